@@ -75,7 +75,7 @@ def facts(config: Config, found: Mapping[str, Inspected], *, is_here: bool) -> d
         "drafters": {
             name: _place(config, name) + _rollout(config, name) for name in config.drafters
         },
-        "refused": [*registry.refusals(registry.refused(config.drafters) if is_here else {})],
+        "refused": [*registry.refusals(registry.refused_here(config.drafters) if is_here else {})],
         "access": [*access_lines(config)],
         "tasks": {task: [*config.drafters_of(task)] for task in config.tasks or ("default",)},
     }

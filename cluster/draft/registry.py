@@ -103,8 +103,8 @@ _LOOK_UPS = frozenset(
     {"prompt_lookup", "suffix", "ngram_cache", "prediction", "token_recycling", "lookahead"}
 )
 _NO_NATIVE_CODE = (
-    "look-ups draft by native code, and there is none here: install a C++ compiler (Debian, "
-    "Ubuntu: apt install g++) or the wheel for this platform, and do not set DRAFTHOUSE_NATIVE=0"
+    "look-ups need native code: install a C++ compiler (on Debian and Ubuntu: apt install g++) or "
+    "the wheel for this platform, or unset DRAFTHOUSE_NATIVE=0"
 )
 # What replaces kinds that are gone.
 REMOVED: Mapping[str, str] = MappingProxyType(
@@ -144,7 +144,7 @@ def why_refused(kind: str) -> str:
     return _NO_NATIVE_CODE if kind in _LOOK_UPS and not lookups.is_available() else ""
 
 
-def refused(drafters: Mapping[str, DrafterConfig]) -> dict[str, str]:
+def refused_here(drafters: Mapping[str, DrafterConfig]) -> dict[str, str]:
     """Those of these drafters that cannot draft in this process, with the reason; a cascade for any
     of its stages."""
     return {

@@ -261,7 +261,7 @@ def test_check_prints_the_plan(
     plan = run("check", config_file, "--set", "coordinator.replicas=2")
     assert "the 2 coordinators share 64 running and 256 queued requests" in plan
     monkeypatch.setattr(lookups, "is_available", lambda: False)
-    assert "\ndrafter lookup is refused: look-ups draft by native code" in run("check", config_file)
+    assert "\ndrafter lookup is refused: look-ups need native code" in run("check", config_file)
 
 
 def test_the_version_is_the_installed_one(capsys: pytest.CaptureFixture[str]) -> None:

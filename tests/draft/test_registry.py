@@ -159,7 +159,7 @@ def test_checking_and_count_based_drafting_need_no_torch() -> None:
 
 def test_a_look_up_without_native_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookups, "is_available", lambda: False)
-    with pytest.raises(ConfigError, match=r"look-ups draft by native code.*apt install g") as found:
+    with pytest.raises(ConfigError, match=r"look-ups need native code: .*apt install g") as found:
         create("x", DrafterConfig(kind="suffix"), CONTEXT)
     assert found.value.param == "drafters.x.kind"
 
