@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from cluster.models.weights import GROUPED
 from cluster.records import record
 
-GROUPS = (16, 32, 64, 128)
+GROUPS = (32, 16)
 
 
 @record
@@ -41,7 +41,7 @@ class GroupedWeight:
         if self.bits not in (4, 8) or self.group not in GROUPS or num_inputs % self.group:
             raise ValueError(
                 f"no weights of {self.bits} bits in groups of {self.group} for {num_inputs} "
-                "inputs: 4 or 8 bits, groups of 16, 32, 64 or 128 that divide the inputs"
+                "inputs: 4 or 8 bits, groups of 16 or 32 that divide the inputs"
             )
         expected = (num_outputs, num_inputs // self.group)
         for each in (self.scale, self.minimum):
@@ -81,12 +81,10 @@ def stacked(weights: Sequence[GroupedWeight]) -> GroupedWeight:
     return GroupedWeight(bits, group, torch.cat(integers), torch.cat(scales), minimum)
 
 
-def in_four_bits(weight: torch.Tensor, group: int = 32) -> GroupedWeight | None:
-    """The nearest such weight of four bits to float32 or bfloat16 [out, in].
-
-    group: at most; a smaller one where that does not divide the inputs, None where none does.
-    """
-    grouped = _in_groups(weight, group)
+def in_four_bits(weight: torch.Tensor) -> GroupedWeight | None:
+    """The nearest such weight of four bits to float32 or bfloat16 [out, in], in groups of 32 inputs
+    or of 16; None where neither divides the inputs."""
+    grouped = _in_groups(weight)
     if grouped is None:
         return None
     least, most = grouped.aminmax(dim=2)
@@ -97,9 +95,9 @@ def in_four_bits(weight: torch.Tensor, group: int = 32) -> GroupedWeight | None:
     return GroupedWeight(4, grouped.shape[2], q.to(torch.uint8).view(weight.shape), scale, minimum)
 
 
-def in_eight_bits(weight: torch.Tensor, group: int = 32) -> GroupedWeight | None:
+def in_eight_bits(weight: torch.Tensor) -> GroupedWeight | None:
     """The nearest such weight of eight bits, without minimums; as `in_four_bits`."""
-    grouped = _in_groups(weight, group)
+    grouped = _in_groups(weight)
     if grouped is None:
         return None
     scale = (grouped.abs().amax(dim=2) / 127.0).half()
@@ -107,9 +105,9 @@ def in_eight_bits(weight: torch.Tensor, group: int = 32) -> GroupedWeight | None
     return GroupedWeight(8, grouped.shape[2], q.to(torch.int8).view(weight.shape), scale, None)
 
 
-def _in_groups(weight: torch.Tensor, group: int) -> torch.Tensor | None:
-    """float32 [out, groups, inputs of one], of at most `group` inputs; None where none divides."""
-    group = max((g for g in GROUPS if g <= group and weight.shape[1] % g == 0), default=0)
+def _in_groups(weight: torch.Tensor) -> torch.Tensor | None:
+    """float32 [out, groups, inputs of one]; None where no group divides the inputs."""
+    group = next((size for size in GROUPS if weight.shape[1] % size == 0), 0)
     return weight.detach().float().reshape(len(weight), -1, group) if group else None
 
 

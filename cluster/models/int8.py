@@ -64,15 +64,15 @@ def load_int8(folder: Path) -> dict[str, torch.Tensor] | None:
     return state
 
 
-def int8_groups(folder: Path, group: int = 32) -> dict[str, GroupedWeight]:
-    """The matrices in `folder` by their layers' names, as far as groups divide their inputs.
+def int8_groups(folder: Path) -> dict[str, GroupedWeight]:
+    """The matrices in `folder` by their layers' names, as far as groups of 32 divide their inputs.
 
     Their scales are rounded to float16."""
     packed = load_file(folder / INT8)
     found: dict[str, GroupedWeight] = {}
     for name, q in packed.items():
-        if q.dtype == torch.int8 and q.shape[1] % group == 0:
-            scale = packed[name + _SCALE].half()[:, None].expand(-1, q.shape[1] // group)
+        if q.dtype == torch.int8 and q.shape[1] % 32 == 0:
+            scale = packed[name + _SCALE].half()[:, None].expand(-1, q.shape[1] // 32)
             layer = name.removesuffix(".weight")
-            found[layer] = GroupedWeight(8, group, q, scale.contiguous(), None)
+            found[layer] = GroupedWeight(8, 32, q, scale.contiguous(), None)
     return found

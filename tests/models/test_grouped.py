@@ -12,7 +12,7 @@ from tests.support.models.grouped_weights import grouped_weight
 def test_weights_stacked_stand_for_the_same_numbers() -> None:
     parts = [
         grouped_weight(8, 64, 4, 32),
-        grouped_weight(4, 64, 4, 64, has_minimum=False),
+        grouped_weight(4, 64, 4, 32, has_minimum=False),
         grouped_weight(6, 64, 8, 16, has_minimum=False),
     ]
     for chosen in (parts[:1], parts[:2], parts):
@@ -32,11 +32,11 @@ def test_sizes_that_do_not_fit_are_refused(bits: int, inputs: int, group: int) -
         GroupedWeight(4, 32, torch.zeros(4, 64, dtype=torch.uint8), torch.ones(4, 3).half(), None)
 
 
-@pytest.mark.parametrize("group", [32, 64, 128])
-def test_a_weight_of_four_bits_is_off_by_half_a_step_at_most(group: int) -> None:
-    given = torch.randn(5, 384) * torch.logspace(-3, 1, 5)[:, None]
+@pytest.mark.parametrize(("inputs", "group"), [(384, 32), (400, 16)])
+def test_a_weight_of_four_bits_is_off_by_half_a_step_at_most(inputs: int, group: int) -> None:
+    given = torch.randn(5, inputs) * torch.logspace(-3, 1, 5)[:, None]
     given[1, :64], given[2, :64] = 0.25, 0.0
-    found = in_four_bits(given, group)
+    found = in_four_bits(given)
     assert found is not None
     assert (found.bits, found.group) == (4, group)
     grouped = given.view(5, -1, group)
@@ -45,10 +45,4 @@ def test_a_weight_of_four_bits_is_off_by_half_a_step_at_most(group: int) -> None
     allowed = 0.5 * steps + 2.0**-10 * grouped.abs().amax(dim=2) + 1e-6
     error = (found.dequantized() - given).view(5, -1, group).abs().amax(dim=2)
     assert (error <= allowed).all()
-
-
-def test_groups_are_no_larger_than_what_divides_the_inputs() -> None:
-    found = in_four_bits(torch.randn(2, 576), 128)
-    assert found is not None
-    assert found.group == 64
-    assert in_four_bits(torch.randn(2, 40), 128) is None
+    assert in_four_bits(torch.randn(2, 40)) is None

@@ -141,7 +141,7 @@ class Kernels:
         """The weight -> uint8[bytes], as groups.h has it."""
         num_outputs, num_inputs = weight.shape
         num_blocks, num_units = -(-num_outputs // _OUTPUTS), -(-num_inputs // _UNIT)
-        halves = max(_UNIT // weight.group, 1)
+        halves = _UNIT // weight.group
 
         def by_block(tensor: torch.Tensor, width: int) -> torch.Tensor:
             missing = (num_units * width - tensor.shape[1], num_blocks * _OUTPUTS - num_outputs)
@@ -149,12 +149,7 @@ class Kernels:
             return padded.view(num_blocks, _OUTPUTS, num_units, width)
 
         scales = [weight.scale] if weight.minimum is None else [weight.scale, weight.minimum]
-        parts = [
-            by_block(each.repeat_interleave(weight.group * halves // _UNIT, dim=1), halves)
-            .permute(0, 2, 3, 1)
-            .contiguous()
-            for each in scales
-        ]
+        parts = [by_block(each, halves).permute(0, 2, 3, 1).contiguous() for each in scales]
         integers = by_block(weight.q, _UNIT).view(num_blocks, _OUTPUTS, num_units, -1, 4)
         integers = integers.permute(0, 2, 3, 1, 4)
         if weight.bits == 4:

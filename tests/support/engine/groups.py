@@ -18,7 +18,7 @@ def differing(kernels: Kernels, products: str) -> list[str]:
     70 rows of all sizes, extreme weights, inputs and scales."""
     torch.manual_seed(0)
     found: list[str] = []
-    for bits, group, has_minimum in product((4, 8), (16, 32, 64), (True, False)):
+    for bits, group, has_minimum in product((4, 8), (16, 32), (True, False)):
         for outputs, inputs in _SHAPES:
             if inputs % group:
                 continue
@@ -33,9 +33,8 @@ def differing(kernels: Kernels, products: str) -> list[str]:
             kernels.choose_products(products)
             for count in _ROW_COUNTS:
                 given = rows[:count].contiguous()
-                if not torch.equal(
-                    kernels.linear(given, packed, bias, outputs, Format.GROUPS), expected[:count]
-                ):
+                got = kernels.linear(given, packed, bias, outputs, Format.GROUPS)
+                if not torch.equal(got.view(torch.int32), expected[:count].view(torch.int32)):
                     name = f"{bits} bits in {group}s, minimum {has_minimum}"
                     found.append(f"{name}, {outputs} x {inputs}, {count} rows")
     return found

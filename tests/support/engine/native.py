@@ -9,10 +9,6 @@ from cluster.engine.cpu.packed_linear import PackedLinear
 from cluster.engine.engine import Engine
 
 needs_native = pytest.mark.skipif(load() is None, reason="needs a C++ compiler")
-needs_bfloat16 = pytest.mark.skipif(
-    not getattr(load(), "multiplies_bf16", False),
-    reason="needs a processor that multiplies bfloat16, and a C++ compiler",
-)
 
 
 def formats(engine: Engine) -> set[Format]:

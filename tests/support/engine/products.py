@@ -43,7 +43,6 @@ KINDS: dict[str, Callable[[Kernels, int, int], Packed]] = {
             (8, 16, True),
             (4, 16, True),
             (8, 16, False),
-            (4, 128, True),
         )
     },
 }
