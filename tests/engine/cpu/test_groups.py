@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from cluster.engine.cpu.kernels import Format, Kernels
 from cluster.engine.cpu.narrow import multiply_in_groups
 from cluster.engine.cpu.packed_linear import PackedLinear
 from cluster.errors import ConfigError
+from tests.support.choices import absent
 from tests.support.engine import groups
 from tests.support.models.grouped_weights import grouped_weight
 
@@ -61,16 +62,38 @@ def test_products_of_other_x86_processors_are_those_of_plain_c_to_the_bit(
     assert groups.differing(spelled, products) == []
 
 
-def test_products_of_arm_are_those_of_plain_c_to_the_bit(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def on_arm(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], tuple[int, bytes]]:
+    """Runs tests/native/groups.cpp on a processor of that name with our libraries for aarch64."""
     compiler, machine = shutil.which("aarch64-linux-gnu-g++"), shutil.which("qemu-aarch64")
     if compiler is None or machine is None:
-        pytest.skip("needs g++-aarch64-linux-gnu and qemu-user")
-    folder, test = Path(native.__file__).parent, Path(__file__).parents[2] / "native" / "groups.cpp"
-    sources = [test, folder / "groups_c.cpp", folder / "groups_neon.cpp"]
-    command = [compiler, "-std=c++17", "-O2", "-ffp-contract=fast", "-static", f"-I{folder}"]
-    subprocess.run([*command, "-o", tmp_path / "test", *sources], check=True, timeout=300)
-    done = subprocess.run([machine, "-cpu", "max", tmp_path / "test"], capture_output=True)
-    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, [b"512 cases, 0 differ"])
+        absent("needs g++-aarch64-linux-gnu and qemu-user")
+    folder, package = tmp_path_factory.mktemp("arm"), Path(cpp.__file__).parent
+    sources = ("draft/native", "engine/cpu", "spec/native")
+    for each in sources:
+        ignored = shutil.ignore_patterns("ahead", "__pycache__")
+        shutil.copytree(package / each, folder / each, ignore=ignored)
+    libraries = list(cpp.compile_ahead(folder, machine="aarch64"))
+    assert len(libraries) == len(sources)
+    test = Path(__file__).parents[2] / "native" / "groups.cpp"
+    command = [compiler, "-std=c++17", "-O2", f"-I{folder / 'engine/cpu'}", "-o", folder / "test"]
+    subprocess.run([*command, test, "-ldl"], check=True, timeout=300)
+
+    def run(processor: str, products: str) -> tuple[int, bytes]:
+        emulated = [machine, "-L", "/usr/aarch64-linux-gnu", "-cpu", processor]
+        command = [*emulated, folder / "test", products, *libraries]
+        done = subprocess.run(command, capture_output=True, timeout=300)
+        return done.returncode, done.stdout.splitlines()[-1]
+
+    return run
+
+
+@pytest.mark.parametrize(("processor", "products"), [("max", "dotprod"), ("cortex-a57", "c")])
+def test_products_of_arm_are_those_of_plain_c_to_the_bit(
+    on_arm: Callable[[str, str], tuple[int, bytes]], processor: str, products: str
+) -> None:
+    """By the libraries of the wheel, also where a processor has no dot products."""
+    assert on_arm(processor, products) == (0, b"512 cases, 0 differ")
 
 
 def test_where_a_product_is_wrong_weights_stay_widened(
