@@ -140,6 +140,24 @@ def load(folder: Path, structures: Mapping[str, type[ctypes.Structure]]) -> Nati
     return Native(library, path.stem.removeprefix("native-"))
 
 
+def check() -> None:
+    """Warn, in one line for the process, where no native code is at hand and none can be compiled.
+
+    Raises ConfigError for a `mode` that there is not."""
+    if mode() == "0":
+        return
+    try:
+        if not all(map(_ahead, _folders(Path(__file__).parent))):
+            _compiler()
+    except OSError as error:
+        log.warning(
+            "decoding on a CPU, looking drafts up and merging their trees are slow here: no native "
+            "code was compiled ahead for this processor, and %s",
+            error,
+        )
+        log.setLevel(logging.WARNING)  # else `load` says it again for each folder
+
+
 def mode() -> str:
     """Return what DRAFTHOUSE_NATIVE says; raises ConfigError for a value that means nothing."""
     found = os.environ.get(_VARIABLE) or "1"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from cluster.config.doors import ROLES
 from cluster.config.schema import Config, EngineConfig
-from cluster.cpp import mode as native_mode
+from cluster.cpp import check as check_native
 from cluster.draft import registry
 from cluster.draft.intersection import intersection, tokenizers
 from cluster.draft.options import HEAD_KINDS, EarlyExitOptions, LayerSkipOptions
@@ -126,7 +126,7 @@ def check_settings(config: Config, *, is_here: bool) -> None:
     if is_here or Path(config.access.keys_file).is_file():
         check_access(config)
     if is_here:
-        native_mode()
+        check_native()
         if (files := config.tls.files()) is not None:
             files.load()
         for role in ROLES:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import platform
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from cluster import cpp
 from cluster.engine.cpu import kernels
 from cluster.errors import ConfigError
 from cluster.spec.native import trees
-from tests.conftest import python
+from tests.conftest import REPOSITORY, python
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 needs_x86 = pytest.mark.skipif(
@@ -246,3 +248,50 @@ def test_another_machine_needs_a_compiler_of_its_own(
     monkeypatch.setattr(cpp.shutil, "which", lambda name: None if "gnu" in name else name)
     with pytest.raises(OSError, match=rf"no C\+\+ compiler \({other}-linux-gnu-g\+\+\)$"):
         list(cpp.compile_ahead(tmp_path, machine=other))
+
+
+@pytest.mark.parametrize(
+    ("has_compiler", "has_library", "mode", "is_slow"),
+    [
+        (False, False, "1", True),
+        (False, False, "avx2", True),
+        (False, False, "0", False),
+        (True, False, "1", False),
+        (False, True, "1", False),
+    ],
+)
+def test_a_warning_says_what_is_slow_where_no_native_code_can_be_had(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    has_compiler: bool,
+    has_library: bool,
+    mode: str,
+    is_slow: bool,
+) -> None:
+    monkeypatch.setattr(cpp, "log", logging.getLogger("cluster.cpp.tested"))
+    monkeypatch.setattr(cpp.shutil, "which", lambda name: name if has_compiler else None)
+    monkeypatch.setattr(cpp, "_ahead", lambda folder: folder if has_library else None)
+    monkeypatch.setenv("DRAFTHOUSE_NATIVE", mode)
+    cpp.check()
+    assert len(caplog.records) == is_slow
+    for record in caplog.records:
+        assert record.levelno == logging.WARNING
+        assert record.message.startswith("decoding on a CPU, looking drafts up and merging")
+        assert record.message.endswith("apt install g++")
+
+
+def test_check_says_it_in_one_line(tmp_path: Path) -> None:
+    """Not once more for each folder that it would load."""
+    if list((REPOSITORY / "cluster").rglob("ahead")):
+        pytest.skip("this checkout has native code that was compiled ahead")
+    done = subprocess.run(
+        [sys.executable, "-m", "deployments.cli", "check", "configs/tiny.yaml"],
+        cwd=REPOSITORY,
+        env={**os.environ, "PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("WARNING cluster.cpp: decoding on a CPU")
