@@ -151,8 +151,8 @@ def check() -> None:
             _compiler()
     except OSError as error:
         log.warning(
-            "decoding on a CPU, looking drafts up and merging their trees are slow here: no native "
-            "code was compiled ahead for this processor, and %s",
+            "decoding on a CPU and merging drafts are slow here, and look-ups do not draft: no "
+            "native code was compiled ahead for this processor, and %s",
             error,
         )
         log.setLevel(logging.WARNING)  # else `load` says it again for each folder
