@@ -31,7 +31,7 @@ _COMPILERS = ("g++", "clang++", "c++")
 _OPTIONS = (
     "-std=c++17",
     "-O2",
-    "-ffp-contract=fast",
+    "-ffp-contract=off",
     "-fno-exceptions",
     "-fno-rtti",
     "-fPIC",

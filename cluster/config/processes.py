@@ -100,7 +100,8 @@ class EngineConfig:
     """The attention implementation (sdpa, native or triton); auto = the best one for the device."""
     reproducible: bool = False
     """Give the same text to the last bit with speculation on or off, in any batch, and on every
-    replica with the same type of processor. Only on a CPU with a C++ compiler."""
+    replica: on any type of processor where our kernels compute the whole model, else on the same
+    one (docs/exactness.md). Only on a CPU with a C++ compiler."""
     compile: bool = False
     """Compile the forward pass with torch at load: quicker steps of small and medium models. First
     loads take a minute longer, later ones some seconds. Only on a CPU with a C++ compiler."""

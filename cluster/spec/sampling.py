@@ -201,9 +201,11 @@ def _masses(scaled: torch.Tensor) -> torch.Tensor:
     """Return exp(scaled) in units of 1 / _MASS_UNITS: int64 of the same shape.
 
     Sums of integers do not depend on their order, so the border of a nucleus is the same for every
-    algorithm, batch and device.
+    algorithm, batch and device.  On a CPU a mass is the float32 next to the exponential: torch's
+    own is one of those beside it, as the processor has it.
     """
-    return scaled.exp().mul_(_MASS_UNITS).long()
+    exact = scaled.double().exp_().float() if scaled.device.type == "cpu" else scaled.exp()
+    return exact.mul_(_MASS_UNITS).long()
 
 
 def probabilities(logits: torch.Tensor, laws: RowLaws) -> torch.Tensor:

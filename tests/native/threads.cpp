@@ -46,7 +46,7 @@ std::vector<float> attended(unsigned seed, int num_threads) {
     const Attention call = {query.data(), HEAD_DIM, NUM_HEADS * HEAD_DIM, cache.data(), 1, NUM_HEADS, HEAD_DIM,
                             slots.data(), row_slots.data(), contexts.data(), zeros.data(), zeros.data(), tasks.data(),
                             output.data(), nullptr, 0.125f, 0.0f, 0};
-    attend(&call, NUM_ROWS, 0, num_threads);
+    attend(&call, NUM_ROWS, false, false, num_threads);
     return output;
 }
 

@@ -52,17 +52,18 @@ INLINE float weigh(const Attention &call, float *scores, Item<cache> *weights, R
     }
     const float seen = maximum_of(highest), former = running.maximum;
     const float maximum = seen > former ? seen : former;
-    vfloat sum = {};
+    vfloat sums[PARTS] = {};
+#pragma GCC unroll 16
     for (int j = 0; j < CHUNK; j += LANES) {
         const vfloat score = *(const vfloat *)(scores + j);
         const vfloat power = score == splat(-INFINITY) ? vfloat{} : exp_of(score - splat(maximum));
         *(vfloat *)(scores + j) = power;
-        sum += power;
+        sums[j / LANES % PARTS] += power;
     }
     if constexpr (cache == BF16_PAIRS) round_to_bf16(scores, reinterpret_cast<uint16_t *>(weights), CHUNK);
     else memcpy(weights, scores, CHUNK * 4);
     const float shrunk = former == maximum ? 1.0f : former == -INFINITY ? 0.0f : exp_of(former - maximum);
-    running = {maximum, running.sum * shrunk + sum_of(sum)};
+    running = {maximum, fma_of(running.sum, shrunk, sum_of(sums))};
     return shrunk;
 }
 
@@ -119,7 +120,7 @@ class Task {
             if (call.sinks) { /* one more logit, without a value */
                 const float sink = call.sinks[head + q % sharing], maximum = fmaxf(sink, running[q].maximum);
                 factor = exp_of(running[q].maximum - maximum);
-                sum = sum * factor + exp_of(sink - maximum);
+                sum = fma_of(sum, factor, exp_of(sink - maximum));
             }
             for (long d = 0; d < head_dim; d += LANES) *(vfloat *)(output_of(q) + d) *= splat(factor / sum);
         }
@@ -172,8 +173,10 @@ class Task {
         multiply(weights, count, ITEMS, used, packed.values, head_dim, head_dim, sums);
         for (int i = 0; i < count; i++) {
             float *output = output_of(first + i);
-            for (long d = 0; d < head_dim; d += LANES)
-                *(vfloat *)(output + d) = *(vfloat *)(output + d) * splat(shrunk[i]) + *(vfloat *)(sums + i * head_dim + d);
+            for (long d = 0; d < head_dim; d += LANES) {
+                vfloat &sum = *(vfloat *)(output + d);
+                sum = fma_of(sum, splat(shrunk[i]), *(vfloat *)(sums + i * head_dim + d));
+            }
         }
     }
 
@@ -208,9 +211,9 @@ void do_task(void *argument, long number) {
 
 }  // namespace
 
-void attend(const Attention *call, long num_tasks, int is_bf16, int num_threads) {
+void attend(const Attention *call, long num_tasks, bool is_bf16, bool may_round, int num_threads) {
     void *argument = const_cast<Attention *>(call);
-    const bool takes_pairs = MULTIPLIES_BF16 && call->head_dim % (2 * LANES) == 0;
+    const bool takes_pairs = may_round && MULTIPLIES_BF16 && call->head_dim % (2 * LANES) == 0;
     const auto task = !is_bf16 ? do_task<FLOATS> : takes_pairs ? do_task<BF16_PAIRS> : do_task<BF16S>;
     run_blocks(task, argument, num_tasks * call->num_kv_heads, num_threads);
 }
@@ -226,5 +229,5 @@ extern "C" void attention(const float *query, long query_head_stride, long query
     Attention call = {query, query_head_stride, query_row_stride, cache, num_kv_heads, num_heads, head_dim,
                       path_slots, row_slots, row_contexts, row_paths, row_path_lens, task_rows,
                       output, sinks, scaling, softcap, window};
-    attend(&call, num_tasks, is_bf16, num_threads);
+    attend(&call, num_tasks, is_bf16, true, num_threads);
 }

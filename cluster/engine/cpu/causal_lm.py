@@ -11,12 +11,13 @@ import logging
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from cluster.engine.attention.cpu import NativePlan
 from cluster.engine.attention.seam import AttentionStep
 from cluster.engine.cpu.comparison import Comparison, is_close
 from cluster.engine.cpu.decoder_layer import NativeLayer
-from cluster.engine.cpu.kernels import Kernels
+from cluster.engine.cpu.kernels import Kernels, Rotations
 from cluster.engine.cpu.layers import NativeRMSNorm
 from cluster.engine.cpu.packed_linear import PackedLinear
 from cluster.engine.cpu.structures import GrowingModel, Rows, Weights
@@ -36,42 +37,46 @@ _CACHE_DTYPES = (torch.float32, torch.bfloat16)
 _BASE_CHILDREN = {"embed_tokens", "layers", "norm", "rotary_emb"}
 
 
-# Cosines and sines, [1, rows, head_dim] each.
-Rotations = tuple[torch.Tensor, torch.Tensor]
+class _ExactPowers(TorchFunctionMode):
+    """Powers by double precision: torch's own last bit depends on the processor."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.__rpow__:
+            return func(args[0].double(), args[1]).float()
+        return func(*args, **(kwargs or {}))
 
 
 class _Rotations:
     """A model's cosines and sines for each position, looked up in a table where they depend on
-    nothing else."""
+    nothing else; its bits are the same on every processor."""
 
     # Those whose frequencies never change; others look at how long the text is.
     _FIXED = frozenset({"default", "linear", "llama3", "yarn"})
     _FIRST_LEN = 1024
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, kernels: Kernels) -> None:
         self._module = module
-        self._is_fixed = getattr(module, "rope_type", None) in self._FIXED
+        self._kernels = kernels
         self._table: Rotations | None = None
+        self.is_fixed = getattr(module, "rope_type", None) in self._FIXED
+        if self.is_fixed:
+            with _ExactPowers():
+                self._frequencies: torch.Tensor = type(module)(module.config).inv_freq
 
     def __call__(self, hidden: torch.Tensor, positions: torch.Tensor, end: int) -> Rotations:
         """Those of int64[rows] positions below `end`."""
-        if not self._is_fixed:
+        if not self.is_fixed:
             cosines, sines = self._module(hidden, position_ids=positions.unsqueeze(0))
             return cosines, sines
-        cosines, sines = self.table(hidden, end)
+        cosines, sines = self.table(end)
         return cosines.index_select(1, positions), sines.index_select(1, positions)
 
-    @property
-    def is_fixed(self) -> bool:
-        return self._is_fixed
-
-    def table(self, hidden: torch.Tensor, end: int) -> Rotations:
+    def table(self, end: int) -> Rotations:
         """Those of all positions below `end`, and more, where they are fixed."""
         table = self._table
         if table is None or table[0].shape[1] < end:
-            length = max(2 * end, self._FIRST_LEN)
-            table = self._module(hidden, position_ids=torch.arange(length).unsqueeze(0))
-            self._table = table
+            length, scaling = max(2 * end, self._FIRST_LEN), self._module.attention_scaling
+            table = self._table = self._kernels.rotations(self._frequencies, length, scaling)
         return table
 
 
@@ -85,7 +90,7 @@ class NativeForward:
         self.kernels = kernels
         self._layers = layers  # own what the addresses below are of
         self._embedding: torch.Tensor = base.embed_tokens.weight
-        self._rotations = _Rotations(base.rotary_emb)
+        self._rotations = _Rotations(base.rotary_emb, kernels)
         self._norm: NativeRMSNorm = base.norm
         self._output: PackedLinear = module.lm_head
         self._row_size = max(layer.row_size for layer in layers)
@@ -146,7 +151,7 @@ class NativeForward:
     def growing_model(self, end: int, max_context_len: int) -> tuple[GrowingModel, Rotations]:
         """The model as native growth takes it, for positions below `end` and more; it refers to the
         rotations, which have to live as long."""
-        rotations = self._rotations.table(self._embedding[:1].float().unsqueeze(0), end)
+        rotations = self._rotations.table(end)
         cosines, sines = rotations
         bias, cache = self._output.float_bias, self._cache
         model = GrowingModel(

@@ -151,7 +151,7 @@ INLINE void multiply_block(const Item<cache> *rows, long row_size, long depth, c
                 if constexpr (cache == BF16_PAIRS)
                     each[r][v] = add_products(each[r][v], rows[r * row_size + k] - vuint{}, columns[v]);
                 else
-                    each[r][v] += splat(rows[r * row_size + k]) * (vfloat)columns[v];
+                    each[r][v] = fma_of(splat(rows[r * row_size + k]), (vfloat)columns[v], each[r][v]);
     }
 #pragma GCC unroll 4
     for (int r = 0; r < num_rows; r++)

@@ -42,14 +42,15 @@ void rotate(const float *from, float *to, const float *cosines, const float *sin
     const long half = head_dim / 2;
     long i = 0;
     for (; i + LANES <= half; i += LANES) {
-        const vfloat low = *(const vfloat *)(from + i), high = *(const vfloat *)(from + half + i);
-        *(vfloat *)(to + i) = low * *(const vfloat *)(cosines + i) - high * *(const vfloat *)(sines + i);
-        *(vfloat *)(to + half + i) = high * *(const vfloat *)(cosines + half + i) + low * *(const vfloat *)(sines + half + i);
+        const auto at = [i](const float *place) -> const vfloat & { return *(const vfloat *)(place + i); };
+        const vfloat low = at(from), high = at(from + half);
+        *(vfloat *)(to + i) = fma_of(-high, at(sines), low * at(cosines));
+        *(vfloat *)(to + half + i) = fma_of(low, at(sines + half), high * at(cosines + half));
     }
     for (; i < half; i++) {
         const float low = from[i], high = from[half + i];
-        to[i] = low * cosines[i] - high * sines[i];
-        to[half + i] = high * cosines[half + i] + low * sines[half + i];
+        to[i] = fma_of(-high, sines[i], low * cosines[i]);
+        to[half + i] = fma_of(low, sines[half + i], high * cosines[half + i]);
     }
 }
 
@@ -109,7 +110,8 @@ extern "C" void decoder_layer(const DecoderLayer *layer_, const Rows *rows_, voi
     const Attention call = {parts.qkv, layer.head_dim, width, cache, layer.num_kv_heads, layer.num_heads, layer.head_dim,
                             rows.path_slots, rows.row_slots, rows.row_contexts, rows.row_paths, rows.row_path_lens,
                             rows.task_rows, parts.attended, nullptr, layer.scaling, 0.0f, window};
-    attend(&call, rows.num_tasks, rows.cache_is_bf16, num_threads);
+    /* As the products round: what has the same bits on every processor keeps to them here. */
+    attend(&call, rows.num_tasks, rows.cache_is_bf16, layer.qkv_format == BF16_PRODUCTS, num_threads);
     memset(parts.attended + rows.num_seen * heads, 0, (num_rows - rows.num_seen) * heads * 4);
     linear(parts.attended, parts.panels, layer.out, layer.out_bias, parts.normed, num_rows, heads, size, layer.out_format,
            num_threads);

@@ -41,9 +41,9 @@ struct Draw {
 
 /* The products of the lower 32 bits of each lane. */
 INLINE vlong multiply(vlong a, uint32_t b) {
-#if defined(__AVX512F__)
+#if defined(HAS_ZMM)
     return (vlong)_mm512_mul_epu32((__m512i)a, _mm512_set1_epi64(b));
-#elif defined(__AVX2__)
+#elif defined(HAS_YMM) && defined(__AVX2__)
     return (vlong)_mm256_mul_epu32((__m256i)a, _mm256_set1_epi64x(b));
 #else
     return (a & (uint64_t)0xffffffffu) * (uint64_t)b;
@@ -89,17 +89,18 @@ INLINE vfloat log_of(vfloat x) {
     part = part - splat(1.0f) + (vfloat)((vint)part & is_low);
     const vfloat square = part * part;
     vfloat sum = splat(7.0376836292e-2f);
-    sum = sum * part - splat(1.1514610310e-1f);
-    sum = sum * part + splat(1.1676998740e-1f);
-    sum = sum * part - splat(1.2420140846e-1f);
-    sum = sum * part + splat(1.4249322787e-1f);
-    sum = sum * part - splat(1.6668057665e-1f);
-    sum = sum * part + splat(2.0000714765e-1f);
-    sum = sum * part - splat(2.4999993993e-1f);
-    sum = sum * part + splat(3.3333331174e-1f);
+    sum = fma_of(sum, part, splat(-1.1514610310e-1f));
+    sum = fma_of(sum, part, splat(1.1676998740e-1f));
+    sum = fma_of(sum, part, splat(-1.2420140846e-1f));
+    sum = fma_of(sum, part, splat(1.4249322787e-1f));
+    sum = fma_of(sum, part, splat(-1.6668057665e-1f));
+    sum = fma_of(sum, part, splat(2.0000714765e-1f));
+    sum = fma_of(sum, part, splat(-2.4999993993e-1f));
+    sum = fma_of(sum, part, splat(3.3333331174e-1f));
     const vfloat whole = __builtin_convertvector(exponent, vfloat);
-    sum = sum * part * square + whole * splat(-2.12194440e-4f) - square * splat(0.5f);
-    return part + sum + whole * splat(0.693359375f);
+    sum = fma_of(whole, splat(-2.12194440e-4f), sum * part * square);
+    sum = fma_of(square, splat(-0.5f), sum);
+    return fma_of(whole, splat(0.693359375f), part + sum);
 }
 
 /* -log(-log1p(-U)), U = (word + 0.5) / 2^32. */

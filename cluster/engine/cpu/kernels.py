@@ -30,6 +30,8 @@ from cluster.records import record
 _HEADER_BYTES, _OUTPUTS, _UNIT = 64, 16, 32
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
+# Cosines and sines, [1, rows, head_dim] each.
+Rotations = tuple[torch.Tensor, torch.Tensor]
 _SIGNATURES: Signatures = {
     "linear": (None, [*[_POINTER] * 5, *[_LONG] * 3, *[_INT] * 2]),
     "linear_block": (_LONG, []),
@@ -55,6 +57,7 @@ _SIGNATURES: Signatures = {
     ),
     "rms_norm": (None, [*[_POINTER] * 3, _LONG, _LONG, _FLOAT]),
     "silu_product": (None, [_POINTER, _POINTER, _LONG, _LONG]),
+    "rotations": (None, [_POINTER, _LONG, _LONG, _FLOAT, _POINTER, _POINTER]),
     "decoder_layer": (None, [*[_POINTER] * 3, _LONG, *[_POINTER] * 2, _INT]),
     "decoder_layers": (None, [*[_POINTER] * 4, _LONG, _POINTER, _INT]),
     "decoder_layer_scratch": (ctypes.c_int64, [_POINTER, ctypes.c_int64]),
@@ -247,6 +250,15 @@ class Kernels:
         output = torch.empty((*rows.shape[:-1], size), dtype=torch.float32)
         self._library.silu_product(rows.data_ptr(), output.data_ptr(), output.numel() // size, size)
         return output
+
+    def rotations(self, frequencies: torch.Tensor, length: int, scaling: float) -> Rotations:
+        """Those of the positions below `length`: frequencies float32[head_dim / 2]."""
+        count = len(frequencies)
+        cosines, sines = torch.empty(2, 1, length, 2 * count, dtype=torch.float32)
+        self._library.rotations(
+            frequencies.data_ptr(), count, length, scaling, cosines.data_ptr(), sines.data_ptr()
+        )
+        return cosines, sines
 
     def decoder_layer(
         self,

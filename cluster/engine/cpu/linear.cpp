@@ -57,12 +57,14 @@ static void fill_panel(void *argument, long pass) {
             uint32_t *pairs = (uint32_t *)panel + r, buffer[LANES];
             long k = 0;
             for (; k + 2 * LANES <= inputs; k += 2 * LANES) {
-                *(vuint *)buffer = rounded_pairs(x + k);
+                round_to_bf16(x + k, (uint16_t *)buffer, 2 * LANES);
 #pragma GCC unroll 16
                 for (int i = 0; i < LANES; i++, pairs += count) *pairs = buffer[i];
             }
-            for (; k < inputs; k += 2, pairs += count)
-                *pairs = float_to_bf16(x[k]) | (k + 1 < inputs ? (uint32_t)float_to_bf16(x[k + 1]) << 16 : 0);
+            for (; k < inputs; k += 2, pairs += count) {
+                *pairs = 0;
+                round_to_bf16(x + k, (uint16_t *)pairs, k + 1 < inputs ? 2 : 1);
+            }
         } else {
             for (long k = 0; k < inputs; k++) panel[k * count + r] = x[k];
         }
@@ -117,21 +119,23 @@ static __attribute__((noinline)) void tile(const Product *product, long block, l
             for (int r = 0; r < num_rows; r++) {
                 const vfloat each = splat(x[r]);
 #pragma GCC unroll 4
-                for (int v = 0; v < num_vectors; v++) sums[r][v] += each * lower_half(both[v]);
+                for (int v = 0; v < num_vectors; v++) sums[r][v] = fma_of(each, lower_half(both[v]), sums[r][v]);
             }
 #pragma GCC unroll 16
             for (int r = 0; r < num_rows; r++) {
                 const vfloat each = splat(x[num_rows + r]);
 #pragma GCC unroll 4
-                for (int v = 0; v < num_vectors; v++) sums[r][v] += each * upper_half(both[v]);
+                for (int v = 0; v < num_vectors; v++) sums[r][v] = fma_of(each, upper_half(both[v]), sums[r][v]);
             }
         }
         if (inputs % 2)
 #pragma GCC unroll 16
             for (int r = 0; r < num_rows; r++)
 #pragma GCC unroll 4
-                for (int v = 0; v < num_vectors; v++)
-                    sums[r][v] += splat(x[r]) * lower_half(*(const vuint *)(w + v / 2 * strip + v % 2 * LANES));
+                for (int v = 0; v < num_vectors; v++) {
+                    const vuint both = *(const vuint *)(w + v / 2 * strip + v % 2 * LANES);
+                    sums[r][v] = fma_of(splat(x[r]), lower_half(both), sums[r][v]);
+                }
     } else {
         const long strip = inputs * STRIP;
         const float *w = (const float *)product->weight + block * 2 * strip + first / 2 * strip;
@@ -142,7 +146,7 @@ static __attribute__((noinline)) void tile(const Product *product, long block, l
             for (int r = 0; r < num_rows; r++) {
                 const vfloat each = splat(x[r]);
 #pragma GCC unroll 4
-                for (int v = 0; v < num_vectors; v++) sums[r][v] += each * (vfloat)weights[v];
+                for (int v = 0; v < num_vectors; v++) sums[r][v] = fma_of(each, (vfloat)weights[v], sums[r][v]);
             }
         }
     }

@@ -4,8 +4,9 @@ torch's libraries take a model in bfloat16 operation by operation, with a result
 each, and with more time between the products than in them.  Our kernels take a float32 model: so
 the model's numbers are widened, its layers fused and packed, and what is only kept (weights,
 embeddings, cache) becomes bfloat16 again.  Where the processor multiplies bfloat16, rows are
-rounded to it before a product, as they would be in a bfloat16 model; norms, attention and residuals
-stay in float32.  Weights in groups of few bits are multiplied as they are, by rows rounded to 8.
+rounded to it before a product, as they would be in a bfloat16 model; norms and residuals stay in
+float32.  Weights in groups of few bits are multiplied as they are, by rows rounded to 8: no other
+row is rounded in such a model, whose bits are the same on every processor.
 """
 
 from __future__ import annotations

@@ -65,13 +65,15 @@ struct DrawShare {
 /* A product with weights of groups.h.  scratch: as much as the rows take. */
 void multiply_groups(const float *rows, void *scratch, const void *weight, const float *bias, float *output, long num_rows,
                      long num_inputs, long num_outputs, int num_threads);
-void attend(const Attention *call, long num_tasks, int is_bf16, int num_threads);
+/* is_bf16: the cache.  may_round: queries and weights to bfloat16 too, where the processor multiplies it. */
+void attend(const Attention *call, long num_tasks, bool is_bf16, bool may_round, int num_threads);
 
 extern "C" {
 void linear(const float *rows, float *panels, const void *weight, const float *bias, float *output, long num_rows,
             long num_inputs, long num_outputs, int format, int num_threads);
 void rms_norm(const float *rows, const float *weight, float *output, long num_rows, long size, float epsilon);
 void silu_product(const float *rows, float *output, long num_rows, long size);
+void rotations(const float *frequencies, long count, long num_positions, float scaling, float *cosines, float *sines);
 void gumbel_tokens(const uint64_t *seeds, const int64_t *positions, const int64_t *streams, const int64_t *tokens,
                    long num_rows, long width, float *noise);
 void decoder_layers(const DecoderLayer *const *layers, const Rows *rows, void *const *caches, const int64_t *windows,

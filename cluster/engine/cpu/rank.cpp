@@ -20,16 +20,17 @@ enum { MAX_COUNT = 256 };
 double log_total(const float *logits, long size, float most) {
     double total = 0.0;
     long start = 0;
-    vfloat sums = {};
-    for (; start + LANES <= size; start += LANES) {
-        sums += exp_of(*(const vfloat *)(logits + start) - splat(most));
-        if (start % (64 * LANES) == 0) { /* long sums of floats lose what is small */
+    vfloat sums[PARTS] = {};
+    for (; start + SUM_LANES <= size; start += SUM_LANES) {
+#pragma GCC unroll 4
+        for (int p = 0; p < PARTS; p++) sums[p] += exp_of(*(const vfloat *)(logits + start + p * LANES) - splat(most));
+        if (start % (64 * SUM_LANES) == 0) { /* long sums of floats lose what is small */
             total += sum_of(sums);
-            sums = vfloat{};
+            for (vfloat &each : sums) each = vfloat{};
         }
     }
     total += sum_of(sums);
-    for (; start < size; start++) total += std::exp((double)logits[start] - most);
+    for (; start < size; start++) total += exp_of(logits[start] - most);
     return most + std::log(total);
 }
 

@@ -86,6 +86,7 @@ class FewBits:
     def __init__(
         self, module: Any, config: EngineConfig, folder: Path, numbering: Numbering | None
     ) -> None:
+        self._is_reproducible = config.reproducible
         format = wanted_format(folder, config)
         output = module.get_output_embeddings()
         names = {name: layer for name, layer in module.named_modules() if is_packable(layer)}
@@ -109,8 +110,10 @@ class FewBits:
 
     def multiply(self, module: Any, native: Kernels) -> None:
         """Let the packed layers of a widened model multiply with them, all others in bfloat16."""
-        multiply_in_groups(module, native, self._groups)
-        multiply_in_bf16(module, native)
+        num_grouped = multiply_in_groups(module, native, self._groups)
+        # Those of bfloat16 round as the processor does, all others alike on every processor.
+        if not num_grouped and not self._is_reproducible:
+            multiply_in_bf16(module, native)
         keep_in_bf16(module.get_input_embeddings())
 
 

@@ -1,0 +1,127 @@
+"""Texts of models in few bits, which are the same on every processor: see docs/exactness.md.
+
+The demonstration's target in three formats, greedy and seeded, with drafts and without: two hundred
+texts, structured output and calls of tools among them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType
+
+from cluster.config.schema import (
+    Config,
+    CoordinatorConfig,
+    DrafterConfig,
+    EngineConfig,
+    TargetConfig,
+)
+from cluster.core import SamplingParams, SpeculationOptions
+from cluster.local import LLM, Completion
+from cluster.models.gguf import convert
+from tests.support.engine.native import needs_native
+from tests.support.grammar.specs import FOLDER, SPECS
+from tests.support.matrix import DRAFT, PLAIN, strict_call
+from tests.support.models.gguf_files import write_gguf
+
+pytestmark = [needs_native, pytest.mark.usefixtures("tireless_residents")]
+
+# Of the texts of each format, on any machine.
+_DIGESTS = {"Q4_1": "563439868f476b68", "int8": "554b330145b4312e", "int4": "fd79d0d198a9ec7b"}
+_CHANGED = """The texts of {format} are others than those that were committed.
+
+Was a change of numbers meant (other kernels, weights, noise or prompts)? Then put {found!r} there,
+and say in CHANGELOG.md that texts change. Was none? Then something depends on this processor, or on
+a library: tests/engine/cpu/test_same_bits.py says which part of a forward does, if it is one."""
+_LAWS = {
+    "greedy": SamplingParams(temperature=0.0, max_tokens=64),
+    "seeded": SamplingParams(temperature=0.8, max_tokens=64, seed=5),
+}
+# Beside those of the plain law: one text of each.
+_KINDS: tuple[Callable[[SamplingParams], SamplingParams], ...] = (
+    lambda law: replace(law, grammar=SPECS["json_schema"]),
+    lambda law: replace(law, grammar=strict_call()),
+    lambda law: replace(law, repetition_penalty=1.2),
+    lambda law: replace(law, top_p=0.9),
+    lambda law: replace(law, min_p=0.05),
+)
+_NUM_PLAIN = 12
+
+
+@pytest.fixture(scope="module")
+def blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The target as a file of blocks of four bits, as `drafthouse fetch` keeps one."""
+    folder = tmp_path_factory.mktemp("blocks")
+    source, made = folder / "source", folder / "model"
+    shutil.copytree(FOLDER, source)
+    template = json.loads((source / "tokenizer_config.json").read_text())["chat_template"]
+    (source / "chat_template.jinja").write_text(template)
+    kind = GGMLQuantizationType.Q4_1
+    convert(write_gguf(source, folder / "target.gguf", kind=kind), made)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(source / name, made)
+    return made
+
+
+def config(folder: Path, weights: str) -> Config:
+    lm = {"engine": {"model": str(DRAFT), "device": "cpu", "num_pages": 256}}
+    return Config(
+        target=TargetConfig(
+            engine=EngineConfig(
+                model=str(folder),
+                device="cpu",
+                weights=weights,
+                num_pages=512,
+                max_context_len=512,
+            ),
+            generation_config="none",
+        ),
+        drafters={
+            "lm": DrafterConfig(kind="lm", options=lm),
+            "suffix": DrafterConfig(kind="suffix"),
+            "grammar": DrafterConfig(kind="grammar"),
+        },
+        # A fixed budget verifies drafts in every step.
+        coordinator=CoordinatorConfig(budget="fixed", max_draft_tokens=4, keep_learned=False),
+    )
+
+
+def prompts() -> list[str]:
+    lines = (FOLDER.parent / "heldout.jsonl").read_text().splitlines()
+    texts = [json.loads(line)["text"] for line in lines]
+    texts = [text for text in texts if len(text) > 100]
+    return [text[: 80 + 20 * place] for place, text in enumerate(texts[: _NUM_PLAIN + len(_KINDS)])]
+
+
+def texts(llm: LLM, speculation: SpeculationOptions | None) -> list[Completion]:
+    found: list[Completion] = []
+    for law in _LAWS.values():
+        laws = [law] * _NUM_PLAIN + [kind(law) for kind in _KINDS]
+        found += llm.generate(prompts(), laws, speculation=speculation)
+    return found
+
+
+def digest(found: Sequence[Completion]) -> str:
+    told = hashlib.sha256()
+    for one in found:
+        told.update(np.array([len(one.token_ids), *one.token_ids], "<i4").tobytes())
+    return told.hexdigest()[:16]
+
+
+@pytest.mark.parametrize("format", _DIGESTS)
+def test_texts_are_those_of_every_other_machine(format: str, blocks: Path) -> None:
+    is_file = format == "Q4_1"
+    with LLM(config(blocks if is_file else FOLDER, "auto" if is_file else format)) as llm:
+        plain, drafted = texts(llm, PLAIN), texts(llm, None)
+    assert sum(one.stats.num_accepted_draft_tokens for one in drafted) > 0
+    assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
+    found = digest(plain)
+    assert found == _DIGESTS[format], _CHANGED.format(format=format, found=found)
