@@ -17,7 +17,7 @@ from cluster.engine.attention.cpu import NativePlan
 from cluster.engine.attention.seam import AttentionStep
 from cluster.engine.cpu.comparison import Comparison, is_close
 from cluster.engine.cpu.decoder_layer import NativeLayer
-from cluster.engine.cpu.kernels import Kernels, Rotations
+from cluster.engine.cpu.kernels import Kernels
 from cluster.engine.cpu.layers import NativeRMSNorm
 from cluster.engine.cpu.packed_linear import PackedLinear
 from cluster.engine.cpu.structures import GrowingModel, Rows, Weights
@@ -57,24 +57,22 @@ class _Rotations:
     def __init__(self, module: Any, kernels: Kernels) -> None:
         self._module = module
         self._kernels = kernels
-        self._table: Rotations | None = None
+        self._table: torch.Tensor | None = None
         self.is_fixed = getattr(module, "rope_type", None) in self._FIXED
         if self.is_fixed:
             with _ExactPowers():
                 self._frequencies: torch.Tensor = type(module)(module.config).inv_freq
 
-    def __call__(self, hidden: torch.Tensor, positions: torch.Tensor, end: int) -> Rotations:
-        """Those of int64[rows] positions below `end`."""
+    def __call__(self, hidden: torch.Tensor, positions: torch.Tensor, end: int) -> torch.Tensor:
+        """Those of int64[rows] positions below `end`: [2, 1, rows, head_dim], cosines first."""
         if not self.is_fixed:
-            cosines, sines = self._module(hidden, position_ids=positions.unsqueeze(0))
-            return cosines, sines
-        cosines, sines = self.table(end)
-        return cosines.index_select(1, positions), sines.index_select(1, positions)
+            return torch.stack(self._module(hidden, position_ids=positions.unsqueeze(0)))
+        return self.table(end).index_select(2, positions)
 
-    def table(self, end: int) -> Rotations:
+    def table(self, end: int) -> torch.Tensor:
         """Those of all positions below `end`, and more, where they are fixed."""
         table = self._table
-        if table is None or table[0].shape[1] < end:
+        if table is None or table.shape[2] < end:
             length, scaling = max(2 * end, self._FIRST_LEN), self._module.attention_scaling
             table = self._table = self._kernels.rotations(self._frequencies, length, scaling)
         return table
@@ -148,7 +146,7 @@ class NativeForward:
         """True if steps on this cache run natively whatever their rows: it was the last one's."""
         return self._cache is cache and self._is_cache_native and self._rotations.is_fixed
 
-    def growing_model(self, end: int, max_context_len: int) -> tuple[GrowingModel, Rotations]:
+    def growing_model(self, end: int, max_context_len: int) -> tuple[GrowingModel, torch.Tensor]:
         """The model as native growth takes it, for positions below `end` and more; it refers to the
         rotations, which have to live as long."""
         rotations = self._rotations.table(end)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from cluster.core import TokenTree
-from cluster.engine.cpu.causal_lm import NativeForward, Rotations
+from cluster.engine.cpu.causal_lm import NativeForward
 from cluster.engine.cpu.structures import GrowingModel, GrowingTree, GrowthBounds
 from cluster.engine.draw.native import RankedDraw
 from cluster.engine.work import Work
@@ -110,7 +110,7 @@ class TreeGrower:
         self._kernels = forward.kernels
         self._model = GrowingModel()
         self._scratch = torch.empty(0, dtype=torch.float32)
-        self._rotations: Rotations | None = None  # of which the model holds addresses
+        self._rotations: torch.Tensor | None = None  # of which the model holds addresses
         self._end = 0  # positions that they are of
         self._interrupted = ctypes.c_int32(0)
 
@@ -160,7 +160,7 @@ class TreeGrower:
         if end > self._end:
             limit = self._max_context_len
             self._model, self._rotations = self._forward.growing_model(end, limit)
-            self._end = self._rotations[0].shape[1]
+            self._end = self._rotations.shape[2]
 
 
 class _State:

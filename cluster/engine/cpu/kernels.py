@@ -30,8 +30,6 @@ from cluster.records import record
 _HEADER_BYTES, _OUTPUTS, _UNIT = 64, 16, 32
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
-# Cosines and sines, [1, rows, head_dim] each.
-Rotations = tuple[torch.Tensor, torch.Tensor]
 _SIGNATURES: Signatures = {
     "linear": (None, [*[_POINTER] * 5, *[_LONG] * 3, *[_INT] * 2]),
     "linear_block": (_LONG, []),
@@ -251,14 +249,15 @@ class Kernels:
         self._library.silu_product(rows.data_ptr(), output.data_ptr(), output.numel() // size, size)
         return output
 
-    def rotations(self, frequencies: torch.Tensor, length: int, scaling: float) -> Rotations:
-        """Those of the positions below `length`: frequencies float32[head_dim / 2]."""
+    def rotations(self, frequencies: torch.Tensor, length: int, scaling: float) -> torch.Tensor:
+        """Cosines and sines of the positions below `length`: frequencies float32[head_dim / 2] ->
+        float32[2, 1, length, head_dim]."""
         count = len(frequencies)
-        cosines, sines = torch.empty(2, 1, length, 2 * count, dtype=torch.float32)
+        cosines, sines = both = torch.empty(2, 1, length, 2 * count, dtype=torch.float32)
         self._library.rotations(
             frequencies.data_ptr(), count, length, scaling, cosines.data_ptr(), sines.data_ptr()
         )
-        return cosines, sines
+        return both
 
     def decoder_layer(
         self,
