@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,11 +26,12 @@ from cluster.config.schema import (
     TargetConfig,
 )
 from cluster.core import SamplingParams, SpeculationOptions
-from cluster.local import LLM, Completion
+from cluster.local import LLM
 from cluster.models.gguf import convert
+from cluster.text.completion import Completion
 from tests.support.engine.native import needs_native
 from tests.support.grammar.specs import FOLDER, SPECS
-from tests.support.matrix import DRAFT, PLAIN, strict_call
+from tests.support.matrix import DRAFT, PLAIN
 from tests.support.models.gguf_files import write_gguf
 
 pytestmark = [needs_native, pytest.mark.usefixtures("tireless_residents")]
@@ -48,7 +50,7 @@ _LAWS = {
 # Beside those of the plain law: one text of each.
 _KINDS: tuple[Callable[[SamplingParams], SamplingParams], ...] = (
     lambda law: replace(law, grammar=SPECS["json_schema"]),
-    lambda law: replace(law, grammar=strict_call()),
+    lambda law: replace(law, grammar=SPECS["structural_tag"]),  # a tool's call
     lambda law: replace(law, repetition_penalty=1.2),
     lambda law: replace(law, top_p=0.9),
     lambda law: replace(law, min_p=0.05),
@@ -71,16 +73,16 @@ def blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def config(folder: Path, weights: str) -> Config:
+def config(folder: Path, **settings: Any) -> Config:
     lm = {"engine": {"model": str(DRAFT), "device": "cpu", "num_pages": 256}}
     return Config(
         target=TargetConfig(
             engine=EngineConfig(
                 model=str(folder),
                 device="cpu",
-                weights=weights,
                 num_pages=512,
                 max_context_len=512,
+                **settings,
             ),
             generation_config="none",
         ),
@@ -118,8 +120,8 @@ def digest(found: Sequence[Completion]) -> str:
 
 @pytest.mark.parametrize("format", _DIGESTS)
 def test_texts_are_those_of_every_other_machine(format: str, blocks: Path) -> None:
-    is_file = format == "Q4_1"
-    with LLM(config(blocks if is_file else FOLDER, "auto" if is_file else format)) as llm:
+    made = config(blocks) if format == "Q4_1" else config(FOLDER, weights=format)
+    with LLM(made) as llm:
         plain, drafted = texts(llm, PLAIN), texts(llm, None)
     assert sum(one.stats.num_accepted_draft_tokens for one in drafted) > 0
     assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]

@@ -87,11 +87,9 @@ extern "C" int64_t decoder_layer_scratch(const DecoderLayer *layer, int64_t num_
     return num_rows * (layer->size + panels + larger(qkv_size(*layer) + heads, 3 * layer->inner_size));
 }
 
-/* input, output: [rows, size], perhaps the same; cache [slots, 2, kv_heads, head_dim]. */
-extern "C" void decoder_layer(const DecoderLayer *layer_, const Rows *rows_, void *cache, long window,
-                              const float *input, float *output, int num_threads) {
-    const DecoderLayer &layer = *layer_;
-    const Rows &rows = *rows_;
+/* In place on hidden [rows, size]; cache [slots, 2, kv_heads, head_dim]. */
+static void run_layer(const DecoderLayer &layer, const Rows &rows, void *cache, long window, float *hidden,
+                      int num_threads) {
     const long num_rows = rows.num_rows, size = layer.size, heads = layer.num_heads * layer.head_dim;
     const long width = qkv_size(layer), inner_size = layer.inner_size;
     Parts parts;
@@ -102,7 +100,7 @@ extern "C" void decoder_layer(const DecoderLayer *layer_, const Rows *rows_, voi
     parts.inner = parts.gate_up + num_rows * 2 * inner_size;
 
     for_rows(num_rows, num_threads, [&](long row) {
-        rms_norm(input + row * size, layer.input_norm, parts.normed + row * size, 1, size, layer.input_epsilon);
+        rms_norm(hidden + row * size, layer.input_norm, parts.normed + row * size, 1, size, layer.input_epsilon);
     });
     linear(parts.normed, parts.panels, layer.qkv, layer.qkv_bias, parts.qkv, num_rows, size, width, layer.qkv_format,
            num_threads);
@@ -116,8 +114,8 @@ extern "C" void decoder_layer(const DecoderLayer *layer_, const Rows *rows_, voi
     linear(parts.attended, parts.panels, layer.out, layer.out_bias, parts.normed, num_rows, heads, size, layer.out_format,
            num_threads);
     for_rows(num_rows, num_threads, [&](long row) {
-        float *normed = parts.normed + row * size, *sum = output + row * size;
-        add(input + row * size, normed, sum, size);
+        float *normed = parts.normed + row * size, *sum = hidden + row * size;
+        add(sum, normed, sum, size);
         rms_norm(sum, layer.post_norm, normed, 1, size, layer.post_epsilon);
     });
     linear(parts.normed, parts.panels, layer.gate_up, layer.gate_up_bias, parts.gate_up, num_rows, size, 2 * inner_size,
@@ -128,11 +126,11 @@ extern "C" void decoder_layer(const DecoderLayer *layer_, const Rows *rows_, voi
     linear(parts.inner, parts.panels, layer.down, layer.down_bias, parts.normed, num_rows, inner_size, size,
            layer.down_format, num_threads);
     for_rows(num_rows, num_threads,
-             [&](long row) { add(output + row * size, parts.normed + row * size, output + row * size, size); });
+             [&](long row) { add(hidden + row * size, parts.normed + row * size, hidden + row * size, size); });
 }
 
 /* Layers one after the other, in place; caches and windows: one for each. */
 extern "C" void decoder_layers(const DecoderLayer *const *layers, const Rows *rows, void *const *caches,
                                const int64_t *windows, long num_layers, float *hidden, int num_threads) {
-    for (long i = 0; i < num_layers; i++) decoder_layer(layers[i], rows, caches[i], windows[i], hidden, hidden, num_threads);
+    for (long i = 0; i < num_layers; i++) run_layer(*layers[i], *rows, caches[i], windows[i], hidden, num_threads);
 }

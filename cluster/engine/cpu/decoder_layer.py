@@ -9,6 +9,7 @@ compared with the original: one that computes anything else stays as it is.
 from __future__ import annotations
 
 import copy
+import ctypes
 import logging
 from typing import Any, NamedTuple
 
@@ -175,15 +176,11 @@ class NativeLayer:
     ) -> torch.Tensor:
         size = self.row_size * hidden.shape[1]
         rows = self.scratch.rows(step, self._index, plan, cosines, sines, size)
-        output = torch.empty_like(hidden)
-        self._kernels.decoder_layer(
-            self.weights,
-            rows,
-            kv.data_ptr(),
-            step.window(self._index) or 0,
-            hidden.data_ptr(),
-            output.data_ptr(),
-        )
+        output = hidden.clone()
+        weights = (ctypes.POINTER(Weights) * 1)(ctypes.pointer(self.weights))
+        kvs = (ctypes.c_void_p * 1)(kv.data_ptr())
+        windows = (ctypes.c_int64 * 1)(step.window(self._index) or 0)
+        self._kernels.decoder_layers(weights, rows, kvs, windows, output.data_ptr(), 0, 1)
         return output
 
 

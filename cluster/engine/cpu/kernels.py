@@ -56,7 +56,6 @@ _SIGNATURES: Signatures = {
     "rms_norm": (None, [*[_POINTER] * 3, _LONG, _LONG, _FLOAT]),
     "silu_product": (None, [_POINTER, _POINTER, _LONG, _LONG]),
     "rotations": (None, [_POINTER, _LONG, _LONG, _FLOAT, _POINTER, _POINTER]),
-    "decoder_layer": (None, [*[_POINTER] * 3, _LONG, *[_POINTER] * 2, _INT]),
     "decoder_layers": (None, [*[_POINTER] * 4, _LONG, _POINTER, _INT]),
     "decoder_layer_scratch": (ctypes.c_int64, [_POINTER, ctypes.c_int64]),
     "growth_scratch": (ctypes.c_int64, [_POINTER, ctypes.c_int64]),
@@ -259,20 +258,6 @@ class Kernels:
         )
         return both
 
-    def decoder_layer(
-        self,
-        weights: ctypes.Structure,
-        rows: ctypes.Structure,
-        kv: int,
-        window: int,
-        hidden: int,
-        output: int,
-    ) -> None:
-        """A whole layer; the structures are `decoder_layer.py`'s, all else addresses."""
-        self._library.decoder_layer(
-            ctypes.byref(weights), ctypes.byref(rows), kv, window, hidden, output, self.num_threads
-        )
-
     def decoder_layers(
         self,
         weights: ctypes.Array[Any],
@@ -283,7 +268,10 @@ class Kernels:
         start: int,
         stop: int,
     ) -> None:
-        """The layers [start, stop) one after the other, in place; arrays of one entry per layer."""
+        """The layers [start, stop) one after the other, in place on hidden.
+
+        weights, kvs, windows: one entry per layer.  The structures are `decoder_layer.py`'s, all
+        else addresses."""
         parts = [
             ctypes.byref(each, start * (ctypes.sizeof(each) // len(each)))
             for each in (weights, kvs, windows)

@@ -1,8 +1,9 @@
 /* Vectors of floats in the compiler's own notation, as wide as this processor's registers.
  *
- * What is computed with them has the same bits on every processor: multiplications and additions that are rounded
- * together are written so (`fma_of`) and no others are (-ffp-contract=off), sums of many numbers run over SUM_LANES
- * lanes whatever the registers hold, and no library's functions are called whose last bits it may choose. */
+ * What is computed with them has the same bits on every processor: a product and a sum that are rounded together are
+ * written as one (`fma_of`), and no others are (-ffp-contract=off); sums of many numbers run over SUM_LANES lanes,
+ * whatever the registers hold; exponentials are our own.
+ */
 #ifndef DRAFTHOUSE_VECTORS_H
 #define DRAFTHOUSE_VECTORS_H
 
