@@ -64,9 +64,12 @@ class GrammarDrafter(TextDrafter):
     def _advance(self, request: DraftedRequest, kept_len: int, token_ids: TokenArray) -> None:
         text, start = self._followed.get(request.request_id), max(kept_len, request.prompt_len)
         super()._advance(request, kept_len, token_ids)
-        if text is not None:
-            text.truncate(start - request.prompt_len)
+        if text is None:
+            return
+        if start - request.prompt_len == len(text):
             self._followed[request.request_id] = _pushed(text, request.text.since(start))
+        else:  # tokens were taken back, so it is opened again when drafts are wanted
+            self._followed.pop(request.request_id, None)
 
     def _opened(self, request: RequestState) -> ConstrainedText | None:
         if request.params.grammar is None:

@@ -110,9 +110,9 @@ class Matcher:
             raise _refusal(self._matcher.get_error())
         return is_taken
 
-    def pop(self, count: int) -> None:
-        """Take the last `count` tokens back."""
-        self._matcher.rollback(count)
+    def copy(self) -> Matcher:
+        """A matcher of a text with the same tokens."""
+        return Matcher(self._matcher.deep_copy())
 
     def may_end(self) -> bool:
         """True if the text so far is complete."""

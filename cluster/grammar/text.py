@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import closing
+import copy
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,9 +17,10 @@ if TYPE_CHECKING:  # it takes a second to import
 
 
 class ConstrainedText:
-    """The output tokens of one text, which grow and shrink at the end.
+    """The output tokens of one text, to which more are appended.
 
-    After the end of the text only end-of-sequence tokens follow.
+    After the end of the text only end-of-sequence tokens follow.  A branch of a tree goes on in a
+    copy: the library takes tokens back, but some masks are wrong afterwards, and copies take 2 us.
     """
 
     def __init__(
@@ -35,8 +36,7 @@ class ConstrainedText:
         self._start, self._end = spec.reasoning_start, spec.reasoning_end
         self._tokens: list[int] = []
         # Output tokens before the part that is constrained; None while the text reasons.
-        self._first_begins_at = None if self._end and not self._start else 0
-        self._begins_at: int | None = self._first_begins_at
+        self._begins_at: int | None = None if self._end and not self._start else 0
         self._ends_at: int | None = None  # where the first end-of-sequence token stands
 
     def __len__(self) -> int:
@@ -71,21 +71,11 @@ class ConstrainedText:
             # A text may end in the midst of its reasoning: a model cannot be made to conclude.
             self._ends_at = len(self._tokens) - 1
 
-    def truncate(self, num_tokens: int) -> None:
-        """Drop all but the first `num_tokens`."""
-        begins_at, ends_at = self._begins_at, self._ends_at
-        if begins_at is not None:
-            stop = len(self._tokens) if ends_at is None else ends_at
-            dropped = stop - max(num_tokens, begins_at)
-            if dropped > 0:
-                self._matcher.pop(dropped)
-        del self._tokens[num_tokens:]
-        if ends_at is not None and num_tokens <= ends_at:
-            self._ends_at = None
-        if num_tokens == 0:
-            self._begins_at = self._first_begins_at
-        elif begins_at is not None and num_tokens < begins_at:
-            self._begins_at = None
+    def copy(self) -> ConstrainedText:
+        """A text with the same tokens, which goes on by itself."""
+        found = copy.copy(self)
+        found._matcher, found._tokens = self._matcher.copy(), self._tokens.copy()
+        return found
 
     def fill(self, row: MaskRow) -> None:
         """The mask of what may follow.  Raises RequestError, as `Matcher.fill`."""
@@ -111,39 +101,30 @@ class ConstrainedText:
 
     def possible(self, tree: TokenTree) -> list[int]:
         """The nodes of `tree` that may stand after this text, ascending.  Raises as `push`."""
-        with closing(self._walk(tree)) as walk:
-            return sorted(node for node in walk if node >= 0)
+        return sorted(node for node, _ in self._walk(tree) if node >= 0)
 
     def fill_all(self, tree: TokenTree, rows: MaskRow) -> None:
         """The masks after this text and after each node: uint32[1 + nodes, words].
 
         The row of a node that may not stand there is left as it is.  Raises as `fill`.
         """
-        with closing(self._walk(tree)) as walk:
-            for node in walk:
-                self.fill(rows[node + 1])
+        for node, text in self._walk(tree):
+            text.fill(rows[node + 1])
 
-    def _walk(self, tree: TokenTree) -> Generator[int, None, None]:
-        """Yield -1, then every possible node; meanwhile this text is the path to that node.
-
-        Afterwards it is as it was before.
-        """
-        base_len = len(self._tokens)
+    def _walk(self, tree: TokenTree) -> Iterator[tuple[int, ConstrainedText]]:
+        """Yield -1 and this text, then every possible node and the text up to it."""
         below: list[list[int]] = [[] for _ in range(len(tree) + 1)]
         for node, parent in enumerate(tree.parents.tolist()):
             below[parent + 1].append(node)
         token_ids = tree.token_ids.tolist()
-        try:
-            yield -1
-            pending = [(node, base_len) for node in reversed(below[0])]
-            while pending:
-                node, depth = pending.pop()
-                self.truncate(depth)
-                if self.push(token_ids[node]):
-                    yield node
-                    pending += [(child, depth + 1) for child in reversed(below[node + 1])]
-        finally:
-            self.truncate(base_len)
+        yield -1, self
+        pending = [(node, self) for node in reversed(below[0])]
+        while pending:
+            node, before = pending.pop()
+            text = before.copy()
+            if text.push(token_ids[node]):
+                yield node, text
+                pending += [(child, text) for child in reversed(below[node + 1])]
 
     @staticmethod
     def _allow(row: MaskRow, token_ids: Iterable[int]) -> None:

@@ -1,4 +1,4 @@
-"""A text under a grammar grows and shrinks, and its masks depend on what it is alone."""
+"""A text under a grammar grows, and its masks depend on what it is alone."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from tests.support.grammar.specs import (
     open_text,
     tokenizer,
 )
+from tests.support.matrix import strict_call
 
 
 def walk_at_random(text: ConstrainedText, seed: int) -> list[int]:
@@ -68,22 +69,36 @@ def test_every_walk_along_the_masks_belongs_to_the_grammar(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_a_text_that_was_cut_goes_on_as_one_that_never_was_longer(name: str) -> None:
+def test_a_copy_goes_on_by_itself(name: str) -> None:
     spec = SPECS[name]
     tokens = walk_at_random(open_text(spec), 1)
-    masks = []
-    text = open_text(spec)
+    text, masks, copies = open_text(spec), [], []
     for token in tokens:
         masks.append(allowed(text))
+        copies.append(text.copy())
         assert text.push(token)
-    masks.append(allowed(text))
-    assert masks[-1] == set(eos())
+    assert allowed(text) == set(eos())
     for length in [len(tokens) - 1, 0, 3 % len(tokens), 1]:
-        text.truncate(length)
-        assert allowed(text) == masks[length]
+        assert allowed(copies[length]) == masks[length]
         for token in tokens[length:]:
-            assert text.push(token)
-        assert allowed(text) == masks[-1]
+            assert copies[length].push(token)
+        assert allowed(copies[length]) == set(eos())
+
+
+@pytest.mark.parametrize("beside", [' {"', ' ["'])
+def test_the_mask_of_a_node_is_that_of_its_path_whatever_stands_beside_it(beside: str) -> None:
+    # An object of any keys: a mask was wrong once the branch beside it had been taken back.
+    prefix = '<tool_call>\n{"name": "weather", "arguments": {"city": "weather", "arguments":'
+    (other,) = {' {"', ' ["'} - {beside}
+    tokens = [ids_of(each)[0] for each in (beside, "c", "ity", other)]
+    tree = TokenTree.of(tokens, [-1, 0, 1, -1])
+    text, alone = open_text(strict_call()), open_text(strict_call())
+    assert all(map(text.push, ids_of(prefix)))
+    assert all(map(alone.push, [*ids_of(prefix), tokens[3]]))
+    rows = np.zeros((len(tree) + 1, mask_words(VOCAB_SIZE)), dtype=np.uint32)
+    text.fill_all(tree, rows)
+    bits = np.unpackbits(rows[4].view(np.uint8), bitorder="little")
+    assert set(np.flatnonzero(bits).tolist()) == allowed(alone)
 
 
 def test_what_the_mask_forbids_is_refused_and_changes_nothing() -> None:
@@ -158,9 +173,7 @@ def test_reasoning_is_free_and_what_follows_it_is_not() -> None:
     for token in REASONING:
         assert text.push(token)
     assert allowed(text) == allowed(open_text(SPECS["choice"]))
-    text.truncate(2)
-    assert len(allowed(text)) >= VOCAB_SIZE
-    for token in [*REASONING, *ids_of("yes"), *eos()]:
+    for token in [*ids_of("yes"), *eos()]:
         assert text.push(token)
 
 
@@ -168,9 +181,9 @@ def test_a_text_may_leave_its_reasoning_out() -> None:
     spec = reasoned(opened=False)
     text, plain = open_text(spec), open_text(SPECS["choice"])
     assert allowed(text) == allowed(plain) | set(spec.reasoning_start)
-    assert text.push(spec.reasoning_start[0])
-    assert len(allowed(text)) >= VOCAB_SIZE
-    text.truncate(0)
+    reasoning = text.copy()
+    assert reasoning.push(spec.reasoning_start[0])
+    assert len(allowed(reasoning)) >= VOCAB_SIZE
     first = ids_of("yes")[0]
     assert text.push(first)
     assert plain.push(first)

@@ -10,6 +10,7 @@ import pytest
 
 from cluster import cpp
 from cluster.engine.cpu import kernels as native
+from tests.support.choices import IS_NIGHT
 
 _FOLDER = Path(native.__file__).parent
 _PROGRAM = Path(__file__).parents[2] / "native" / "bits.cpp"
@@ -40,6 +41,7 @@ def test_every_part_is_told_of(here: list[str]) -> None:
     ]
 
 
+@pytest.mark.skipif(not IS_NIGHT, reason="ARM has four, too; a night tests both")
 def test_registers_of_four_floats_without_fused_instructions_give_the_same(
     here: list[str], tmp_path: Path
 ) -> None:
