@@ -31,7 +31,7 @@ from cluster.spec.native import trees
 native = load()
 print(native.build, lookups.is_available(), trees.is_available())
 values = torch.arange(40 * 64).reshape(40, 64).sin()
-packed = native.pack_groups(in_four_bits(values, 32))
+packed = native.pack_groups(in_four_bits(values))
 print(native.linear(values[:5], packed, None, 40, Format.GROUPS).numpy().tobytes().hex())
 """
 # What pip does, without an environment of its own, for which it would need the network.
