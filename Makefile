@@ -138,9 +138,11 @@ wheel: $(VENV)/.created build/supply/.installed ## build dist/drafthouse-VERSION
 	$(BIN)/python -m pip wheel --disable-pip-version-check --no-deps --wheel-dir build/wheel .
 	@mkdir -p dist && cp build/wheel/*.whl dist
 	@for machine in x86_64 aarch64; do \
-		[ $$machine = $$(uname -m) ] || command -v $$machine-linux-gnu-g++ >/dev/null || { \
-			echo "no wheel for $$machine: $$machine-linux-gnu-g++ is not installed (on Debian and Ubuntu:" \
-			"apt install g++-$$(echo $$machine | tr _ -)-linux-gnu)" >&2; continue; }; \
+		compiler=g++; package=g++; [ $$machine = $$(uname -m) ] || { \
+			compiler=$$machine-linux-gnu-g++; package=g++-$$(echo $$machine | tr _ -)-linux-gnu; }; \
+		command -v $$compiler >/dev/null || { \
+			echo "no wheel for $$machine: $$compiler is not installed (on Debian and Ubuntu: apt install $$package)" >&2; \
+			continue; }; \
 		folder=build/wheel/$$machine; \
 		build/supply/bin/wheel unpack --dest $$folder build/wheel/*.whl && \
 		$(BIN)/python -m cluster.cpp --machine $$machine $$folder && \

@@ -88,6 +88,7 @@ PROCESSORS = (
     Processor("avx512bf16", _X86, (*_V4, "-mavx512bf16"), _BF16),
     Processor("avx512", _X86, _V4, _AVX512),
     Processor("avx2", _X86, ("-march=x86-64-v3",), _AVX2),
+    Processor("x86-64", _X86, ("-march=x86-64",), frozenset({"sse2"})),
     Processor("armv8", _ARM, ("-march=armv8-a",), frozenset({"asimd"})),
 )
 # What multiplies weights in groups of few bits, and the flags of processors that can; the fastest
@@ -108,11 +109,13 @@ class Native:
     """A loaded library.
 
     build: identifies everything that determines its machine code (sources, options, compiler,
-    processor); libraries of different builds may round differently.
+    processor); libraries of different builds may round differently.  sources: identifies these
+    alone.
     """
 
     library: ctypes.CDLL
     build: str
+    sources: str
 
 
 def load(folder: Path, structures: Mapping[str, type[ctypes.Structure]]) -> Native | None:
@@ -137,7 +140,7 @@ def load(folder: Path, structures: Mapping[str, type[ctypes.Structure]]) -> Nati
     except (OSError, AttributeError, subprocess.SubprocessError) as error:
         log.info("no native code of %s: %s", folder.parent.name, _reason(error))
         return None
-    return Native(library, path.stem.removeprefix("native-"))
+    return Native(library, path.stem.removeprefix("native-"), _digest(folder, ()))
 
 
 def check() -> None:

@@ -101,7 +101,7 @@ class EngineConfig:
     reproducible: bool = False
     """Give the same text to the last bit with speculation on or off, in any batch, and on every
     replica: on any type of processor where our kernels compute the whole model, else on the same
-    one (docs/exactness.md). Only on a CPU with a C++ compiler."""
+    one (docs/exactness.md). Only on a CPU with native code (a C++ compiler, or our wheel)."""
     compile: bool = False
     """Compile the forward pass with torch at load: quicker steps of small and medium models. First
     loads take a minute longer, later ones some seconds. Only on a CPU with a C++ compiler."""

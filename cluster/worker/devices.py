@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+# Heads of a multiple of it are attended in the same lanes on every processor.
+_ALIKE_HEADS = 16
 
 
 def devices_of(engine: Any = None) -> tuple[str, ...]:
@@ -40,11 +42,16 @@ def _host() -> str:
 
 
 def native_build(engine: Any = None) -> str:
-    """Return which machine code of ours `engine` runs, "" = none; see `cluster.cpp.Native`."""
+    """Return which machine code of ours `engine` runs, "" = none; see `cluster.cpp.Native`.  The
+    sources alone where its bits are the same on every processor (docs/exactness.md)."""
     device = getattr(engine, "device", None)
     if device is None or device.type != "cpu":
         return ""
     from cluster.engine.cpu import kernels
 
     native = kernels.load()
-    return "" if native is None else native.build
+    if native is None:
+        return ""
+    is_whole = engine.config.reproducible and engine.model.native is not None
+    is_alike = is_whole and all(each.head_dim % _ALIKE_HEADS == 0 for each in engine.layers)
+    return f"sources-{native.sources}" if is_alike else native.build

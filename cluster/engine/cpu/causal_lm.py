@@ -58,7 +58,8 @@ class _Rotations:
         self._module = module
         self._kernels = kernels
         self._table: torch.Tensor | None = None
-        self.is_fixed = getattr(module, "rope_type", None) in self._FIXED
+        kind = getattr(module, "rope_type", None)  # of several kinds of layers: a mapping
+        self.is_fixed = isinstance(kind, str) and kind in self._FIXED
         if self.is_fixed:
             with _ExactPowers():
                 self._frequencies: torch.Tensor = type(module)(module.config).inv_freq

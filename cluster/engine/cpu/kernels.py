@@ -84,11 +84,11 @@ class Kernels:
     multiple of it.  max_sharing: query heads per key head at most.  block: outputs that a packed
     weight's blocks hold.  multiplies_bf16: whether BF16_PRODUCTS has instructions here; without
     any it gives nearly the same numbers, slowly.  products: the instructions that multiply groups,
-    one of `cpp.PRODUCTS`.  draws: those over the vocabulary.  build: see `cpp.Native`.
+    a name in `cpp.products`.  draws: those over the vocabulary.  build, sources: see `cpp.Native`.
     """
 
-    def __init__(self, library: ctypes.CDLL, build: str) -> None:
-        self.build = build
+    def __init__(self, library: ctypes.CDLL, build: str, sources: str = "") -> None:
+        self.build, self.sources = build, sources
         declare(library, _SIGNATURES)
         self._library = library
         self.draws = DrawKernels(library)
@@ -315,6 +315,6 @@ def load() -> Kernels | None:
     native = cpp.load(Path(__file__).parent, STRUCTURES)
     if native is None:
         return None
-    kernels = Kernels(native.library, native.build)
+    kernels = Kernels(native.library, native.build, native.sources)
     kernels.num_threads = torch.get_num_threads()
     return kernels

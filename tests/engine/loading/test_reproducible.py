@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from cluster.core import TokenTree
 from cluster.engine.cpu import kernels
 from cluster.engine.engine import Engine, Work
 from cluster.errors import ConfigError
+from cluster.worker.devices import native_build
 from tests.support.engine.driver import load_engine, prompt, rows, run
 from tests.support.engine.driver import random_tree as tree_of
 from tests.support.engine.native import needs_native
@@ -106,6 +108,17 @@ def test_a_rows_place_among_many_changes_no_bit(engine: Engine) -> None:
         for output in outputs:
             assert torch.equal(rows(output)[-1], expected), count
             engine.release(output.request_id)
+
+
+def test_targets_on_other_processors_are_built_alike(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that they may serve the same texts; where torch computes a part, the build must be one."""
+    native = kernels.load()
+    assert native is not None
+    assert native_build(engine) == f"sources-{native.sources}"
+    monkeypatch.setattr(engine, "model", SimpleNamespace(native=None))
+    assert native_build(engine) == native.build
 
 
 def test_without_it_a_step_of_torch_may_differ(checkpoint_factory: Callable[..., Path]) -> None:
