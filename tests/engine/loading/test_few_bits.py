@@ -148,7 +148,7 @@ def dequantized(folder: Path, settings: Mapping[str, Any]) -> dict[str, torch.Te
     }
     if settings:
         rounded = in_four_bits if settings["weights"] == "int4" else in_eight_bits
-        found = {name: rounded(each, 32) for name, each in layers.items()}
+        found = {name: rounded(each) for name, each in layers.items()}
         return {name: each.dequantized() for name, each in found.items() if each is not None}
     return {name: each.dequantized() for name, each in StoredGroups(folder).items()}
 
