@@ -46,7 +46,8 @@ _SANITIZED = (
     "-fno-omit-frame-pointer",
     "-g",
 )
-_COMPILE_TIMEOUT_S = 120.0
+# Half a minute on an idle core of today; ten times as long on a slow one, or beside other starts.
+_COMPILE_TIMEOUT_S = 900.0
 _VARIABLE = "DRAFTHOUSE_NATIVE"
 _ABOUT_MODES = (
     "0 = no native code, 1 = native code, sanitized = with its memory accesses checked, the others "

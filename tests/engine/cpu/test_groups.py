@@ -48,7 +48,7 @@ def spelled(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     sources = sorted(Path(native.__file__).parent.glob("*.cpp"))
     options = ["-std=c++17", "-O1", "-march=native", "-fPIC", "-shared", "-pthread"]
     command = ["g++", *options, f'-DDRAFTHOUSE_SPELLED="{header}"', "-o", library, *sources]
-    subprocess.run(command, check=True, timeout=300)
+    subprocess.run(command, check=True, timeout=900)
     kernels = Kernels(ctypes.CDLL(str(library)), "spelled")
     kernels.num_threads = 2
     return kernels
@@ -77,12 +77,12 @@ def on_arm(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], tup
     assert len(libraries) == len(sources)
     test = Path(__file__).parents[2] / "native" / "groups.cpp"
     command = [compiler, "-std=c++17", "-O2", f"-I{folder / 'engine/cpu'}", "-o", folder / "test"]
-    subprocess.run([*command, test, "-ldl"], check=True, timeout=300)
+    subprocess.run([*command, test, "-ldl"], check=True, timeout=900)
 
     def run(processor: str, products: str) -> tuple[int, bytes]:
         emulated = [machine, "-L", "/usr/aarch64-linux-gnu", "-cpu", processor]
         command = [*emulated, folder / "test", products, *libraries]
-        done = subprocess.run(command, capture_output=True, timeout=300)
+        done = subprocess.run(command, capture_output=True, timeout=900)
         return done.returncode, done.stdout.splitlines()[-1]
 
     return run

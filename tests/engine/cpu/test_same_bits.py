@@ -22,7 +22,7 @@ def _told(folder: Path, command: str, *options: str, run: tuple[str, ...] = ()) 
     """The lines of the program, compiled with these options."""
     program = folder / "-".join((command, *options))
     sources = [_PROGRAM, *sorted(_FOLDER.glob("*.cpp"))]
-    subprocess.run([command, *_OPTIONS, *options, "-o", program, *sources], check=True, timeout=600)
+    subprocess.run([command, *_OPTIONS, *options, "-o", program, *sources], check=True, timeout=900)
     done = subprocess.run([*run, program], check=True, capture_output=True, text=True)
     return done.stdout.splitlines()
 
