@@ -48,13 +48,15 @@ class Kind:
     a module without torch, with ranges as in `cluster.config.schema`; its __post_init__ raises
     ConfigError for values that do not fit together.  has_laws: its proposals come with the
     laws that the drafts were drawn from, where a request's law asks for them.  is_inside: it
-    runs inside the target alone.
+    runs inside the target alone.  is_native: it looks texts up by native code, and cannot draft
+    without.
     """
 
     drafter: str
     options: str
     has_laws: bool = False
     is_inside: bool = False
+    is_native: bool = False
 
 
 @frozen
@@ -63,24 +65,32 @@ class NoOptions:
 
 
 def _kind(
-    drafter: str, options: str = "", *, has_laws: bool = False, is_inside: bool = False
+    drafter: str,
+    options: str = "",
+    *,
+    has_laws: bool = False,
+    is_inside: bool = False,
+    is_native: bool = False,
 ) -> Kind:
     """module:NAME of NAMEDrafter and of NAMEOptions, where that is another one."""
     package, named = "cluster.draft", options or drafter
     drafter, named = f"{package}.{drafter}Drafter", f"{package}.{named}Options"
-    return Kind(drafter, named, has_laws, is_inside)
+    return Kind(drafter, named, has_laws, is_inside, is_native)
 
 
 KINDS: Mapping[str, Kind] = MappingProxyType(
     {
         "lm": _kind("lm:LM", "options:LM", has_laws=True),
-        "prompt_lookup": _kind("suffix:Suffix", "suffix:PromptLookup"),
-        "suffix": _kind("suffix:Suffix"),
-        "ngram_cache": _kind("suffix:Suffix", "suffix:NgramCache"),
-        "prediction": _kind("prediction:Prediction"),
-        "token_recycling": _kind("token_recycling:TokenRecycling", is_inside=True),
+        "prompt_lookup": _kind("suffix:Suffix", "suffix:PromptLookup", is_native=True),
+        "suffix": _kind("suffix:Suffix", is_native=True),
+        "ngram_cache": _kind("suffix:Suffix", "suffix:NgramCache", is_native=True),
+        "prediction": _kind("prediction:Prediction", is_native=True),
+        "token_recycling": _kind("token_recycling:TokenRecycling", is_inside=True, is_native=True),
         "lookahead": _kind(
-            "token_recycling:TokenRecycling", "token_recycling:Lookahead", is_inside=True
+            "token_recycling:TokenRecycling",
+            "token_recycling:Lookahead",
+            is_inside=True,
+            is_native=True,
         ),
         "early_exit": _kind(
             "own_layers:EarlyExit", "options:EarlyExit", has_laws=True, is_inside=True
@@ -97,10 +107,6 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         CASCADE: _kind("cascade:Cascade", "options:Cascade"),
         RECORDER: _kind("recorder:Recorder", "options:Recorder", is_inside=True),
     }
-)
-# The kinds that look texts up by native code, and cannot draft without it.
-_LOOK_UPS = frozenset(
-    {"prompt_lookup", "suffix", "ngram_cache", "prediction", "token_recycling", "lookahead"}
 )
 _NO_NATIVE_CODE = (
     "look-ups need native code: install a C++ compiler (on Debian and Ubuntu: apt install g++) or "
@@ -141,7 +147,8 @@ def has_laws(kind: str) -> bool:
 
 def why_refused(kind: str) -> str:
     """Why drafters of a kind cannot draft in this process, and the remedy; "" where they can."""
-    return _NO_NATIVE_CODE if kind in _LOOK_UPS and not lookups.is_available() else ""
+    is_native = kind in KINDS and KINDS[kind].is_native
+    return _NO_NATIVE_CODE if is_native and not lookups.is_available() else ""
 
 
 def refused_here(drafters: Mapping[str, DrafterConfig]) -> dict[str, str]:
