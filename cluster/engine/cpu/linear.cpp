@@ -175,12 +175,11 @@ static void do_block(void *argument, long block) {
     if (product->num_rows <= NARROW_ROWS)
         return tile_of<1, NARROW_ROWS, VECTORS, format>((int)product->num_rows, product, block, 0, 0, ahead);
     for (int first = 0; first < VECTORS; first += 2) {
-        /* The first pass reads this strip from memory, the others ask for the thread's next one. */
-        const long next = first == 0 ? strip : (2 * product->num_threads - 1) * strip;
         for (long pass = 0; pass < passes; pass++) {
             const long row = first_row(product, pass, passes), end = first_row(product, pass + 1, passes);
+            /* The first pass reads this strip from memory, the others ask for the one behind it. */
             tile_of<(WIDE_ROWS + 1) / 2, WIDE_ROWS, 2, format>((int)(end - row), product, block, row, first,
-                                                               pass == 0 ? ahead : next);
+                                                               pass == 0 ? ahead : strip);
         }
     }
 }

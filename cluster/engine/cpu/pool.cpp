@@ -16,18 +16,23 @@ enum { MAX_THREADS = 256, NUM_JOBS = 8 };
 /* How long a thread looks out for the next job before it sleeps: longer than the few operations
  * between two layers' products, shorter than what others would miss the core for. */
 const long SPIN_NS = 200000;
+/* Runs of a job, for each thread.  Blocks lie in memory as they are numbered, and two threads read runs
+ * of neighbours almost twice as fast as every other block; with one run each, a thread that is held
+ * up would keep the others waiting for all of its share. */
+const long RUNS = 2;
 
 struct Job {
     std::atomic<block_function> function;
     std::atomic<void *> argument;
     std::atomic<long> num_blocks;
+    std::atomic<long> num_runs; /* of neighbouring blocks */
     std::atomic<int> num_helpers;
-    std::atomic<long> num_done;
+    std::atomic<long> num_done; /* runs */
 };
 
-/* The ticket is (job number << 32 | next block).  A block is taken by exchanging the whole ticket,
- * so a thread that has slept through a job can take nothing of the next one by mistake; and what a
- * taken block needs stays in its slot of `jobs` until that block is done. */
+/* The ticket is (job number << 32 | next run).  A run is taken by exchanging the whole ticket, so a
+ * thread that has slept through a job can take nothing of the next one by mistake; and what a taken
+ * run needs stays in its slot of `jobs` until that run is done. */
 Job jobs[NUM_JOBS];
 std::atomic<uint64_t> ticket;
 std::atomic<uint32_t> job_number; /* sleepers wait for this word to change */
@@ -49,15 +54,17 @@ long now_ns() {
     return time.tv_sec * 1000000000L + time.tv_nsec;
 }
 
-/* Take and do blocks of job `number` until none is left. */
+/* Take and do runs of job `number` until none is left. */
 void work_on(uint32_t number) {
     Job &job = jobs[number % NUM_JOBS];
     for (;;) {
         uint64_t seen = ticket.load(std::memory_order_acquire);
-        const long block = (uint32_t)seen;
-        if ((uint32_t)(seen >> 32) != number || block >= job.num_blocks.load()) return;
+        const long run = (uint32_t)seen, num_runs = job.num_runs.load();
+        if ((uint32_t)(seen >> 32) != number || run >= num_runs) return;
         if (!ticket.compare_exchange_weak(seen, seen + 1)) continue;
-        job.function.load()(job.argument.load(), block);
+        const long num_blocks = job.num_blocks.load(), stop = num_blocks * (run + 1) / num_runs;
+        for (long block = num_blocks * run / num_runs; block < stop; block++)
+            job.function.load()(job.argument.load(), block);
         job.num_done.fetch_add(1);
     }
 }
@@ -112,7 +119,9 @@ void run_blocks(block_function function, void *argument, long num_blocks, int nu
     Job &job = jobs[number % NUM_JOBS];
     job.function.store(function);
     job.argument.store(argument);
+    const long num_runs = num_blocks < RUNS * num_threads ? num_blocks : RUNS * num_threads;
     job.num_blocks.store(num_blocks);
+    job.num_runs.store(num_runs);
     job.num_helpers.store(num_threads - 1);
     job.num_done.store(0);
     ticket.store((uint64_t)number << 32);
@@ -120,7 +129,7 @@ void run_blocks(block_function function, void *argument, long num_blocks, int nu
     if (num_sleepers.load())
         syscall(SYS_futex, &job_number, FUTEX_WAKE_PRIVATE, num_threads - 1, nullptr, nullptr, 0);
     work_on(number);
-    for (unsigned turn = 1; job.num_done.load(std::memory_order_acquire) < num_blocks; turn++) {
+    for (unsigned turn = 1; job.num_done.load(std::memory_order_acquire) < num_runs; turn++) {
         relax();
         if (turn % 1024 == 0) sched_yield(); /* who has the last block may want this core */
     }
