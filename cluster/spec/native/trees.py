@@ -6,7 +6,7 @@ The C++ sources beside this file document them.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -67,27 +67,42 @@ class _Scored(ctypes.Structure):
     )
 
 
+# Result and arguments.
+_FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    "are_sound": (ctypes.c_int64, ctypes.c_void_p),
+    "merge_trees": (None, ctypes.c_void_p, ctypes.c_void_p),
+    "score_trees": (None, ctypes.c_void_p),
+}
+
+
 @cache
-def _library() -> ctypes.CDLL | None:
+def _functions() -> dict[str, Callable[..., Any]] | None:
     structures = {"Held": _Held, "Merged": _Merged, "Checked": _Checked, "Scored": _Scored}
     native = cpp.load(Path(__file__).parent, structures)
-    return None if native is None else native.library
+    if native is None:
+        return None
+    # Calls of a few microseconds: to give the interpreter away for them is to wait for it.
+    return {
+        name: ctypes.PYFUNCTYPE(*types)((name, native.library))
+        for name, types in _FUNCTIONS.items()
+    }
 
 
 def is_available() -> bool:
     """True if the other functions can be called; the first call may compile the library."""
-    return _library() is not None
+    return _functions() is not None
 
 
-def _call(name: str, *given: tuple[type[ctypes.Structure], Sequence[Any]]) -> int:
+def _call(name: str, *given: tuple[type[ctypes.Structure], Sequence[Any]]) -> Any:
     """Call a function with structures of these values; of arrays, their addresses.  The result is
     of use where there is one."""
     structures = [
         kind(*(each.ctypes.data if isinstance(each, np.ndarray) else each for each in values))
         for kind, values in given
     ]
-    found: int = getattr(_library(), name)(*map(ctypes.byref, structures))
-    return found
+    functions = _functions()
+    assert functions is not None, "ask is_available first"
+    return functions[name](*map(ctypes.byref, structures))
 
 
 def _flat(arrays: Iterable[npt.NDArray[Any]], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
