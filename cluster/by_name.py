@@ -34,12 +34,13 @@ def read(name: str | Path, drafts: Sequence[str] = (), overrides: Sequence[str] 
         if drafts:
             raise ConfigError(f"{name}: the file names its drafters; write {drafts[0]} in there")
         return config_file.load(_place_of(Path(name)), overrides)
-    # Shares of a CPU are only Ray's book-keeping here: everything fits a machine with two.
+    # Shares of a CPU are only Ray's book-keeping here: everything fits a machine with two.  What
+    # passes tokens on does it between two steps of the target.
     arguments = {
         "target": {"engine": {"model": str(name)}, "placement": {"num_cpus": 0.3}},
         "drafters": drafters_of(drafts or _DEFAULT, str(name)),
-        "coordinator": {"placement": {"num_cpus": 0.1}},
-        "ingress": {"placement": {"num_cpus": 0.1}},
+        "coordinator": {"placement": {"num_cpus": 0.1}, "nice": 19},
+        "ingress": {"placement": {"num_cpus": 0.1}, "nice": 19},
     }
     application = {"name": "drafthouse", "import_path": "deployments.app:build", "args": arguments}
     document = {"proxy_location": "Disabled", "applications": [application]}

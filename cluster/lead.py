@@ -28,6 +28,7 @@ from cluster.rpc.server import (
     serve_coordinator,
 )
 from cluster.rpc.trust import trust_of
+from cluster.worker.priority import lower_priority
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,6 +67,7 @@ def _drafter_address(text: str, config: Config) -> tuple[str, str]:
 async def _lead(
     config: Config, arguments: argparse.Namespace, drafters: Sequence[tuple[str, str]]
 ) -> None:
+    lower_priority(config.coordinator.nice)
     trust = trust_of(config.data_plane, "coordinator")
     coordinator = Coordinator(config)
     await coordinator.start()

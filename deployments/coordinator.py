@@ -18,6 +18,7 @@ from cluster.metrics.told import COORDINATOR
 from cluster.plan.autoscaling import WAITING, Statistics
 from cluster.rpc.connections import Connections
 from cluster.rpc.server import serve_coordinator
+from cluster.worker.priority import lower_priority
 from deployments import learned
 from deployments.demand import tell_forever
 from deployments.endpoints import ServeEndpoints
@@ -37,6 +38,7 @@ class CoordinatorDeployment(WorkerReplica):
 
     async def __init__(self, config: Config, target: Any, drafters: Mapping[str, Any]) -> None:  # type: ignore[misc]  # Serve awaits it
         """target, drafters: Serve handles; they only say where the replicas listen."""
+        lower_priority(config.coordinator.nice)  # threads that start later inherit it
         configure_logging(config.log_format)
         self._config = config
         name = process_id("coordinator")

@@ -115,6 +115,7 @@ NonNegativeFloat = Annotated[float, Range(0)]
 MAX_SECONDS = 1e6
 Seconds = Annotated[float, Range(0, MAX_SECONDS)]
 Share = Annotated[float, Range(0, 1)]
+Nice = Annotated[int, Range(0, 19)]
 OpenShare = Annotated[float, Range(0, 1, is_open=True)]
 Port = Annotated[int, Range(1, 65535)]
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from cluster.config.draft_length import DraftLengthConfig
 from cluster.config.parse import (
     MAX_SECONDS,
+    Nice,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
@@ -196,7 +197,7 @@ class DrafterConfig:
     """Requests that one replica holds at the same time; it declines further ones."""
     replicas: PositiveInt = 1
     """Workers that share the requests."""
-    nice: Annotated[int, Range(0, 19)] = 0
+    nice: Nice = 0
     """As in Unix: a drafter with a higher value gets less of a core that others want."""
     price: NonNegativeFloat = 0.0
     """Where its deployment is autoscaled: tokens per second that a replica's trees must bring to be
@@ -269,6 +270,9 @@ class CoordinatorConfig:
     """Number of coordinators. Each of them opens texts at every target and asks every drafter; if
     one dies, its requests go on at another. They share the limits below."""
     placement: PlacementConfig = PlacementConfig()
+    nice: Nice = 0
+    """As in Unix. Where it shares cores with a target on a CPU, 19 lets it run between two steps of
+    the target, and not in the middle of one."""
     max_running_sequences: PositiveInt = 64
     """Requests that are decoded at the same time; the others wait in the queue."""
     max_queued_requests: NonNegativeInt = 256

@@ -18,7 +18,7 @@ from cluster.config.access import AccessConfig
 from cluster.config.addresses import Url
 from cluster.config.doors import DataPlaneConfig, NetworkConfig, TlsConfig
 from cluster.config.http import DashboardConfig, GrpcConfig, HttpConfig, UiConfig
-from cluster.config.parse import Line, NonNegativeInt, PositiveInt, Range, Seconds, name_of
+from cluster.config.parse import Line, Nice, NonNegativeInt, PositiveInt, Range, Seconds, name_of
 from cluster.config.placement import PlacementConfig
 from cluster.config.processes import (
     CoordinatorConfig,
@@ -72,6 +72,8 @@ class IngressConfig:
     replicas: PositiveInt = 1
     """Ingress processes; each uses one core to tokenise and detokenise."""
     placement: PlacementConfig = PlacementConfig()
+    nice: Nice = 0
+    """As coordinator.nice."""
     max_body_bytes: Annotated[int, Range(1024)] = 4 * 1024 * 1024
     """Larger request bodies are answered 413, and so are those that are larger once unpacked."""
     body_timeout_s: Annotated[float, Range(0.1, 3600)] = 30.0

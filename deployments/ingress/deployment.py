@@ -12,6 +12,7 @@ from cluster.config.schema import Config, HttpConfig
 from cluster.core import SamplingParams
 from cluster.text.generation_config import load_sampling_defaults
 from cluster.text.tokenizer import Tokenizer
+from cluster.worker.priority import lower_priority
 from deployments.configured_models import tokenizer_folder
 from deployments.endpoints import ServeEndpoints
 from deployments.exporter import Exporter
@@ -42,6 +43,7 @@ class IngressDeployment:
 
     async def __init__(self, config: Config, coordinator: Any) -> None:  # type: ignore[misc]  # awaited
         """coordinator: a Serve handle, used only to find the coordinators' addresses."""
+        lower_priority(config.ingress.nice)  # threads that start later inherit it
         configure_logging(config.log_format)
         self._config = config
         tokenizer, defaults = await asyncio.to_thread(_load_text, config)
