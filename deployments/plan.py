@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from cluster.config.processes import RECORDER
 from cluster.config.schema import Config, EngineConfig
 from cluster.draft import registry
@@ -18,6 +16,7 @@ from deployments.access import access_lines
 from deployments.configured_models import engines
 from deployments.placement import placed, reserved, total_resources
 from deployments.preflight import TARGET, Inspected, inspect
+from deployments.report import rendered
 
 # Cards that people have, from one for games to an H200.
 _GPU_SIZES_GB = (24, 48, 80, 141)
@@ -29,18 +28,6 @@ def check_text(config: Config, arguments: argparse.Namespace) -> str:
     is_here = gpus.asked(config, arguments) is None and config.network.interface == "loopback"
     told = facts(config, inspect(config, is_here=is_here, is_plan=True), is_here=is_here)
     return json.dumps(told, indent=2) + "\n" if arguments.json else rendered("check", told)
-
-
-def rendered(name: str, told: Mapping[str, Any]) -> str:
-    """The report NAME.jinja, which has the layout, of what is told."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    return environment.get_template(f"{name}.jinja").render(told, size=size)
 
 
 def facts(config: Config, found: Mapping[str, Inspected], *, is_here: bool) -> dict[str, Any]:
@@ -150,12 +137,3 @@ def _recorder(config: Config, name: str) -> str:
 def _rollout(config: Config, name: str) -> str:
     rollout = config.drafters[name].rollout
     return "" if rollout is None else f"; replaces {rollout.replaces} once it drafts better"
-
-
-def size(num_bytes: int) -> str:
-    value = float(num_bytes)
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024:
-            return f"{value:.4g} {unit}"
-        value /= 1024
-    return f"{value:.4g} GiB"

@@ -17,8 +17,8 @@ from cluster.spec.step_profile import Speedup
 from deployments import gpus
 from deployments.gpus import Gpus
 from deployments.memory_plan import MemoryPlan, Warned, folder_of, memory_plan, warnings
-from deployments.plan import rendered
 from deployments.preflight import TARGET, Inspected, inspect
+from deployments.report import rendered
 
 REQUESTS = (1, 4, 16, 64)
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)

@@ -17,8 +17,8 @@ from cluster.engine.loading.planned import Planned, bare_module, planned
 from cluster.errors import ConfigError
 from cluster.models import resolve as published_models
 from cluster.models.resolve import published
-from deployments.plan import size
 from deployments.preflight import inspect
+from deployments.report import size
 from tests.conftest import Run
 from tests.support.draft.other_vocabulary import other_copy
 

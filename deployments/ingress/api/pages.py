@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import importlib.metadata
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -22,15 +21,12 @@ from deployments.ingress.keys import Operators
 from deployments.ingress.metrics_page import seen_by
 from deployments.ingress.openai_request import DETOKENIZE, TOKENIZE, Detokenize, Tokenize
 from deployments.ingress.sampling import check_model
-from deployments.ingress.spec import Limits
 from deployments.page.routes import about, wants_html
+from deployments.report import rendered
 
 Handler = Callable[[Request], Awaitable[Response]]
 Asked = TypeVar("Asked", bound=Body)
 
-# An adapter is a name as well, and there may be many.
-_MAX_NAMES = 8
-_WIDTH = max(len(endpoint.path) for endpoint in ENDPOINTS)
 _VERSION = importlib.metadata.version("drafthouse")
 
 
@@ -62,7 +58,27 @@ class Pages:
         ]
 
     async def front(self, request: Request) -> Response:
-        return front_page(request, self._ingress.limits, _VERSION)
+        """As HTML for who asks for that by name, as browsers do; as text for all others."""
+        is_html = wants_html(request.headers.get("accept", ""))
+        body = rendered(
+            "ingress/api/front_page",
+            {
+                "is_html": is_html,
+                "version": _VERSION,
+                "names": self._ingress.limits.model_names,
+                "posts": ENDPOINTS,
+                # Those that can be opened as they are.
+                "gets": [
+                    page.path
+                    for page in PAGES
+                    if page.method == "get"
+                    and "{" not in page.path
+                    and page.path not in ("/", "/docs")
+                ],
+            },
+        )
+        kind = HTMLResponse if is_html else PlainTextResponse
+        return kind(body, headers={"Vary": "Accept"})
 
     async def models(self, request: Request) -> Response:
         cards = list(map(self._card, self._ingress.limits.model_names))
@@ -181,49 +197,3 @@ class Pages:
         return await read_object(
             request, ingress.config.ingress, lambda values: body.read(values, ingress.limits)
         )
-
-
-def front_page(request: Request, limits: Limits, version: str) -> Response:
-    """As HTML for who asks for that by name, as browsers do; as text for all others."""
-    headers = {"Vary": "Accept"}
-    if wants_html(request.headers.get("accept", "")):
-        return HTMLResponse(_html(limits, version), headers=headers)
-    return PlainTextResponse(_text(limits, version), headers=headers)
-
-
-def _what(version: str) -> str:
-    return f"Drafthouse {version} serves a language model: drafters guess ahead, the model decides."
-
-
-def _model(limits: Limits) -> str:
-    names = limits.model_names
-    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    return f"Model: {', '.join(names[:_MAX_NAMES])}{more}"
-
-
-def _gets() -> list[str]:
-    """Pages that can be opened as they are."""
-    return [
-        page.path
-        for page in PAGES
-        if page.method == "get" and "{" not in page.path and page.path not in ("/", "/docs")
-    ]
-
-
-def _text(limits: Limits, version: str) -> str:
-    posts = [f"POST {one.path.ljust(_WIDTH)}  {one.summary}" for one in ENDPOINTS]
-    lines = [_what(version), _model(limits), *posts, f"GET  {' '.join(_gets())}"]
-    return "\n".join(lines) + "\n"
-
-
-def _html(limits: Limits, version: str) -> str:
-    posts = "\n".join(
-        f"<li><code>POST {one.path}</code> {html.escape(one.summary)}</li>" for one in ENDPOINTS
-    )
-    links = " ".join(f'<a href="{path}">{path}</a>' for path in _gets())
-    return (
-        '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>Drafthouse</title>\n'
-        f"<h1>Drafthouse</h1>\n<p>{html.escape(_what(version))}</p>\n"
-        f"<p>{html.escape(_model(limits))}</p>\n<ul>\n{posts}\n"
-        f"<li>GET {links}</li>\n</ul>\n</html>\n"
-    )
