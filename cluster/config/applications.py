@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 from cluster.config.live import COORDINATOR, INGRESS, TARGET, changed, changed_drafter, check_told
@@ -55,7 +56,6 @@ def parse_pool(arguments: Mapping[str, Any]) -> Config:
     check_keys(arguments, ("drafters", *(key.partition(".")[0] for key in SHARED)), "")
     check_keys(mapping(arguments.get("coordinator"), ""), ("max_frame_bytes",), "coordinator")
     config = parse(Config, arguments)
-    config.data_plane.check()
     check_stages(config.drafters)
     if not config.on_their_own:
         raise ConfigError.at("drafters", "there is none; name one, or remove the application")
@@ -167,10 +167,8 @@ def _joined(config: Config, pool: Config) -> Config:
 
 def _check_shared(config: Config, pool: Config) -> None:
     for key in SHARED:
-        values: list[Any] = [config, pool]
-        for part in key.split("."):
-            values = [getattr(each, part) for each in values]
-        if values[0] != values[1]:
+        value_in = attrgetter(key)
+        if value_in(config) != value_in(pool):
             reason = "it must be as in the target's application; write it once, as a YAML anchor"
             raise ConfigError.at(key, reason)
 

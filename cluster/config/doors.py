@@ -31,6 +31,14 @@ class NetworkConfig:
     clusters; what goes over the network is in clear without `data_plane.tls`."""
 
 
+def _check_complete(section: PartsTlsConfig | TlsConfig) -> None:
+    """Raise ConfigError where some of the files that belong together are named, and not all."""
+    keys = [each.name for each in fields(section)]
+    missing = [key for key in keys if not getattr(section, key)]
+    if missing and len(missing) < len(keys):
+        raise ConfigError.at(missing[0], f"empty; name {', '.join(keys)} together, or none of them")
+
+
 @frozen
 class PartsTlsConfig:
     """TLS between the parts, where each shows its certificate: all three files, or none. In their
@@ -44,6 +52,9 @@ class PartsTlsConfig:
     ca_file: str = ""
     """A PEM file with the authorities that certificates of the parts come from, and of nobody
     else."""
+
+    def __post_init__(self) -> None:
+        _check_complete(self)
 
     def files(self, role: str) -> PemFiles | None:
         """Return the files of one part; None without TLS."""
@@ -65,10 +76,6 @@ class DataPlaneConfig:
     its cluster; without Ray none, and then the parts listen on loopback only."""
     tls: PartsTlsConfig = PartsTlsConfig()
 
-    def check(self) -> None:
-        """Raise ConfigError where keys do not fit each other."""
-        _check_complete(self.tls, "data_plane.tls")
-
 
 @frozen
 class TlsConfig:
@@ -80,20 +87,9 @@ class TlsConfig:
     key_file: str = ""
     """A PEM file with its private key, without a passphrase."""
 
+    def __post_init__(self) -> None:
+        _check_complete(self)
+
     def files(self) -> PemFiles | None:
         """Return the files; None without TLS."""
         return PemFiles("tls", self.cert_file, self.key_file) if self.cert_file else None
-
-    def check(self) -> None:
-        """Raise ConfigError where keys do not fit each other."""
-        _check_complete(self, "tls")
-
-
-def _check_complete(section: PartsTlsConfig | TlsConfig, path: str) -> None:
-    """Raise ConfigError where some of the files that belong together are named, and not all."""
-    keys = [each.name for each in fields(section)]
-    missing = [key for key in keys if not getattr(section, key)]
-    if missing and len(missing) < len(keys):
-        raise ConfigError.at(
-            f"{path}.{missing[0]}", f"empty; name {', '.join(keys)} together, or none of them"
-        )

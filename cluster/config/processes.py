@@ -329,15 +329,13 @@ class CoordinatorConfig:
         """Tokens, of 4 bytes each, that fill half of a frame: the rest is for all else."""
         return self.max_frame_bytes // 8
 
-    def check(self) -> None:
-        """Raise ConfigError where the coordinators cannot share the places of requests."""
+    def __post_init__(self) -> None:
         if self.replicas > self.max_running_sequences:
             raise ConfigError.at(
-                "coordinator.replicas",
+                "replicas",
                 f"{self.replicas} coordinators share the {self.max_running_sequences} places of "
                 "coordinator.max_running_sequences, so that some would have none; lower replicas "
                 "or raise that",
             )
-        self.switchback.check("coordinator.switchback")
         if not self.laws:
-            raise ConfigError.at("coordinator.laws", "empty; name at least one, such as coupled")
+            raise ConfigError.at("laws", "empty; name at least one, such as coupled")

@@ -44,11 +44,10 @@ class SwitchbackConfig:
     """The length of a plain window; a sixth of the period at most, for it is compared with the time
     around it."""
 
-    def check(self, path: str) -> None:
-        """Raise ConfigError for windows that leave too little time around them."""
+    def __post_init__(self) -> None:
         if 0.0 < self.period_s < _LEAST_WINDOWS * self.window_s:
             raise ConfigError.at(
-                f"{path}.period_s",
+                "period_s",
                 f"{self.period_s:g} s are less than {_LEAST_WINDOWS} windows of "
                 f"{self.window_s:g} s; raise it or lower window_s",
             )
