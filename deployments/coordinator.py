@@ -29,7 +29,6 @@ from deployments.replica import (
     configure_logging,
     has_others,
     process_id,
-    reconfigured,
 )
 
 
@@ -43,12 +42,12 @@ class CoordinatorDeployment(WorkerReplica):
         self._config = config
         name = process_id("coordinator")
         recorder = Recorder(name, COORDINATOR, model_name=config.model_name)
-        self._coordinator = Coordinator(config, recorder, worker_id=name)
-        await self._coordinator.start()
+        self._part: Coordinator = Coordinator(config, recorder, worker_id=name)
+        await self._part.start()
         self._keeping: asyncio.Task[None] | None = None
         statistics = CpuUse().statistics
-        await self._listen(config, serve_coordinator, self._coordinator, statistics)
-        self._exporter = Exporter(recorder, self._coordinator.render_metrics)
+        await self._listen(config, serve_coordinator, self._part, statistics)
+        self._exporter = Exporter(recorder, self._part.render_metrics)
         self._exporter.start()
         self._target, self._handles = target, drafters
         context = serve.get_replica_context()
@@ -65,14 +64,8 @@ class CoordinatorDeployment(WorkerReplica):
         if await asyncio.to_thread(has_others):
             await self._targets.first_link()
 
-    async def reconfigure(self, user_config: Any) -> None:
-        """Serve calls it after the constructor and when the file's user_config has changed."""
-        refused = await reconfigured(self._config, user_config, self._use)
-        if refused:
-            self._coordinator.refuse_config(refused)
-
     async def _use(self, config: Config) -> None:
-        self._coordinator.use(config)
+        self._part.use(config)
         await self._find_drafters(config)
 
     async def _find_drafters(self, config: Config) -> None:
@@ -97,13 +90,13 @@ class CoordinatorDeployment(WorkerReplica):
         await self._stop_listening()
         for led in (self._targets, *(led for _, led in self._pools.values())):
             await led.stop()
-        await self._coordinator.stop()
+        await self._part.stop()
         await self._exporter.stop()
 
     def _demands(self) -> list[tuple[Any, Statistics]]:
         """Return what targets and drafters are told of their demand, with their handles."""
-        demand = self._coordinator.demand()
-        waiting = {WAITING: self._coordinator.load().num_waiting}
+        demand = self._part.demand()
+        waiting = {WAITING: self._part.load().num_waiting}
         drafters = ((handle, demand.get(name)) for (name, _), (handle, _) in self._pools.items())
         return [
             *((handle, {}) for handle in self._called),
@@ -119,7 +112,7 @@ class CoordinatorDeployment(WorkerReplica):
     ) -> Connections[Any]:
         """Begin to lead the replicas that the handle reaches; see `led_by`."""
         led = led_by(
-            self._coordinator,
+            self._part,
             self._config,
             ServeEndpoints(handle),
             name,
@@ -136,6 +129,6 @@ class CoordinatorDeployment(WorkerReplica):
                 self._config,
                 target,
                 whose,
-                self._coordinator.restore_learned,
-                self._coordinator.export_learned,
+                self._part.restore_learned,
+                self._part.export_learned,
             )

@@ -104,21 +104,6 @@ def has_others() -> bool:
     return num_running > 0
 
 
-async def reconfigured(
-    config: Config, user_config: Any, use: Callable[[Config], Awaitable[None]]
-) -> str:
-    """Let `use` have `config` with a `user_config`; returns why all stays as it is, "" if not.
-
-    Nothing is raised: Serve would replace the replica, with all that it is serving."""
-    try:
-        await use(changed(config, user_config))
-    except ConfigError as error:
-        log.error("the configuration stays as it is: %s", error.message)
-        return error.message
-    log.info("reconfigured")
-    return ""
-
-
 def trust_in(config: Config, role: str) -> Trust:
     """Return what a replica of that role shows to others and asks of them.
 
@@ -141,7 +126,39 @@ def _cluster_secret() -> str:
     return kept.decode()
 
 
-class WorkerReplica:
+class Replica:
+    """What Serve, and those who hold a handle, may ask of every replica."""
+
+    _config: Config  # that it was started with
+    _part: Any  # what serves, with `use` and `refuse_config`
+
+    async def reconfigure(self, user_config: Any) -> None:
+        """Serve calls it after the constructor and when the file's user_config has changed.
+
+        Nothing is raised: Serve would replace the replica, with all that it is serving."""
+        try:
+            await self._use(changed(self._config, user_config))
+        except ConfigError as error:
+            log.error("the configuration stays as it is: %s", error.message)
+            self._part.refuse_config(error.message)
+        else:
+            log.info("reconfigured")
+
+    async def _use(self, config: Config) -> None:
+        await self._part.use(config)
+
+    async def placement(self) -> dict[str, Any]:
+        """Node and devices of the replica."""
+        return where()
+
+    async def note_demand(self, coordinator: str, said: Statistics) -> bool:
+        """A coordinator says what is asked of all replicas of this kind together.
+
+        Returns True if Serve has asked for it of late."""
+        return False
+
+
+class WorkerReplica(Replica):
     """The part of a worker's deployment that all have: its own gRPC server, and how it is found."""
 
     async def _listen(
@@ -173,14 +190,7 @@ class WorkerReplica:
         where_it_listens = joined(self._server.host, self._server.port)
         return {ADDRESS_KEY: where_it_listens, WORKER_KEY: self._worker_id}
 
-    async def placement(self) -> dict[str, Any]:
-        """Node and devices of the replica."""
-        return where()
-
     async def note_demand(self, coordinator: str, said: Statistics) -> bool:
-        """A coordinator says what is asked of all replicas of this kind together.
-
-        Returns True if Serve has asked for it of late."""
         return hasattr(self, "_server") and self._demand.note(coordinator, said)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:

@@ -151,10 +151,15 @@ def asking(where: Callable[[], Config], application: str) -> Callable[[], Mappin
         state = health(base_url(where()))
         if state["status"] != "ok" or "drafters" in state:
             return state
-        handle = serve.get_deployment_handle("ingress", app_name=application)
-        return dict(handle.health.remote().result(timeout_s=_REPORT_S))
+        return _health_of(application)
 
     return ask
+
+
+def _health_of(application: str) -> Mapping[str, Any]:
+    """What the ingress itself tells operators."""
+    handle = serve.get_deployment_handle("ingress", app_name=application)
+    return dict(handle.health.remote().result(timeout_s=_REPORT_S))
 
 
 def refuse_unserved_keys(file: ServeFile) -> None:
@@ -184,8 +189,7 @@ def change(address: str, document: Mapping[str, Any]) -> Mapping[str, str]:
     try:
         _get_global_client().deploy_apps(ServeDeploySchema.model_validate(dict(document)))
         _wait_until_running(names, _Signals(), None)
-        handle = serve.get_deployment_handle("ingress", app_name=names[0])
-        return dict(handle.health.remote().result(timeout_s=_REPORT_S)["refused"])
+        return dict(_health_of(names[0])["refused"])
     finally:
         ray.shutdown()
 

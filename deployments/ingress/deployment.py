@@ -24,12 +24,11 @@ from deployments.ingress.http_listener import HttpListener
 from deployments.ingress.ingress import Ingress
 from deployments.ingress.metrics_page import AskOthers
 from deployments.replica import (
+    Replica,
     configure_logging,
     has_others,
     process_id,
-    reconfigured,
     trust_in,
-    where,
 )
 
 # Whoever listens waits until every request is over (`Ingress.drain`), and so much longer.
@@ -38,7 +37,7 @@ _LISTENER_MARGIN_S = 2 * LAST_WORDS_S
 DRAIN_MARGIN_S = 2 * _LISTENER_MARGIN_S
 
 
-class IngressDeployment:
+class IngressDeployment(Replica):
     """One ingress replica."""
 
     async def __init__(self, config: Config, coordinator: Any) -> None:  # type: ignore[misc]  # awaited
@@ -48,7 +47,7 @@ class IngressDeployment:
         self._config = config
         tokenizer, defaults = await asyncio.to_thread(_load_text, config)
         process = process_id("ingress")
-        self._ingress = Ingress(
+        self._part: Ingress = Ingress(
             config,
             tokenizer,
             defaults,
@@ -57,52 +56,38 @@ class IngressDeployment:
             others=_others_of(process),
             trust=trust_in(config, "ingress"),
         )
-        self._ingress.start()
+        self._part.start()
         if await asyncio.to_thread(has_others):
-            await self._ingress.first_link()
-        self._exporter = Exporter(self._ingress.recorder)
+            await self._part.first_link()
+        self._exporter = Exporter(self._part.recorder)
         self._exporter.start()
         self._listeners: list[GrpcListener | HttpListener] = []
         self._drained: asyncio.Task[None] | None = None
         patience_s = config.ingress.shutdown_grace_s + _LISTENER_MARGIN_S
-        app, tls = create_app(self._ingress), config.tls.files()
+        app, tls = create_app(self._part), config.tls.files()
         self._http = HttpListener(app, config.http, patience_s, tls)
-        grpc = GrpcListener(GrpcApi(self._ingress), config, patience_s)
+        grpc = GrpcListener(GrpcApi(self._part), config, patience_s)
         self._listeners += [grpc, self._http]
         admin = config.access.admin
         if admin.port is not None:
             where = HttpConfig(host=admin.host, port=admin.port)
-            self._listeners.append(HttpListener(create_admin_app(self._ingress), where, patience_s))
+            self._listeners.append(HttpListener(create_admin_app(self._part), where, patience_s))
         for listener in self._listeners:
             await listener.start()
 
-    async def reconfigure(self, user_config: Any) -> None:
-        """Serve calls it after the constructor and when the file's user_config has changed."""
-        refused = await reconfigured(self._config, user_config, self._ingress.use)
-        if refused:
-            self._ingress.refuse_config(refused)
-
     async def metrics_for(self, asking: str) -> bytes:
         """This replica's own series, in Prometheus' text format; b"" if it asks itself."""
-        recorder = self._ingress.recorder
+        recorder = self._part.recorder
         return b"" if recorder.process == asking else recorder.render()
-
-    async def note_demand(self, coordinator: str, said: Any) -> bool:
-        """A call by a handle: see `CoordinatorDeployment`."""
-        return False
 
     async def health(self) -> dict[str, Any]:
         """Return what /health tells operators."""
-        return await self._ingress.health()
+        return await self._part.health()
 
     async def check_health(self) -> None:
         """Called by Serve; raises WorkerError where nobody would be answered."""
         if self._drained is None:
             self._http.check()
-
-    async def placement(self) -> dict[str, Any]:
-        """The node and devices of the replica."""
-        return where()
 
     async def drain(self) -> None:
         """Take no more requests, and return when all that run are over, at the latest after
@@ -114,13 +99,13 @@ class IngressDeployment:
 
     async def _drain(self) -> None:
         stopping = (listener.stop() for listener in self._listeners)
-        await asyncio.gather(self._ingress.drain(), *stopping, return_exceptions=True)
+        await asyncio.gather(self._part.drain(), *stopping, return_exceptions=True)
 
     async def __del__(self) -> None:
         if hasattr(self, "_drained"):
             await self.drain()
         if hasattr(self, "_exporter"):
-            await self._ingress.stop()
+            await self._part.stop()
             await self._exporter.stop()
 
 
