@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection
 
 from cluster.config.addresses import joined
 from cluster.config.pem import Reloaded
-from cluster.config.schema import Config, IngressConfig
+from cluster.config.schema import Config
 from cluster.errors import ConfigError, DrafthouseError
 from cluster.rpc.options import public_server_options
 from cluster.rpc.status import status_code, trailing_metadata
@@ -35,8 +35,10 @@ class GrpcListener:
         self._where = config.grpc
         files = config.tls.files()
         self._trust = Trust(pem=None if files is None else Reloaded(files.paths, files.load))
+        # Longer messages are read than are served, so that the refusal is ours.
+        max_bytes = min(2 * config.ingress.max_body_bytes, _MOST_MESSAGE_BYTES)
         self._server = grpc.aio.server(
-            options=public_server_options(_message_bytes(config.ingress), config.max_calls),
+            options=public_server_options(max_bytes, config.max_calls),
             maximum_concurrent_rpcs=config.max_calls,
             interceptors=[_Door(api)],
         )
@@ -77,11 +79,6 @@ class _Door(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no ty
         except DrafthouseError as error:
             return refusing(status_code(error), error.message, trailing_metadata(error))
         return await continuation(call)
-
-
-def _message_bytes(settings: IngressConfig) -> int:
-    """The longest message that is read: longer than what is served, so that the refusal is ours."""
-    return min(2 * settings.max_body_bytes, _MOST_MESSAGE_BYTES)
 
 
 def _add(servicer: Any, server: Any, service: str, stream: str, *calls: str) -> None:

@@ -42,25 +42,6 @@ WritePiece = Callable[[bytes], bool]
 _SYNTAX_BYTES = 4
 
 
-def size_of(name: bytes, value: bytes) -> int:
-    """The bytes that a header takes."""
-    return len(name) + len(value) + _SYNTAX_BYTES
-
-
-def check_head(num_bytes: int, num_headers: int, bounds: HttpConfig) -> None:
-    """Raise HeadTooLargeError for a path and headers beyond the bounds."""
-    if num_bytes > bounds.max_header_bytes:
-        raise HeadTooLargeError(
-            f"path and headers have more than {bounds.max_header_bytes} bytes; send less, or raise "
-            "http.max_header_bytes"
-        )
-    if num_headers > bounds.max_headers:
-        raise HeadTooLargeError(
-            f"there are more than {bounds.max_headers} headers; send fewer, or raise "
-            "http.max_headers"
-        )
-
-
 class BoundedProtocol(HttpToolsProtocol):
     """One connection."""
 
@@ -147,7 +128,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """See httptools; called for those behind a body, too."""
         super().on_header(name, value)
-        self._add(size_of(name, value))
+        self._add(len(name) + len(value) + _SYNTAX_BYTES)
 
     def on_body(self, body: bytes) -> None:
         """See httptools."""
@@ -195,11 +176,20 @@ class BoundedProtocol(HttpToolsProtocol):
     def _add(self, num_bytes: int) -> None:
         self._num_untold = 0
         self._num_bytes += num_bytes
-        try:
-            check_head(self._num_bytes, len(self.headers), self._bounds)
-        except HeadTooLargeError as error:
-            self._refusal = error
-            raise
+        bounds, reason = self._bounds, ""
+        if self._num_bytes > bounds.max_header_bytes:
+            reason = (
+                f"path and headers have more than {bounds.max_header_bytes} bytes; send less, or "
+                "raise http.max_header_bytes"
+            )
+        elif len(self.headers) > bounds.max_headers:
+            reason = (
+                f"there are more than {bounds.max_headers} headers; send fewer, or raise "
+                "http.max_headers"
+            )
+        if reason:
+            self._refusal = HeadTooLargeError(reason)
+            raise self._refusal
 
     def _start_clock(self) -> None:
         self._timer = self.loop.call_later(self._bounds.head_timeout_s, self._on_late)
