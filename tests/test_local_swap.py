@@ -25,12 +25,13 @@ from cluster.models.fingerprint import model_hash
 from cluster.records import frozen
 from cluster.spec.acceptance import versioned
 from cluster.worker.models import check_room
+from tests.support.choices import by_day
 from tests.support.draft.heads import random_eagle3
 from tests.support.local_models import PROMPTS, drafters, target
 
 pytestmark = pytest.mark.usefixtures("tireless_residents")
 
-NUM_STREAMS = 32
+NUM_STREAMS = by_day(12, 32)
 # The accepted tokens of a model that is the target itself.  Beside busy cores residents may have
 # time for one node of a tree, which is accepted.
 OWN = 0.9

@@ -26,10 +26,11 @@ from cluster.spec.budget import Ask
 from cluster.spec.held_trees import Seen
 from cluster.spec.step_profile import DraftTime
 from cluster.spec.token_log import TokenLog
+from tests.support.choices import by_day
 from tests.support.plan.asked import Oracle, Watched
 
 GROUP = ("default", False)
-SECONDS = 8.0
+SECONDS = by_day(4.0, 8.0)
 specialists = cache(synthetic.specialists)
 
 
