@@ -15,6 +15,7 @@ import grimp
 import pytest
 
 from tests.conftest import REPOSITORY, python
+from tests.draft.test_registry import REQUIRED
 from tests.support.choices import by_day
 
 HOUSE = ("cluster", "deployments")
@@ -76,13 +77,17 @@ ids = tokenizer.apply_chat_template([{"role": "user", "content": "a text"}])
 TextStream(tokenizer).push(ids)
 print(*{"torch", "scipy", "transformers.modeling_utils"}.intersection(sys.modules))
 """
-IMPORT_AND_LOOK_UP = """
+# The options of every kind are checked by the way.
+IMPORT_AND_LOOK_UP = f"""
 import sys
 from cluster.config.schema import Config, DrafterConfig
+from cluster.draft.registry import KINDS, check
 from cluster.worker.build import load_drafter
+for kind in KINDS:
+    check("own", DrafterConfig(kind, {REQUIRED}.get(kind, {{}})))
 for kind in ("suffix", "ngram_cache", "prompt_lookup"):
-    load_drafter(Config(drafters={"own": DrafterConfig(kind)}), "own")
-print(*{"torch", "transformers", "scipy", "tokenizers", "ray"}.intersection(sys.modules))
+    load_drafter(Config(drafters={{"own": DrafterConfig(kind)}}), "own")
+print(*{{"torch", "transformers", "scipy", "tokenizers", "ray", "grpc"}}.intersection(sys.modules))
 """
 
 

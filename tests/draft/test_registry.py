@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
 from collections.abc import Sequence
 
 import pytest
@@ -139,22 +137,6 @@ class SilentDrafter:
 
     def release(self, request_ids: Sequence[str]) -> None:
         """Nothing is held."""
-
-
-def test_checking_and_count_based_drafting_need_no_torch() -> None:
-    program = (
-        "import sys\n"
-        "from cluster.config.schema import DrafterConfig\n"
-        "from cluster.draft.base import DrafterContext\n"
-        "from cluster.draft.registry import KINDS, REMOVED, check, create\n"
-        f"required = {REQUIRED}\n"
-        "for kind in KINDS:\n"
-        "    check('x', DrafterConfig(kind=kind, options=required.get(kind, {})))\n"
-        "for kind in ('prompt_lookup', 'suffix', 'ngram_cache'):\n"
-        "    create('x', DrafterConfig(kind=kind), DrafterContext('x', 4, 4))\n"
-        "assert not {'torch', 'transformers', 'ray', 'grpc'} & set(sys.modules)\n"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_a_look_up_without_native_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

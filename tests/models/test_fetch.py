@@ -23,7 +23,9 @@ from deployments.configured_models import fetch_models
 from tests.conftest import Run, python
 from tests.support.models.wheels import NAME, look_only_in, make_known, write_wheel
 
-RESOLVE = "import sys; from cluster.models.resolve import resolve; print(resolve(sys.argv[1]))"
+RESOLVE = (
+    "import sys; from cluster.models.resolve import resolve; print(*map(resolve, sys.argv[1:]))"
+)
 DEADLINE_S = 60
 
 
@@ -193,15 +195,16 @@ def hub(llama_folder: Path, tmp_path: Path) -> dict[str, str]:
 
 
 def resolved(
-    model: str, environment: dict[str, str], program: str = RESOLVE
+    environment: dict[str, str], *models: str, program: str = RESOLVE
 ) -> subprocess.CompletedProcess[str]:
-    return python("-c", program, model, **environment)
+    return python("-c", program, *models, **environment)
 
 
-@pytest.mark.parametrize("model", ["org/tiny", "org/tiny@main", f"org/tiny@{'a' * 40}"])
-def test_a_hub_model_is_taken_from_the_hubs_own_cache(model: str, hub: dict[str, str]) -> None:
-    found = resolved(model, hub)
-    assert found.stdout.strip().endswith(f"models--org--tiny/snapshots/{'a' * 40}"), found.stderr
+def test_a_hub_model_is_taken_from_the_hubs_own_cache(hub: dict[str, str]) -> None:
+    found = resolved(hub, "org/tiny", "org/tiny@main", f"org/tiny@{'a' * 40}")
+    assert len(found.stdout.split()) == 3, found.stderr
+    for folder in found.stdout.split():
+        assert folder.endswith(f"models--org--tiny/snapshots/{'a' * 40}")
 
 
 def test_a_draft_head_is_taken_from_the_hubs_own_cache(hub: dict[str, str], tmp_path: Path) -> None:
@@ -211,9 +214,11 @@ def test_a_draft_head_is_taken_from_the_hubs_own_cache(hub: dict[str, str], tmp_
             path.unlink()
     program = RESOLVE.replace("import resolve;", "import resolve_head as resolve;")
     (snapshot / "medusa_lm_head.pt").write_text("")
-    assert "holds no weights of a draft head" in resolved("org/tiny@main", hub, program).stderr
+    assert (
+        "holds no weights of a draft head" in resolved(hub, "org/tiny@main", program=program).stderr
+    )
     (snapshot / "model.safetensors").write_text("")
-    found = resolved("org/tiny@main", hub, program)
+    found = resolved(hub, "org/tiny@main", program=program)
     assert found.stdout.strip() == str(snapshot), found.stderr
 
 
@@ -221,7 +226,7 @@ def test_a_draft_head_is_taken_from_the_hubs_own_cache(hub: dict[str, str], tmp_
 def test_a_hub_model_that_cannot_be_had_is_named_with_the_remedy(
     model: str, hub: dict[str, str]
 ) -> None:
-    found = resolved(model, hub)
+    found = resolved(hub, model)
     last = found.stderr.splitlines()[-1]
     assert f"ConfigError: the model {model} is no folder here and cannot be fetched" in last
     assert "HF_ENDPOINT" in last
@@ -233,6 +238,6 @@ def test_a_hub_model_of_which_a_part_is_missing_is_not_here(
     snapshot = tmp_path / "hub" / "models--org--tiny" / "snapshots" / ("a" * 40)
     parts = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
     (snapshot / "model.safetensors.index.json").write_text(json.dumps(parts))
-    assert "holds no weights" in resolved("org/tiny", hub).stderr
+    assert "holds no weights" in resolved(hub, "org/tiny").stderr
     (snapshot / "model-2.safetensors").write_text("")
-    assert resolved("org/tiny", hub).returncode == 0
+    assert resolved(hub, "org/tiny").returncode == 0
