@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,15 @@ async def process(*arguments: str) -> AsyncIterator[str]:
         if child.returncode is None:
             child.kill()
             await child.wait()
+
+
+def niceness_of(module: str, config: str) -> int:
+    """That of the process of this module that was given this file."""
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended meanwhile
+            if {module, config} <= {*place.read_text().split("\0")}:
+                return os.getpriority(os.PRIO_PROCESS, int(place.parent.name))
+    raise AssertionError(f"no process of {module}")
 
 
 OWN = {"num_cpus": 0.5}
@@ -122,6 +132,14 @@ def closed(folder: Path) -> DataPlaneConfig:
     return DataPlaneConfig(str(folder / "secret"), PartsTlsConfig(*named))
 
 
+async def test_a_coordinator_is_as_nice_as_its_file_says(
+    llama_folder: Path, draft_folder: Path, tmp_path: Path
+) -> None:
+    config = serve_file(tmp_path, llama_folder, draft_folder, 1, coordinator={"nice": 5})
+    async with process("cluster.lead", config, "--target", "127.0.0.1:9"):
+        assert niceness_of("cluster.lead", config) == min(os.nice(0) + 5, 19)
+
+
 _LM_ACCEPTED = 'drafthouse_accepted_draft_tokens_total{drafter="lm"'
 
 
@@ -167,8 +185,9 @@ async def test_hand_started_workers_decode_the_targets_text(
             for text in hf_greedy(llama_folder, PROMPTS, 40)
         ]
         metrics = ""
-        # So small a model may be done with a text before the drafter has read it.
-        for turn in range(10):
+        # So small a model may be done with a text before the drafter has read it, above all where
+        # other tests take the cores.
+        for turn in range(60):
             requests = [
                 Request(f"r{turn}-{i}", token_array(p), params) for i, p in enumerate(PROMPTS)
             ]
