@@ -18,6 +18,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tests.support.deployments.shares import before_others
 
 _STORE = 80 * 2**20
+# Thrice what the drain may take.  A node that ended as it began would be waited for without an end.
+_PATIENCE_S = 300
 
 
 @ray.remote(num_cpus=0)
@@ -77,7 +79,7 @@ def main() -> None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    while (after := handle.remote().result()) == before:
+    while (after := handle.remote().result(timeout_s=_PATIENCE_S)) == before:
         pass  # every question is answered, whichever replica gets it
     had_ended = drain.poll() is not None
     ray.get(gate.open.remote())
