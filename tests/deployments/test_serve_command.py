@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,6 +58,9 @@ def test_on_a_ray_that_is_joined_each_process_is_replaced(monkeypatch: pytest.Mo
             )
 
     monkeypatch.setattr(deploying, "_get_global_client", Client)
+    # Asked without a Ray, it would join any that runs on this machine, or start one.
+    context = SimpleNamespace(runtime_env={})
+    monkeypatch.setattr(deploying.ray, "get_runtime_context", lambda: context)
     served = load(Path(__file__).parents[2] / "configs" / "local.yaml")
     for is_own in (True, True, False):
         begin(served, is_own=is_own)
