@@ -69,5 +69,6 @@ void multiply_groups(const float *rows, void *scratch, const void *weight, const
                  num_rows, num_inputs, num_outputs, (num_inputs + UNIT - 1) / UNIT, header.bits, header.halves,
                  header.has_minimum != 0};
     run_blocks(round_rows, &call, (num_rows + ROUNDED_ROWS - 1) / ROUNDED_ROWS, num_threads);
-    run_blocks(multiply_part, &call, num_blocks(call) * ((num_rows + CHUNK_ROWS - 1) / CHUNK_ROWS), num_threads);
+    run_blocks(multiply_part, &call, num_blocks(call) * ((num_rows + CHUNK_ROWS - 1) / CHUNK_ROWS), num_threads,
+               NEIGHBOURS);
 }

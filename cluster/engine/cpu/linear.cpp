@@ -190,7 +190,8 @@ static void multiply(Product product) {
         product.panels = (float *)product.rows;
     else
         run_blocks(fill_panel<format>, &product, num_passes(&product), product.num_threads);
-    run_blocks(do_block<format>, &product, (product.num_outputs + BLOCK - 1) / BLOCK, product.num_threads);
+    run_blocks(do_block<format>, &product, (product.num_outputs + BLOCK - 1) / BLOCK, product.num_threads,
+               NEIGHBOURS);
 }
 
 extern "C" void linear(const float *rows, float *panels, const void *weight, const float *bias, float *output, long num_rows,

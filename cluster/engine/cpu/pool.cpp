@@ -16,9 +16,8 @@ enum { MAX_THREADS = 256, NUM_JOBS = 8 };
 /* How long a thread looks out for the next job before it sleeps: longer than the few operations
  * between two layers' products, shorter than what others would miss the core for. */
 const long SPIN_NS = 200000;
-/* Runs of a job, for each thread.  Blocks lie in memory as they are numbered, and two threads read runs
- * of neighbours almost twice as fast as every other block; with one run each, a thread that is held
- * up would keep the others waiting for all of its share. */
+/* Runs of neighbours for each thread: with one, a thread that is held up would keep the others waiting
+ * for all of its share. */
 const long RUNS = 2;
 
 struct Job {
@@ -109,7 +108,7 @@ void start_helpers(int wanted) {
 
 }  // namespace
 
-void run_blocks(block_function function, void *argument, long num_blocks, int num_threads) {
+void run_blocks(block_function function, void *argument, long num_blocks, int num_threads, Shares shares) {
     if (num_threads <= 1 || num_blocks <= 1 || pthread_mutex_trylock(&caller)) {
         for (long block = 0; block < num_blocks; block++) function(argument, block);
         return;
@@ -119,7 +118,8 @@ void run_blocks(block_function function, void *argument, long num_blocks, int nu
     Job &job = jobs[number % NUM_JOBS];
     job.function.store(function);
     job.argument.store(argument);
-    const long num_runs = num_blocks < RUNS * num_threads ? num_blocks : RUNS * num_threads;
+    const bool is_block_alone = shares == ONE_BY_ONE || num_blocks < RUNS * num_threads;
+    const long num_runs = is_block_alone ? num_blocks : RUNS * num_threads;
     job.num_blocks.store(num_blocks);
     job.num_runs.store(num_runs);
     job.num_helpers.store(num_threads - 1);

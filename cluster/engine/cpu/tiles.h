@@ -126,7 +126,7 @@ static void round_rows(void *argument, long part) {
 
 static void linear_in_tiles(Product product) {
     run_blocks(round_rows, &product, (product.num_rows + TILE_ROWS - 1) / TILE_ROWS, product.num_threads);
-    run_blocks(do_tiles, &product, (product.num_outputs + BLOCK - 1) / BLOCK, product.num_threads);
+    run_blocks(do_tiles, &product, (product.num_outputs + BLOCK - 1) / BLOCK, product.num_threads, NEIGHBOURS);
 }
 
 #else
