@@ -14,8 +14,10 @@ from typing import Any, Protocol
 import torch
 from accelerate.utils import broadcast, send_to_device
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from tqdm import tqdm
 
+from cluster.engine.device import computes
 from cluster.errors import ConfigError
 from cluster.records import frozen
 from cluster.train.processes import new_accelerator
@@ -42,6 +44,20 @@ class Rates:
     def scale(self, progress: float) -> float:
         """The factor on both rates when the part `progress` (0 to 1) of the budget is spent."""
         return max(0.0, min(1.0, (progress + 1e-3) / self.warmup, (1.0 - progress) / self.decay))
+
+
+class _StaysFloat32(TorchFunctionMode):
+    """Muon casts its iterations to bfloat16; where that is emulated one of them takes seconds."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        is_cast = func is torch.Tensor.bfloat16 and not computes(torch.bfloat16, args[0].device)
+        return args[0].clone() if is_cast else func(*args, **(kwargs or {}))
 
 
 class Optimizers:
@@ -71,7 +87,8 @@ class Optimizers:
         for optimizer, rate in self._both.values():
             for group in optimizer.param_groups:
                 group["lr"] = rate * self._rates.scale(progress)
-            optimizer.step()
+            with _StaysFloat32():
+                optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
     def state_dict(self) -> dict[str, Any]:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from accelerate.state import AcceleratorState
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaForCausalLM
 
 from cluster.errors import ConfigError
 from cluster.train.processes import new_accelerator, processes, run_together
 from cluster.train.trainer import (
     Budget,
+    Optimizers,
+    Rates,
     Trainer,
     TrainingPhase,
     TrainSettings,
@@ -89,6 +93,33 @@ def test_products_are_in_bfloat16_only_where_the_processor_has_them(
     with new_accelerator().autocast():
         product = torch.ones(2, 2) @ torch.ones(2, 2)
     assert product.dtype == (torch.bfloat16 if computes else torch.float32)
+
+
+class DtypesOfProducts(TorchDispatchMode):
+    """Notes what the optimiser's products are made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+            self.seen.add(args[-1].dtype)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("computes", [True, False])
+def test_muon_iterates_in_bfloat16_only_where_the_processor_has_them(
+    monkeypatch: pytest.MonkeyPatch, computes: bool
+) -> None:
+    monkeypatch.setattr("cluster.train.trainer.computes", lambda dtype, device: computes)
+    layer = nn.Linear(8, 8)
+    before = layer.weight.detach().clone()
+    layer(torch.eye(8)).square().sum().backward()
+    with DtypesOfProducts() as products:
+        Optimizers(dict(layer.named_parameters()), Rates()).step(0.1)
+    assert products.seen == {torch.bfloat16 if computes else torch.float32}
+    assert not torch.equal(layer.weight, before)
 
 
 def test_time_budget_ends_by_the_clock() -> None:
