@@ -17,7 +17,7 @@ PYTHON ?= $(shell for candidate in python3 python3.14 python3.13 python3.12 pyth
 	if $$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
 	then echo $$candidate; break; fi; done)
 
-.PHONY: help serve first-look test test-application test-others test-nightly test-clients check check-native check-gpu-offline format docs lint-protos lock mutation sbom stubs train vendor wheel clean
+.PHONY: help serve first-look test test-application test-others check-and-others test-nightly test-clients check check-format check-native check-gpu-offline format docs lint-protos lock mutation sbom stubs train vendor wheel clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -43,9 +43,14 @@ TRY_AGAIN := --reruns 1 --max-suite-reruns 3 --rerun-show-tracebacks \
 # A hundred servers of ten processes are started; none is to compile our modules anew.
 test test-application test-others: export PYTHONDONTWRITEBYTECODE =
 
-# Side by side: while processes start and silence is noticed, others compute.
-test: check ## every check, then every test
-	@$(MAKE) --no-print-directory -j2 test-application test-others
+# Side by side: while processes start and silence is noticed, others compute.  mypy has one core, so what
+# takes long of the checks is beside the tests too; what is told within seconds comes first.
+test: check-format ## every check and every test
+	@$(MAKE) --no-print-directory -j2 test-application check-and-others
+
+check-and-others:
+	@nice -n 10 $(MAKE) --no-print-directory check
+	@$(MAKE) --no-print-directory test-others
 
 # They start one Ray after the other, each of which has Ray's fixed 30 s: beside others' that is too
 # little on two slow cores (eight tests failed at once, and pass alone).
@@ -79,9 +84,11 @@ test-nightly: $(VENV)/.dev-installed build/fuzz/.installed ## hours: 10,000 dama
 test-clients: $(VENV)/.dev-installed ## clients that others wrote (openai, anthropic, lm_eval ...) against a started server
 	$(BIN)/python -m benchmarks.clients $(if $(CONFIG),--config $(CONFIG)) $(ARGS)
 
-check: $(VENV)/.dev-installed ## lint, format, types, layers, generated files, age of headline figures
+check-format: $(VENV)/.dev-installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+check: check-format ## lint, format, types, layers, generated files, age of headline figures
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	@if command -v buf >/dev/null; then buf lint protos; else echo "buf is not installed: its lint of protos/ is left to \`make lint-protos\`"; fi
