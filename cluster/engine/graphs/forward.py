@@ -30,8 +30,12 @@ from cluster.spec.draw import drawing_bytes
 
 log = logging.getLogger(__name__)
 
-# Rows of a step that has a graph.  Wider ones compute for longer than their launches take.
-WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+# Rows of a step that has a graph: texts that decode, also beside a chunk of a prompt.  Wider ones
+# compute for longer than their launches take.
+WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512)
+# Of them the rows with logits, of which a chunk has one: a vocabulary of 128,256 takes half a
+# megabyte of each, several times over.
+_LOGIT_ROWS = 256
 # token_ids, positions, slots, logit_rows: an int64 for each row.
 _NUM_INDICES = 4
 _WORDS_PER_INDEX = 2
@@ -103,9 +107,8 @@ class GraphedForward:
         # One for each group of layers, whose slots are others.
         self._stagings = [Staging(fixed + rest_words, model.device) for _ in padding]
         # Outside the pool: one result may be read while no graph may have it overwritten.
-        self._logits = torch.zeros(
-            (widths[-1], model.num_columns), dtype=torch.float32, device=model.device
-        )
+        shape = min(widths[-1], _LOGIT_ROWS), model.num_columns
+        self._logits = torch.zeros(shape, dtype=torch.float32, device=model.device)
 
     @property
     def has_failed(self) -> bool:
@@ -126,7 +129,8 @@ class GraphedForward:
         batches: of each group of layers one, padded to its `width`.  Call in inference mode.
         Raises RuntimeError when the device fails."""
         batch = batches[0]
-        if self.has_failed or batch.num_rows not in self._widths:
+        is_fitting = len(batch.logit_rows) <= len(self._logits)
+        if self.has_failed or batch.num_rows not in self._widths or not is_fitting:
             return None
         max_rows = max((share.num_rows for share in batch.shares), default=1)
         form = self._backend.form(batch.num_rows, max_rows)
@@ -192,6 +196,7 @@ class GraphedForward:
         start = _num_index_words(width)
         staged = [staging.words for staging in self._stagings]
         indices = [words[:start].view(torch.int64).view(_NUM_INDICES, width) for words in staged]
+        logits = self._logits[:width]
         token_ids, positions, _, logit_rows = indices[0]
         plan = AttentionStep(
             self._cache,
@@ -199,8 +204,7 @@ class GraphedForward:
             [form.plan(words[start:]) for words in staged],
             [slots for _, _, slots, _ in indices],
         )
-        inputs = StepInputs(token_ids, positions, logit_rows, plan, taps)
-        logits = self._logits[:width]
+        inputs = StepInputs(token_ids, positions, logit_rows[: len(logits)], plan, taps)
 
         def run() -> None:
             outputs = self._model.forward(inputs)
@@ -272,9 +276,9 @@ def reserved_bytes(config: EngineConfig, model: LoadedModel) -> int:
 def graph_bytes(config: EngineConfig, vocab_size: int) -> int:
     """The memory of graphs: a pool for the activations of the widest, and their logits.
 
-    Less than draws of as many rows take: three of its copies are logits, and the others are more
-    than the hidden states of a row."""
-    return drawing_bytes(min(WIDTHS[-1], config.max_batch_tokens), vocab_size)
+    Less than draws of as many rows take as have logits: three of its copies are logits, and the
+    others are more than the hidden states of two rows."""
+    return drawing_bytes(min(_LOGIT_ROWS, config.max_batch_tokens), vocab_size)
 
 
 def is_on_one_gpu(model: LoadedModel) -> bool:

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from cluster.engine.attention.triton import layout as triton_layout
+from cluster.engine.graphs import forward
 from cluster.engine.graphs.capture import Staging
 from cluster.engine.work import Work
 from tests.support.choices import by_day
@@ -107,6 +108,25 @@ def test_a_replay_touches_no_memory_that_its_capture_did_not_touch(small_llama: 
     for captured, *replays in recorder.storages:
         assert captured
         assert all(met == captured for met in replays)
+
+
+@interpreted
+def test_a_chunk_beside_texts_is_replayed_and_more_logits_than_a_graph_has_are_not(
+    small_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forward, "_LOGIT_ROWS", 4)
+    recorder = Recorder()
+    engine, eager = build(small_llama, recorder), build(small_llama)
+    steps = [
+        [Work("a", 0, prompt(9)), Work("b", 0, prompt(3))],
+        [Work("a", 9, prompt(1), tree_of_size(4))],
+    ]
+    replays = []
+    for step in steps:
+        before = recorder.num_replays
+        check_equal(answers(engine, [step]), answers(eager, [step]))
+        replays.append(recorder.num_replays - before)
+    assert replays == [1, 0]
 
 
 @interpreted
