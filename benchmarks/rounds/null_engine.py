@@ -15,6 +15,7 @@ import torch
 
 from cluster.core import TokenArray, TokenTree
 from cluster.engine.adapters import Adapters
+from cluster.engine.limits import EngineLimits
 from cluster.engine.schedule.scheduler import PromptPace
 from cluster.engine.work import Output, StepSummary, Work
 from cluster.spec.tree import depths
@@ -44,7 +45,7 @@ def text(start: int, count: int) -> TokenArray:
 
 
 class NullEngine:
-    """An engine with the methods that `cluster.worker.verifier.Verifier` calls.
+    """An engine as a verifier needs one: `TargetEngine`.
 
     steps: for each step its beginning and end, the number of works it answered and their nodes.
     """
@@ -56,6 +57,7 @@ class NullEngine:
         self.adapters = Adapters({}, {})
         self.last_step = StepSummary()
         self.pace = PromptPace(max_rows=512, max_chunk_s=0.2)  # the defaults of an engine
+        self.limits = EngineLimits(VOCAB_SIZE, _MAX_LEN, (), (), 512)
         self.pages_in_use, self.pages_total = 0, 1
         self.steps: list[tuple[float, float, int, int]] = []
         self._forward = forward

@@ -102,7 +102,7 @@ def main() -> int:
     arguments = parser.parse_args()
     forward_s = 1e-3 * arguments.forward_ms
     engine = NullEngine({"asleep": asleep, "spinning": spinning}[arguments.how], forward_s)
-    verifier = Verifier(cast(Any, engine))
+    verifier = Verifier(engine)
     wire = _Wire(verifier)
     worker = build(engine, verifier, arguments.budget, forward_s)
     shorten_switch_interval()

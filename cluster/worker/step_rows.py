@@ -34,7 +34,7 @@ from cluster.worker.target_sequence import TargetSequence, adjusted, no_law
 from cluster.worker.texts import TargetText
 
 if TYPE_CHECKING:
-    from cluster.engine.engine import Engine
+    from cluster.engine.target_engine import TargetEngine
 
 
 Answered = tuple[TargetSequence, Output, Verdict]
@@ -190,7 +190,7 @@ def walk_by_ratio(sequence: TargetSequence) -> tuple[TokenArray, TokenArray]:
 _MAX_LIVE_TOKENS = 4096
 
 
-def open_search(text: TargetText, beams: BeamSpec, adapter: int, engine: Engine) -> BeamRun:
+def open_search(text: TargetText, beams: BeamSpec, adapter: int, engine: TargetEngine) -> BeamRun:
     """Return the search that the text is; raises RequestError if it cannot fit.
 
     adapter: as in `Work`."""

@@ -40,7 +40,7 @@ from cluster.worker.target_sequence import NO_LOGITS, TargetSequence, draw_all, 
 from cluster.worker.texts import TargetText
 
 if TYPE_CHECKING:
-    from cluster.engine.engine import Engine
+    from cluster.engine.target_engine import TargetEngine
 
 # Makes the logits hook of a text; None = it has none.
 OpenHook = Callable[[TargetText], LogitsHook | None]
@@ -68,7 +68,7 @@ class Verifier:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: TargetEngine,
         clock: Clock = time.perf_counter,
         open_hook: OpenHook = lambda text: None,
         wants: StepWants = WANTS_NOTHING,
