@@ -108,7 +108,7 @@ class EngineConfig:
     loads take a minute longer, later ones some seconds. Only on a CPU with a C++ compiler."""
     cuda_graphs: bool = True
     """Capture CUDA graphs at load for steps of up to 512 rows. Only where one NVIDIA GPU holds the
-    whole model and its code allows that."""
+    whole model, or all of a tensor-parallel rank's, and its code allows that."""
     adapters: Mapping[str, str] = field(default_factory=dict)
     """LoRA adapters of the target, name to folder as peft saves it, which requests name in `model`.
     Not together with tensor_parallel or reproducible."""

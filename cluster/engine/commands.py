@@ -26,7 +26,7 @@ HEADER_SIZE = _HEADER.size
 _MAX_LENGTH = 1 << 30
 
 # Methods of the engine; the last one ends the others' work.
-CALLS = ("submit", "retain", "release", "forget_prefixes", "step", "close")
+CALLS = ("submit", "retain", "release", "forget_prefixes", "capture_ahead", "step", "close")
 # Of a work, what concerns the leading rank alone, or is served by one rank only.
 _UNTOLD = ("num_top", "adapter")
 

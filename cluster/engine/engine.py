@@ -165,6 +165,8 @@ class Engine:
         nothing where there are none."""
         if self.forward.graphs is not None:
             progress.begin("warm")
+            if self._group is not None and self._group.leads:
+                self._group.send("capture_ahead", taps)
             self.forward.graphs.capture_ahead(taps=self.model.resolve_taps(taps))
 
     @property
@@ -245,18 +247,20 @@ class Engine:
         waiting = [sequences[name] for name in self._waiting]
         prompt_rows = prompt_rows or self.pace.rows(waiting)
         if self._group is not None and self._group.leads:
-            self._group.send("step", (), prompt_rows)
+            self._group.send("step", taps, prompt_rows)
         schedule = self._scheduler.schedule(waiting, prompt_rows)
         outputs = [*self._refused.values(), *schedule.answers]
         self._refused.clear()
         self._blocked = not schedule.picks and not outputs
         # Shares of similar length stand side by side, so that a backend can serve them together.
         picks = sorted(schedule.picks, key=lambda pick: pick.sequence.cached_len)
-        if self._group is not None:
-            digest = step_digest(schedule, picks, self.page_owners.pools)
-            self._group.agree(digest, "what this step is to run")
         forward_start = self._clock()
-        found = self.forward(picks, wanted)
+        if self._group is None:
+            found = self.forward(picks, wanted)
+        else:
+            digest = step_digest(schedule, picks, self.page_owners.pools)
+            with self._group.agreeing(digest, "what this step is to run", self.device):
+                found = self.forward(picks, wanted)
         forward_time_s = self._clock() - forward_start
         taps_found = tapped(picks, found.taps)
         outputs += self._commit(picks, found.logits)

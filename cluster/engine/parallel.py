@@ -53,6 +53,7 @@ _TIMEOUT_KEY = "drafthouse/timeout_s"
 # Until all ranks have started; a machine may be busy with importing torch in each.
 _JOINING_S = 600.0
 _MASK64 = (1 << 64) - 1
+_CPU = torch.device("cpu")
 
 
 def init_rank(
@@ -188,11 +189,32 @@ class RankGroup:
 
         Unlike commands it is not waited for without limit: a rank that hangs is taken for dead.
         """
+        self._settle(self._posed(value, _CPU), value, subject)
+
+    @contextmanager
+    def agreeing(self, value: int, subject: str, device: torch.device) -> Iterator[None]:
+        """What `agree` does, for a step of the model on `device`: on a CPU before the step runs; on
+        a GPU the comparison goes before it on the stream, and the host, which waits for the step
+        anyway, reads it afterwards.  Ranks that differ discard what they have computed."""
+        posed = self._posed(value, device)
+        if not posed.is_cuda:
+            self._settle(posed, value, subject)
+        yield
+        if posed.is_cuda:
+            self._settle(posed, value, subject)
+
+    def _posed(self, value: int, device: torch.device) -> torch.Tensor:
+        """The least of the ranks' values and of their complements, once they are there."""
         with self._noticing():
             # ~ turns the order around and, unlike a minus, maps every int64 to an int64.
-            least = torch.tensor([value, ~value], dtype=torch.int64)
+            least = torch.tensor([value, ~value], dtype=torch.int64, device=device)
             dist.all_reduce(least, op=dist.ReduceOp.MIN)
-        if int(least[0]) != ~int(least[1]):
+        return least
+
+    def _settle(self, posed: torch.Tensor, value: int, subject: str) -> None:
+        with self._noticing():
+            least, of_complements = posed.tolist()
+        if least != ~of_complements:
             raise WorkerError(
                 f"the {self.world_size} tensor-parallel ranks differ in {subject} (rank "
                 f"{self.rank} has {value & _MASK64:016x}); the engine must be discarded on all "

@@ -16,7 +16,7 @@ from cluster.engine.attention.backends import create_backend
 from cluster.engine.attention.sdpa import SdpaBackend
 from cluster.engine.attention.seam import AttentionStep
 from cluster.engine.graphs.capture import Capture
-from cluster.engine.graphs.forward import GraphedForward, create_graphs
+from cluster.engine.graphs.forward import GraphedForward, Vote, create_graphs
 from cluster.engine.loading.inspection import MIN_ROWS
 from cluster.engine.loading.model import LoadedModel
 from cluster.engine.memory.kv_cache import KVCache
@@ -29,10 +29,6 @@ log = logging.getLogger(__name__)
 
 # On CPU a matrix product of one row can take a far slower path than one of two.
 _MIN_ROWS_ON_CPU = 2
-
-
-# Every rank calls it with its own answer; it returns True if all ranks gave True.
-Vote = Callable[[bool], bool]
 
 
 class Forward:
@@ -120,16 +116,22 @@ class Forward:
         log.warning("%s", self._noted[-1])
 
     def use_graphs(self, capture: Capture | None, check: Callable[[], None]) -> None:
-        """Go on with graphs, if there can be any and `check` finds nothing wrong with them.
+        """Go on with graphs, if there can be any and `check` finds nothing wrong with them on any
+        rank.
 
         To be called after eager steps.  check: runs steps, raises ConfigError where they are
         wrong."""
+        failure = ""
         try:
             self.graphs = create_graphs(
-                self._config, self._model, self._cache, self._backend, capture
+                self._config, self._model, self._cache, self._backend, self._all, capture
             )
         except RuntimeError as error:  # for want of memory
-            self._noted.append(f"steps run without CUDA graphs: {error}")
+            failure = str(error)
+        if not self._all(not failure):
+            self.graphs = None
+            reason = failure or "another rank has no memory for them"
+            self._noted.append(f"steps run without CUDA graphs: {reason}")
             log.warning("%s", self._noted[-1])
         if self.graphs is not None:
             # Captured on something else first, so that the check sees replays.

@@ -40,7 +40,8 @@ SAID: list[Call] = [
     ("retain", ["a", tuple(np.arange(2)), np.arange(2)]),
     ("release", ["c"]),
     ("forget_prefixes", []),
-    ("step", [[], 40]),
+    ("capture_ahead", [[1, -1]]),
+    ("step", [[1, -1], 40]),
     ("close", []),
 ]
 

@@ -20,6 +20,7 @@ from tests.support.choices import by_day
 from tests.support.draft.heads import random_eagle3
 from tests.support.draft.inside import Inside, config_of
 from tests.support.engine.driver import GreedyDecoder, load_engine
+from tests.support.engine.interpreter import needs_triton
 from tests.support.engine.rank_process import NUM_TOKENS, PROMPTS, drafted, paced
 from tests.support.engine.ranks import TIMEOUT_S, free_address, two_ranks
 from tests.support.engine.slowed import SLOW
@@ -85,7 +86,7 @@ def test_the_leader_notices_a_dead_rank(session: Session) -> None:
     assert session.exit_code == 0
 
 
-def test_the_leader_reads_taps_of_which_the_others_know_nothing(session: Session) -> None:
+def test_the_leader_reads_taps_where_layers_are_split(session: Session) -> None:
     chunks, error, refusal = session.taps
     assert chunks == [["a", 0, 16], ["a", 16, 16], ["a", 32, 9]]
     assert error <= 1e-5
@@ -112,6 +113,21 @@ def test_a_draft_head_on_the_first_rank_drafts_as_on_the_only_one(
     alone = drafted(Inside(config_of(llama_folder, "eagle3", head, max_batch_tokens=16)))
     assert session.drafts == alone
     assert any(token_ids for token_ids, _ in alone[1])
+
+
+@needs_triton
+def test_ranks_replay_graphs_together_or_not_at_all(
+    checkpoint_factory: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    folder = checkpoint_factory("llama", num_hidden_layers=1)
+    with two_ranks("graph_process", folder) as ranks:
+        said = [each.communicate(timeout=TIMEOUT_S)[0].splitlines() for each in ranks]
+    (figures, *leads), follows = ([json.loads(line) for line in each] for each in said)
+    error, num_replays, num_steps = figures
+    assert error < 2e-5
+    assert num_replays == num_steps
+    assert ["another rank cannot" in leads[0][0], "no graph today" in follows[0][0]] == [True, True]
 
 
 def test_ranks_that_differ_say_so_and_compute_nothing(session: Session) -> None:

@@ -39,6 +39,9 @@ _LOGIT_ROWS = 256
 # token_ids, positions, slots, logit_rows: an int64 for each row.
 _NUM_INDICES = 4
 _WORDS_PER_INDEX = 2
+# Every rank calls it with its own answer; it returns True if all ranks gave True.
+Vote = Callable[[bool], bool]
+
 # Slots and trees of a step, 16 MiB of them at most; where a step has more it runs eagerly.
 _MAX_REST_WORDS = 2**22
 # Words of one sequence's tree; 128 nodes take three quarters of them.
@@ -90,13 +93,16 @@ class GraphedForward:
         *,
         widths: tuple[int, ...],
         rest_words: int,
+        vote: Vote,
     ) -> None:
-        """widths: ascending.  rest_words: of slots and trees, that a step may have."""
+        """widths: ascending.  rest_words: of slots and trees, that a step may have.  vote: of the
+        ranks, which capture the same steps in the same order: a graph holds collectives."""
         self.failure = ""  # why steps run eagerly that could replay graphs; "" = they do not
         self._model = model
         self._cache = cache
         self._backend = backend
         self._capture = capture
+        self._vote = vote
         self._widths = widths
         self._replays: dict[tuple[StepForm, tuple[int, ...]], Replay] = {}
         self._taps: dict[tuple[int, ...], torch.Tensor] = {}
@@ -159,11 +165,14 @@ class GraphedForward:
         log.info("graphs captured max_width=%d graphs=%d", max_width, self.num_graphs)
 
     def keep_if(self, check: Callable[[], None]) -> None:
-        """Go on only if `check`, which runs steps, raises no ConfigError."""
+        """Go on only if `check`, which runs steps, raises no ConfigError on any rank."""
+        error = None
         try:
             check()
-        except ConfigError as error:
-            self._give_up(error)
+        except ConfigError as failure:
+            error = failure
+        if not self._vote(error is None):
+            self._give_up(error or ConfigError("their check fails on another rank"))
 
     def _stage(self, batches: Sequence[Batch], form: StepForm) -> bool:
         """Bring the batches to the device; False: they have too many words."""
@@ -183,11 +192,15 @@ class GraphedForward:
         return True
 
     def _captured(self, form: StepForm, width: int, taps: tuple[int, ...]) -> Replay | None:
+        replay, error = None, None
         try:
             replay = self._capture(self._run(form, width, taps))
-        except Exception as error:  # noqa: BLE001 - a model's own code may do what no graph can
-            self._give_up(error)
+        except Exception as failure:  # noqa: BLE001 - a model's own code may do what no graph can
+            error = failure
+        if not self._vote(replay is not None):
+            self._give_up(error or ConfigError("another rank cannot capture them"))
             return None
+        assert replay is not None, "the vote counts this rank's answer"
         self._replays[form, taps] = replay
         return replay
 
@@ -240,14 +253,15 @@ def create_graphs(
     model: LoadedModel,
     cache: KVCache,
     backend: AttentionBackend,
+    vote: Vote,
     capture: Capture | None = None,
 ) -> GraphedForward | None:
     """None where there can be no graphs.
 
-    To be called after eager steps, in which the backend has met all layers.  capture: as a machine
-    without a GPU has it; None: CUDA's.
+    To be called after eager steps, in which the backend has met all layers.  vote: see
+    `GraphedForward`.  capture: as a machine without a GPU has it; None: CUDA's.
     """
-    if not config.cuda_graphs or config.tensor_parallel > 1 or not isinstance(backend, FormBackend):
+    if not config.cuda_graphs or not isinstance(backend, FormBackend):
         return None
     if capture is None and not is_on_one_gpu(model):
         return None
@@ -263,12 +277,13 @@ def create_graphs(
         capture or CudaCapture(model.device),
         widths=widths,
         rest_words=rest_words,
+        vote=vote,
     )
 
 
 def reserved_bytes(config: EngineConfig, model: LoadedModel) -> int:
     """Memory to leave for graphs beside what an eager step takes."""
-    if not config.cuda_graphs or config.tensor_parallel > 1 or not is_on_one_gpu(model):
+    if not config.cuda_graphs or not is_on_one_gpu(model):
         return 0
     return graph_bytes(config, model.num_columns)
 
@@ -282,7 +297,7 @@ def graph_bytes(config: EngineConfig, vocab_size: int) -> int:
 
 
 def is_on_one_gpu(model: LoadedModel) -> bool:
-    """True if all of the model is where its inputs go, and that is a GPU."""
+    """True if all of the rank's model is where its inputs go, and that is a GPU."""
     if model.device.type != "cuda":
         return False
     devices = {parameter.device for parameter in model.module.parameters()}

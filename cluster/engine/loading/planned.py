@@ -114,7 +114,7 @@ def planned(
     forward = _forward_bytes(described.text_config, config, dtype)
     steps = max(forward, drawing_bytes(drawn, vocab_size)) * ACTIVATION_MARGIN
     graphs = 0.0
-    if config.cuda_graphs and config.tensor_parallel == 1:
+    if config.cuda_graphs:
         graphs = graph_bytes(config, vocab_size) * ACTIVATION_MARGIN
     rank_weights = int(weights * rank_share)
     return Planned(weights, rank_weights, kv_per_token, kv_cache, drawn, int(steps), int(graphs))

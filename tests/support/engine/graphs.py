@@ -11,6 +11,7 @@ import torch
 from cluster.core import TokenTree
 from cluster.engine.engine import Engine
 from cluster.engine.loading.model import load_model
+from cluster.engine.parallel import RankGroup
 from cluster.engine.work import Work
 from tests.support.engine.driver import prompt, rows
 from tests.support.engine.tiny import tiny
@@ -22,7 +23,8 @@ Steps = Sequence[Sequence[Work]]
 def build(folder: Path, capture: Any = None, **settings: Any) -> Engine:
     own = {"attention": "triton", "cuda_graphs": capture is not None}
     config = tiny(folder, settings, page_size=4, max_batch_tokens=16, **own)
-    return Engine(config, load_model(config), capture=capture)
+    group = RankGroup() if config.tensor_parallel > 1 else None
+    return Engine(config, load_model(config), group=group, capture=capture)
 
 
 def answers(engine: Engine, steps: Steps) -> list[torch.Tensor]:

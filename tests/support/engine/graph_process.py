@@ -1,0 +1,78 @@
+"""One of two ranks whose steps are graphs, under Triton's interpreter.
+
+python -m tests.support.engine.graph_process RANK ADDRESS FOLDER; rank 0 prints a line of JSON: the
+largest difference of logits and taps to those of one process, the steps that were replays, and the
+steps.  Then both load once more, and the first capture of rank 1 fails; both print why steps are
+eager.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from cluster.core import TokenTree, token_array
+from cluster.engine import parallel
+from cluster.engine.work import Work
+from tests.support.engine.captures import Recorder
+from tests.support.engine.driver import prompt
+from tests.support.engine.graphs import answers, build, decoding
+from tests.support.engine.taps import TapLog
+
+STEPS = [
+    *decoding("a", 6, 2),
+    [Work("b", 0, prompt(5)), Work("a", 8, token_array([3]), TokenTree.of([5, 6], [-1, 0]))],
+]
+TAPS = (0, -1)
+
+
+class Failing(Recorder):
+    def __call__(self, run: Callable[[], None]) -> Callable[[], None]:
+        super().__call__(run)
+        raise RuntimeError("no graph today")
+
+
+def main() -> None:
+    rank, folder = int(sys.argv[1]), Path(sys.argv[3])
+    torch.set_num_threads(1)
+    parallel.init_rank(rank, 2, sys.argv[2], timeout_s=120)
+    recorder = Recorder()
+    engine = build(folder, recorder, tensor_parallel=2)
+    if rank:
+        engine.follow()
+    else:
+        before = recorder.num_replays
+        found = answers(engine, STEPS)
+        num_replays = recorder.num_replays - before
+        errors = [
+            float((own - other).abs().max())
+            for own, other in zip(found, answers(build(folder), STEPS), strict=True)
+        ]
+        log, alone = TapLog(engine, TAPS), TapLog(build(folder), TAPS)
+        engine.capture_ahead(TAPS)
+        num_captures = recorder.num_captures
+        for each in (log, alone):
+            each.run(Work("t", 0, prompt(5, seed=4)))
+        errors += [
+            float((rows - alone.context["t"][at]).abs().max())
+            for at, rows in log.context["t"].items()
+        ]
+        assert recorder.num_captures == num_captures, "they were captured ahead"
+        engine.close()
+        _say([max(errors), num_replays, len(STEPS)])
+    failing = build(folder, Failing() if rank else Recorder(), tensor_parallel=2)
+    _say(list(failing.forward.fallbacks))
+    parallel.leave_group()
+
+
+def _say(what: object) -> None:
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
