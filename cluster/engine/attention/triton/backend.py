@@ -27,7 +27,7 @@ from cluster.records import frozen, record
 
 _MAX_HEAD_DIM = 256
 # Tensor cores multiply tiles of at least 16 lines; more than 64 of wide heads overflow the
-# registers.
+# registers, and so do 64 on an A100 and a B200 where only four warps hold them.
 _MIN_LINES, _MAX_LINES = 16, 64
 # Bytes of one block of keys: with its values, and one block in flight, it fits the shared memory of
 # every GPU since Ampere.
@@ -93,11 +93,11 @@ class Shape:
             "BLOCK_D": self.block_dim,
         }
 
-    def attend_constants(self) -> dict[str, Any]:
-        """The further constants of the first of them."""
+    def attend_constants(self, block_lines: int) -> dict[str, Any]:
+        """The further constants of the first of them, and how many warps run it."""
         # Tensor cores would round float32 to 10 bits of mantissa.
-        precision = "ieee" if self.dtype == torch.float32 else "tf32"
-        return {"BLOCK_N": self.block_keys, "PRECISION": precision}
+        own = {"PRECISION": "ieee" if self.dtype == torch.float32 else "tf32"}
+        return own | {"BLOCK_N": self.block_keys, "num_warps": max(4, block_lines // 8)}
 
     def tiling(self, block_lines: int, num_programs: int | None) -> Tiling:
         return Tiling(
@@ -319,7 +319,7 @@ def _launch(
             query.stride(0), query.stride(1), kv.stride(0), kv.stride(1), kv.stride(2),
             options.scaling, options.softcap or 1.0,
             WINDOW=window or 0, TREES=frame.trees, CAPPED=options.softcap is not None,
-            **common, **shape.attend_constants(),
+            **common, **shape.attend_constants(placed.block_lines),
         )  # fmt: skip
         if frame.num_split_rows:
             combine_kernel[(frame.num_split_rows, shape.kv_heads, shape.sharing)](
