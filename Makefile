@@ -109,8 +109,8 @@ check-native: $(VENV)/.dev-installed ## the C++ sources under sanitizers (g++; a
 		cluster/engine/cpu/*.cpp
 	build/threads
 
-check-gpu-offline: $(VENV)/.dev-installed ## compile every variant of the GPU kernels for A100, H100 and B200; needs none of them
-	$(BIN)/python -m tests.support.engine.gpu_offline
+check-gpu-offline: $(VENV)/.dev-installed ## what can be proved of GPUs without one: kernels compiled for A100, H100 and B200, steps counted, kernels interpreted (five minutes)
+	$(BIN)/python -m tests.support.gpu
 
 format: $(VENV)/.dev-installed ## rewrite the sources in the one format
 	$(BIN)/ruff check --fix .

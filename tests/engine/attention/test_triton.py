@@ -16,13 +16,11 @@ from cluster.engine.attention.sdpa import SdpaBackend
 from cluster.engine.cpu import kernels
 from cluster.engine.schedule.batch import Batch, Share
 from cluster.errors import ConfigError
-from tests.support.choices import by_night
 from tests.support.engine.interpreter import (
     has_triton,
     interpreted,
     needs_gpu,
     needs_triton,
-    run_python,
 )
 from tests.support.engine.triton_cases import CASES, DECODING, INTERPRETED, SCRATCH_SLOT, Case
 
@@ -123,13 +121,6 @@ def test_kernels_on_the_gpu_equal_the_reference(name: str) -> None:
     plan = TritonBackend(case.num_programs).plan(case.batch, SCRATCH_SLOT)
     found = plan.attend(case.query().cuda(), case.kv().cuda(), case.window, options)
     _check(case, found.cpu())
-
-
-@by_night
-@needs_triton
-def test_kernels_compile_for_gpus_that_are_not_here() -> None:
-    process = run_python("tests.support.engine.gpu_offline", "--few", interpret=False)
-    assert process.splitlines()[-1] == "4 variants, 0 failed", process
 
 
 def test_auto_is_the_best_one_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,89 @@
+"""What the ranks of a tensor-parallel engine say to each other in a step, in one process.
+
+torch's fake process group takes every collective and does nothing.  The model is split on `meta` by
+transformers' own plan, as it is when it is loaded.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers.distributed import DistributedConfig
+from transformers.initialization import no_tie_weights
+
+from cluster.engine.adapters import LayerByLayer
+from cluster.engine.parallel import RankGroup
+from cluster.engine.paths import StepInputs
+from cluster.engine.types import AttentionOptions
+from cluster.engine.work import Work
+from tests.support.engine.driver import prompt
+from tests.support.gpu.counting import META, Counting
+from tests.support.gpu.models import config_of
+from tests.support.gpu.steps import built
+
+_ROWS = 8
+_FEW, _MORE = 2, 4  # layers
+
+
+@contextmanager
+def ranks(count: int) -> Iterator[None]:
+    """Inside, this process is rank 0 of so many."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=count)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def of_forward(name: str, count: int, num_layers: int) -> Counter[str]:
+    """The collectives of a model's forward, on so many ranks."""
+    config = config_of(name, num_layers)
+    with ranks(count), no_tie_weights():  # as while it is loaded
+        model = built(config)
+        kind, given = type(model.module), DistributedConfig(tp_size=count, tp_plan="auto")
+        given, _, mesh = kind.prepare_distribute_model(given)
+        kind.maybe_distribute_model(model.module, given, mesh)
+        with torch.no_grad(), Counting() as counting:
+            rows = torch.zeros(_ROWS, dtype=torch.int64, device=META)
+            model.forward(StepInputs(rows, rows, rows, LayerByLayer(_attend)))
+    return counting.collectives
+
+
+def _attend(
+    layer: int,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    options: AttentionOptions,
+) -> torch.Tensor:
+    return query.transpose(1, 2)
+
+
+def of_architecture(name: str, count: int) -> dict[str, int]:
+    """All-reduces a layer, and all else outside of layers."""
+    few, more = (of_forward(name, count, layers) for layers in (_FEW, _MORE))
+    layer = (more - few).total() // (_MORE - _FEW)
+    return {
+        "collectives a layer": layer,
+        "collectives outside of layers": few.total() - _FEW * layer,
+    }
+
+
+def of_commands(engine: Any) -> Counter[str]:
+    """Those of a step besides the forward's, of an engine that leads two ranks."""
+    with ranks(2):
+        group = object.__new__(RankGroup)
+        group.rank, group.world_size = 0, 2
+        group._group, group._outbox = dist.group.WORLD, []
+        engine._group = group
+        engine.submit(Work("one", 0, prompt(8)))
+        with Counting() as counting:
+            engine.step()
+        engine._group = None
+    return counting.collectives

@@ -1,0 +1,189 @@
+"""Our kernels compiled as they would be served, and what the machine code says of their speed.
+
+The attributes that Triton's compiler works with come from real launches (`launches.py`): without
+them it compiles what no GPU runs.  Registers and stack are read by `cuobjdump`, instructions by
+`nvdisasm`, which are part of the triton wheel.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+
+from cluster.engine.attention.triton.backend import Shape, TritonForm
+from cluster.engine.attention.triton.layout import Frame
+from cluster.engine.draw.triton import draw_tokens
+from cluster.engine.types import AttentionOptions
+from cluster.records import frozen
+from cluster.spec.draw import DrawRows
+from tests.support.gpu.launches import Launch, launches
+from tests.support.gpu.models import CONFIGS, Attending
+
+# Bytes of shared memory that one program may have, and multiprocessors, by compute capability:
+# A100, H100, B200.
+SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+_PROCESSORS = {80: 108, 90: 132, 100: 148}
+_PROGRAMS_PER_PROCESSOR = 2  # as the backend has it
+_SLOTS = 64
+# Beside what models have: numbers of full precision, caps (Gemma 2), heads of 96.
+_MORE = (
+    Attending(32, 8, 128, None, sinks=False, dtype=torch.float32),
+    Attending(32, 32, 96, None, sinks=False),
+    Attending(16, 8, 256, 4096, sinks=False, softcap=50.0),
+)
+
+Counts = Mapping[str, int]
+
+
+@frozen
+class Variant:
+    """A launch of one step.  attending: None = of the draw.  trees: of attention, that some row is
+    a node; of draws, that some law truncates."""
+
+    capability: int
+    attending: Attending | None
+    block_lines: int
+    trees: bool
+
+    @property
+    def name(self) -> str:
+        own = self.attending
+        if own is None:
+            return f"sm_{self.capability} {'truncated' if self.trees else 'plain'}"
+        window = f" window={own.window}" if own.window else ""
+        capped = " capped" if own.softcap else ""
+        return (
+            f"sm_{self.capability} {str(own.dtype).removeprefix('torch.')} head_dim={own.head_dim} "
+            f"sharing={own.heads // own.kv_heads} lines={self.block_lines}{window}{capped}"
+            f"{' sinks' if own.sinks else ''}{' trees' if self.trees else ''}"
+        )
+
+    def launches(self) -> list[Launch]:
+        """As a step on such a GPU makes them."""
+        with launches(self.capability) as found:
+            if self.attending is None:
+                _draw(truncated=self.trees)
+            else:
+                _attend(self.attending, self.block_lines, self.capability, trees=self.trees)
+        return found
+
+
+def variants() -> list[Variant]:
+    """What the models' steps launch on each GPU.
+
+    Of the first kind of layer everything; of others steps with trees, by their least and most
+    lines; of what no listed model has, the most alone."""
+    kinds = dict.fromkeys(each for name in CONFIGS for each in Attending.of(name))
+    found: dict[str, Variant] = {}
+    for capability in SHARED_BYTES:
+        for index, own in enumerate((*kinds, *_MORE)):
+            lines = _shape(own).all_block_lines
+            if index:
+                lines = lines[-1:] if own in _MORE else [lines[0], lines[-1]]
+            for block_lines, trees in product(lines, (True,) if index else (False, True)):
+                each = Variant(capability, own, block_lines, trees)
+                # Heads are the grid; what is compiled knows how many share a key head.
+                found.setdefault(each.name, each)
+        for truncated in (False, True):
+            draw = Variant(capability, None, 0, truncated)
+            found[draw.name] = draw
+    return list(found.values())
+
+
+def measured(given: Iterable[Variant]) -> dict[str, Counts]:
+    """The counts of each kernel, by its name and the variant's; raises what the compiler does."""
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        found = list(pool.map(_measured, given))
+    return {name: counts for each in found for name, counts in each.items()}
+
+
+def faults(found: Mapping[str, Counts]) -> Iterator[str]:
+    """What is wrong with these kernels, whatever the table says."""
+    for name, counts in found.items():
+        capability, *dims = map(int, re.findall(r"(?:sm_|head_dim=)(\d+)", name))
+        if counts["shared"] > SHARED_BYTES[capability]:
+            yield f"{name}: {counts['shared']} bytes of shared memory are too many"
+        # What is served where nothing is configured, of the usual heads.
+        if "float32" in name or any(not 64 <= each <= 128 for each in dims):
+            continue
+        if counts["stack"] or counts["spills"]:
+            yield f"{name}: {counts['spills']} instructions spill to {counts['stack']} bytes"
+        if name.startswith("attend_kernel") and not (counts["wide"] and counts["mma"]):
+            yield f"{name}: no loads of 128 bits, or no tensor cores"
+
+
+def _measured(variant: Variant) -> dict[str, Counts]:
+    return {
+        f"{each.name} {variant.name}": counts(each.compiled(variant.capability))
+        for each in variant.launches()
+    }
+
+
+def counts(compiled: Any) -> Counts:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(compiled.asm["cubin"])
+        usage = _said("cuobjdump", "--dump-resource-usage", str(path))
+        code = _said("nvdisasm", "-c", str(path))
+    numbers = dict(re.findall(r"\b(REG|STACK):(\d+)", usage))
+    words = re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ +)?([A-Z][\w.]*)", code, re.MULTILINE)
+    assert words, "the disassembler names no instruction"
+    return {
+        "registers": int(numbers["REG"]),
+        "stack": int(numbers["STACK"]),
+        "shared": int(compiled.metadata.shared),
+        "spills": _num(words, r"(LDL|STL)\b"),
+        # From memory to registers, or past them to shared memory.
+        "wide": _num(words, r"(LDG|LDGSTS)\b.*\b128\b|UTMALDG|UBLKCP"),
+        # Of Ampere, Hopper and Blackwell.
+        "mma": _num(words, r"(HMMA|HGMMA|UTCHMMA)\b"),
+    }
+
+
+def _num(words: Iterable[str], pattern: str) -> int:
+    return sum(re.match(pattern, each) is not None for each in words)
+
+
+def _said(tool: str, *arguments: str) -> str:
+    path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / tool
+    done = subprocess.run([path, *arguments], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def _shape(own: Attending) -> Shape:
+    return Shape(own.heads, own.kv_heads, own.head_dim, own.dtype, torch.device("cpu"))
+
+
+def _attend(own: Attending, block_lines: int, capability: int, *, trees: bool) -> None:
+    """A step of eight rows in a layer behind the first."""
+    shape, num_rows = _shape(own), 8
+    tiling = shape.tiling(block_lines, _PROCESSORS[capability] * _PROGRAMS_PER_PROCESSOR)
+    frame = replace(Frame.holding(num_rows, tiling), trees=trees)
+    words = torch.zeros(frame.rest, dtype=torch.int32)
+    plan = TritonForm(shape, block_lines, tiling, frame).plan(words)
+    # As transformers' layers hand them over, and as the engine's cache holds them.
+    query = torch.zeros(num_rows, own.heads, own.head_dim, dtype=own.dtype).transpose(0, 1)
+    kv = torch.zeros(2, _SLOTS, 2, own.kv_heads, own.head_dim, dtype=own.dtype)[1]
+    sinks = torch.zeros(own.heads, dtype=own.dtype) if own.sinks else None
+    plan.attend(query, kv, own.window, AttentionOptions(own.head_dim**-0.5, own.softcap, sinks))
+
+
+def _draw(*, truncated: bool) -> None:
+    rows, ones = 4, torch.ones(4)
+    key = np.zeros(rows, np.int64)
+    laws = DrawRows(np.ones((rows, 4)), np.ones(rows, np.bool_), key.view(np.uint64), key, key)
+    # The vocabulary of Llama 3.
+    logits = torch.zeros(rows, 128_256)
+    draw_tokens(logits, ones, ones, ones if truncated else None, laws)

@@ -1,0 +1,120 @@
+"""What a round of a draft head asks of a GPU, by the drafter's own code on `meta`.
+
+Kernels do not depend on sizes, so that the heads are small.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from cluster.core import EMPTY_TOKENS, Commit, DraftTask, SamplingParams, token_array
+from cluster.draft.base import DrafterContext
+from cluster.draft.eagle3 import Eagle3Drafter
+from cluster.draft.head_cache import _stamps_of
+from cluster.draft.inside import StepRows
+from cluster.draft.options import Eagle3Options, MedusaOptions
+from cluster.draft.product import MedusaDrafter
+from cluster.engine.types import LayerSpec
+from tests.support.draft.heads import random_eagle3, random_medusa
+from tests.support.gpu.counting import META, Counting
+
+_NAME = "text"
+_LENGTH = 40
+_NODES = 8
+_KINDS: dict[str, tuple[Any, Any, Any]] = {
+    "EAGLE-3": (Eagle3Drafter, Eagle3Options, random_eagle3),
+    "Medusa": (MedusaDrafter, MedusaOptions, random_medusa),
+}
+_TARGET = LlamaConfig(
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    vocab_size=96,
+    max_position_embeddings=512,
+)
+
+
+class MetaHost:
+    """A `Host` on `meta` of one text."""
+
+    model_hash = ""
+    num_layers = _TARGET.num_hidden_layers
+    hidden_size = _TARGET.hidden_size
+    vocab_size = _TARGET.vocab_size
+    device = META
+    dtype = torch.bfloat16
+
+    def __init__(self, layers: list[LayerSpec]) -> None:
+        self.caches = [
+            torch.zeros(64, 2, each.num_kv_heads, each.head_dim, dtype=each.dtype, device=META)
+            for each in layers
+        ]
+        self.text = token_array(np.arange(_LENGTH) % self.vocab_size)
+
+    def slots(self, request_id: str) -> Any:
+        return np.arange(_LENGTH)
+
+    def token_ids(self, request_id: str) -> Any:
+        return self.text
+
+    def weight(self, name: str) -> torch.Tensor:
+        return torch.zeros(self.vocab_size, self.hidden_size, dtype=self.dtype)
+
+
+def rounds() -> dict[str, Mapping[str, int]]:
+    """Of one text: its last step's row is written, and a tree of eight nodes grows behind it."""
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "target"
+        LlamaForCausalLM(_TARGET).save_pretrained(target)
+        for name, (drafter, options, written) in _KINDS.items():
+            own = options(model=str(written(Path(folder) / name, target)))
+            found[name] = _round(drafter, own)
+    return found
+
+
+def _round(kind: Any, options: Any) -> Mapping[str, int]:
+    like = LayerSpec(_TARGET.num_key_value_heads, 8, torch.bfloat16, META)
+    host = MetaHost(list(kind.kv_layers(options, like)))
+    positions = np.arange(_LENGTH)
+
+    def answer(name: str, asked: torch.Tensor) -> Any:
+        """Stamps as they should be; of logits, zeros."""
+        if asked.dim() == 2 and asked.shape[1] == 2:
+            return _stamps_of(host.text[-len(asked) :], positions[-len(asked) :]).astype(np.float32)
+        return None
+
+    with torch.no_grad(), Counting(answer=answer):
+        drafter = kind(DrafterContext(_NAME, 32, 4, host.vocab_size, "", host), options)
+        params = SamplingParams(temperature=0.0, max_tokens=64)
+        text = token_array([*host.text, 5])
+        drafter.observe([Commit(_NAME, 0, 0, 0, text, len(text), _NODES, params=params)])
+    with torch.no_grad(), Counting(answer=answer) as counting:
+        taps = torch.zeros(1, len(drafter.wants.taps), host.hidden_size, device=META)
+        last, none = _LENGTH - 1, EMPTY_TOKENS
+        row = StepRows(
+            _NAME, 0, "", b"", last, host.text[-1:], 1, none, none, 5, taps=taps.to(host.dtype)
+        )
+        given = counting.counted()
+        drafter.read([row])
+        passes = 0
+        while found := drafter.propose([DraftTask(_NAME, 0, _NODES)]):
+            passes += 1
+            if found[0].is_complete:
+                break
+    assert passes, "no tree grows"
+    return {
+        "passes": passes,
+        "kernels": (counting.counted() - given).total(),
+        "copies to the device": counting.copies,
+        "waits": counting.waits,
+    }

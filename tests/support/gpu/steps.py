@@ -1,0 +1,207 @@
+"""What a step asks of a GPU: kernels, copies, waits and bytes, by the engine's own code on `meta`.
+
+A model is built at its true configuration, with two and with four layers; the difference is a
+layer.  Graphs are the engine's own too: what it would capture runs once and is counted, and a
+replay does nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+from cluster.config.schema import EngineConfig
+from cluster.core import SamplingParams
+from cluster.engine.attention import seam
+from cluster.engine.attention.triton.backend import Shape, TritonForm
+from cluster.engine.attention.triton.layout import Frame
+from cluster.engine.draw.triton import draw_tokens
+from cluster.engine.graphs.capture import Replay
+from cluster.engine.graphs.forward import WIDTHS, GraphedForward, graph_bytes
+from cluster.engine.loading.model import LoadedModel
+from cluster.engine.loading.probe import num_logit_rows
+from cluster.engine.memory.kv_cache import KVCache
+from cluster.engine.memory.pool_sizes import ACTIVATION_MARGIN
+from cluster.engine.paths import StepInputs
+from cluster.engine.schedule.batch import Batch
+from cluster.spec.draw import DrawRows, draw, drawing_bytes
+from cluster.spec.sampling import is_truncated, pack
+from tests.support.gpu.counting import META, Counting
+from tests.support.gpu.models import config_of, head_dim_of, layers_of
+
+Counts = Mapping[str, int]
+
+_PAGE = 16
+_PROGRAMS = 264  # two for each multiprocessor of an H100
+# Of a step of eight texts.
+_WIDTH = 8
+_FEW, _MORE = 2, 4  # layers
+
+
+class Forms:
+    """A `FormBackend`, as the Triton backend is one behind its first step on a GPU."""
+
+    def __init__(self, shape: Shape) -> None:
+        self._shape = shape
+
+    def form(self, num_rows: int, max_rows: int) -> TritonForm:
+        """See `FormBackend`."""
+        lines = self._shape.block_lines(max_rows)
+        tiling = self._shape.tiling(lines, _PROGRAMS)
+        return TritonForm(self._shape, lines, tiling, Frame.holding(num_rows, tiling))
+
+
+class CountingCapture:
+    """A capture that counts.  num_kernels, peak_bytes: of the last graph."""
+
+    def __init__(self, counting: Counting) -> None:
+        self.operators: Counter[str] = Counter()
+        self._counting = counting
+
+    def __call__(self, run: Callable[[], None]) -> Replay:
+        before = self._counting.counted()
+        run()
+        self.operators = self._counting.counted() - before
+        return lambda: None
+
+
+def built(config: Any) -> LoadedModel:
+    """The model on `meta`, ready for the engine's forwards."""
+    seam.register()
+    with META:
+        module = AutoModelForCausalLM.from_config(
+            config, attn_implementation=seam.IMPLEMENTATION, dtype=config.dtype
+        )
+    return LoadedModel(
+        module=module.eval().requires_grad_(False),
+        source="",
+        architecture=type(module).__name__,
+        layers=layers_of(config, META),
+        device=META,
+        vocab_size=config.vocab_size,
+        max_context_len=config.max_position_embeddings,
+        eos_token_ids=(),
+        activation_bytes=0,
+    )
+
+
+def shape_of(config: Any, ranks: int = 1) -> Shape:
+    """Of a layer's attention on one of the ranks."""
+    heads, kv_heads = config.num_attention_heads // ranks, config.num_key_value_heads // ranks
+    return Shape(heads, kv_heads, head_dim_of(config), config.dtype, META)
+
+
+def cache_of(model: LoadedModel) -> KVCache:
+    """Of a page for each group of layers."""
+    groups = len({each.window is None for each in model.layers})
+    return KVCache(model.layers, [1] * groups, _PAGE)
+
+
+def inputs(model: LoadedModel, shape: Shape, num_rows: int, num_logits: int) -> StepInputs:
+    """Of an eager step: one prompt's chunk."""
+    form, cache = Forms(shape).form(num_rows, num_rows), cache_of(model)
+    words = torch.zeros(form.frame.rest, dtype=torch.int32, device=META)
+    rows = torch.zeros(num_rows, dtype=torch.int64, device=META)
+    count = len(cache.groups)
+    plan = seam.AttentionStep(cache, model.layers, [form.plan(words)] * count, [rows] * count)
+    return StepInputs(rows, rows, rows[:num_logits], plan)
+
+
+def step_of(name: str, num_layers: int) -> tuple[Counter[str], Counts]:
+    """Of a step of eight rows in a graph: the graph's operators, and what is done beside it."""
+    config = config_of(name, num_layers)
+    model = built(config)
+    cache, forms = cache_of(model), Forms(shape_of(config))
+    with torch.no_grad(), Counting() as counting:
+        capture = CountingCapture(counting)
+        graphs = GraphedForward(model, cache, forms, capture, widths=WIDTHS, rest_words=1024)
+        zeros = np.zeros(_WIDTH, np.int64)
+        batches = [Batch((), zeros, zeros, zeros, zeros)] * len(cache.groups)
+        assert graphs(batches) is not None, graphs.failure
+        before, copies = counting.counted(), counting.copies
+        assert graphs(batches) is not None, graphs.failure
+        beside = (counting.counted() - before).total()
+    return capture.operators, {"beside": beside, "copies": counting.copies - copies}
+
+
+def of_architecture(name: str) -> Counts:
+    """The row of a model: see the names."""
+    few, more = step_of(name, _FEW), step_of(name, _MORE)
+    layer = (more[0].total() - few[0].total()) // (_MORE - _FEW)
+    return {
+        "kernels a layer": layer,
+        "kernels outside of layers": few[0].total() - _FEW * layer,
+        "launches beside the graph": few[1]["beside"],
+        "copies to the device": few[1]["copies"],
+        **memory_of(name),
+    }
+
+
+def memory_of(name: str, max_batch_tokens: int = 0) -> Counts:
+    """Bytes at the largest step: what it takes, and what is reserved for it.  max_batch_tokens: 0 =
+    the default."""
+    engine = EngineConfig(model="any")
+    if max_batch_tokens:
+        engine = replace(engine, max_batch_tokens=max_batch_tokens)
+    config = config_of(name, _FEW)
+    model, rows = built(config), engine.max_batch_tokens
+    drawn = num_logit_rows(engine)
+    forward = _forward_bytes(model, config, rows, drawn)
+    drawing = drawn * config.vocab_size * 4 + draws(drawn, config.vocab_size)["truncated"]["bytes"]
+    width = min(WIDTHS[-1], rows)
+    # Its pool, and the logits that are outside of it.
+    graphs = _forward_bytes(model, config, width, width) + width * config.vocab_size * 4
+    activation = max(forward, drawing_bytes(drawn, config.vocab_size))
+    reserved = ACTIVATION_MARGIN * (activation + graph_bytes(engine, config.vocab_size))
+    return {
+        "bytes of the forward": forward,
+        "bytes of the draws": drawing,
+        "bytes of graphs": graphs,
+        "bytes of all": max(forward, drawing) + graphs,
+        "bytes reserved": int(reserved),
+    }
+
+
+def _forward_bytes(model: LoadedModel, config: Any, num_rows: int, num_logits: int) -> int:
+    given = inputs(model, shape_of(config), num_rows, num_logits)
+    with torch.no_grad(), Counting() as counting:
+        model.forward(given)
+    return counting.peak_bytes
+
+
+# Of draws and heads.
+
+_LAWS = {
+    "greedy": SamplingParams(temperature=0.0),
+    "sampled": SamplingParams(temperature=1.0),
+    # As Llama's own generation config has it.
+    "truncated": SamplingParams(temperature=0.6, top_p=0.9),
+}
+
+
+def draws(num_rows: int, vocab_size: int) -> dict[str, Counts]:
+    """Of the target's draw at rows of each law."""
+    found = {}
+    for name, law in _LAWS.items():
+        zeros = np.zeros(num_rows, np.int64)
+        packed = np.array([pack(law)] * num_rows)
+        truncated = np.full(num_rows, is_truncated(law))
+        rows = DrawRows(packed, truncated, zeros.view(np.uint64), zeros, zeros)
+        logits = torch.zeros((num_rows, vocab_size), device=META)
+        # What the host asks: is any row's nucleus bounded, and is any row's min_p.
+        answers = iter((True, False))
+        with torch.no_grad(), Counting(answer=lambda *_, given=answers: next(given)) as counting:
+            draw(logits, None if name == "greedy" else rows, draw_tokens)
+        found[name] = {
+            "kernels": counting.counted().total(),
+            "copies to the device": counting.copies,
+            "waits": counting.waits,
+            "bytes": counting.peak_bytes,
+        }
+    return found
