@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.support.choices import by_day
 from tests.support.engine.interpreter import IS_INTERPRETED, needs_triton, run_python
 
 INTERPRETED = (
@@ -17,6 +18,8 @@ INTERPRETED = (
     "draw/test_triton.py::test_the_kernel_draws_what_the_reference_draws",
     "graphs/test_captures.py",
     "graphs/test_graphs.py",
+    "test_gpu_load.py",
+    *by_day((), ("test_gpu_shapes.py",)),
 )
 
 

@@ -3,13 +3,18 @@
 What such a model says of a row depends on its token and position alone, so that a text is known
 beforehand, and every step tells whether the engine gave it the right rows.  Time is the number of
 steps.  It needs Triton's interpreter, on which the model attends while the engine is made.
+
+    TRITON_INTERPRET=1 python -m tests.support.gpu.load     what share of steps replays graphs
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import field
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +29,8 @@ from cluster.engine.loading.model import LoadedModel
 from cluster.engine.types import AttentionOptions, LayerSpec
 from cluster.records import record
 from cluster.worker.verifier import Verifier
+from tests.support.checkpoints import tiny_checkpoint
+from tests.support.engine.captures import Recorder
 from tests.support.engine.tiny import tiny
 from tests.support.worker.rounds import Session, half_right, no_drafts
 
@@ -111,11 +118,13 @@ class Arrival:
     cancelled_at: int | None = None
 
 
-@record
+@dataclass(slots=True, eq=False)
 class Played:
-    """num_steps: that ran a forward.  outputs: of each text that was not cancelled."""
+    """num_steps: that ran a forward.  num_missed: how often a text had lost its pages.  outputs: of
+    each text that was not cancelled."""
 
-    num_steps: int
+    num_steps: int = 0
+    num_missed: int = 0
     outputs: dict[int, list[int]] = field(default_factory=dict)
 
 
@@ -123,7 +132,7 @@ def play(
     engine: Engine, arrivals: Sequence[Arrival], *, max_running: int, drafts: bool, seed: int = 0
 ) -> Played:
     """Serve the texts.  drafts: each step of a text brings a tree around what follows."""
-    verifier, played = Verifier(engine), Played(0)
+    verifier, played = Verifier(engine), Played()
     waiting, running = list(enumerate(arrivals)), dict[int, tuple[Session, Any, Arrival]]()
     pending: set[str] = set()
     step = 0
@@ -154,6 +163,7 @@ def play(
         answers = verifier.step()
         assert answers.refused == {}
         played.num_steps += 1
+        played.num_missed += len(answers.missed)
         pending -= {*answers.missed, *(each.request_id for each in answers.verdicts)}
         for verdict in answers.verdicts:
             running[int(verdict.request_id)][0].take(verdict)
@@ -187,13 +197,19 @@ def _num_letters(value: Any) -> int:
     return len(value) if isinstance(value, str) else 0
 
 
-def shares(folder: Path, make: Any) -> Iterator[tuple[str, int]]:
+def shares(folder: Path) -> dict[str, int]:
     """Of the recorded load, how many steps of a hundred replay a graph, rounded down."""
-    for max_running in (1, 8, 32):
-        for drafts in (False, True):
-            recorder = make()
-            engine = null_engine(folder, recorder, num_pages=4096, page_size=16)
-            before = recorder.num_replays
-            played = play(engine, recorded_arrivals(), max_running=max_running, drafts=drafts)
-            share = 100 * (recorder.num_replays - before) // played.num_steps
-            yield f"{max_running} texts{' with drafts' if drafts else ''}", share
+    found = {}
+    for max_running, drafts in product((1, 8, 32), (False, True)):
+        recorder = Recorder()
+        engine = null_engine(folder, recorder, num_pages=8192, page_size=16)
+        before = recorder.num_replays
+        played = play(engine, recorded_arrivals(), max_running=max_running, drafts=drafts)
+        name = f"{max_running} texts{' with drafts' if drafts else ''}"
+        found[name] = 100 * (recorder.num_replays - before) // played.num_steps
+    return found
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        sys.stdout.write(json.dumps(shares(tiny_checkpoint("llama", Path(folder)))) + "\n")

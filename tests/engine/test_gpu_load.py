@@ -1,0 +1,75 @@
+"""The real engine over graphs that are counted, in virtual time: texts come, stop, are cancelled
+and preempted, and each says what it says alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from tests.support.engine.captures import Recorder
+from tests.support.engine.interpreter import interpreted
+from tests.support.gpu.load import VOCAB_SIZE, Arrival, null_engine, play, text_behind
+
+# Of pages of 16: three of eight texts fit.
+_FEW_PAGES = 40
+
+
+class Tiring(Recorder):
+    """A capture whose replays do nothing from some time on."""
+
+    def __init__(self, num_replays: int) -> None:
+        super().__init__()
+        self._most = num_replays
+
+    def __call__(self, run: Callable[[], None]) -> Callable[[], None]:
+        replay = super().__call__(run)
+        return lambda: replay() if self.num_replays < self._most else None
+
+
+def _arrivals(seed: int) -> list[Arrival]:
+    generator = np.random.default_rng(seed)
+    found = []
+    for step in np.sort(generator.integers(0, 60, 16)).tolist():
+        prompt = generator.integers(0, VOCAB_SIZE, int(generator.integers(1, 160))).tolist()
+        cancelled = step + int(generator.integers(1, 40)) if generator.random() < 0.3 else None
+        found.append(Arrival(step, prompt, int(generator.integers(1, 90)), cancelled))
+    return found
+
+
+def _are_right(arrivals: list[Arrival], outputs: dict[int, list[int]]) -> bool:
+    """Every text that was not cut short says what follows from its prompt."""
+    texts = ((arrivals[index], found) for index, found in outputs.items())
+    return bool(outputs) and all(
+        found == text_behind(each.prompt, len(found))[len(each.prompt) :]
+        and len(found) >= each.num_tokens
+        for each, found in texts
+    )
+
+
+@interpreted
+@pytest.mark.parametrize("drafts", [False, True], ids=["plain", "drafts"])
+@pytest.mark.parametrize("seed", range(4))
+def test_texts_that_stop_are_cancelled_and_preempted_say_what_they_say_alone(
+    llama_folder: Path, seed: int, *, drafts: bool
+) -> None:
+    arrivals, recorder = _arrivals(seed), Recorder()
+    engine = null_engine(llama_folder, recorder, num_pages=_FEW_PAGES, page_size=16)
+    before = recorder.num_replays
+    played = play(engine, arrivals, max_running=8, drafts=drafts, seed=seed)
+    assert _are_right(arrivals, played.outputs)
+    assert {i for i, each in enumerate(arrivals) if each.cancelled_at is None} <= {*played.outputs}
+    assert played.num_missed > 0, "nothing was preempted"
+    assert recorder.num_replays - before > played.num_steps // 2
+
+
+@interpreted
+def test_a_graph_that_is_not_replayed_shows(llama_folder: Path) -> None:
+    arrivals, recorder = _arrivals(0), Tiring(80)
+    engine = null_engine(llama_folder, recorder, num_pages=_FEW_PAGES, page_size=16)
+    assert engine.uses_graphs
+    assert not _are_right(arrivals, play(engine, arrivals, max_running=8, drafts=False).outputs)
