@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # since what comes later imports the stubs.
 PARTS: Mapping[str, Iterable[str]] = {
     "stubs": ("docs.tools.stubs:files",),
-    "pages": ("docs.tools.reference:pages", "docs.tools.api:pages"),
+    "pages": ("docs.tools.reference:pages", "docs.tools.api:pages", "tests.support.gpu.page:files"),
     "dashboards": ("k8s.tools.monitoring:files",),
 }
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from tests.support.gpu import collectives, cubins, heads, steps, table
+from tests.support.engine.driver import load_engine
+from tests.support.gpu import collectives, cubins, heads, page, steps, table
 from tests.support.gpu.counting import META, Counting
-from tests.support.gpu.models import Attending
+from tests.support.gpu.launches import Launch
+from tests.support.gpu.models import CONFIGS, Attending
 from tests.support.gpu.table import Table
 
 LLAMA = "Llama-3.1-8B"
@@ -19,6 +23,12 @@ H100 = cubins.Variant(90, Attending.of(LLAMA)[0], 16, trees=True)
 needs_versions = pytest.mark.skipif(
     table.versions() != table.read()["versions"], reason="the table is of other versions"
 )
+
+
+@pytest.fixture(scope="module")
+def compiled() -> Table:
+    """The counts of a kernel of each kind, for an H100."""
+    return cubins.of_variant(H100)
 
 
 def _changes(part: str, found: Table) -> list[str]:
@@ -38,13 +48,33 @@ def test_ranks_say_no_more_to_each_other_than_they_did() -> None:
     assert _changes("collectives", {LLAMA: {"TP 2": collectives.of_architecture(LLAMA, 2)}}) == []
 
 
+def test_commands_of_a_step_take_three_collectives_of_the_host(
+    checkpoint_factory: Callable[..., Path],
+) -> None:
+    """Two for the calls, one for the digest of what is to run; on GPUs there is to be none."""
+    found = collectives.of_commands(load_engine(checkpoint_factory("llama")))
+    assert found == table.read()["commands of a step"] == {"broadcast_": 2, "allreduce_": 1}
+
+
 @needs_versions
-def test_a_kernel_is_compiled_as_it_would_be_served() -> None:
-    assert _changes("cubins", cubins.measured([H100])) == []
+def test_kernels_take_no_more_of_a_processor_than_they_did(compiled: Table) -> None:
+    assert _changes("cubins", compiled) == []
 
 
-def test_kernels_that_are_served_by_default_do_not_spill() -> None:
-    assert list(cubins.faults(cubins.measured([H100]))) == []
+@pytest.mark.parametrize("name", CONFIGS)
+def test_what_is_compiled_is_what_the_layers_of_a_model_launch(name: str) -> None:
+    launched = {_said(each) for each in steps.step_of(name, 2).launched}
+    variants = (cubins.Variant(90, own, 16, trees=True) for own in Attending.of(name))
+    assert launched == {_said(each) for variant in variants for each in variant.launches()}
+
+
+def _said(launch: Launch) -> str:
+    """What a compiler is given."""
+    return f"{launch.name} {launch.signature} {launch.constants} {launch.attributes}"
+
+
+def test_kernels_that_are_served_by_default_do_not_spill(compiled: Table) -> None:
+    assert list(cubins.faults(compiled)) == []
     assert list(cubins.faults(table.read()["cubins"])) == []
 
 
@@ -58,9 +88,16 @@ def test_a_kernel_without_the_compiler_s_knowledge_of_its_arguments_is_a_fault()
 
 def test_what_a_graph_cannot_hold_raises_on_meta() -> None:
     rows = torch.zeros(3, device=META)
-    for asked in (lambda: rows.max().item(), lambda: rows.nonzero(), lambda: rows.cpu()):
+    asked: tuple[Callable[[], object], ...] = (
+        lambda: rows.max().item(),
+        lambda: rows.nonzero(),
+        lambda: rows.cpu(),
+        lambda: rows[rows > 0],
+        lambda: rows.index_put_((rows > 0,), torch.zeros(2, device=META)),
+    )
+    for each in asked:
         with pytest.raises((RuntimeError, NotImplementedError)), Counting():
-            asked()
+            each()
 
 
 def test_kernels_copies_waits_and_bytes_are_counted() -> None:
@@ -71,10 +108,18 @@ def test_kernels_copies_waits_and_bytes_are_counted() -> None:
         del first
         rows.t().sum().to(torch.bfloat16)
         host.to(META)
+        torch.tensor([1, 2], device=META)
         assert rows.max().item() == 7.0
     assert counting.counted() == {"add": 1, "mul": 1, "sum": 1, "_to_copy": 1, "max": 1}
-    assert (counting.copies, counting.waits) == (1, 1)
+    assert (counting.copies, counting.waits) == (2, 1)
     assert counting.peak_bytes == 2 * 8192
+
+
+@needs_versions
+def test_the_page_says_what_the_table_and_the_refusals_say() -> None:
+    for path, text in page.files().items():
+        assert path.read_text("utf-8") == text, "it is stale; run: make docs"
+    assert page.page(table.read() | {"commands of a step": {"broadcast_": 5}}) != text
 
 
 def test_a_number_that_rises_or_has_no_place_is_named() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,6 +17,7 @@ from transformers.distributed import DistributedConfig
 from transformers.initialization import no_tie_weights
 
 from cluster.engine.adapters import LayerByLayer
+from cluster.engine.engine import Engine
 from cluster.engine.parallel import RankGroup
 from cluster.engine.paths import StepInputs
 from cluster.engine.types import AttentionOptions
@@ -75,10 +75,10 @@ def of_architecture(name: str, count: int) -> dict[str, int]:
     }
 
 
-def of_commands(engine: Any) -> Counter[str]:
-    """Those of a step besides the forward's, of an engine that leads two ranks."""
+def of_commands(engine: Engine) -> Counter[str]:
+    """Those of a step besides the forward's, of an engine that leads two ranks: they go by gloo."""
     with ranks(2):
-        group = object.__new__(RankGroup)
+        group = object.__new__(RankGroup)  # without a gloo group of its own
         group.rank, group.world_size = 0, 2
         group._group, group._outbox = dist.group.WORLD, []
         engine._group = group

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, Self
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -52,12 +53,18 @@ class Counting:
         self._launched: list[Launch] = []
         self._contexts = ExitStack()
 
+    @property
+    def launched(self) -> Sequence[Launch]:
+        """The launches of our kernels so far."""
+        return self._launched
+
     def counted(self) -> Counter[str]:
         """The kernels so far, by their names."""
         return self._operators + Counter(each.name for each in self._launched)
 
     def __enter__(self) -> Self:
         self._launched = self._contexts.enter_context(launches(self._capability))
+        self._contexts.enter_context(_Made(self))
         self._contexts.enter_context(_Mode(self))
         return self
 
@@ -77,6 +84,8 @@ class Counting:
         if self._answer is not None and on_device and _is_asked_by_host(name, device):
             self.waits += 1
             return self._answered(name, given[0], kwargs)
+        if name == "index_put_" and _must_count_rows(*args):
+            raise RuntimeError("values by a mask: the host waits for how many there are")
         result = func(*args, **kwargs)
         made = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
         if not on_device and all(each.device != META for each in made):
@@ -121,6 +130,20 @@ class Counting:
         self._bytes -= size
 
 
+class _Made(TorchFunctionMode):
+    """Counts tensors made of numbers, which on `meta` are no operator."""
+
+    def __init__(self, counting: Counting) -> None:
+        super().__init__()
+        self._counting = counting
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func in (torch.tensor, torch.as_tensor) and not isinstance(args[0], torch.Tensor):
+            self._counting.copies += made.device == META
+        return made
+
+
 class _Mode(TorchDispatchMode):
     def __init__(self, counting: Counting) -> None:
         super().__init__()
@@ -136,6 +159,15 @@ class _Mode(TorchDispatchMode):
 def _is_on_host(tensor: torch.Tensor) -> bool:
     """True of tensors that would be copied to the device; numbers are a kernel's arguments."""
     return tensor.device.type == "cpu" and tensor.dim() > 0
+
+
+def _must_count_rows(
+    tensor: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor, *_: Any
+) -> bool:
+    """True of several values in place of those of a mask; one is a mask's fill (torch's own rule).
+    On `meta` both pass."""
+    masks = [each is not None and each.dtype == torch.bool for each in indices]
+    return any(masks) and values.numel() != 1
 
 
 def _is_asked_by_host(name: str, device: Any) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +105,10 @@ def variants() -> list[Variant]:
 
 def measured(given: Iterable[Variant]) -> dict[str, Counts]:
     """The counts of each kernel, by its name and the variant's; raises what the compiler does."""
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        found = list(pool.map(_measured, given))
+    # Spawned: this process may have threads, whose locks a fork would keep.
+    workers = len(os.sched_getaffinity(0))
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        found = list(pool.map(of_variant, given))
     return {name: counts for each in found for name, counts in each.items()}
 
 
@@ -124,7 +127,8 @@ def faults(found: Mapping[str, Counts]) -> Iterator[str]:
             yield f"{name}: no loads of 128 bits, or no tensor cores"
 
 
-def _measured(variant: Variant) -> dict[str, Counts]:
+def of_variant(variant: Variant) -> dict[str, Counts]:
+    """The counts of each kernel of a variant."""
     return {
         f"{each.name} {variant.name}": counts(each.compiled(variant.capability))
         for each in variant.launches()

@@ -8,7 +8,7 @@ replay does nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,9 +30,11 @@ from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.memory.pool_sizes import ACTIVATION_MARGIN
 from cluster.engine.paths import StepInputs
 from cluster.engine.schedule.batch import Batch
+from cluster.records import record
 from cluster.spec.draw import DrawRows, draw, drawing_bytes
 from cluster.spec.sampling import is_truncated, pack
 from tests.support.gpu.counting import META, Counting
+from tests.support.gpu.launches import Launch
 from tests.support.gpu.models import config_of, head_dim_of, layers_of
 
 Counts = Mapping[str, int]
@@ -42,6 +44,7 @@ _PROGRAMS = 264  # two for each multiprocessor of an H100
 # Of a step of eight texts.
 _WIDTH = 8
 _FEW, _MORE = 2, 4  # layers
+_MANY = 2048  # rows of a step, where as many are configured
 
 
 class Forms:
@@ -58,7 +61,7 @@ class Forms:
 
 
 class CountingCapture:
-    """A capture that counts.  num_kernels, peak_bytes: of the last graph."""
+    """A capture that counts.  operators: of the last graph."""
 
     def __init__(self, counting: Counting) -> None:
         self.operators: Counter[str] = Counter()
@@ -91,9 +94,9 @@ def built(config: Any) -> LoadedModel:
     )
 
 
-def shape_of(config: Any, ranks: int = 1) -> Shape:
-    """Of a layer's attention on one of the ranks."""
-    heads, kv_heads = config.num_attention_heads // ranks, config.num_key_value_heads // ranks
+def shape_of(config: Any) -> Shape:
+    """Of a layer's attention."""
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     return Shape(heads, kv_heads, head_dim_of(config), config.dtype, META)
 
 
@@ -113,8 +116,18 @@ def inputs(model: LoadedModel, shape: Shape, num_rows: int, num_logits: int) -> 
     return StepInputs(rows, rows, rows[:num_logits], plan)
 
 
-def step_of(name: str, num_layers: int) -> tuple[Counter[str], Counts]:
-    """Of a step of eight rows in a graph: the graph's operators, and what is done beside it."""
+@record
+class Step:
+    """A step of eight rows.  operators, launched: of its graph, the latter our kernels.  beside:
+    what is done besides."""
+
+    operators: Counter[str]
+    launched: Sequence[Launch]
+    beside: Counts
+
+
+def step_of(name: str, num_layers: int) -> Step:
+    """A step of a model of so many layers, in a graph."""
     config = config_of(name, num_layers)
     model = built(config)
     cache, forms = cache_of(model), Forms(shape_of(config))
@@ -126,20 +139,24 @@ def step_of(name: str, num_layers: int) -> tuple[Counter[str], Counts]:
         assert graphs(batches) is not None, graphs.failure
         before, copies = counting.counted(), counting.copies
         assert graphs(batches) is not None, graphs.failure
-        beside = (counting.counted() - before).total()
-    return capture.operators, {"beside": beside, "copies": counting.copies - copies}
+        beside = {
+            "launches beside the graph": (counting.counted() - before).total(),
+            "copies to the device": counting.copies - copies,
+        }
+    return Step(capture.operators, counting.launched, beside)
 
 
 def of_architecture(name: str) -> Counts:
     """The row of a model: see the names."""
     few, more = step_of(name, _FEW), step_of(name, _MORE)
-    layer = (more[0].total() - few[0].total()) // (_MORE - _FEW)
+    layer, rest = divmod(more.operators.total() - few.operators.total(), _MORE - _FEW)
+    assert rest == 0, "layers of one kind differ"
     return {
         "kernels a layer": layer,
-        "kernels outside of layers": few[0].total() - _FEW * layer,
-        "launches beside the graph": few[1]["beside"],
-        "copies to the device": few[1]["copies"],
+        "kernels outside of layers": few.operators.total() - _FEW * layer,
+        **few.beside,
         **memory_of(name),
+        **{f"{what}, at {_MANY} rows": size for what, size in memory_of(name, _MANY).items()},
     }
 
 
@@ -175,7 +192,7 @@ def _forward_bytes(model: LoadedModel, config: Any, num_rows: int, num_logits: i
     return counting.peak_bytes
 
 
-# Of draws and heads.
+# What follows the forward.
 
 _LAWS = {
     "greedy": SamplingParams(temperature=0.0),
@@ -183,6 +200,18 @@ _LAWS = {
     # As Llama's own generation config has it.
     "truncated": SamplingParams(temperature=0.6, top_p=0.9),
 }
+
+
+def move() -> Counts:
+    """Of the keys of a text's accepted nodes, to where they stay."""
+    cache = cache_of(built(config_of("Llama-3.1-8B", _FEW)))
+    with torch.no_grad(), Counting() as counting:
+        cache.move(0, np.array([3, 5]), np.array([2, 3]))
+    return {
+        "kernels": counting.counted().total(),
+        "copies to the device": counting.copies,
+        "waits": counting.waits,
+    }
 
 
 def draws(num_rows: int, vocab_size: int) -> dict[str, Counts]:
