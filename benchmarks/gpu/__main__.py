@@ -1,191 +1,187 @@
-"""Kernels and decoding speed on one GPU, without Ray and without a network.
+"""What one NVIDIA GPU does with this engine, without Ray and without a network.
 
-    benchmarks/gpu/run.sh            every shape and batch, under nine minutes
+    benchmarks/gpu/run.sh            all parts, within nine minutes
     benchmarks/gpu/run.sh --tiny     the same code on a CPU, in seconds; its figures mean nothing
 
-1. The device's copy bandwidth (read plus written bytes).
-2. Attention kernels against the reference: the largest error, which ends the run if it is too
-   large, and the keys and values read per second.
-3. The fused draw against a draw with the noise in memory, token for token.
-4. Grown Llamas of 1B and 8B shape: plain and speculative greedy decoding, and plain without CUDA
-   graphs; `benchmarks.gpu.speed` documents what is timed.  The limit per step is weight bytes /
-   copy bandwidth.
+The parts, those first that are worth most:
 
-Writes docs/benchmarks/gpu/DEVICE.{json,md}, or below --out.
+    environment  versions, driver, clocks, copy bandwidth
+    kernels      attention and draws against their references, and their times
+    self_check   distances and bounds of the engine's check at load, of 20 random models
+    plain        Llama 3.1's 8B of random weights, at batches to 128, in CUDA graphs and eagerly
+    head         an EAGLE-3-shaped head with synthetic acceptance, 8 / 16 / 60 nodes
+    sampled      temperature 0.6 with top_p 0.9
+    memory       what is reserved for steps, against what they took
+    trace        a step's kernels by name, and the gaps between them
+    nccl         all-reduces in a world of one inside a CUDA graph
+
+Each runs in a process of its own and has a time limit.  The record is written whenever a row is
+measured: docs/benchmarks/gpu/DEVICE.{json,md}, or below --out.  What fails is in it, with its
+traceback, and the run goes on; it ends with 1 then.
 """
 
 from __future__ import annotations
 
 import argparse
-import platform
-import statistics
+import contextlib
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
-import torch
-from transformers import AutoTokenizer
-
-from benchmarks.gpu.grown import load_grown, weight_bytes
-from benchmarks.gpu.kernels import Problem, attention_row, copy_bandwidth, draw_row, tolerance
+from benchmarks.gpu.part import Row, run
 from benchmarks.gpu.report import markdown
-from benchmarks.gpu.speed import WARM_UP_ROUNDS, Decoder, speculative_row
-from benchmarks.grown.layers import SHAPES, Shape
-from benchmarks.support.options import DEMO_DRAFT, DEMO_TARGET, add_options, parser_of
-from benchmarks.support.prompts import heldout
-from benchmarks.support.record import OUT, rows
-from cluster.config.schema import EngineConfig
-from cluster.draft.base import DrafterContext
-from cluster.draft.lm import LMDrafter
-from cluster.draft.options import LMOptions
-from cluster.engine.engine import Engine
+from benchmarks.support.options import add_options, parser_of
+from benchmarks.support.processes import exit_on_sigterm
+from benchmarks.support.record import OUT, ROOT, write_report
+from cluster.records import frozen
 
-PROMPT_LEN = 256
-TINY = Shape(hidden=384, layers=8, heads=8, kv_heads=2, intermediate=896)
-_PAGE_SIZE = 16
-_KEPT_NODES = 64
-_PROBLEMS = [
-    Problem(1, 2048, 0),
-    Problem(1, 2048, 16),
-    Problem(8, 2048, 8),
-    Problem(32, 1024, 8),
-    Problem(64, 1024, 4),
-    Problem(1, 32768, 16),
-]
-# Rows by vocabulary.
-_DRAWS, _TINY_DRAWS = [(1, 128_256), (17, 128_256), (320, 128_256)], [(3, 500)]
-_TINY_PROBLEMS = [Problem(1, 40, 5), Problem(2, 20, 3)]
+_BUDGET_S = 540.0
+# Under which no part is worth starting: a process takes so long to be ready.
+_LEAST_S = 10.0
+_LINES_KEPT = 40  # of what a part that failed said last
 
 
-def measure_kernels(
-    problems: Sequence[Problem], device: torch.device, bandwidth: float
-) -> list[dict[str, Any]]:
-    """One row per problem; raises SystemExit if a kernel differs from the reference."""
-    rows = []
-    for problem in problems:
-        row = attention_row(problem, device, bandwidth)
-        _say(f"attention {problem}: {row['us']:.0f} us, error {row['largest_error']:.1e}")
-        if not row["largest_error"] <= tolerance(device):
-            raise SystemExit(f"error: the attention of {problem} is off: {row}")
-        rows.append(row)
-    return rows
+@frozen
+class Part:
+    """limit_s: so long at most."""
+
+    name: str
+    limit_s: float
 
 
-def measure_draws(sizes: Sequence[tuple[int, int]], device: torch.device) -> list[dict[str, Any]]:
-    """One row per (rows, vocabulary); raises SystemExit if the fused draw differs.
-
-    Two float64 logarithms may differ in the last bit.  The noise then differs in the last bit of a
-    float once in 2^28, and a draw almost never.
-    """
-    rows = []
-    for num_rows, vocab_size in sizes:
-        row = draw_row(num_rows, vocab_size, device)
-        _say(f"draw {num_rows} x {vocab_size}: {row['us']:.0f} us")
-        if row["different_tokens"]:
-            raise SystemExit(f"error: the fused draw is another: {row}")
-        rows.append(row)
-    return rows
+# Their limits are more than the budget together: what one leaves, the next ones have.
+PARTS = (
+    Part("environment", 60),
+    Part("kernels", 120),
+    Part("self_check", 100),
+    Part("plain", 180),
+    Part("head", 150),
+    Part("sampled", 80),
+    Part("memory", 80),
+    Part("trace", 80),
+    Part("nccl", 60),
+)
 
 
-def measure_shape(
-    name: str, shape: Shape, arguments: argparse.Namespace, bandwidth: float
-) -> dict[str, Any]:
-    """Plain and speculative decoding of one grown shape at every batch."""
-    device = arguments.device
-    dtype = "bfloat16" if device.type == "cuda" else "float32"
-    config = _engine_config(DEMO_TARGET, dtype, arguments)
-    model = load_grown(shape, config, device)
-    num_bytes = weight_bytes(model)
-    engine = Engine(config, model)
-    engine.capture_ahead()
-    eager = Engine(replace(config, cuda_graphs=False), model)
-    drafter = _drafter(dtype, arguments)
-    # Warm up: a new drafter claims low survivals until its calibration has learned.
-    calibrating = heldout_prompts(max(arguments.batches), arguments.prompt_len)
-    Decoder(engine, calibrating, drafter, max(arguments.nodes)).run(arguments.tokens)
-    rows = []
-    for batch in arguments.batches:
-        row = measure_batch(engine, eager, drafter, batch, arguments)
-        row["limit_tokens_per_s"] = batch * bandwidth / num_bytes
-        row["share_of_limit"] = row["plain_tokens_per_s"] / row["limit_tokens_per_s"]
-        _say(
-            f"{name} batch {batch}: plain {row['plain_tokens_per_s']:.1f} tokens/s, "
-            f"{row['share_of_limit']:.1%} of the limit, "
-            f"{row['gain_of_graphs']:.2f}x of eager steps"
-        )
-        rows.append(row)
-    engine.close()
-    eager.close()
-    return {
-        "shape": name,
-        "grown": True,
-        "dtype": dtype,
-        "cuda_graphs": engine.uses_graphs,
-        "weight_bytes": num_bytes,
-        "batches": rows,
-    }
+class Record:
+    """Of the whole run, as it is so far."""
+
+    def __init__(self, out: Path, *, tiny: bool) -> None:
+        device = "cpu" if tiny else gpu_name() or "gpu"
+        self.path = out / f"{'-'.join(device.lower().replace('/', ' ').split())}.json"
+        self.parts: dict[str, Row] = {}
+        self._began = time.monotonic()
+        self._head = {"device": device, "tiny": tiny}
+
+    @property
+    def left_s(self) -> float:
+        return _BUDGET_S - (time.monotonic() - self._began)
+
+    @property
+    def has_failures(self) -> bool:
+        return any("failed" in part for part in self.parts.values())
+
+    def save(self) -> None:
+        seconds = round(time.monotonic() - self._began, 1)
+        report = write_report(self.path, {**self._head, "seconds": seconds, "parts": self.parts})
+        self.path.with_suffix(".md").write_text(markdown(report), "utf-8")
+
+    def run(self, part: Part, *, tiny: bool) -> None:
+        """Run a part and record it; whatever happens to its process is recorded too."""
+        found: Row = {"rows": []}
+        self.parts[part.name] = found
+        if self.left_s < _LEAST_S:
+            found["failed"] = "no time was left"
+            self.save()
+            return
+        limit_s = min(part.limit_s, self.left_s)
+        began = time.monotonic()
+        with tempfile.NamedTemporaryFile() as log:
+            with _started(part, log.name, tiny=tiny) as (process, rows):
+                for row in _received(rows, began + limit_s):
+                    found["rows"].append(row)
+                    _say(f"{part.name}: {_brief(row)}")
+                    self.save()
+                has_ended = time.monotonic() >= began + limit_s
+                if not has_ended:
+                    process.join(max(began + limit_s - time.monotonic(), 0.0))
+                status = process.exitcode
+            found["seconds"] = round(time.monotonic() - began, 1)
+            failed = [each["failed"] for each in found["rows"] if "failed" in each]
+            if failed:
+                found["failed"] = f"{len(failed)} rows, {failed[0]}"
+            if status != 0:
+                found["failed"] = _reason(status, limit_s)
+                said = Path(log.name).read_text("utf-8", "replace").replace(f"{ROOT}/", "")
+                found["log"] = said.splitlines()[-_LINES_KEPT:]
+        if "failed" in found:
+            _say(f"{part.name} FAILED: {found['failed']}")
+        self.save()
 
 
-def measure_batch(
-    engine: Engine, eager: Engine, drafter: LMDrafter, batch: int, arguments: argparse.Namespace
-) -> dict[str, Any]:
-    """A plain run, one without CUDA graphs, then one for each number of nodes."""
-    prompts = heldout_prompts(batch, arguments.prompt_len)
-    plain, plain_eager = (
-        Decoder(each, prompts, None, 0).run(arguments.tokens) for each in (engine, eager)
+@contextlib.contextmanager
+def _started(part: Part, log: str, *, tiny: bool) -> Iterator[tuple[BaseProcess, Connection]]:
+    """A part's process and its rows; it and what it started have ended afterwards."""
+    # A fork is ready at once, but the driver of a GPU may be in use in what it is a fork of.
+    context = multiprocessing.get_context("forkserver" if tiny else "spawn")
+    if tiny:
+        multiprocessing.set_forkserver_preload(["benchmarks.gpu.target"])
+    ours, theirs = context.Pipe(duplex=False)
+    arguments = {"tiny": tiny, "log": log, "rows": theirs}
+    process = context.Process(target=run, args=(part.name,), kwargs=arguments)
+    process.start()
+    theirs.close()
+    try:
+        yield process, ours
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid or 0, signal.SIGKILL)
+        process.kill()
+        process.join()
+
+
+def _received(rows: Connection, deadline: float) -> Iterator[Row]:
+    """The rows until their process ends, or the time."""
+    with contextlib.suppress(EOFError, OSError):
+        while rows.poll(max(deadline - time.monotonic(), 0.0)):
+            yield rows.recv()
+
+
+def _reason(status: int | None, limit_s: float) -> str:
+    if status is None:
+        return f"it was ended after {limit_s:.0f} s"
+    if status < 0:
+        return f"its process ended by {signal.Signals(-status).name}"
+    return f"its process ended with status {status}"
+
+
+def gpu_name() -> str:
+    """The first GPU's, "" without one."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ""
+    command = [program, "--query-gpu=name", "--format=csv,noheader"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        return (said.stdout.splitlines() or [""])[0].strip()
+    return ""
+
+
+def _brief(row: Row) -> str:
+    figures = {name: value for name, value in row.items() if name != "traceback"}
+    return ", ".join(
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in figures.items()
     )
-    eager_speed = plain_eager.num_tokens / plain_eager.verify_s
-    return {
-        "batch": batch,
-        "plain_tokens_per_s": plain.num_tokens / plain.verify_s,
-        "plain_round_ms": 1000 * plain.verify_s / plain.rounds,
-        "plain_step_ms": 1000 * statistics.median(plain.step_times_s),
-        "eager_tokens_per_s": eager_speed,
-        "eager_step_ms": 1000 * statistics.median(plain_eager.step_times_s),
-        "gain_of_graphs": plain.num_tokens / plain.verify_s / eager_speed,
-        "speculative": [
-            speculative_row(
-                Decoder(engine, prompts, drafter, nodes).run(arguments.tokens), plain, nodes
-            )
-            for nodes in arguments.nodes
-        ],
-    }
-
-
-def heldout_prompts(count: int, length: int) -> list[list[int]]:
-    """Held-out code: `count` prompts of `length` tokens."""
-    return heldout("code", count, AutoTokenizer.from_pretrained(DEMO_TARGET), length, length)
-
-
-def _engine_config(model: Path, dtype: Any, arguments: argparse.Namespace) -> EngineConfig:
-    batch, nodes = max(arguments.batches), max(arguments.nodes)
-    # The drafter keeps more nodes than it proposes.
-    context = arguments.prompt_len + arguments.tokens + nodes + _KEPT_NODES
-    return EngineConfig(
-        model=str(model),
-        dtype=dtype,
-        device=str(arguments.device),
-        page_size=_PAGE_SIZE,
-        num_pages=batch * (-(-context // _PAGE_SIZE) + 1),
-        max_running_sequences=batch,
-        max_batch_tokens=max(512, batch * (nodes + 1)),
-        prefix_cache=False,
-    )
-
-
-def _drafter(dtype: str, arguments: argparse.Namespace) -> LMDrafter:
-    options = LMOptions(engine=_engine_config(DEMO_DRAFT, dtype, arguments))
-    context = DrafterContext("lm", _KEPT_NODES, max(arguments.batches))
-    return LMDrafter(context, options)
-
-
-def device_name(device: torch.device) -> str:
-    """The device's name in the report's file name."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    return "-".join(name.lower().replace("/", " ").split())
 
 
 def _say(line: str) -> None:
@@ -197,63 +193,30 @@ def _arguments() -> argparse.Namespace:
     add_options(
         parser,
         tiny=(False, "sizes for a CPU"),
-    )
-    parser.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), default=["1b", "8b"])
-    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32, 64])
-    parser.add_argument("--nodes", nargs="+", type=int, default=[4, 8, 16])
-    add_options(
-        parser,
-        tokens=(128, "per text"),
+        parts=([each.name for each in PARTS], "those to run, with commas between them"),
         out=OUT / "gpu",
     )
     arguments = parser.parse_args()
-    arguments.prompt_len = PROMPT_LEN
-    arguments.device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    if arguments.tiny:
-        arguments.batches, arguments.nodes = [1, 2], [3]
-        arguments.tokens, arguments.prompt_len = 24, 24
-    elif arguments.device.type == "cpu":
+    unknown = sorted(set(arguments.parts) - {each.name for each in PARTS})
+    if unknown:
+        parser.error(f"there is no part {unknown[0]}")
+    if not arguments.tiny and not gpu_name() and not Path("/dev/nvidia0").exists():
         parser.error("there is no NVIDIA GPU here; --tiny runs the same path on a CPU")
-    needed = WARM_UP_ROUNDS * (max(arguments.nodes) + 1) + 2
-    if arguments.tokens < needed:
-        parser.error(f"--tokens must be at least {needed}: the warm-up takes up to as many")
     return arguments
-
-
-def shapes_of(arguments: argparse.Namespace) -> Mapping[str, Shape]:
-    """The shapes to measure: the grown presets, or (--tiny) one hardly larger than the source."""
-    if arguments.tiny:
-        return {"tiny": TINY}
-    return {name: SHAPES[name] for name in arguments.shapes}
 
 
 def main() -> None:
     arguments = _arguments()
-    begin = time.monotonic()
-    device = arguments.device
-    bandwidth = copy_bandwidth(device, 2**24 if arguments.tiny else 2**32)
-    _say(f"copy bandwidth {bandwidth / 1e9:.0f} GB/s")
-    problems = _TINY_PROBLEMS if arguments.tiny else _PROBLEMS
-    report = {
-        "command": f"benchmarks/gpu/run.sh{' --tiny' if arguments.tiny else ''}",
-        "date": time.strftime("%Y-%m-%d"),
-        "device": device_name(device),
-        "software": {"python": platform.python_version(), "torch": torch.__version__},
-        "tiny": arguments.tiny,
-        "copy_bytes_per_s": bandwidth,
-        "kernels": measure_kernels(problems, device, bandwidth),
-        "draws": measure_draws(_TINY_DRAWS if arguments.tiny else _DRAWS, device),
-        "models": [
-            measure_shape(name, shape, arguments, bandwidth)
-            for name, shape in shapes_of(arguments).items()
-        ],
-    }
-    report["seconds"] = time.monotonic() - begin
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    path = arguments.out / f"{report['device']}.json"
-    path.write_text(rows(report) + "\n", "utf-8")
-    path.with_suffix(".md").write_text(markdown(report), "utf-8")
-    print(path)
+    exit_on_sigterm()
+    if arguments.tiny:
+        # Of all processes, before any imports Triton; and threads gain nothing at these sizes.
+        os.environ.update(TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
+    record = Record(arguments.out, tiny=arguments.tiny)
+    for part in PARTS:
+        if part.name in arguments.parts:
+            record.run(part, tiny=arguments.tiny)
+    print(record.path)
+    sys.exit(record.has_failures)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,19 @@
-"""The device's copy bandwidth, and the attention kernels against their reference."""
+"""The kernels of attention and draws against their references, and how fast they are."""
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
+from dataclasses import asdict
+from functools import partial
 
 import numpy as np
 import torch
 
+from benchmarks.gpu.part import Measurements, Row, Setting, Skipped
 from cluster.core import SamplingParams, TokenArray, TokenTree, token_array
 from cluster.engine.attention.backends import create_backend
 from cluster.engine.attention.sdpa import SdpaBackend
@@ -20,21 +24,62 @@ from cluster.engine.types import AttentionOptions
 from cluster.engine.work import Work
 from cluster.records import frozen
 from cluster.spec.draw import DrawRows, FusedDraw, draw
-from cluster.spec.sampling import pack
-from cluster.worker.verifier import fused_draw
+from cluster.spec.sampling import is_truncated, pack
 
 PAGE_SIZE = 16
-_HEADS, _HEAD_DIM = 32, 128  # a layer of Llama 3's 8B
-_KV_HEADS = 8
 
 
 @frozen
 class Problem:
-    """One layer's attention: each of `batch` sequences has a context and a tree of `nodes`."""
+    """One layer's attention: each of `batch` sequences has a context, new tokens, of which the
+    first is usually the only one, and a tree of `nodes` behind them."""
 
     batch: int
     context_len: int
     nodes: int
+    num_new: int = 1
+    window: int | None = None
+
+
+_PROBLEMS = (
+    Problem(1, 1024, 0),
+    Problem(1, 1024, 8),
+    Problem(1, 1024, 60),
+    Problem(8, 1024, 8),
+    Problem(32, 1024, 0),
+    Problem(128, 1024, 0),
+    Problem(64, 1024, 4),
+    Problem(1, 1024, 0, num_new=512),
+    Problem(4, 3000, 16, window=1024),
+    Problem(1, 32768, 16),
+)
+_TINY_PROBLEMS = (Problem(1, 40, 5), Problem(2, 20, 3, num_new=2, window=8))
+# Rows by vocabulary; temperature and top_p.
+_DRAWS = ((1, 128_256), (61, 128_256), (256, 128_256))
+_TINY_DRAWS = ((3, 500),)
+_LAWS = (SamplingParams(0.8), SamplingParams(0.6, top_p=0.9))
+# Two float64 logarithms may differ in the last bit.  The noise then differs in the last bit of a
+# float once in 2^28, and a draw almost never.
+
+
+def rows(setting: Setting) -> Measurements:
+    """A kernel that differs from its reference is a failure."""
+    device = setting.device
+    if setting.tiny and not _is_interpreted():
+        raise Skipped("Triton's kernels run on a GPU, or in its interpreter, which is not there")
+    bandwidth = copy_bandwidth(device, 2**20 if setting.tiny else 2**30)
+    for problem in _TINY_PROBLEMS if setting.tiny else _PROBLEMS:
+        labels = {"kernel": "attention", **asdict(problem)}
+        yield labels, partial(attention_row, problem, setting, bandwidth)
+    for num_rows, vocab_size in _TINY_DRAWS if setting.tiny else _DRAWS:
+        for law in _LAWS:
+            labels = {"kernel": "draw", "rows": num_rows, "vocab": vocab_size, "top_p": law.top_p}
+            yield labels, partial(draw_row, num_rows, vocab_size, device, law)
+
+
+def _is_interpreted() -> bool:
+    has_triton = importlib.util.find_spec("triton") is not None
+    return has_triton and os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def seconds(call: Callable[[], object], device: torch.device, *, repeats: int) -> float:
@@ -63,65 +108,74 @@ def copy_bandwidth(device: torch.device, num_bytes: int) -> float:
     return 2 * num_bytes / seconds(lambda: target.copy_(source), device, repeats=20)
 
 
-def attention_row(problem: Problem, device: torch.device, bandwidth: float) -> dict[str, Any]:
-    """Compare error and speed of the backend of `auto` with the reference in float32.
+def attention_row(problem: Problem, setting: Setting, bandwidth: float) -> Row:
+    """Error and speed of the Triton backend; the reference computes in float32.
 
     The error is absolute; values are standard normal.
     """
     batch, num_slots = _batch(problem)
+    device, sizes = setting.device, setting.sizes
     generator = torch.Generator(device).manual_seed(1)
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    query = torch.randn((_HEADS, batch.num_rows, _HEAD_DIM), generator=generator, device=device).to(
-        dtype
-    )
-    kv = torch.randn((num_slots, 2, _KV_HEADS, _HEAD_DIM), generator=generator, device=device).to(
-        dtype
-    )
-    expected = _attend(SdpaBackend(), batch, num_slots, query.float(), kv.float())()
-    call = _attend(create_backend("auto"), batch, num_slots, query, kv)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, device=device).to(setting.dtype)
+
+    query = normal(sizes.heads, batch.num_rows, sizes.head_dim)
+    kv = normal(num_slots, 2, sizes.kv_heads, sizes.head_dim)
+    backend, reference, window = create_backend("triton"), SdpaBackend(), problem.window
+    expected = _attend(reference, batch, query.float(), kv.float(), window)()
+    call = _attend(backend, batch, query, kv, window)
     error = float((call().float() - expected).abs().max())
-    own_s = seconds(call, device, repeats=20)
-    reference_s = seconds(_attend(SdpaBackend(), batch, num_slots, query, kv), device, repeats=20)
-    keys = sum(share.key_len for share in batch.shares)
-    read = keys * 2 * _KV_HEADS * _HEAD_DIM * kv.element_size()
-    return {
-        "batch": problem.batch,
-        "context": problem.context_len,
-        "nodes": problem.nodes,
+    repeats = 1 if setting.tiny else 20
+    own_s = seconds(call, device, repeats=repeats)
+    reference_s = seconds(_attend(reference, batch, query, kv, window), device, repeats=repeats)
+    keys = sum(share.key_len - share.key_start(window) for share in batch.shares)
+    read = keys * 2 * sizes.kv_heads * sizes.head_dim * kv.element_size()
+    row: Row = {
         "largest_error": error,
         "us": own_s * 1e6,
         "reference_us": reference_s * 1e6,
         "gb_per_s": read / own_s / 1e9,
-        "share_of_copy_bandwidth": read / own_s / bandwidth,
+        "share_of_copy": read / own_s / bandwidth,
     }
+    if backend.failure:
+        row["failed"] = backend.failure
+    elif not error <= tolerance(device):
+        row["failed"] = f"it differs from the reference by {error:.1e}"
+    return row
 
 
-def draw_row(num_rows: int, vocab_size: int, device: torch.device) -> dict[str, Any]:
-    """Compare draws of `num_rows` rows at temperature 0.8: fused if the device supports it, and
-    with newly computed noise in memory."""
+def draw_row(num_rows: int, vocab_size: int, device: torch.device, law: SamplingParams) -> Row:
+    """The draws of rows in one kernel, and with noise in memory."""
+    from cluster.engine.draw.triton import create_draw
+
     generator = torch.Generator(device).manual_seed(1)
-    logits = 4.0 * torch.randn((num_rows, vocab_size), generator=generator, device=device)
-    law = SamplingParams(0.8)
+    logits = 6.5 * torch.randn((num_rows, vocab_size), generator=generator, device=device)
     seeds = np.random.default_rng(2).integers(0, 2**63, num_rows, dtype=np.uint64)
-    rows = DrawRows(
+    keys = DrawRows(
         np.array([pack(law)] * num_rows),
-        np.zeros(num_rows, dtype=np.bool_),
+        np.full(num_rows, is_truncated(law)),
         seeds,
         np.arange(num_rows),
         np.zeros(num_rows, dtype=np.int64),
     )
 
     def call(fused: FusedDraw | None) -> Callable[[], TokenArray]:
-        return lambda: draw(logits, rows, fused)
+        return lambda: draw(logits, keys, fused)
 
-    own, reference = call(fused_draw(device, vocab_size)), call(None)
-    return {
-        "rows": num_rows,
-        "vocab": vocab_size,
-        "different_tokens": int((own() != reference()).sum()),
+    fused = create_draw(device, vocab_size)
+    own, reference = call(fused), call(None)
+    differing = int((own() != reference()).sum())
+    row: Row = {
+        "different_tokens": differing,
         "us": seconds(own, device, repeats=20) * 1e6,
         "reference_us": seconds(reference, device, repeats=5) * 1e6,
     }
+    if fused is None:
+        row["failed"] = "the kernel cannot run here"
+    elif differing:
+        row["failed"] = f"{differing} tokens are others than the reference's"
+    return row
 
 
 def tolerance(device: torch.device) -> float:
@@ -132,19 +186,20 @@ def tolerance(device: torch.device) -> float:
 def _attend(
     backend: AttentionBackend,
     batch: Batch,
-    num_slots: int,
     query: torch.Tensor,
     kv: torch.Tensor,
+    window: int | None,
 ) -> Callable[[], torch.Tensor]:
-    plan = backend.plan(batch, num_slots - PAGE_SIZE)
-    options = AttentionOptions(scaling=_HEAD_DIM**-0.5)
-    return lambda: plan.attend(query, kv, None, options)
+    plan = backend.plan(batch, len(kv) - PAGE_SIZE)
+    options = AttentionOptions(scaling=query.shape[-1] ** -0.5)
+    return lambda: plan.attend(query, kv, window, options)
 
 
 def _batch(problem: Problem) -> tuple[Batch, int]:
     """The batch, with pages in random order, and the number of cache slots it needs."""
     generator = np.random.default_rng(0)
-    pages_each = -(-(problem.context_len + 1 + problem.nodes) // PAGE_SIZE)
+    length = problem.context_len + problem.num_new + problem.nodes
+    pages_each = -(-length // PAGE_SIZE)
     pages = iter(generator.permutation(pages_each * problem.batch).tolist())
     tree = TokenTree.of(
         range(problem.nodes),
@@ -156,14 +211,15 @@ def _batch(problem: Problem) -> tuple[Batch, int]:
         for _ in range(pages_each):
             sequence.tables[0].add(next(pages))
         sequence.append(token_array([0] * problem.context_len))
-        work = Work(str(index), problem.context_len, token_array([0]), tree)
+        new = token_array([0] * problem.num_new)
+        work = Work(str(index), problem.context_len, new, tree)
         sequence.pending = Pending(work)
-        picks.append(Pick(sequence, work, 1, completes=True))
+        picks.append(Pick(sequence, work, problem.num_new, completes=True))
     num_slots = (pages_each * problem.batch + 1) * PAGE_SIZE
     batch = build_batch(
         picks,
         min_rows=1,
         scratch_slot=num_slots - PAGE_SIZE,
-        max_context_len=problem.context_len + problem.nodes + 2,
+        max_context_len=length + 1,
     )
     return batch, num_slots
