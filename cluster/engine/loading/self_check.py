@@ -1,4 +1,4 @@
-"""Compares tree attention with the model's own forward on a few tokens, once, at load.
+"""Compares tree attention with the model's own forward on a few texts, once, at load.
 
 It catches what no configuration tells: position biases, masks or states that an architecture keeps
 outside its attention function.
@@ -6,8 +6,10 @@ outside its attention function.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,23 +17,32 @@ import torch
 
 from cluster.core import TokenArray, TokenTree, token_array
 from cluster.engine.attention import seam
+from cluster.engine.cpu.packed_linear import PackedLinear
 from cluster.engine.loading.model import LoadedModel
 from cluster.engine.module_forward import decoder_layers
 from cluster.engine.work import Steps, Work, run_alone
 from cluster.errors import ConfigError, WorkerError
-from cluster.records import frozen
+from cluster.records import frozen, record
 
-_REQUEST = "self-check"
+_REQUEST, _NEIGHBOUR = "self-check", "self-check-neighbour"
 # Relative error of a row of logits: float32's own is 1e-6 to 1e-5, a wrong layer's 0.1 to 1.
 _FLOAT32_BOUND = 1e-3
 # In coarser formats rounding alone moves the logits by some per cent, of one network much more than
-# of another: so it is measured.  Two right forwards were seen to differ by as much as noise of one
-# unit in the last place does after every layer, and at most by twice that.
+# of another: so it is measured, and both forwards against one in float32, whose own error is a
+# thousandth of theirs.  Two right ones are about as far from it as each other.
+_ROUNDING_FACTOR = 4.0
+# Where there is no such forward, by noise of one unit in the last place after every layer: two
+# right forwards were seen to differ by as much as that does, and at most by twice that.
 _UNITS = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
-_NOISE_FACTOR = 4.0
-# Where it cannot be measured, and never more: a wrong mask is off by about 1.
+# Where neither can be measured, and never more: a wrong mask is off by about 1.
 _LOOSEST_BOUND = 0.25
-_NUM_NOISY = 3  # paths that are enough to measure it
+_NUM_NOISY = 3  # texts that are enough to measure it
+# The long case: keys of several blocks that are split among programs, and more rows than a tile
+# has; where a window is not much longer, rows behind its edge.  The model's own attention holds
+# the scores of all pairs, so it is no longer than it must.
+_LONG, _BEHIND_WINDOW, _LONGEST = 600, 80, 1200
+_CHAINS, _DEPTH = 4, 6
+_PIECES, _NEIGHBOUR_TOKENS = 4, 40
 
 
 @frozen
@@ -41,6 +52,16 @@ class Distance:
 
     deviation: float
     bound: float
+
+
+@record
+class _Case:
+    """rows: the engine's logits, float32 [rows, vocab].  texts: in whose plain forwards the same
+    stand.  wanted: of each text the positions; all of them are in the order of the rows."""
+
+    rows: torch.Tensor
+    texts: Sequence[TokenArray]
+    wanted: Sequence[Sequence[int]]
 
 
 def check(engine: Steps, model: LoadedModel) -> None:
@@ -55,34 +76,99 @@ def check(engine: Steps, model: LoadedModel) -> None:
             )
 
 
-def distances(engine: Steps, model: LoadedModel) -> dict[str, Distance]:
-    """Of each case, by its name; raises ConfigError where a step fails."""
-    tokens = token_array((np.arange(12) * 7919 + 13) % model.vocab_size)
-    context, drafts = tokens[:6], tokens[6:]
-    # One chunk, then the rest with a tree, then growth of the tree that was kept.
-    tree = TokenTree.of(drafts[:4], [-1, -1, 0, 0])
-    grown = TokenTree.of([drafts[3], drafts[4], drafts[5]], [-1, 0, -1])
+def distances(
+    engine: Steps, model: LoadedModel, *, is_long: bool | None = None
+) -> dict[str, Distance]:
+    """Of each case, by its name; raises ConfigError where a step fails.
+
+    is_long: with the long case; None = on a GPU, where it takes a moment."""
+    if is_long is None:
+        is_long = model.device.type == "cuda"
+    length = _long_len(engine, model) if is_long else 0
+    found = {}
     try:
-        _run(engine, Work(_REQUEST, 0, context[:3]))
-        rows = _run(engine, Work(_REQUEST, 3, context[3:], tree))
-        engine.retain(_REQUEST, [0], [3])
-        more = _run(engine, Work(_REQUEST, 7, tokens[:0], grown, num_cached_nodes=1))
+        found["short"] = _distance(model, _short(engine))
+        if length:
+            found["long"] = _distance(model, _long(engine, length))
     except WorkerError as error:
         raise ConfigError(
             f"{model.architecture} cannot be served: {error.message}", param="model"
         ) from error
     finally:
         engine.release(_REQUEST)
+        engine.release(_NEIGHBOUR)
+    return found
 
+
+def _short(engine: Steps) -> _Case:
+    """One chunk, then the rest with a tree, then growth of the tree that was kept."""
+    tokens = _tokens(engine, 12)
+    context, drafts = tokens[:6], tokens[6:]
+    tree = TokenTree.of(drafts[:4], [-1, -1, 0, 0])
+    grown = TokenTree.of([drafts[3], drafts[4], drafts[5]], [-1, 0, -1])
+    _run(engine, Work(_REQUEST, 0, context[:3]))
+    rows = _run(engine, Work(_REQUEST, 3, context[3:], tree))
+    engine.retain(_REQUEST, [0], [3])
+    more = _run(engine, Work(_REQUEST, 7, tokens[:0], grown, num_cached_nodes=1))
+    engine.release(_REQUEST)
     paths = [[], [0], [1], [0, 2], [0, 3], [0, 3, 4], [0, 5]]
     texts = [np.concatenate((context, drafts[path])) for path in paths]
-    expected = _reference(model, texts)
-    errors = _errors(torch.cat((rows, more)), expected)
+    return _Case(torch.cat((rows, more)), texts, [[len(text) - 1] for text in texts])
+
+
+def _long_len(engine: Steps, model: LoadedModel) -> int:
+    """The tokens of the long case; 0 where the engine has no room for it."""
+    windows = [layer.window + _BEHIND_WINDOW for layer in model.layers if layer.window]
+    length = max([_LONG, *(each for each in windows if each <= _LONGEST)])
+    neighbour = _PIECES * _NEIGHBOUR_TOKENS
+    # Pages that are begun by either: rounded up generously.
+    return length if 2 * (length + _CHAINS * _DEPTH + neighbour) <= engine.longest_context else 0
+
+
+def _long(engine: Steps, length: int) -> _Case:
+    """A text whose pages lie apart, because another one's growth takes those between, which ends
+    before the last piece; behind it chains of nodes that alternate."""
+    tokens = _tokens(engine, length + _CHAINS * _DEPTH)
+    context, drafts = tokens[:length], tokens[length:]
+    tree = TokenTree.of(drafts, [-1] * _CHAINS + [*range(len(drafts) - _CHAINS)])
+    # Nobody else's prefix: what an earlier check wrote is not to be found.
+    tenant = secrets.token_bytes(8)
+    edges = np.linspace(0, length, _PIECES + 1).astype(int).tolist()
+    for piece, (start, stop) in enumerate(pairwise(edges[:-1])):
+        _run(engine, Work(_REQUEST, start, context[start:stop], tenant=tenant))
+        begun = piece * _NEIGHBOUR_TOKENS
+        others = tokens[begun : begun + _NEIGHBOUR_TOKENS]
+        _run(engine, Work(_NEIGHBOUR, begun, others, tenant=tenant + b"neighbour"))
+    engine.release(_NEIGHBOUR)
+    rows = _run(engine, Work(_REQUEST, edges[-2], context[edges[-2] :], tree, tenant=tenant))
+    engine.release(_REQUEST)
+    order, texts, wanted = [], [], []
+    for chain in range(_CHAINS):
+        own = [1 + chain + _CHAINS * depth for depth in range(_DEPTH)]
+        texts.append(np.concatenate((context, drafts[chain::_CHAINS])))
+        first = chain > 0  # the context's last row is asked of one text alone
+        order += [0, *own][first:]
+        wanted.append([*range(length - 1, length + _DEPTH)][first:])
+    return _Case(rows[order], texts, wanted)
+
+
+def _tokens(engine: Steps, count: int) -> TokenArray:
+    """From all over the vocabulary."""
+    return token_array((np.arange(count) * 7919 + 13) % engine.vocab_size)
+
+
+def _distance(model: LoadedModel, case: _Case) -> Distance:
+    expected = _reference(model, case)
+    if model.layers[0].dtype == torch.float32:
+        return Distance(float(_errors(case.rows, expected).max()), _FLOAT32_BOUND)
     # In coarse formats a router of experts may flip in one row: judge by the typical one.
-    is_exact = model.layers[0].dtype == torch.float32
-    deviation = float(errors.max() if is_exact else errors.median())
-    bound = _FLOAT32_BOUND if is_exact else _coarse_bound(model, texts, expected)
-    return {"short": Distance(deviation, bound)}
+    precise = _precise(model, case)
+    if precise is not None:
+        own = float(_errors(expected, precise).median())
+        deviation = float(_errors(case.rows, precise).median())
+        return Distance(deviation, min(_ROUNDING_FACTOR * own, _LOOSEST_BOUND))
+    deviation = float(_errors(case.rows, expected).median())
+    return Distance(deviation, _bound_by_noise(model, case, expected))
 
 
 def _errors(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
@@ -91,7 +177,38 @@ def _errors(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     return errors
 
 
-def _coarse_bound(model: LoadedModel, texts: Sequence[TokenArray], expected: torch.Tensor) -> float:
+def _precise(model: LoadedModel, case: _Case) -> torch.Tensor | None:
+    """`_reference` in float32, the weights of each module widened while it runs; None where they
+    are not all there to be widened, or there is no memory for it."""
+    module, kept = model.module, dict[torch.nn.Module, list[tuple[torch.Tensor, torch.Tensor]]]()
+    if (
+        getattr(module, "is_quantized", False)
+        or any(isinstance(each, PackedLinear) for each in module.modules())
+        or any(type(each) is not torch.nn.Parameter for each in module.parameters())
+    ):
+        return None
+
+    def widen(own: torch.nn.Module, _: Any) -> None:
+        kept[own] = [(each, each.data) for each in own.parameters(recurse=False)]
+        for parameter, data in kept[own]:
+            parameter.data = data.float()
+
+    def narrow(own: torch.nn.Module, *_: Any) -> None:
+        for parameter, data in kept.pop(own, ()):
+            parameter.data = data
+
+    # Its code may count on its format; torch.OutOfMemoryError is a RuntimeError.
+    with ExitStack() as hooks, suppress(RuntimeError, TypeError, ValueError):
+        for each in module.modules():
+            if next(each.parameters(recurse=False), None) is not None:
+                hooks.callback(narrow, each)
+                hooks.enter_context(each.register_forward_pre_hook(widen))
+                hooks.enter_context(each.register_forward_hook(narrow))
+        return _reference(model, case)
+    return None
+
+
+def _bound_by_noise(model: LoadedModel, case: _Case, expected: torch.Tensor) -> float:
     """The part of the typical row's error that rounding explains."""
     unit = _UNITS.get(model.layers[0].dtype)
     layers = decoder_layers(model.module, len(model.layers))
@@ -105,12 +222,13 @@ def _coarse_bound(model: LoadedModel, texts: Sequence[TokenArray], expected: tor
         shaken = hidden * (1.0 + unit * noise.to(hidden)).to(hidden.dtype)
         return (shaken, *output[1:]) if isinstance(output, tuple) else shaken
 
+    few = _Case(case.rows, case.texts[-_NUM_NOISY:], case.wanted[-_NUM_NOISY:])
     with ExitStack() as hooks:
         for each in layers:
             hooks.enter_context(each.register_forward_hook(shake))
-        shaken = _reference(model, texts[-_NUM_NOISY:])
-    noise = float(_errors(shaken, expected[-_NUM_NOISY:]).median())
-    return min(_NOISE_FACTOR * noise, _LOOSEST_BOUND)
+        shaken = _reference(model, few)
+    noise = float(_errors(shaken, expected[-len(shaken) :]).median())
+    return min(_ROUNDING_FACTOR * noise, _LOOSEST_BOUND)
 
 
 def _run(engine: Steps, work: Work) -> torch.Tensor:
@@ -119,16 +237,19 @@ def _run(engine: Steps, work: Work) -> torch.Tensor:
     return output.logits.clone()
 
 
-def _reference(model: LoadedModel, paths: Sequence[TokenArray]) -> torch.Tensor:
-    """The last row of the model's own forward of each path: float32 [paths, vocab]."""
+def _reference(model: LoadedModel, case: _Case) -> torch.Tensor:
+    """The rows of the model's own forward of each text: float32 [rows, vocab]."""
     module = model.module
     rows = []
     module.set_attn_implementation("eager")
     try:
-        with torch.inference_mode():
-            for path in paths:
-                ids = torch.from_numpy(path.astype(np.int64)).to(model.device).unsqueeze(0)
-                rows.append(module(input_ids=ids, use_cache=False).logits[0, -1].float())
+        # Not in inference mode: weights may be exchanged meanwhile.
+        with torch.no_grad():
+            for text, wanted in zip(case.texts, case.wanted, strict=True):
+                ids = torch.from_numpy(text.astype(np.int64)).to(model.device).unsqueeze(0)
+                keep = torch.tensor(wanted, device=model.device)
+                found = module(input_ids=ids, use_cache=False, logits_to_keep=keep)
+                rows.append(found.logits[0].float())
     finally:
         module.set_attn_implementation(seam.IMPLEMENTATION)
-    return torch.stack(rows)
+    return torch.cat(rows)
