@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -171,6 +172,9 @@ def _ropes(config: Any) -> Iterator[Mapping[str, Any]]:
 # The smallest sizes with which a model can be served: those that the self-check needs.
 
 
+# By transformers' method: the package that it asks for at the first forward, and no sooner.
+_FORWARD_NEEDS = {"fp8": "kernels", "mxfp8": "kernels"}
+
 # Slots of the cache, positions, and rows of one step.
 MIN_SLOTS = 16
 MIN_ROWS = 8
@@ -248,7 +252,7 @@ def check_loadable(folder: Path, config: EngineConfig, *, is_here: bool) -> Desc
         check_compile(config, device)
         if device.type == "cuda" and config.attention in ("auto", "triton"):
             check_can_compile(MachinePaths())
-        _check_packages(described, config)
+        check_packages(described, config)
     check_weights(folder)
     module = built(folder, described.config, config)
     if module is not None:
@@ -294,16 +298,27 @@ def quantization_of(config: EngineConfig) -> Any:
         ) from error
 
 
-def _check_packages(described: Description, config: EngineConfig) -> None:
-    """Raise ConfigError for a quantised model that this machine cannot unpack."""
+def check_packages(described: Description, config: EngineConfig) -> None:
+    """Raise ConfigError, naming the package, for a quantised model that this machine cannot unpack
+    or multiply."""
     wanted = None if config.quantization is None else quantization_of(config)
     try:
-        get_hf_quantizer(described.config, wanted, config.device_map, None, {})
+        quantizer, *_ = get_hf_quantizer(described.config, wanted, config.device_map, None, {})
     except (ImportError, ValueError, RuntimeError) as error:
         raise ConfigError(
             f"its quantised weights cannot be loaded here: {error}{_remedy(error)}",
             param="model" if wanted is None else "quantization",
         ) from error
+    method = getattr(quantizer, "quantization_config", None)
+    name = getattr(method, "quant_method", None)
+    package = _FORWARD_NEEDS.get(getattr(name, "value", name))
+    is_widened = getattr(method, "dequantize", False)
+    if package is not None and not is_widened and importlib.util.find_spec(package) is None:
+        raise ConfigError(
+            f"its quantised weights are multiplied by the package {package}, which is missing "
+            f"here; install it (pip install {package}), or name a checkpoint in bfloat16",
+            param="model" if wanted is None else "quantization",
+        )
 
 
 def _remedy(error: Exception) -> str:

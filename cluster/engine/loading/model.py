@@ -33,6 +33,7 @@ from cluster.engine.device import (
     warn_of_hidden_gpu,
 )
 from cluster.engine.graphs.compiled import CompiledForward
+from cluster.engine.loading import inspection
 from cluster.engine.loading.few_bits import (
     FewBits,
     check_few_bits,
@@ -41,7 +42,6 @@ from cluster.engine.loading.few_bits import (
     served_weights,
     weights_dtype,
 )
-from cluster.engine.loading.inspection import check_compile, describe, quantization_of
 from cluster.engine.loading.model_config import BAD_VALUES
 from cluster.engine.loading.peft_folder import read_adapters
 from cluster.engine.loading.probe import probe_layers
@@ -150,11 +150,12 @@ def load_model(
     another engine of the process makes steps."""
     seam.register()
     source = str(resolve(config.model))
-    described = describe(source, config)
+    described = inspection.describe(source, config)
     found = read_adapters(config)
     text_config, max_context_len = described.text_config, described.max_context_len
     device = resolve_device(config.device)
     check_few_bits(config, device)
+    inspection.check_packages(described, config)
     stored = getattr(text_config, "dtype", None)
     is_narrow = may_stay_narrow(config, device, described.config)
     dtype = weights_dtype(config, device, stored, is_narrow=is_narrow)
@@ -286,7 +287,7 @@ def _load_module(
         "trust_remote_code": False,
     }
     if config.quantization is not None:
-        arguments["quantization_config"] = quantization_of(config)
+        arguments["quantization_config"] = inspection.quantization_of(config)
     if config.tensor_parallel > 1:
         if config.device_map is not None:
             raise ConfigError(
@@ -331,7 +332,7 @@ def _compiled(
 ) -> CompiledForward | None:
     if not config.compile:
         return None
-    check_compile(config, device)
+    inspection.check_compile(config, device)
     return CompiledForward(module)
 
 

@@ -82,6 +82,12 @@ def probe_layers(
         raise ConfigError(
             f"{type(module).__name__} cannot be served: {error.message}", param="model"
         ) from error
+    except ImportError as error:
+        raise ConfigError(
+            f"{type(module).__name__} cannot be served: its forward wants a package: {error}; "
+            "install it",
+            param="model",
+        ) from error
     except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError) as error:
         raise ConfigError(
             f"{type(module).__name__} cannot be served: its forward does not accept a paged step: "

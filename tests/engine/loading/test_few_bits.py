@@ -9,6 +9,7 @@ import logging
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,10 @@ from cluster.config.schema import Config, EngineConfig
 from cluster.draft import registry
 from cluster.engine.cpu import kernels as native
 from cluster.engine.engine import Engine, Work
+from cluster.engine.loading import model
 from cluster.engine.loading.few_bits import check_few_bits
 from cluster.engine.loading.inspection import check_loadable
+from cluster.engine.loading.model import load_model
 from cluster.engine.state import engine_state
 from cluster.errors import ConfigError
 from cluster.models.fingerprint import model_hash
@@ -311,9 +314,32 @@ def test_check_names_the_package_of_a_quantised_checkpoint(
 ) -> None:
     if importlib.util.find_spec(package) is not None:
         pytest.skip("the package is there")
+    config = quantised_by(method, folder, tmp_path)
+    with pytest.raises(ConfigError, match=f"{package}.*install"):
+        check_loadable(Path(config.model), config, is_here=True)
+
+
+def quantised_by(method: dict[str, Any], folder: Path, tmp_path: Path) -> EngineConfig:
+    """Of a checkpoint that says it is quantised so."""
     quantised = tmp_path / "quantised"
     shutil.copytree(folder, quantised)
     config = json.loads((quantised / "config.json").read_text())
     (quantised / "config.json").write_text(json.dumps({**config, "quantization_config": method}))
-    with pytest.raises(ConfigError, match=f"{package}.*install"):
-        check_loadable(quantised, EngineConfig(model=str(quantised), device="cpu"), is_here=True)
+    return EngineConfig(model=str(quantised), device="cpu")
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("kernels") is not None, reason="the package that FP8 needs is there"
+)
+def test_a_package_that_the_first_forward_would_ask_for_is_named_before_anything_loads(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = quantised_by({"quant_method": "fp8"}, folder, tmp_path)
+    # Without a GPU transformers widens such weights, and asks for nothing.
+    check_loadable(Path(config.model), config, is_here=True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr(model, "_load_module", None)
+    for load in (partial(check_loadable, Path(config.model), is_here=True), load_model):
+        with pytest.raises(ConfigError, match=r"the package kernels, .*pip install kernels"):
+            load(config=config)
