@@ -52,7 +52,7 @@ class NullEngine:
 
     def __init__(self, forward: Callable[[float], None], forward_s: float) -> None:
         self.vocab_size = VOCAB_SIZE
-        self.max_context_len = _MAX_LEN
+        self.max_context_len = self.longest_context = _MAX_LEN
         self.device = torch.device("cpu")
         self.adapters = Adapters({}, {})
         self.last_step = StepSummary()

@@ -48,10 +48,11 @@ def test_ranks_say_no_more_to_each_other_than_they_did() -> None:
     assert _changes("collectives", {LLAMA: {"TP 2": collectives.of_architecture(LLAMA, 2)}}) == []
 
 
-def test_commands_of_a_step_take_three_collectives_of_the_host(
+def test_commands_of_a_step_take_two_collectives_of_the_host(
     checkpoint_factory: Callable[..., Path],
 ) -> None:
-    """Two for the calls, one for the digest of what is to run; on GPUs there is to be none."""
+    """Two for the calls, by gloo, where there is to be none on GPUs; one for the digest of what is
+    to run, which is on the GPUs."""
     found = collectives.of_commands(load_engine(checkpoint_factory("llama")))
     assert found == table.read()["commands of a step"] == {"broadcast_": 2, "allreduce_": 1}
 

@@ -76,7 +76,8 @@ def of_architecture(name: str, count: int) -> dict[str, int]:
 
 
 def of_commands(engine: Engine) -> Counter[str]:
-    """Those of a step besides the forward's, of an engine that leads two ranks: they go by gloo."""
+    """Those of a step besides the forward's, of an engine that leads two ranks: broadcasts go by
+    gloo, the all-reduce by what the model's go by."""
     with ranks(2):
         group = object.__new__(RankGroup)  # without a gloo group of its own
         group.rank, group.world_size = 0, 2

@@ -51,8 +51,8 @@ split over ranks that do nothing. It says nothing of times.
 
 ## Served
 
-Every model listed can be captured in CUDA graphs: its forward waits for no result. Steps that are
-split over several GPUs are not. What the columns say:
+Every model listed can be captured in CUDA graphs: its forward waits for no result. So can those of
+ranks, with their messages inside. What the columns say:
 
 * tested: a small model of the architecture says in the tests what transformers' `generate` says.
 * kernels: operators that launch something, each counted once; of a layer, and outside of layers.
@@ -74,7 +74,8 @@ _SERVED = (
 )
 
 _STEPS = """
-With `tensor_parallel` each step also takes {commands} messages between the ranks' hosts, by gloo.
+With `tensor_parallel` each step also takes {calls} messages between the ranks' hosts, by gloo, which
+bring the calls, and {compared} on the GPUs, which compares what they are about to run.
 
 Of a recorded load of coding agents' requests, so many steps replayed a graph; the engine was the
 real one, over a model that computes nothing:
@@ -132,11 +133,11 @@ def page(found: held.Table) -> str:
     shares = found["steps in graphs (%)"].items()
     sides = {**found["draws"], **found["moves"], **found["heads"]}
     counted = ("kernels", "copies to the device", "waits")
-    commands = sum(found["commands of a step"].values())
+    commands = found["commands of a step"]
     parts = (
         _HEAD,
         table(_SERVED, (_served(name, found) for name in CONFIGS)),
-        _STEPS.format(commands=commands),
+        _STEPS.format(calls=commands["broadcast_"], compared=commands["allreduce_"]),
         table(("running", "steps in graphs"), ((name, f"{share} %") for name, share in shares)),
         _BESIDE,
         table(
