@@ -205,7 +205,7 @@ def shares(folder: Path) -> dict[str, int]:
         engine = null_engine(folder, recorder, num_pages=8192, page_size=16)
         before = recorder.num_replays
         played = play(engine, recorded_arrivals(), max_running=max_running, drafts=drafts)
-        name = f"{max_running} texts{' with drafts' if drafts else ''}"
+        name = f"{max_running} running{', with drafts' if drafts else ''}"
         found[name] = 100 * (recorder.num_replays - before) // played.num_steps
     return found
 

@@ -138,7 +138,7 @@ def page(found: held.Table) -> str:
         _HEAD,
         table(_SERVED, (_served(name, found) for name in CONFIGS)),
         _STEPS.format(calls=commands["broadcast_"], compared=commands["allreduce_"]),
-        table(("running", "steps in graphs"), ((name, f"{share} %") for name, share in shares)),
+        table(("texts", "steps in graphs"), ((name, f"{share} %") for name, share in shares)),
         _BESIDE,
         table(
             ("what", *counted),
