@@ -68,7 +68,7 @@ test-others:
 	nice -n 10 $(BIN)/python -m pytest $(TRY_AGAIN) -n 2 --dist loadfile -m "not application" $(addprefix --ignore=,$(STARTS)) tests/deployments
 
 # What `make test` asks of few it asks of many; the matrix of request kinds is whole in both.
-test-nightly: $(VENV)/.dev-installed build/fuzz/.installed ## hours: 10,000 damaged messages, schemathesis, 1,000 slow readers, the counts of 1,000 mixed requests, 1,000 examples of every property, every case of which a day takes a part, 100 faults and an update of four nodes, an hour of mixed load and one of none
+test-nightly: $(VENV)/.dev-installed build/fuzz/.installed ## hours: 10,000 damaged messages, schemathesis, 1,000 slow readers, the counts of 1,000 mixed requests, 1,000 examples of every property, every case of which a day takes a part, 100 faults and an update of four nodes, the kernels with the versions of a machine with a GPU, an hour of mixed load and one of none
 	DRAFTHOUSE_MUTATIONS=10000 DRAFTHOUSE_SLOW_READERS=1000 DRAFTHOUSE_COUNTED=1000 $(BIN)/python -m pytest -rP \
 		tests/deployments/test_mutated_requests.py tests/deployments/test_slow_readers.py tests/deployments/test_counted.py $(PYTEST_ARGS)
 	DRAFTHOUSE_MUTATIONS=10000 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal --hypothesis-profile=nightly \
@@ -77,6 +77,7 @@ test-nightly: $(VENV)/.dev-installed build/fuzz/.installed ## hours: 10,000 dama
 	$(BIN)/python -m tests.support.deployments.fuzzed build/fuzz/bin/st
 	DRAFTHOUSE_FAULTS=100 DRAFTHOUSE_FAULTS_RECORD=docs/benchmarks/faults/nodes.json $(BIN)/python -m pytest -rP tests/nodes
 	DRAFTHOUSE_PAUSE_S=20 $(BIN)/python -m pytest tests/deployments/test_silence.py
+	$(BIN)/python -m tests.support.card build/card
 	$(BIN)/python -m benchmarks.faults.soak --streams 4 --seconds 3600 --idle 3600
 
 # Each client gets an environment of its own, from the package index; the table is in docs/benchmarks/clients.

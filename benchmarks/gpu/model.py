@@ -58,7 +58,7 @@ class Sizes:
 
 # Llama 3.1's, and its published EAGLE-3 head's.
 LLAMA_8B = Sizes(4096, 32, 32, 8, 128, 14336, 128_256, 32_000, 131_072)
-TINY = Sizes(64, 4, 4, 2, 16, 128, 500, 100, 512)
+TINY = Sizes(64, 4, 4, 2, 16, 128, 500, 100, 2048)
 
 
 def load_random(sizes: Sizes, config: EngineConfig, device: torch.device) -> LoadedModel:

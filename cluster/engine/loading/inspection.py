@@ -310,7 +310,7 @@ def check_packages(described: Description, config: EngineConfig) -> None:
             param="model" if wanted is None else "quantization",
         ) from error
     method = getattr(quantizer, "quantization_config", None)
-    name = getattr(method, "quant_method", None)
+    name = getattr(method, "quant_method", "")
     package = _FORWARD_NEEDS.get(getattr(name, "value", name))
     is_widened = getattr(method, "dequantize", False)
     if package is not None and not is_widened and importlib.util.find_spec(package) is None:
