@@ -122,6 +122,7 @@ def load_target(config: Config, leader: str, local_rank: int | None = None) -> E
     """
     with importing():
         from cluster.engine.cpu.threads import configure_threads
+        from cluster.engine.loading.room import await_room
         from cluster.engine.parallel import init_rank
         from cluster.worker.host import load_target_engine
 
@@ -130,6 +131,7 @@ def load_target(config: Config, leader: str, local_rank: int | None = None) -> E
     configure_threads(engine)
     if engine.tensor_parallel > 1:
         init_rank(0, engine.tensor_parallel, leader, local_rank=local_rank)
+    await_room(engine)
     return load_target_engine(config)
 
 
@@ -140,12 +142,14 @@ def follow_target(
     with importing():
         from cluster.engine.cpu.threads import configure_threads
         from cluster.engine.engine import Engine
+        from cluster.engine.loading.room import await_room
         from cluster.engine.parallel import init_rank, leave_group
 
     pin_to_cores(target.placement.cores)
     configure_threads(target.engine)
     init_rank(rank, target.engine.tensor_parallel, leader, local_rank=local_rank)
     try:
+        await_room(target.engine)
         Engine.load(target.engine).follow()
     finally:
         leave_group()
