@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# As they were seen on a machine that is lent with an H200 for ten minutes; no pin of ours.
+# Of a machine with an H200 and CUDA's own packages; no pin of ours.
 _PYTHON, _TORCH = "3.12", "2.11.0"
 _OTHERS = ("transformers==5.17.0", "triton==3.6.0", "huggingface_hub==1.33.0", "tokenizers==0.23.2")
 _ANY = (
