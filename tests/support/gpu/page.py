@@ -74,8 +74,8 @@ _SERVED = (
 )
 
 _STEPS = """
-With `tensor_parallel` each step also takes {calls} messages between the ranks' hosts, by gloo, which
-bring the calls, and {compared} on the GPUs, which compares what they are about to run.
+With `tensor_parallel` each step also takes {calls} messages between the ranks' hosts, by gloo,
+which bring the calls, and {compared} on the GPUs, which compares what they are about to run.
 
 Of a recorded load of coding agents' requests, so many steps replayed a graph; the engine was the
 real one, over a model that computes nothing:
