@@ -133,7 +133,9 @@ def step_of(name: str, num_layers: int) -> Step:
     cache, forms = cache_of(model), Forms(shape_of(config))
     with torch.no_grad(), Counting() as counting:
         capture = CountingCapture(counting)
-        graphs = GraphedForward(model, cache, forms, capture, widths=WIDTHS, rest_words=1024)
+        graphs = GraphedForward(
+            model, cache, forms, capture, widths=WIDTHS, rest_words=1024, vote=bool
+        )
         zeros = np.zeros(_WIDTH, np.int64)
         batches = [Batch((), zeros, zeros, zeros, zeros)] * len(cache.groups)
         assert graphs(batches) is not None, graphs.failure
