@@ -157,12 +157,10 @@ class Engine:
     @property
     def uses_graphs(self) -> bool:
         """True if steps that are not too wide replay captured graphs."""
-        graphs = self.forward.graphs
-        return graphs is not None and not graphs.has_failed
+        return self.forward.graphs is not None and not self.forward.graphs.has_failed
 
     def capture_ahead(self, taps: Sequence[int] = ()) -> None:
-        """Capture all graphs of steps that ask for these taps now, so that no step waits for it;
-        nothing where there are none."""
+        """Capture the graphs, if any, of steps that ask for these taps, so that no step waits."""
         if self.forward.graphs is not None:
             progress.begin("warm")
             if self._group is not None and self._group.leads:
@@ -334,9 +332,7 @@ class Engine:
         self.page_owners.check_integrity()
 
     def follow(self) -> None:
-        """Ranks other than 0: repeat rank 0's calls until it closes its engine.
-
-        Raises WorkerError when the group breaks."""
+        """Repeat rank 0's calls until it closes; raises WorkerError when the group breaks."""
         if self._group is None or self._group.leads:
             raise ProtocolError("only ranks 1.. of a tensor-parallel engine follow")
         parallel.follow(self, self._group)
