@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512)
 # Of them the rows with logits, of which a chunk has one: a vocabulary of 128,256 takes half a
 # megabyte of each, several times over.
-_LOGIT_ROWS = 256
+LOGIT_ROWS = 256
 # token_ids, positions, slots, logit_rows: an int64 for each row.
 _NUM_INDICES = 4
 _WORDS_PER_INDEX = 2
@@ -113,7 +113,7 @@ class GraphedForward:
         # One for each group of layers, whose slots are others.
         self._stagings = [Staging(fixed + rest_words, model.device) for _ in padding]
         # Outside the pool: one result may be read while no graph may have it overwritten.
-        shape = min(widths[-1], _LOGIT_ROWS), model.num_columns
+        shape = min(widths[-1], LOGIT_ROWS), model.num_columns
         self._logits = torch.zeros(shape, dtype=torch.float32, device=model.device)
 
     @property
@@ -293,7 +293,7 @@ def graph_bytes(config: EngineConfig, vocab_size: int) -> int:
 
     Less than draws of as many rows take as have logits: three of its copies are logits, and the
     others are more than the hidden states of two rows."""
-    return drawing_bytes(min(_LOGIT_ROWS, config.max_batch_tokens), vocab_size)
+    return drawing_bytes(min(LOGIT_ROWS, config.max_batch_tokens), vocab_size)
 
 
 def is_on_one_gpu(model: LoadedModel) -> bool:

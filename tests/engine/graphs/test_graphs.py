@@ -114,7 +114,7 @@ def test_a_replay_touches_no_memory_that_its_capture_did_not_touch(small_llama: 
 def test_a_chunk_beside_texts_is_replayed_and_more_logits_than_a_graph_has_are_not(
     small_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forward, "_LOGIT_ROWS", 4)
+    monkeypatch.setattr(forward, "LOGIT_ROWS", 4)
     recorder = Recorder()
     engine, eager = build(small_llama, recorder), build(small_llama)
     steps = [

@@ -23,7 +23,7 @@ from cluster.engine.attention.triton.backend import Shape, TritonForm
 from cluster.engine.attention.triton.layout import Frame
 from cluster.engine.draw.triton import draw_tokens
 from cluster.engine.graphs.capture import Replay
-from cluster.engine.graphs.forward import WIDTHS, GraphedForward, graph_bytes
+from cluster.engine.graphs.forward import LOGIT_ROWS, WIDTHS, GraphedForward, graph_bytes
 from cluster.engine.loading.model import LoadedModel
 from cluster.engine.loading.probe import num_logit_rows
 from cluster.engine.memory.kv_cache import KVCache
@@ -175,7 +175,8 @@ def memory_of(name: str, max_batch_tokens: int = 0) -> Counts:
     drawing = drawn * config.vocab_size * 4 + draws(drawn, config.vocab_size)["truncated"]["bytes"]
     width = min(WIDTHS[-1], rows)
     # Its pool, and the logits that are outside of it.
-    graphs = _forward_bytes(model, config, width, width) + width * config.vocab_size * 4
+    num_logits = min(LOGIT_ROWS, width)
+    graphs = _forward_bytes(model, config, width, num_logits) + num_logits * config.vocab_size * 4
     activation = max(forward, drawing_bytes(drawn, config.vocab_size))
     reserved = ACTIVATION_MARGIN * (activation + graph_bytes(engine, config.vocab_size))
     return {
