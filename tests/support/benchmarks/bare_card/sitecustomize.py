@@ -52,4 +52,5 @@ class BareCard(MetaPathFinder):
             raise OSError("this part is broken")
 
 
-sys.meta_path.insert(0, BareCard())
+if __name__ == "sitecustomize":  # and not where a test wants its names
+    sys.meta_path.insert(0, BareCard())
