@@ -163,9 +163,10 @@ class Engine:
         """Capture the graphs, if any, of steps that ask for these taps, so that no step waits."""
         if self.forward.graphs is not None:
             progress.begin("warm")
+            wanted = self.model.resolve_taps(taps)  # before other ranks hear of them
             if self._group is not None and self._group.leads:
                 self._group.send("capture_ahead", taps)
-            self.forward.graphs.capture_ahead(taps=self.model.resolve_taps(taps))
+            self.forward.graphs.capture_ahead(taps=wanted)
 
     @property
     def longest_context(self) -> int:
