@@ -135,8 +135,11 @@ class GraphedForward:
         batches: of each group of layers one, padded to its `width`.  Call in inference mode.
         Raises RuntimeError when the device fails."""
         batch = batches[0]
-        is_fitting = len(batch.logit_rows) <= len(self._logits)
-        if self.has_failed or batch.num_rows not in self._widths or not is_fitting:
+        if (
+            self.has_failed
+            or batch.num_rows not in self._widths
+            or len(batch.logit_rows) > len(self._logits)
+        ):
             return None
         max_rows = max((share.num_rows for share in batch.shares), default=1)
         form = self._backend.form(batch.num_rows, max_rows)
