@@ -22,8 +22,8 @@ from tests.config.test_refused import GONE
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = ROOT / "benchmarks"
-# Packages that are no theme: what themes share, and the model that they measure with.
-_NO_THEMES = {"support", "grown"}
+# Packages that are no theme: what themes share.
+_NO_THEMES = {"support"}
 # What else stands behind a section's name and a dot: in certificates, and Serve's own key.
 _NO_KEYS = {"drafthouse", "user_config"}
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")

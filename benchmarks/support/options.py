@@ -12,7 +12,6 @@ from cluster.core import SamplingParams
 # The embedded pair, which benchmarks serve by default.
 DEMO_CONFIG = "configs/tiny.yaml"
 DEMO_TARGET = ROOT / "models" / "demo-target"
-DEMO_DRAFT = ROOT / "models" / "demo-draft"
 DEMO_NAME = "drafthouse-demo"
 
 

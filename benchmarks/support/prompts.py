@@ -72,11 +72,6 @@ def heldout(kind: str, count: int, tokenizer: Any, min_len: int, max_len: int) -
     return made
 
 
-def held_out_text() -> str:
-    """All excerpts, concatenated."""
-    return "\n".join(excerpt.text for excerpt in excerpts())
-
-
 def excerpts() -> list[Excerpt]:
     """The held-out texts that come with this repository."""
     path = ROOT / "models" / "heldout.jsonl"

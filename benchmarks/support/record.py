@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -148,14 +149,8 @@ def command() -> str:
 
 def machine() -> dict[str, Any]:
     """A description of the machine of the measurement."""
-    model = next(
-        (
-            line.split(":")[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.processor(),
-    )
+    named = re.search("model name.*: (.*)", Path("/proc/cpuinfo").read_text("utf-8"))
+    model = named[1] if named else platform.processor()
     return {"cpu": model, "cores": os.cpu_count(), "python": platform.python_version()}
 
 
