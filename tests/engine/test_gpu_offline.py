@@ -19,7 +19,7 @@ from tests.support.gpu.models import CONFIGS, Attending
 from tests.support.gpu.table import Table
 
 LLAMA = "Llama-3.1-8B"
-H100 = cubins.Variant(90, Attending.of(LLAMA)[0], 16, trees=True)
+H100 = cubins.Variant(90, Attending.of(LLAMA)[0], 16)
 needs_versions = pytest.mark.skipif(
     table.versions() != table.read()["versions"], reason="the table is of other versions"
 )
@@ -65,7 +65,7 @@ def test_kernels_take_no_more_of_a_processor_than_they_did(compiled: Table) -> N
 @pytest.mark.parametrize("name", CONFIGS)
 def test_what_is_compiled_is_what_the_layers_of_a_model_launch(name: str) -> None:
     launched = {_said(each) for each in steps.step_of(name, 2).launched}
-    variants = (cubins.Variant(90, own, 16, trees=True) for own in Attending.of(name))
+    variants = (cubins.Variant(90, own, 16) for own in Attending.of(name))
     assert launched == {_said(each) for variant in variants for each in variant.launches()}
 
 

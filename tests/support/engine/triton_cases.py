@@ -140,7 +140,10 @@ CASES = {
     "heads too wide for the kernels": Case(TREE, head_dim=272),
     # The interpreter cannot multiply it: this one meets the kernels on a GPU only.
     "bfloat16": Case(RAGGED, dtype=torch.bfloat16, num_programs=MANY_PROGRAMS),
+    # Whole blocks that every row sees ask for no mask, but in float32.
     "float16": Case(RAGGED, dtype=torch.float16),
+    "float16, keys split": Case(RAGGED, dtype=torch.float16, num_programs=MANY_PROGRAMS),
+    "a later chunk in float16": Case(CHUNK, dtype=torch.float16),
 }
 # Each word of a layout at least once: the interpreter takes a second for most of them.
 INTERPRETED = by_day(
@@ -156,6 +159,7 @@ INTERPRETED = by_day(
         "an odd head dimension",
         "heads too wide for the kernels",
         "float16",
+        "a later chunk in float16",
     ],
     [*CASES],
 )

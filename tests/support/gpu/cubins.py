@@ -13,8 +13,6 @@ import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
-from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -50,42 +48,41 @@ Counts = Mapping[str, int]
 
 @frozen
 class Variant:
-    """A launch of one step.  attending: None = of the draw.  trees: of attention, that some row is
-    a node; of draws, that some law truncates."""
+    """A launch of one step.  attending: None = of the draw.  truncated: that some law of it is."""
 
     capability: int
     attending: Attending | None
     block_lines: int
-    trees: bool
+    truncated: bool = False
 
     @property
     def name(self) -> str:
         own = self.attending
         if own is None:
-            return f"sm_{self.capability} {'truncated' if self.trees else 'plain'}"
+            return f"sm_{self.capability} {'truncated' if self.truncated else 'plain'}"
         window = f" window={own.window}" if own.window else ""
         capped = " capped" if own.softcap else ""
         return (
             f"sm_{self.capability} {str(own.dtype).removeprefix('torch.')} head_dim={own.head_dim} "
             f"sharing={own.heads // own.kv_heads} lines={self.block_lines}{window}{capped}"
-            f"{' sinks' if own.sinks else ''}{' trees' if self.trees else ''}"
+            f"{' sinks' if own.sinks else ''}"
         )
 
     def launches(self) -> list[Launch]:
         """As a step on such a GPU makes them."""
         with launches(self.capability) as found:
             if self.attending is None:
-                _draw(truncated=self.trees)
+                _draw(truncated=self.truncated)
             else:
-                _attend(self.attending, self.block_lines, self.capability, trees=self.trees)
+                _attend(self.attending, self.block_lines, self.capability)
         return found
 
 
 def variants() -> list[Variant]:
     """What the models' steps launch on each GPU.
 
-    Of the first kind of layer everything; of others steps with trees, by their least and most
-    lines; of what no listed model has, the most alone."""
+    Of the first kind of layer everything; of others their least and most lines; of what no
+    listed model has, the most alone."""
     kinds = dict.fromkeys(each for name in CONFIGS for each in Attending.of(name))
     found: dict[str, Variant] = {}
     for capability in SHARED_BYTES:
@@ -93,8 +90,8 @@ def variants() -> list[Variant]:
             lines = _shape(own).all_block_lines
             if index:
                 lines = lines[-1:] if own in _MORE else [lines[0], lines[-1]]
-            for block_lines, trees in product(lines, (True,) if index else (False, True)):
-                each = Variant(capability, own, block_lines, trees)
+            for block_lines in lines:
+                each = Variant(capability, own, block_lines)
                 # Heads are the grid; what is compiled knows how many share a key head.
                 found.setdefault(each.name, each)
         for truncated in (False, True):
@@ -170,11 +167,11 @@ def _shape(own: Attending) -> Shape:
     return Shape(own.heads, own.kv_heads, own.head_dim, own.dtype, torch.device("cpu"))
 
 
-def _attend(own: Attending, block_lines: int, capability: int, *, trees: bool) -> None:
+def _attend(own: Attending, block_lines: int, capability: int) -> None:
     """A step of eight rows in a layer behind the first."""
     shape, num_rows = _shape(own), 8
     tiling = shape.tiling(block_lines, _PROCESSORS[capability] * _PROGRAMS_PER_PROCESSOR)
-    frame = replace(Frame.holding(num_rows, tiling), trees=trees)
+    frame = Frame.holding(num_rows, tiling)
     words = torch.zeros(frame.rest, dtype=torch.int32)
     plan = TritonForm(shape, block_lines, tiling, frame).plan(words)
     # As transformers' layers hand them over, and as the engine's cache holds them.

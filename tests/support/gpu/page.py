@@ -95,7 +95,7 @@ step are written before.
 _CUBINS = """
 ## The attention kernel as compiled
 
-Registers of a thread and shared memory of a program, for steps with trees. A cell says so where
+Registers of a thread and shared memory of a program. A cell says so where
 registers spill.
 
 """
@@ -183,11 +183,9 @@ def _kernels(cubins: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[str, ...
     for name, own in cubins.items():
         kernel, _, rest = name.partition(" ")
         variant = re.sub(r"sm_\d+ ", "", rest)
-        if kernel == "attend_kernel" and variant.endswith("trees"):
+        if kernel == "attend_kernel":
             cell = f"{own['registers']}, {own['shared'] / 1024:.0f} KiB"
-            rows.setdefault(variant.removesuffix(" trees"), []).append(
-                cell + (", spills" if own["spills"] else "")
-            )
+            rows.setdefault(variant, []).append(cell + (", spills" if own["spills"] else ""))
     for variant, cells in rows.items():
         yield variant, *cells
 

@@ -252,24 +252,17 @@ class TritonBackend(AttentionBackend):
         try:
             for variant, (kv, options) in self._met.layers.items():
                 for block_lines in variant.shape.all_block_lines:
-                    for trees in (False, True):
-                        if _serves(variant.shape) and not self._met.health.has_failed:
-                            self._try(variant, block_lines, kv, options, trees=trees)
+                    if _serves(variant.shape) and not self._met.health.has_failed:
+                        self._try(variant, block_lines, kv, options)
         except LAUNCH_ERRORS as error:
             self._met.health.fail(error)
 
     def _try(
-        self,
-        variant: _Variant,
-        block_lines: int,
-        kv: torch.Tensor,
-        options: AttentionOptions,
-        *,
-        trees: bool,
+        self, variant: _Variant, block_lines: int, kv: torch.Tensor, options: AttentionOptions
     ) -> None:
         shape, zeros = variant.shape, np.zeros(1, np.int64)
         tiling = shape.tiling(block_lines, self._num_programs)
-        frame = replace(Frame.holding(1, tiling), trees=trees)
+        frame = Frame.holding(1, tiling)
         # Each kernel must be met: where a frame has no room for splits, one of nobody's rows.
         frame = replace(frame, num_split_rows=max(frame.num_split_rows, 1))
         layout = lay_out(Batch((), zeros, zeros, zeros, zeros[:0]), tiling, frame)
@@ -318,7 +311,7 @@ def _launch(
             frame.tiles, frame.positions,
             query.stride(0), query.stride(1), kv.stride(0), kv.stride(1), kv.stride(2),
             options.scaling, options.softcap or 1.0,
-            WINDOW=window or 0, TREES=frame.trees, CAPPED=options.softcap is not None,
+            WINDOW=window or 0, CAPPED=options.softcap is not None,
             **common, **shape.attend_constants(placed.block_lines),
         )  # fmt: skip
         if frame.num_split_rows:

@@ -43,25 +43,20 @@ def _visible(
     words_per_row: tl.tensor,
     node_positions: tl.tensor,
     WINDOW: tl.constexpr,
-    TREES: tl.constexpr,
 ) -> tl.tensor:
     """bool[rows, keys]: the context up to the row; for a node also itself and its ancestors."""
-    visible = key[None, :] <= position[:, None]
-    key_position = key
-    if TREES:
-        node = key - context_len
-        is_node = exists & (node >= 0)
-        word = tl.load(
-            bits + row[:, None] * words_per_row + (node // 32)[None, :],
-            mask=(position >= context_len)[:, None] & is_node[None, :],
-            other=0,
-        )
-        seen = ((word >> (node & 31)[None, :]) & 1) != 0
-        visible = tl.where(is_node[None, :], seen, visible)
-        if WINDOW:
-            known = tl.load(node_positions + node, mask=is_node, other=0)
-            key_position = tl.where(is_node, known, key)
+    node = key - context_len
+    is_node = exists & (node >= 0)
+    word = tl.load(
+        bits + row[:, None] * words_per_row + (node // 32)[None, :],
+        mask=(position >= context_len)[:, None] & is_node[None, :],
+        other=0,
+    )
+    seen = ((word >> (node & 31)[None, :]) & 1) != 0
+    visible = tl.where(is_node[None, :], seen, key[None, :] <= position[:, None])
     if WINDOW:
+        known = tl.load(node_positions + node, mask=is_node, other=0)
+        key_position = tl.where(is_node, known, key)
         visible = visible & (key_position[None, :] > position[:, None] - WINDOW)
     return visible & exists[None, :]
 
@@ -90,7 +85,6 @@ def attend_kernel(
     HEAD_DIM: tl.constexpr,
     SHARING: tl.constexpr,
     WINDOW: tl.constexpr,
-    TREES: tl.constexpr,
     CAPPED: tl.constexpr,
     SINKS: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -129,39 +123,46 @@ def attend_kernel(
     maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     weighted = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for block in range(start, stop, BLOCK_N):
-        key = block + tl.arange(0, BLOCK_N)
-        exists = key < stop
-        slot = tl.load(slots_of + key, mask=exists, other=0).to(tl.int64)
-        key_of = kv + slot * slot_stride + kv_head * kv_head_stride  # [BLOCK_N]
-        there = exists[:, None] & in_head[None, :]
-        keys = tl.load(key_of[:, None] + dim[None, :], mask=there, other=0.0)
-        scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scaling
-        if CAPPED:
-            scores = _bounded(scores, softcap)
-        visible = _visible(
-            key,
-            exists,
-            position,
-            row,
-            context_len,
-            bits_of,
-            words_per_row,
-            node_positions_of,
-            WINDOW,
-            TREES,
-        )
-        scores = tl.where(visible, scores, float("-inf"))
-        highest = tl.maximum(maximum, tl.max(scores, axis=1))
-        # A row that has seen nothing yet: -inf less -inf would be no number.
-        shift = tl.where(highest == float("-inf"), 0.0, highest)
-        weights = tl.exp(scores - shift[:, None])
-        fade = tl.exp(maximum - shift)
-        values = tl.load(key_of[:, None] + value_stride + dim[None, :], mask=there, other=0.0)
-        total = total * fade + tl.sum(weights, axis=1)
-        weighted = weighted * fade[:, None]
-        weighted += tl.dot(weights.to(values.dtype), values, input_precision=PRECISION)
-        maximum = highest
+    # Whole blocks of the context that every row sees need no mask.  Products of float32 leave no
+    # registers for a second loop.
+    unmasked = start
+    if not WINDOW and PRECISION != "ieee":
+        seen = tl.minimum(tl.min(tl.where(real, position, stop), axis=0) + 1, context_len)
+        unmasked += tl.maximum(tl.minimum(seen, stop) - start, 0) // BLOCK_N * BLOCK_N
+    for masked in tl.static_range(2):
+        for block in range(unmasked if masked else start, stop if masked else unmasked, BLOCK_N):
+            key = block + tl.arange(0, BLOCK_N)
+            exists = (key < stop) if masked else tl.full([BLOCK_N], True, tl.int1)
+            slot = tl.load(slots_of + key, mask=exists, other=0).to(tl.int64)
+            key_of = kv + slot * slot_stride + kv_head * kv_head_stride  # [BLOCK_N]
+            there = exists[:, None] & in_head[None, :]
+            keys = tl.load(key_of[:, None] + dim[None, :], mask=there, other=0.0)
+            scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scaling
+            if CAPPED:
+                scores = _bounded(scores, softcap)
+            if masked:
+                visible = _visible(
+                    key,
+                    exists,
+                    position,
+                    row,
+                    context_len,
+                    bits_of,
+                    words_per_row,
+                    node_positions_of,
+                    WINDOW,
+                )
+                scores = tl.where(visible, scores, float("-inf"))
+            highest = tl.maximum(maximum, tl.max(scores, axis=1))
+            # A row that has seen nothing yet: -inf less -inf would be no number.
+            shift = tl.where(highest == float("-inf"), 0.0, highest)
+            weights = tl.exp(scores - shift[:, None])
+            fade = tl.exp(maximum - shift)
+            values = tl.load(key_of[:, None] + value_stride + dim[None, :], mask=there, other=0.0)
+            total = total * fade + tl.sum(weights, axis=1)
+            weighted = weighted * fade[:, None]
+            weighted += tl.dot(weights.to(values.dtype), values, input_precision=PRECISION)
+            maximum = highest
 
     if partial < 0:
         if SINKS:

@@ -45,10 +45,10 @@ class Tiling:
 class Frame:
     """How many entries each section of fixed place has room for; the launch grids follow from it.
 
-    num_partials: partial results of the tiles that are split.  trees: whether any row may be a
-    node.  The words are the items, then the sections that start at the properties below, each
-    behind the one before; from `rest` on slots, visibility and node positions of the shares stand,
-    to which the tiles point, so that no context and no tree moves what stands before them.
+    num_partials: partial results of the tiles that are split.  The words are the items,
+    then the sections that start at the properties below, each behind the one before; from `rest` on
+    slots, visibility and node positions of the shares stand, to which the tiles point, so that no
+    context and no tree moves what stands before them.
     """
 
     num_items: int
@@ -56,7 +56,6 @@ class Frame:
     num_rows: int
     num_split_rows: int
     num_partials: int
-    trees: bool
 
     @classmethod
     def holding(cls, num_rows: int, tiling: Tiling) -> Frame:
@@ -74,7 +73,6 @@ class Frame:
             num_rows=num_rows,
             num_split_rows=min(num_rows, num_split * tiling.rows_per_tile),
             num_partials=whole + num_split,
-            trees=True,
         )
 
     @property
@@ -131,7 +129,6 @@ def lay_out(
             num_rows=batch.num_rows,
             num_split_rows=len(split_rows) // _SPLIT_WORDS,
             num_partials=sum(count for _, count in partials),
-            trees=any(len(share.node_mask) for share in batch.shares),
         )
     length = num_words(batch, frame)
     words = (np.empty(length, np.int32) if out is None else out)[:length]
