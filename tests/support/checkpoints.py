@@ -50,6 +50,20 @@ SERVED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "mixtral",
         _DENSE | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
     ),
+    # Every layer has experts, of which all tokens of a step ask different ones.
+    "qwen3-moe": (
+        "qwen3_moe",
+        _DENSE
+        | {
+            "head_dim": 16,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "norm_topk_prob": True,
+        },
+    ),
+    # Phi-4: one projection for queries, keys and values, and one for gate and up.
+    "phi3": ("phi3", _DENSE | {"head_dim": 12}),
     "starcoder2": (
         "starcoder2",
         _DENSE

@@ -39,7 +39,9 @@ def drafters_around(text: list[int], vocab_size: int) -> list[Drafter]:
     ]
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "mistral-sliding", "mixtral", "starcoder2"])
+@pytest.mark.parametrize(
+    "architecture", ["qwen3", "mistral-sliding", "mixtral", "qwen3-moe", "phi3", "starcoder2"]
+)
 @pytest.mark.parametrize("name", ["greedy", "top_p", "everything"])
 def test_other_architectures_keep_their_text_too(
     checkpoint_factory: Callable[..., Path], architecture: str, name: str

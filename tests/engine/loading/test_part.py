@@ -23,6 +23,8 @@ ARCHITECTURES = [
     "qwen3",
     "mistral-sliding",
     "mixtral",
+    "qwen3-moe",
+    "phi3",
     "starcoder2",
     "gemma2",
     "gemma3",
