@@ -22,12 +22,12 @@ LAYOUT = {
     for name in ["COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "ENDMARKER"]
 }
 BOUNDS = {
-    "benchmarks": 45_030,
+    "benchmarks": 48_650,  # a card measured part by part, at the shape of a real model
     "cluster": 8_320,  # what is compiled ahead for which processor
     "cluster/client": 2_950,
     "cluster/config": 10_340,
     "cluster/coordinator": 18_250,
-    "cluster/draft": 40_100,
+    "cluster/draft": 40_960,  # convolutions and the selector of DFlash-2
     "cluster/engine": 54_850,  # graphs of ranks, a long text in the check at load, room on a card
     "cluster/grammar": 4_000,
     "cluster/metrics": 2_650,
@@ -48,7 +48,7 @@ BOUNDS = {
     "docs": 3_750,  # what generates was in the product
     "k8s": 1_750,
     "models": 3_250,  # the recipe of the demonstration, which was in cluster/train
-    "tests": 407_100,  # what can be proved of a GPU without one
+    "tests": 408_770,  # what can be proved of a GPU without one; heads of 2026
 }
 
 

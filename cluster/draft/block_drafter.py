@@ -1,4 +1,4 @@
-"""The block drafter: DFlash or DSpark inside the target, which drafts a whole block in one pass.
+"""The block drafter: DFlash, DFlash-2 or DSpark inside the target; a block is drafted in one pass.
 
 After every step the drafter's keys and values of the new tokens are written beside the target's own
 (`cluster.draft.head_cache`).  A round runs its layers once, on a block of mask tokens behind the
@@ -50,7 +50,7 @@ class BlockDrafter(HeadDrafter[BlockHead]):
 
         sizes: nodes at most.  hidden: [blocks, drafts, hidden]."""
         head, markov = self._head, self._head.markov_head
-        logits = head.lm_head(hidden).float()  # [blocks, drafts, draft_vocab]
+        logits = head.logits(hidden)  # [blocks, drafts, draft_vocab]
         for request in requests:  # not before: after a failed pass each is asked for alone
             request.begin()
         last = [int(request.text.token_ids[-1]) for request in requests]
@@ -64,6 +64,8 @@ class BlockDrafter(HeadDrafter[BlockHead]):
                 seen = markov.embedded(before)
                 bias, state = markov(seen, row, state)
                 own = own + bias.float()
+            if head.candidate_selector is not None:
+                own = head.candidate_selector(own, head.token_map, row, before)
             if head.confidence_head is not None:
                 sure = head.confidence_head(row, seen).double().cpu().numpy()
             blocks = list(ends)

@@ -141,7 +141,7 @@ class PeagleOptions(MedusaOptions):
 
 @frozen
 class BlockOptions(HeadOptions):
-    """A DFlash or DSpark drafter, which drafts a block in one pass."""
+    """A DFlash, DFlash-2 or DSpark drafter, which drafts a block in one pass."""
 
     context: PositiveInt = 4096
     """Last tokens of a text that the block attends to."""

@@ -105,6 +105,14 @@ def test_a_folder_of_another_kind_is_refused(llama_folder: Path, tmp_path: Path)
         inspect(config_of(llama_folder, "eagle3", {"model": str(head)}), is_here=True)
 
 
+def test_an_eagle_4_head_is_refused_before_its_weights_are_read(
+    llama_folder: Path, tmp_path: Path
+) -> None:
+    text(tmp_path).write_text(json.dumps({"architectures": ["LlamaForCausalLMEagle4"]}))
+    with pytest.raises(ConfigError, match="it is an EAGLE-4 head, of which neither the format"):
+        inspect(config_of(llama_folder, "eagle3", {"model": str(tmp_path)}), is_here=True)
+
+
 def test_layers_that_the_target_has_not_are_refused(llama_folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"options\.exit_layer: 3 is not below the 3 layers"):
         inspect(config_of(llama_folder, "early_exit", {"exit_layer": 3}), is_here=True)

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from cluster.core import SamplingParams
 from cluster.spec.noise import gumbel
 from cluster.spec.tree import depths
+from tests.support.draft.block_forms import SECOND
 from tests.support.draft.blocks import random_block, right_block
 from tests.support.draft.heads import ByRows, cyclic_target, random_eagle3, right_medusa
 from tests.support.draft.inside import GREEDY, LAWS, SAMPLED, Inside, config_of, mean_accepted
@@ -92,7 +93,7 @@ def test_the_logits_of_root_and_nodes_are_those_of_a_plain_forward(
         inside.verifier.release([request_id])
 
 
-@pytest.mark.parametrize("keys", [None, {}, SLIDING, SLIDING | {"is_causal": False}])
+@pytest.mark.parametrize("keys", [None, {}, SLIDING, SLIDING | {"is_causal": False} | SECOND])
 def test_a_pass_behind_a_prefix_hit_is_that_of_a_plain_forward(
     keys: dict[str, Any] | None, llama_folder: Path, tmp_path: Path
 ) -> None:
@@ -159,6 +160,32 @@ def test_each_depth_has_its_rows_best_tokens_by_the_targets_noise(
             assert set(tree.token_ids[depth == ahead + 1].tolist()) == best
         assert tree.parents.tolist().count(-1) == 2
         assert len(tree) == 2 + 4 + 8
+
+
+@LAWS
+def test_a_selector_and_the_targets_noise_choose_the_path(
+    params: SamplingParams, llama_folder: Path, tmp_path: Path
+) -> None:
+    """Of DFlash-2: each token among the row's best, scored behind the token before it."""
+    folder = random_block(tmp_path, llama_folder, spark=False, **SECOND)
+    inside = Inside(config_of(llama_folder, "block", folder, max_batch_tokens=16))
+    head, session = inside.drafter._head, Session("a", prompt(27).tolist(), params)
+    inside.draw(session)
+    tree = inside.tree(session, 14)
+    assert tree.parents.tolist() == [-1, 0, 1]
+    rows = rows_of(inside, load_oracle(llama_folder), session.tokens, head.spec.block_size)
+    token, differs = session.tokens[-1], False
+    with torch.inference_mode():
+        for depth, row in enumerate(rows):
+            own, before = head.logits(row)[None], torch.tensor([token])
+            scores = head.candidate_selector(own, head.token_map, row[None], before)[0].numpy()
+            if params.temperature:
+                ids = np.arange(len(scores))
+                scores = scores + gumbel(params.noise_key, 1 + depth, ids, params.stream)
+            token = int(np.argmax(scores))
+            assert tree.token_ids[depth] == token
+            differs |= token != int(own.argmax())
+    assert differs
 
 
 def test_greedy_survival_is_what_the_confidence_head_says(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""DFlash and DSpark: a few layers that fill in a block of tokens at once (Chen et al. 2026).
+"""DFlash, DFlash-2 and DSpark: a few layers that fill in a block of tokens at once (Chen et al.
+2026).
 
 The block's first row is the last known token, all others are a mask token.  In every layer they
 attend to the target's hidden rows of the text, fused and multiplied by that layer's key and value
@@ -6,7 +7,8 @@ weights, and to each other.  A row's output says which token stands in its place
 it (DSpark).  The context's keys and values depend on one position each: they can be kept.
 
 A block's rows are computed at once and know nothing of each other's drafts.  DSpark's Markov head
-makes up for that: it adds to a row's logits what the token drafted before it makes likely.
+makes up for that: it adds to a row's logits what the token drafted before it makes likely.  So does
+DFlash-2's selector (`cluster.draft.heads.dflash2`).
 """
 
 from __future__ import annotations
@@ -25,81 +27,10 @@ from transformers.models.qwen3.modeling_qwen3 import (
 )
 
 from cluster.draft.heads.checkpoint import HeadConfig, Into, TargetShape
+from cluster.draft.heads.dflash2 import CandidateSelector, ConvolvedLayer, SecondSpec
+from cluster.draft.heads.dspark import MARKOV_KINDS, ConfidenceHead, MarkovHead, MarkovSpec
 from cluster.draft.heads.head import Head, HeadSpec, KeysValues, Sight, keys_values, planned
 from cluster.engine.attention.seam import LayerPlan
-from cluster.records import frozen
-
-# vanilla: of the token before alone.  gated: the row says how much of it counts.  rnn: of all
-# tokens before.
-MARKOV_KINDS = ("vanilla", "gated", "rnn")
-
-
-@frozen
-class MarkovSpec:
-    """rank: numbers that a token is known by.  kind: of MARKOV_KINDS."""
-
-    kind: str
-    rank: int
-
-
-class MarkovHead(nn.Module):
-    """Goes through a block's rows in their order, of several blocks at once."""
-
-    def __init__(
-        self, spec: MarkovSpec, hidden_size: int, vocab_size: int, draft_vocab_size: int
-    ) -> None:
-        super().__init__()
-        self.spec = spec
-        self.markov_w1 = nn.Embedding(vocab_size, spec.rank)
-        self.markov_w2 = nn.Linear(spec.rank, draft_vocab_size, bias=False)
-        if spec.kind == "gated":
-            self.gate_proj = nn.Linear(hidden_size + spec.rank, spec.rank)
-        if spec.kind == "rnn":
-            self.joint_proj = nn.Linear(2 * spec.rank + hidden_size, 3 * spec.rank)
-
-    def start(self, num_blocks: int) -> torch.Tensor:
-        """The state before the first row: [blocks, rank]."""
-        return self.markov_w1.weight.new_zeros(num_blocks, self.spec.rank)
-
-    def embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """int64[blocks] -> [blocks, rank]."""
-        found: torch.Tensor = self.markov_w1(token_ids)
-        return found
-
-    def forward(
-        self, before: torch.Tensor, hidden: torch.Tensor, state: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The addition to a row's logits, [blocks, draft_vocab], and the state behind it.
-
-        before: [blocks, rank], the token before it, `embedded`.  hidden: [blocks, hidden].
-        """
-        if self.spec.kind == "gated":
-            gate = torch.sigmoid(self.gate_proj(torch.cat((hidden, before), dim=-1)))
-            return self.markov_w2(gate * before), state
-        if self.spec.kind == "rnn":
-            joint = self.joint_proj(torch.cat((state, before, hidden), dim=-1))
-            gate, candidate, output = joint.chunk(3, dim=-1)
-            gate = torch.sigmoid(gate)
-            state = gate * state + (1.0 - gate) * torch.tanh(candidate)
-            return self.markov_w2(torch.tanh(output)), state
-        return self.markov_w2(before), state
-
-
-class ConfidenceHead(nn.Module):
-    """How likely the target takes a row's draft, provided that it took those before."""
-
-    def __init__(self, hidden_size: int, markov_rank: int) -> None:
-        """markov_rank: of the token before, which it is shown too; 0 = it is not."""
-        super().__init__()
-        self.proj = nn.Linear(hidden_size + markov_rank, 1)
-        self._sees_token = markov_rank > 0
-
-    def forward(self, hidden: torch.Tensor, before: torch.Tensor | None) -> torch.Tensor:
-        """[blocks, hidden] and [blocks, rank], `MarkovHead.embedded` -> probabilities, [blocks]."""
-        if self._sees_token:
-            assert before is not None
-            hidden = torch.cat((hidden, before), dim=-1)
-        return torch.sigmoid(self.proj(hidden)[:, 0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +38,7 @@ class BlockSpec(HeadSpec):
     """sights: of each layer.
     predicts_next: a row drafts the token behind it; else the one in its place, the first row none.
     markov, has_confidence, confidence_sees_token: DSpark's heads, as far as it has them.
+    second: of DFlash-2.  embedding_scale, output_scale, softcap: of embeddings and logits.
     """
 
     sights: tuple[Sight, ...]
@@ -115,6 +47,10 @@ class BlockSpec(HeadSpec):
     markov: MarkovSpec | None = None
     has_confidence: bool = False
     confidence_sees_token: bool = False
+    second: SecondSpec | None = None
+    embedding_scale: float = 1.0
+    output_scale: float = 1.0
+    softcap: float = 0.0
 
     @property
     def num_drafts(self) -> int:
@@ -132,7 +68,12 @@ class BlockHead(Head):
     def __init__(self, spec: BlockSpec, embedding: torch.Tensor, output: torch.Tensor) -> None:
         config = planned(spec.layers)
         hidden, eps = config.hidden_size, config.rms_norm_eps
-        layers = (Qwen3DecoderLayer(config, index) for index in range(len(spec.sights)))
+        layers = (
+            ConvolvedLayer(config, index, spec.block_size, spec.second)
+            if spec.second
+            else Qwen3DecoderLayer(config, index)
+            for index in range(len(spec.sights))
+        )
         rotary, norm = Qwen3RotaryEmbedding(config), Qwen3RMSNorm(hidden, eps)
         super().__init__(spec, embedding, output, layers, rotary, norm)
         self.fc = nn.Linear(len(spec.taps) * spec.target_hidden_size, hidden, bias=False)
@@ -144,6 +85,9 @@ class BlockHead(Head):
         )
         rank = spec.markov.rank if spec.markov and spec.confidence_sees_token else 0
         self.confidence_head = ConfidenceHead(hidden, rank) if spec.has_confidence else None
+        self.candidate_selector = (
+            CandidateSelector(hidden, len(embedding), spec.second) if spec.second else None
+        )
 
     def fuse(self, taps: torch.Tensor) -> torch.Tensor:
         """See `Head`."""
@@ -155,7 +99,13 @@ class BlockHead(Head):
     ) -> torch.Tensor:
         """See `Head`."""
         found: torch.Tensor = self.embed_tokens(token_ids)
-        return found
+        return found * self.spec.embedding_scale
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Of rows that `block` returned: [..., hidden] -> float32[..., draft_vocab]."""
+        found: torch.Tensor = self.lm_head(hidden).float() * self.spec.output_scale
+        softcap = self.spec.softcap
+        return torch.tanh(found / softcap) * softcap if softcap else found
 
     def keys_values(
         self,
@@ -231,6 +181,10 @@ def read_spec(config: HeadConfig, into: Into) -> BlockSpec:
         markov=_markov(config),
         has_confidence=bool(said("enable_confidence_head")),
         confidence_sees_token=bool(said("confidence_head_with_markov")),
+        second=_second(config, layers.hidden_size),
+        embedding_scale=float(said("input_embedding_scale", default=1.0)),
+        output_scale=float(said("output_multiplier", default=1.0)),
+        softcap=float(said("final_logit_softcapping", default=0.0)),
     )
     if spec.num_drafts < 1:
         raise config.refused(f"its block_size is {spec.block_size}, which drafts nothing")
@@ -302,6 +256,17 @@ def _sights(config: HeadConfig, num_layers: int) -> tuple[Sight, ...]:
     )
 
 
+def _second(config: HeadConfig, hidden_size: int) -> SecondSpec | None:
+    keys = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+    if "dflash2" not in config.words and config.said(*keys) is None:
+        return None
+    spec = SecondSpec(*(_number(config, key) for key in keys))
+    if hidden_size % spec.group_size:
+        size = f"its hidden size {hidden_size} is no multiple of its conv_group_size"
+        raise config.refused(f"{size} {spec.group_size}")
+    return spec
+
+
 def _markov(config: HeadConfig) -> MarkovSpec | None:
     rank = int(config.said("markov_rank", default=0))
     kind = str(config.said("markov_head_type", default="vanilla")).lower()
@@ -313,8 +278,6 @@ def _markov(config: HeadConfig) -> MarkovSpec | None:
 def load(config: HeadConfig, into: Into) -> BlockHead:
     """The drafter of a folder; it may leave out the embedding and the output layer."""
     tensors = into.read(config.folder, lambda name: name.removeprefix("model."))
-    if any(name.startswith("candidate_selector.") for name in tensors.held):
-        raise config.refused("it is a DFlash-2 block drafter, which is not served")
     spec = read_spec(config, into)
     hidden, size = spec.layers.hidden_size, spec.draft_vocab_size
     ids = tensors.token_map(size, into.target)

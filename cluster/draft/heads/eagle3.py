@@ -159,6 +159,11 @@ def read_spec(config: HeadConfig, into: Into) -> Eagle3Spec:
             "use_aux_hidden_state is false: a head that reads the target's last layer alone is not "
             "served"
         )
+    if said.get("kv_lora_rank"):
+        raise config.refused(
+            "its layer has multi-head latent attention (MLA), which is not served; draft with an "
+            "EAGLE-3 head of Llama's layer"
+        )
     target, taps = into.target, said.get("eagle_aux_hidden_state_layer_ids")
     vocab_size = own.get("vocab_size", target.vocab_size)
     size = data.get("target_hidden_size") or layers.hidden_size
@@ -168,10 +173,10 @@ def read_spec(config: HeadConfig, into: Into) -> Eagle3Spec:
         draft_vocab_size=int(data.get("draft_vocab_size") or vocab_size),
         taps=config.taps(default_taps(target.num_layers) if taps is None else taps, target),
         # Absent means False, for the authors' folders and for `speculators`.
-        norm_before_residual=bool(data.get("norm_before_residual", False)),
-        has_tap_norms=bool(data.get("fc_norm", False)),
-        norms_all_taps=bool(data.get("norm_before_fc", False)),
-        norms_output=bool(data.get("norm_output", False)),
+        norm_before_residual=bool(said.get("norm_before_residual")),
+        has_tap_norms=bool(said.get("fc_norm")),
+        norms_all_taps=bool(said.get("norm_before_fc")),
+        norms_output=bool(said.get("norm_output")),
         mask_token_id=_mask_token_of(config, target.vocab_size) if is_parallel(config) else -1,
         num_drafts=int(config.proposed or DEFAULT_DRAFTS) if is_parallel(config) else 0,
     )
@@ -184,7 +189,7 @@ def read_spec(config: HeadConfig, into: Into) -> Eagle3Spec:
 def load(config: HeadConfig, into: Into) -> Eagle3Head:
     """The head of a folder, of which the target's embedding stands in for a missing one."""
     spec = read_spec(config, into)
-    tensors = into.read(config.folder, lambda name: name.replace("midlayer.", "layers.0.", 1))
+    tensors = into.read(config.folder, _name_of)
     if spec.num_drafts and (mask := tensors.held.get("mask_hidden")) is not None:
         # Written with one or two leading dimensions of one, by what trained it.
         tensors.held["mask_hidden"] = mask.flatten()
@@ -195,6 +200,10 @@ def load(config: HeadConfig, into: Into) -> Eagle3Head:
     embedding = tensors.take_or_share("embed_tokens.weight", shape, into.weight, "embedding")
     ids = tensors.token_map(spec.draft_vocab_size, into.target)
     return Eagle3Head.filled(spec, tensors, ids, embedding)
+
+
+def _name_of(stored: str) -> str:
+    return stored.removeprefix("model.").replace("midlayer.", "layers.0.", 1)
 
 
 def default_taps(num_layers: int) -> tuple[int, int, int]:

@@ -1,7 +1,8 @@
-"""DFlash and DSpark, in every variant, against a plain implementation written from the formulas."""
+"""DFlash, DFlash-2 and DSpark, in every variant, against plain code written from the formulas."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,11 @@ from tests.support.draft.block_forms import (
     BLOCK,
     CONTEXT,
     DFLASH,
+    DFLASH_2,
     DIM,
     DSPARK,
     EMBEDDING,
-    HEADS,
     HIDDEN,
-    KV_HEADS,
     LAYERS,
     MASK,
     OUTPUT,
@@ -45,22 +45,62 @@ from tests.support.draft.plain import (
 ALL = torch.ones(BLOCK, CONTEXT + BLOCK, dtype=torch.bool)
 
 
-def plain_rows(held: Held) -> torch.Tensor:
-    """All of a block's rows: [block, hidden]."""
+def convolved(
+    rows: torch.Tensor, said: torch.Tensor, of: Held, name: str, part: int
+) -> torch.Tensor:
+    """The sum over taps t of (base[t, c] + said[i, t, group of c]) * rows[i - t, c].
+
+    part: of the convolutions before and behind."""
+    base = of[f"{name}.base_kernel"][part]
+    kernels = (of[f"{name}.kernel_projection.weight"] @ said.T).T.view(BLOCK, 2, len(base), -1)
+    found = torch.zeros_like(rows)
+    for row in range(BLOCK):
+        for tap in range(min(row + 1, len(base))):
+            own = kernels[row, part, tap].repeat_interleave(HIDDEN // kernels.shape[-1])
+            found[row] += (base[tap] + own) * rows[row - tap]
+    return found
+
+
+def convolved_layer(
+    of: Held, hidden: torch.Tensor, attended: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """A layer of DFlash-2.  attended: what its heads find for convolved rows, side by side."""
+    normed = rms(hidden, of["input_layernorm.weight"])
+    found = projected(of, "o", attended(convolved(normed, normed, of, "attention_conv", 0)))
+    hidden = hidden + convolved(found, normed, of, "attention_conv", 1)
+    normed = rms(hidden, of["post_attention_layernorm.weight"])
+    inner = convolved(normed, normed, of, "mlp_conv", 0)
+    gate = torch.nn.functional.silu(inner @ of["mlp.gate_proj.weight"].T)
+    found = (gate * (inner @ of["mlp.up_proj.weight"].T)) @ of["mlp.down_proj.weight"].T
+    return hidden + convolved(found, normed, of, "mlp_conv", 1)
+
+
+def plain_rows(held: Held, scale: float) -> torch.Tensor:
+    """All of a block's rows: [block, hidden].  scale: of the embeddings."""
     context = rms(TAPS @ held["fc.weight"].T, held["hidden_norm.weight"])
-    hidden = EMBEDDING[torch.tensor([TOKENS[0]] + [MASK] * (BLOCK - 1))]
+    hidden = EMBEDDING[torch.tensor([TOKENS[0]] + [MASK] * (BLOCK - 1))] * scale
     places = torch.arange(CONTEXT + BLOCK)
     for layer in range(LAYERS):
         of = part_of(held, f"layers.{layer}.")
-        normed = rms(hidden, of["input_layernorm.weight"])
-        both = torch.cat((context, normed))
-        query = rms(
-            projected(of, "q", normed).view(BLOCK, HEADS, DIM), of["self_attn.q_norm.weight"]
-        )
-        key = rms(projected(of, "k", both).view(-1, KV_HEADS, DIM), of["self_attn.k_norm.weight"])
-        value = projected(of, "v", both).view(-1, KV_HEADS, DIM)
-        query, key = rotated(query, places[CONTEXT:], THETA), rotated(key, places, THETA)
-        hidden = behind_attention(of, hidden, attend(query, key, value, ALL))
+
+        def attended(given: torch.Tensor, of: Held = of) -> torch.Tensor:
+            both = torch.cat((context, given))
+            query, key, value = (
+                projected(of, name, rows).view(len(rows), -1, DIM)
+                for name, rows in (("q", given), ("k", both), ("v", both))
+            )
+            query, key = (
+                rms(rows, of[f"self_attn.{name}_norm.weight"])
+                for name, rows in (("q", query), ("k", key))
+            )
+            query, key = rotated(query, places[CONTEXT:], THETA), rotated(key, places, THETA)
+            return attend(query, key, value, ALL).flatten(1)
+
+        if "attention_conv.base_kernel" in of:
+            hidden = convolved_layer(of, hidden, attended)
+        else:
+            normed = rms(hidden, of["input_layernorm.weight"])
+            hidden = behind_attention(of, hidden, attended(normed))
     return rms(hidden, held["norm.weight"])
 
 
@@ -102,11 +142,15 @@ def found_rows(head: BlockHead) -> torch.Tensor:
 def test_logits_and_confidence_equal_a_plain_implementation(variant: str, tmp_path: Path) -> None:
     config = VARIANTS[variant]
     held, head = tensors(config), loaded(tmp_path, config)
-    rows = plain_rows(held)[BLOCK - head.spec.num_drafts :]
+    said = config.get("dflash_config", {})
+    rows = plain_rows(held, said.get("input_embedding_scale", 1.0))
+    rows = rows[BLOCK - head.spec.num_drafts :]
     output = held.get("lm_head.weight", OUTPUT)
-    expected = rows @ output.T
+    expected = (rows @ output.T) * said.get("output_multiplier", 1.0)
+    if cap := said.get("final_logit_softcapping"):
+        expected = cap * (expected / cap).tanh()
     found = found_rows(head)
-    torch.testing.assert_close(head.lm_head(found), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(head.logits(found), expected, rtol=1e-4, atol=1e-4)
     if config.get("markov_rank"):
         expected = expected + plain_bias(held, head.markov_head.spec.kind, rows)
         state, logits, surenesses = head.markov_head.start(1), [], []
@@ -129,11 +173,33 @@ def test_logits_and_confidence_equal_a_plain_implementation(variant: str, tmp_pa
     assert torch.equal(head.token_map, step * torch.arange(len(output)))
 
 
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if name.startswith("dflash-2")])
+@torch.no_grad()
+def test_the_selector_scores_the_best_tokens_by_the_one_before(
+    variant: str, tmp_path: Path
+) -> None:
+    held, head = tensors(VARIANTS[variant]), loaded(tmp_path, VARIANTS[variant])
+    rows = found_rows(head)
+    logits = head.logits(rows)
+    before = torch.tensor(TOKENS[: len(rows)])
+    found = head.candidate_selector(logits, head.token_map, rows, before)
+    books = [held[f"candidate_selector.{name}_codebook"] for name in ("predecessor", "successor")]
+    project = held["candidate_selector.hidden_projection.weight"]
+    for row, own, token, scores in zip(rows, logits, before, found, strict=True):
+        best = own.argsort(descending=True)[:5].tolist()
+        assert scores.isfinite().nonzero()[:, 0].tolist() == sorted(best)
+        for column in best:
+            follower = books[1][head.token_map[column]]
+            expected = own[column] + (books[0][token] * (project @ row) * follower).sum()
+            torch.testing.assert_close(scores[column], expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("config", "num_drafts"),
     [
         (DFLASH, BLOCK - 1),
         ({**DFLASH, "dflash_config": {**DFLASH["dflash_config"], "shift_label": True}}, BLOCK),
+        (DFLASH_2, BLOCK - 1),
         (DSPARK, BLOCK),
         (SPECULATORS, BLOCK - 1),
         (VARIANTS["dspark of speculators"], BLOCK),

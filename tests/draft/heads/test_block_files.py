@@ -12,7 +12,9 @@ from cluster.draft.heads.block import default_taps
 from cluster.errors import ConfigError
 from tests.support.draft.block_forms import (
     DFLASH,
+    DFLASH_2,
     DSPARK,
+    SECOND,
     SPECULATORS,
     loaded,
     tensors,
@@ -85,9 +87,23 @@ def test_windows_and_causality_are_read(
         ),
         (DFLASH, {"fc.weight": None}, "lacks fc.weight"),
         (DFLASH, {"layers.0.self_attn.sinks": torch.zeros(4)}, "nothing is known of layers.0"),
-        (DFLASH, {"candidate_selector.x": torch.zeros(1)}, "DFlash-2 block drafter"),
-        ({**DFLASH, "selector_rank": 4}, {}, "DFlash-2 block drafter"),
-        ({**DFLASH, "architectures": ["DFlash2DraftModel"]}, {}, "DFlash-2 block drafter"),
+        (
+            DFLASH,
+            {"candidate_selector.hidden_projection.weight": torch.zeros(1)},
+            "nothing is known of candidate_selector",
+        ),
+        ({**DFLASH, "selector_rank": 4}, {}, "conv_kernel_size None; it must be a number"),
+        (
+            {**DFLASH, "architectures": ["DFlash2DraftModel"]},
+            {},
+            "conv_kernel_size None; it must be a number",
+        ),
+        (
+            {**DFLASH, **SECOND, "conv_group_size": 5},
+            {},
+            "hidden size 32 is no multiple of its conv_group_size 5",
+        ),
+        (DFLASH_2, {"layers.1.mlp_conv.base_kernel": None}, r"lacks layers\.1\.mlp_conv\.base"),
         ({**SPECULATORS, "projector_type": "domino"}, {}, "Domino block drafter"),
         ({**DSPARK, "markov_head_type": "fir"}, {}, "markov_head_type is 'fir'; known: vanilla"),
         ({**DSPARK, "markov_rank": 0}, {}, "needs a markov_rank above 0"),

@@ -122,10 +122,11 @@ def norms(*names: str) -> dict[str, torch.Tensor]:
     }
 
 
+PER_TAP = ("fc_norm.0.weight", "fc_norm.1.weight", "fc_norm.2.weight")
 VARIANTS = [
     ({}, ()),
     ({"norm_before_residual": True}, ()),
-    ({"fc_norm": True}, ("fc_norm.0.weight", "fc_norm.1.weight", "fc_norm.2.weight")),
+    ({"fc_norm": True}, PER_TAP),
     ({"norm_before_fc": True, "norm_output": True}, ("input_norm.weight",)),
 ]
 
@@ -146,6 +147,54 @@ def test_logits_equal_a_plain_implementation(
         found, plain_logits(held, config, TOKENS, TAPS), rtol=1e-4, atol=1e-4
     )
     assert torch.equal(head.token_map, 2 * torch.arange(DRAFT_VOCAB))
+
+
+# EAGLE-3.1 as its trainers write it: SpecForge's configs/qwen3-30B-A3B-eagle3.1.json, sizes aside,
+# and the layers to tap as DeepSeek-V4-Flash-EAGLE3.1 names them.  NeMo's names begin with "model.".
+PUBLISHED = AUTHORS | {
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 4, 7], "use_aux_hidden_state": True},
+    "fc_norm": True,
+    "head_dim": DIM,
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "max_window_layers": 48,
+    "norm_output": True,
+    "rope_scaling": None,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.53.2",
+    "use_cache": True,
+    "use_sliding_window": False,
+}
+
+
+@pytest.mark.parametrize("prefix", ["", "model."])
+def test_eagle_3_1_is_read_as_published(prefix: str, tmp_path: Path) -> None:
+    held = tensors("midlayer.", **norms(*PER_TAP))
+    stored = {
+        name if name in ("lm_head.weight", "d2t", "t2d") else prefix + name: each
+        for name, each in held.items()
+    }
+    head = loaded(written(tmp_path, PUBLISHED, stored))
+    assert head.spec.taps == (1, 4, 7)
+    with torch.no_grad():
+        hidden = head(TOKENS, head.fuse(TAPS), torch.arange(ROWS), CAUSAL)
+        expected = plain_logits(held, PUBLISHED, TOKENS, TAPS)
+        torch.testing.assert_close(head.logits(hidden), expected, rtol=1e-4, atol=1e-4)
+        normed = rms(hidden, held["norm.weight"])
+        torch.testing.assert_close(head.handed_on(hidden), normed, rtol=1e-4, atol=1e-4)
+
+
+def test_norms_are_read_from_eagle_config_too(tmp_path: Path) -> None:
+    """As NVIDIA's heads of gpt-oss have them."""
+    config = {**AUTHORS, "eagle_config": {"norm_before_fc": True}}
+    head = loaded(written(tmp_path, config, tensors("midlayer.", **norms("input_norm.weight"))))
+    assert head.spec.norms_all_taps
 
 
 def test_the_row_handed_on_is_normalised_where_the_head_says_so(tmp_path: Path) -> None:
@@ -205,6 +254,21 @@ def test_an_embedding_of_its_own_is_used(tmp_path: Path) -> None:
             r"fc.weight has the shape",
         ),
         ({"architectures": ["JetSpecModel"]}, {}, "JetSpec block drafter"),
+        (
+            {"architectures": ["LlamaForCausalLMEagle4"]},
+            {},
+            "an EAGLE-4 head, of which neither the format .* draft with an EAGLE-3 head",
+        ),
+        (
+            {"speculators_model_type": "eagle-4"},
+            {},
+            "an EAGLE-4 head, of which neither the format",
+        ),
+        (
+            {**AUTHORS, "architectures": ["Eagle3DeepseekV2ForCausalLM"], "kv_lora_rank": 8},
+            {},
+            r"multi-head latent attention \(MLA\), which is not served",
+        ),
         ({"architectures": ["LlamaForCausalLM"]}, {}, "no draft head that we know"),
         (
             {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1},

@@ -58,6 +58,25 @@ SPECULATORS = {
     "draft_vocab_size": DRAFT_VOCAB,
     "transformer_layer_config": OWN,
 }
+# Of DFlash-2, whose published folders say these in dflash_config.
+SECOND = {
+    "conv_kernel_size": 2,
+    "conv_group_size": 8,
+    "selector_rank": RANK,
+    "selector_top_k": 5,
+}
+DFLASH_2 = {
+    **DFLASH,
+    "architectures": ["DFlash2DraftModel"],
+    "is_causal": False,
+    "dflash_config": {
+        **DFLASH["dflash_config"],
+        **SECOND,
+        "input_embedding_scale": 0.5,
+        "final_logit_softcapping": 3.0,
+        "output_multiplier": 0.7,
+    },
+}
 EMBEDDING = torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(2))
 OUTPUT = torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(5))
 CONTEXT = 7
@@ -67,6 +86,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "dflash": DFLASH,
     "dflash with biases": {**DFLASH, "attention_bias": True},
     "dflash of speculators": SPECULATORS,
+    "dflash-2": DFLASH_2,
+    "dflash-2 of speculators": {
+        **SPECULATORS,
+        "speculators_model_type": "dflash2",
+        "architectures": ["DFlash2DraftModel"],
+        "sliding_window_non_causal": True,
+        **SECOND,
+        "conv_kernel_size": 3,
+    },
     "dspark": DSPARK,
     "dspark gated": {**DSPARK, "markov_head_type": "gated", "confidence_head_with_markov": False},
     "dspark rnn": {**DSPARK, "markov_head_type": "rnn", "enable_confidence_head": False},
@@ -103,8 +131,17 @@ def tensors(config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         "hidden_norm.weight": 1 + drawn(hidden),
         "norm.weight": 1 + drawn(hidden),
     }
+    taps, rank = where.get("conv_kernel_size"), where.get("selector_rank")
+    if rank:
+        for name in ("predecessor", "successor"):
+            held[f"candidate_selector.{name}_codebook"] = drawn(vocab, rank) * 4
+        held["candidate_selector.hidden_projection.weight"] = drawn(rank, hidden)
     for layer in range(own["num_hidden_layers"]):
         prefix = f"layers.{layer}."
+        for part in ("attention_conv", "mlp_conv") if taps else ():
+            held[f"{prefix}{part}.base_kernel"] = drawn(2, taps, hidden) + 1
+            size = 2 * taps * hidden // where["conv_group_size"]
+            held[f"{prefix}{part}.kernel_projection.weight"] = drawn(size, hidden)
         shapes = {
             "q": (heads, hidden),
             "k": (kv_heads, hidden),
