@@ -2,14 +2,14 @@
 
 In the slot of a position lie the keys and values that rows behind it attend to, of each of the
 drafter's layers.  So they are there wherever the target's own keys are: after prefix hits, chunks,
-preemptions and accepted paths, with no state by request.  A stamp of token and position tells rows
-that were written from those that were not, or for another text.
+preemptions and accepted paths, with no state by request.  The host keeps of every slot which token
+and position it was written for: that tells rows that are there from those that are not, or are
+another text's, and nothing is asked of the device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -96,19 +96,15 @@ class SpanAttention:
         return torch.cat(found, dim=1)
 
 
-# Stamps are numbers that every floating-point format holds exactly; 0 is what nobody wrote.
-_NUM_STAMPS = 255
-
-
 def kv_layers(layers: Any, like: LayerSpec, *, takes_before: bool) -> list[LayerSpec]:
     """A head's layers beside the target's: its keys and values; where rows take those before them,
-    the fused hidden rows, one half as key, one as value; the stamps.
+    the fused hidden rows, one half as key, one as value.
 
     layers: the configuration of its decoder layers."""
     shapes = [(layers.num_key_value_heads, layers.head_dim)] * layers.num_hidden_layers
     if takes_before:
         shapes.append((1, (layers.hidden_size + 1) // 2))
-    return [LayerSpec(heads, dim, like.dtype, like.device) for heads, dim in (*shapes, (1, 1))]
+    return [LayerSpec(heads, dim, like.dtype, like.device) for heads, dim in shapes]
 
 
 @record
@@ -138,8 +134,8 @@ class Places:
 
 
 class TextCache:
-    """Keys, values and stamps by slot, and the target's fused hidden rows for heads whose rows take
-    those before them.
+    """Keys and values by slot, and the target's fused hidden rows for heads whose rows take those
+    before them.
 
     In the slot of position p lie that row of p, and the head's key and value of its row for p: that
     of token p and of the hidden row before it, or of the fused row of p alone."""
@@ -158,13 +154,9 @@ class TextCache:
                 param="model",
             )
         self._layers = host.caches[: len(head.layers)]
-        self._hidden = host.caches[len(head.layers)]  # of heads that take none, the stamps
-
-    @cached_property
-    def _stamps(self) -> torch.Tensor:
-        """Cleared at the first use, in the engine's thread: what a head wrote whose place this one
-        takes says nothing to it."""
-        return self._host.caches[-1].zero_()
+        self._hidden = host.caches[-1]  # of heads that take none, of no use
+        # Of each slot the token and position that it was written for; -1 = nobody wrote it.
+        self._stamps = np.full((len(self._hidden), 2), -1, np.int64)
 
     def write(self, rows: Sequence[StepRows]) -> None:
         """Keep the rows of texts that a step computed, as far as they have taps."""
@@ -193,8 +185,7 @@ class TextCache:
         where = self._index(slots)
         for layer, (keys, values) in zip(self._layers, found, strict=True):
             layer[where] = torch.stack((keys, values), dim=1).to(layer.dtype)
-        stamps = torch.from_numpy(_stamps_of(token_ids, positions)).to(self._stamps)
-        self._stamps[where] = stamps.view(-1, 2, 1, 1)
+        self._stamps[slots] = np.stack((token_ids, positions), axis=1)
         if self._head.takes_before:
             half = self._hidden.shape[-1]
             halves = torch.nn.functional.pad(fused, (0, 2 * half - fused.shape[1]))
@@ -262,9 +253,8 @@ class TextCache:
         self, slots: IndexArray, token_ids: TokenArray, positions: IndexArray
     ) -> npt.NDArray[np.bool_]:
         """Of each of these positions of a text, True if its row was written for it."""
-        stamps = self._stamps[self._index(slots[positions]), :, 0, 0].float().cpu().numpy()
-        expected = _stamps_of(token_ids[positions], positions)
-        found: npt.NDArray[np.bool_] = np.all(stamps == expected, axis=1)
+        expected = np.stack((token_ids[positions], positions), axis=1)
+        found: npt.NDArray[np.bool_] = np.all(self._stamps[slots[positions]] == expected, axis=1)
         return found
 
     def _held(self, slots: IndexArray) -> tuple[KeysValues, ...]:
@@ -275,13 +265,6 @@ class TextCache:
 
     def _index(self, values: IndexArray) -> torch.Tensor:
         return torch.from_numpy(values).to(self._host.device)
-
-
-def _stamps_of(token_ids: TokenArray | IndexArray, positions: IndexArray) -> IndexArray:
-    """int64[rows, 2]."""
-    ids = token_ids.astype(np.int64)
-    first, second = ids + 7 * positions, ids // _NUM_STAMPS + positions // _NUM_STAMPS
-    return np.stack((first, second), axis=1) % _NUM_STAMPS + 1
 
 
 def block_rows(

@@ -17,7 +17,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from cluster.core import EMPTY_TOKENS, Commit, DraftTask, SamplingParams, token_array
 from cluster.draft.base import DrafterContext
 from cluster.draft.eagle3 import Eagle3Drafter
-from cluster.draft.head_cache import _stamps_of
 from cluster.draft.inside import StepRows
 from cluster.draft.options import Eagle3Options, MedusaOptions
 from cluster.draft.product import MedusaDrafter
@@ -85,27 +84,17 @@ def rounds() -> dict[str, Mapping[str, int]]:
 def _round(kind: Any, options: Any) -> Mapping[str, int]:
     like = LayerSpec(_TARGET.num_key_value_heads, 8, torch.bfloat16, META)
     host = MetaHost(list(kind.kv_layers(options, like)))
-    positions = np.arange(_LENGTH)
-
-    def answer(name: str, asked: torch.Tensor) -> Any:
-        """Stamps as they should be; of logits, zeros."""
-        if asked.dim() == 2 and asked.shape[1] == 2:
-            return _stamps_of(host.text[-len(asked) :], positions[-len(asked) :]).astype(np.float32)
-        return None
-
-    with torch.no_grad(), Counting(answer=answer):
+    with torch.no_grad(), Counting(answer=_zeros):
         drafter = kind(DrafterContext(_NAME, 32, 4, host.vocab_size, "", host), options)
         params = SamplingParams(temperature=0.0, max_tokens=64)
         text = token_array([*host.text, 5])
         drafter.observe([Commit(_NAME, 0, 0, 0, text, len(text), _NODES, params=params)])
-    with torch.no_grad(), Counting(answer=answer) as counting:
-        taps = torch.zeros(1, len(drafter.wants.taps), host.hidden_size, device=META)
-        last, none = _LENGTH - 1, EMPTY_TOKENS
-        row = StepRows(
-            _NAME, 0, "", b"", last, host.text[-1:], 1, none, none, 5, taps=taps.to(host.dtype)
-        )
+        last = _LENGTH - 1
+        drafter.read([_rows(drafter, host, 0, last)])
+    with torch.no_grad(), Counting(answer=_zeros) as counting:
+        rows = _rows(drafter, host, last, _LENGTH)
         given = counting.counted()
-        drafter.read([row])
+        drafter.read([rows])
         passes = 0
         while found := drafter.propose([DraftTask(_NAME, 0, _NODES)]):
             passes += 1
@@ -118,3 +107,16 @@ def _round(kind: Any, options: Any) -> Mapping[str, int]:
         "copies to the device": counting.copies,
         "waits": counting.waits,
     }
+
+
+def _zeros(name: str, asked: torch.Tensor) -> None:
+    """What the host asks for is zeros."""
+
+
+def _rows(drafter: Any, host: MetaHost, first: int, stop: int) -> StepRows:
+    """Of the text from there on."""
+    taps = torch.zeros(stop - first, len(drafter.wants.taps), host.hidden_size, device=META)
+    own, none = host.text[first:stop], EMPTY_TOKENS
+    return StepRows(
+        _NAME, 0, "", b"", first, own, len(own), none, none, 5, taps=taps.to(host.dtype)
+    )
