@@ -197,6 +197,7 @@ class Engine:
         sequence = self.page_owners.sequences.get(request_id)
         if sequence is None:
             return np.empty(0, np.int64)
+        self.cache.settle()  # who asks for slots reads them
         table = sequence.tables[self.cache.group_of[layer]]
         return table.slots[: sequence.num_slots_used].copy()
 
@@ -279,8 +280,7 @@ class Engine:
         for tree in trees:
             self._check_idle(tree.work.request_id)
         ways = ResidentGrowth(self.page_owners, self.vocab_size)
-        group = self.cache.group_of[0]  # that of all the model's layers
-        return grow(self.grower, group, trees, rules, ways.opened, ways.written)
+        return grow(self.grower, self.cache, trees, rules, ways.opened, ways.written)
 
     def _commit(self, picks: Sequence[Pick], logits: torch.Tensor) -> list[Output]:
         """Record what has been written, and answer the works that are over."""

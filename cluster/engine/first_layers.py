@@ -115,8 +115,7 @@ class FirstLayers:
     def grow(self, trees: Indices[Growing], rules: GrowthRules) -> list[Output | Grown | None]:
         """See `Engine.grow`."""
         assert self.grower is not None, "these layers cannot grow trees"
-        group = self.cache.group_of[0]
-        return grow(self.grower, group, trees, rules, self._opened, self._written)
+        return grow(self.grower, self.cache, trees, rules, self._opened, self._written)
 
     def _opened(self, work: Work, max_slots: int = 0) -> _Continued | Output:
         """The request as the work presumes it, see `Opened`; its room was made before."""

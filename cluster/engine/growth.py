@@ -7,6 +7,7 @@ from collections.abc import Sequence as Indices
 
 from cluster.core import TokenTree
 from cluster.engine.cpu.growth import Growing, Grown, GrowthRules, TreeGrower
+from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.memory.page_owners import PageOwners
 from cluster.engine.memory.sequence import Sequence
 from cluster.engine.work import Output, Work
@@ -21,7 +22,7 @@ Written = Callable[[Sequence, Work, TokenTree], None]
 
 def grow(
     grower: TreeGrower,
-    group: int,
+    cache: KVCache,
     trees: Indices[Growing],
     rules: GrowthRules,
     opened: Opened,
@@ -29,7 +30,9 @@ def grow(
 ) -> list[Output | Grown | None]:
     """See `Engine.grow`; none of the requests has a pending work.
 
-    group: of the model's layers, which is one where they all run in native code."""
+    cache: whose first layer is the model's."""
+    cache.settle()
+    group = cache.group_of[0]  # of all the model's layers, where they run in native code
     answers = [opened(tree.work, tree.max_slots) for tree in trees]
     pairs = zip(trees, answers, strict=True)
     ready = [(tree, each) for tree, each in pairs if isinstance(each, Sequence)]

@@ -160,6 +160,7 @@ class Forward:
         batches = [batch, *(batch.at(picks, *each) for each in enumerate(others, 1))]
         try:
             with torch.inference_mode():
+                self._cache.settle()
                 outputs = None
                 if self.graphs is not None and batch.needs <= self.graphs.abilities:
                     outputs = self.graphs(batches)

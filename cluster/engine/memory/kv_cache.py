@@ -19,6 +19,7 @@ import torch
 from cluster.engine.device import zeros_in_huge_pages
 from cluster.engine.types import LayerSpec
 from cluster.records import frozen
+from cluster.spec.transfer import sent
 
 # How far back layers look, and so which pages of a sequence they can still read.
 #
@@ -117,6 +118,9 @@ class KVCache:
         self.groups = layer_groups(layers, page_size)
         self.group_of = [0] * len(layers)  # by layer
         self._stacks: list[list[torch.Tensor]] = []  # by group
+        # Moves that are still to be made, by group: int64[2, slots] each, from where and to where.
+        self._moves: list[list[SlotArray]] = [[] for _ in self.groups]
+        self._written: list[set[int]] = [set() for _ in self.groups]  # by these moves
         by_layer: dict[int, torch.Tensor] = {}
         for number, (group, pages) in enumerate(zip(self.groups, num_pages, strict=True)):
             num_slots = (pages + 1) * page_size
@@ -153,12 +157,31 @@ class KVCache:
         return [pages * self.page_size for pages in self.num_pages]
 
     def move(self, group: int, source: SlotArray, destination: SlotArray) -> None:
-        """Copy slots to slots in all layers of a group; the two sets may overlap."""
-        for stack in self._stacks[group]:
-            source_index = torch.from_numpy(source).to(stack.device)
-            destination_index = torch.from_numpy(destination).to(stack.device)
-            # index_select copies before anything is written, so overlaps are harmless.
-            stack.index_copy_(1, destination_index, stack.index_select(1, source_index))
+        """Copy slots to slots in all layers of a group, once `settle` is called; the two sets may
+        overlap."""
+        written = self._written[group]
+        places = destination.tolist()
+        if not written.isdisjoint(places) or not written.isdisjoint(source.tolist()):
+            self.settle()  # what is moved again has to be there
+        written.update(places)
+        self._moves[group].append(np.stack((source, destination)))
+
+    def settle(self) -> None:
+        """Make the moves that were asked for, all at once; to be called before anyone reads or
+        writes what the slots hold."""
+        for stacks, moves, written in zip(self._stacks, self._moves, self._written, strict=True):
+            if not moves:
+                continue
+            slots = np.concatenate(moves, axis=1)
+            moves.clear()
+            written.clear()
+            by_device: dict[torch.device, torch.Tensor] = {}
+            for stack in stacks:
+                if stack.device not in by_device:
+                    by_device[stack.device] = sent(slots, stack.device)
+                source, destination = by_device[stack.device]
+                # index_select copies before anything is written, so overlaps are harmless.
+                stack.index_copy_(1, destination, stack.index_select(1, source))
 
 
 def _allocate(layer: LayerSpec, num_layers: int, num_slots: int) -> torch.Tensor:

@@ -1,0 +1,27 @@
+"""Arrays on their way between the host and a device, without a stop of the host for each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy.typing as npt
+import torch
+
+
+def sent(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """The array as a tensor on `device`; on a CPU in the array's own memory.
+
+    Of a GPU only later work on the present stream may use it."""
+    tensor = torch.from_numpy(array)
+    if device.type == "cuda":
+        # Only from pinned memory does a copy join the stream instead of stopping the host.
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
+def received(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """The tensor's numbers on the host, once the device has done all that it was asked before."""
+    array: npt.NDArray[Any] = tensor.to("cpu", non_blocking=True).numpy()  # pinned, of a GPU's
+    if tensor.is_cuda:
+        torch.cuda.current_stream(tensor.device).synchronize()
+    return array
