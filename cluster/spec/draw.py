@@ -11,22 +11,26 @@ import torch
 
 from cluster.core import SamplingParams, TokenArray
 from cluster.records import record
-from cluster.spec.noise import gumbel
+from cluster.spec.noise import MASK32, gumbel
 from cluster.spec.noise_torch import Triple, gumbel_rows
 from cluster.spec.sampling import (
     WORKSPACE_BYTES,
     RowLaws,
     Survivors,
+    among_greatest,
     scale,
     single_precision,
     survivors,
 )
+from cluster.spec.transfer import received, sent
 
 Indices = npt.NDArray[np.int64]
 
 # The most tensors of the logits' size that a draw holds at once: the engine's logits, the joined
 # and adjusted ones of all sequences, those of the sampled rows, the scaled ones, noise, and scores.
 _NUM_COPIES = 6
+# In place of a token, of a row whose draw has to wait until its logits are sorted.
+_UNSETTLED = -2
 
 
 @record
@@ -53,6 +57,12 @@ class DrawRows:
             self.streams[rows],
         )
 
+    @property
+    def keys(self) -> Indices:
+        """Seeds, positions and streams as they go to a device: int64[3, rows]."""
+        seeds = self.seeds.view(np.int64)
+        return np.stack((seeds, self.positions & MASK32, self.streams & MASK32))
+
     def triples(self) -> tuple[list[int], list[int], list[int]]:
         """Seeds, positions and streams."""
         return self.seeds.tolist(), self.positions.tolist(), self.streams.tolist()
@@ -67,13 +77,14 @@ class FusedDraw(Protocol):
         maxima: torch.Tensor,
         temperatures: torch.Tensor,
         cutoffs: torch.Tensor | None,
-        rows: DrawRows,
+        keys: torch.Tensor,
         /,
     ) -> torch.Tensor:
         """Draw at rows of positive temperature: int64[rows]; equal scores go to the lowest id.
 
         logits: float32[rows, vocab] on the device it is made for.  maxima, temperatures, cutoffs:
         float32[rows]; cutoffs bound the scaled logits from below, None = nothing is truncated.
+        keys: `DrawRows.keys`.
         """
         ...
 
@@ -94,11 +105,18 @@ def draw(logits: torch.Tensor, rows: DrawRows | None, fused: FusedDraw | None = 
         if len(sampled) == len(token_ids):
             token_ids = _draw_sampled(logits, maxima, rows, fused)
         elif len(sampled):
-            index = torch.from_numpy(sampled).to(logits.device)
+            index = sent(sampled, logits.device)
             token_ids[index] = _draw_sampled(
                 logits[index], maxima[index], rows.take(sampled), fused
             )
-    drawn: TokenArray = token_ids.where(torch.isfinite(maxima), -1).int().cpu().numpy()
+    drawn: TokenArray = received(torch.where(maxima.abs() < torch.inf, token_ids, -1).int())
+    unsettled = np.flatnonzero(drawn == _UNSETTLED)
+    if rows is not None and len(unsettled):
+        index = sent(unsettled, logits.device)
+        late = rows.take(unsettled)
+        drawn[unsettled] = received(
+            _draw_sampled(logits[index], maxima[index], late, fused, sorts=True)
+        )
     return drawn
 
 
@@ -107,26 +125,42 @@ def _draw_sampled(
     maxima: torch.Tensor,
     rows: DrawRows,
     fused: FusedDraw | None,
+    *,
+    sorts: bool = False,
 ) -> torch.Tensor:
-    """Draw at rows of positive temperature: int64[rows]."""
-    laws = RowLaws.unpack(torch.from_numpy(rows.packed), logits.device)
+    """Draw at rows of positive temperature: int64[rows].
+
+    sorts: whether the host waits for the device where it has to; else rows that must be sorted may
+    be _UNSETTLED."""
+    laws, keys = RowLaws.sent(rows.packed, rows.keys, logits.device)
+
+    def drawn(cutoffs: torch.Tensor | None) -> torch.Tensor:
+        if fused is None:
+            return _draw_full(scaled, cutoffs, rows)
+        return fused(logits, maxima, laws.temperature, cutoffs, keys)
+
     is_truncated = bool(rows.truncated.any())
     if fused is not None and not is_truncated:
-        return fused(logits, maxima, laws.temperature, None, rows)
+        return drawn(None)
     scaled = scale(logits, maxima, laws.temperature)  # [rows, vocab]
     if not is_truncated:
-        return _draw_full(scaled, None, rows)
-    found = survivors(scaled, laws)
-    if fused is not None:
-        return fused(logits, maxima, laws.temperature, found.cutoffs, rows)
-    if logits.device.type != "cpu":
-        return _draw_full(scaled, found.cutoffs, rows)
+        return drawn(None)
+    if fused is None and logits.device.type == "cpu":
+        return _draw_on_cpu(scaled, survivors(scaled, laws), rows)
+    if sorts:
+        return drawn(survivors(scaled, laws).cutoffs)
+    found, settled = among_greatest(scaled, laws)
+    return torch.where(settled, drawn(found.cutoffs), _UNSETTLED)
+
+
+def _draw_on_cpu(scaled: torch.Tensor, found: Survivors, rows: DrawRows) -> torch.Tensor:
+    """Draw at rows that are truncated, with noise for no more tokens than may be drawn."""
     complete = found.complete.numpy()
     if complete.all():
         return torch.from_numpy(_draw_among(found, rows))
     few, many = np.flatnonzero(complete), np.flatnonzero(~complete)
     few_index, many_index = torch.from_numpy(few), torch.from_numpy(many)
-    token_ids = torch.empty(len(logits), dtype=torch.int64)
+    token_ids = torch.empty(len(scaled), dtype=torch.int64)
     if len(few):
         among = _draw_among(found.take(few_index), rows.take(few))
         token_ids[few_index] = torch.from_numpy(among)

@@ -20,10 +20,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from cluster.core import SamplingParams
 from cluster.records import record
+from cluster.spec.transfer import sent
 
 # Most laws keep fewer candidates than this; finding so few is much cheaper than a whole sort.
 NUM_CANDIDATES = 64
@@ -45,33 +47,48 @@ class RowLaws:
 
     temperature: float32, positive.  top_k: int64, 0 = off.  top_p: float64, 1 = off.
     min_cutoff: float32, min_p as a bound on the scaled logits, -inf = off.
+    any_top_p, any_min_p: False where no row has the one; known without asking the device.
     """
 
     temperature: torch.Tensor
     top_k: torch.Tensor
     top_p: torch.Tensor
     min_cutoff: torch.Tensor
+    any_top_p: bool
+    any_min_p: bool
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams], device: torch.device) -> RowLaws:
         """The laws of one row per entry of `params`."""
-        return cls.unpack(torch.tensor([pack(p) for p in params], dtype=torch.float64), device)
+        packed = np.array([pack(each) for each in params])
+        return cls.sent(packed, np.zeros((0, len(packed)), np.int64), device)[0]
 
     @classmethod
-    def unpack(cls, packed: torch.Tensor, device: torch.device) -> RowLaws:
-        """packed: float64[rows, 4], each row made by `pack`; one transfer to `device`."""
-        columns = packed.to(device)
-        return cls(
-            single_precision(columns[:, 0]),
-            columns[:, 1].long(),
-            columns[:, 2],
-            columns[:, 3].log().float(),
-        )
+    def sent(
+        cls, packed: npt.NDArray[np.float64], keys: npt.NDArray[np.int64], device: torch.device
+    ) -> tuple[RowLaws, torch.Tensor]:
+        """The laws and `keys` on `device`, brought there in one copy.
+
+        packed: [rows, 4], each row made by `pack`.  keys: int64[any, rows]."""
+        _, top_k, top_p, min_p = packed.T
+        temperatures, _, _, min_ps = torch.from_numpy(packed).unbind(1)
+        singles = torch.cat((single_precision(temperatures), min_ps.log().float()))
+        laws = np.stack((top_k.astype(np.int64), top_p.view(np.int64), singles.view(torch.int64)))
+        words = sent(np.concatenate((laws, keys)), device)
+        temperature, min_cutoff = words[2].view(torch.float32).view(2, -1)
+        any_top_p, any_min_p = bool((top_p < 1.0).any()), bool((min_p > 0.0).any())
+        top_ps = words[1].view(torch.float64)
+        return cls(temperature, words[0], top_ps, min_cutoff, any_top_p, any_min_p), words[3:]
 
     def take(self, rows: torch.Tensor) -> RowLaws:
         """The laws of the rows with these indices."""
         return RowLaws(
-            self.temperature[rows], self.top_k[rows], self.top_p[rows], self.min_cutoff[rows]
+            self.temperature[rows],
+            self.top_k[rows],
+            self.top_p[rows],
+            self.min_cutoff[rows],
+            self.any_top_p,
+            self.any_min_p,
         )
 
 
@@ -128,21 +145,31 @@ def survivors(scaled: torch.Tensor, laws: RowLaws, num_candidates: int | None = 
     The greatest logits settle most rows; the others are sorted.  num_candidates: so many of the
     greatest, None = as suits the device; the result is the same for every number.
     """
+    found, settled = among_greatest(scaled, laws, num_candidates)
+    rest = torch.nonzero(~settled).squeeze(1)
+    rows_at_once = max(_ENTRIES_AT_ONCE // scaled.shape[1], 1)
+    for rows in torch.split(rest, rows_at_once) if len(rest) else ():
+        found.cutoffs[rows] = sorted_cutoffs(scaled[rows], laws.take(rows))
+    return found
+
+
+def among_greatest(
+    scaled: torch.Tensor, laws: RowLaws, num_candidates: int | None = None
+) -> tuple[Survivors, torch.Tensor]:
+    """What `survivors` finds without asking the device for anything, and bool[rows]: False where a
+    row has to be sorted, and its cutoff is not the law's."""
     if num_candidates is None:
         num_candidates = NUM_CANDIDATES if scaled.device.type == "cpu" else _NUM_CANDIDATES_ON_GPU
     values, token_ids = scaled.topk(min(num_candidates, scaled.shape[1]), dim=1)
     cutoffs = _cutoffs(values, scaled, laws)
+    if values.shape[1] == scaled.shape[1]:
+        complete = torch.ones_like(cutoffs, dtype=torch.bool)
+        return Survivors(cutoffs, values, token_ids, complete), complete
     # A kept last value means that more may follow: a longer nucleus, or ties with it.
     complete = values[:, -1] < cutoffs
-    if values.shape[1] == scaled.shape[1]:
-        return Survivors(cutoffs, values, token_ids, torch.ones_like(complete))
     # Without top-k and top-p the greatest logit alone determines a cutoff.
     is_open = (laws.top_p < 1.0) | ((laws.top_k > 0) & (laws.top_k < scaled.shape[1]))
-    rest = torch.nonzero(~complete & is_open).squeeze(1)
-    rows_at_once = max(_ENTRIES_AT_ONCE // scaled.shape[1], 1)
-    for rows in torch.split(rest, rows_at_once) if len(rest) else ():
-        cutoffs[rows] = sorted_cutoffs(scaled[rows], laws.take(rows))
-    return Survivors(cutoffs, values, token_ids, complete)
+    return Survivors(cutoffs, values, token_ids, complete), complete | ~is_open
 
 
 def sorted_cutoffs(scaled: torch.Tensor, laws: RowLaws) -> torch.Tensor:
@@ -170,11 +197,11 @@ def _cutoffs(values: torch.Tensor, scaled: torch.Tensor, laws: RowLaws) -> torch
         unknown = (laws.top_k > width) & (laws.top_k < vocab_size)
         unknown |= counted & (values[:, -1] >= cutoffs)
     nucleus = laws.top_p < 1.0
-    if bool(nucleus.any()):
+    if laws.any_top_p:
         masses = _masses(values).masked_fill_(values < cutoffs.unsqueeze(1), 0)
         cumulated = masses.cumsum(dim=1)
         # With top_k these values hold all the mass; without, the whole row does.
-        total = torch.where(counted, cumulated[:, -1], _mass(scaled, laws.min_cutoff))
+        total = torch.where(counted, cumulated[:, -1], _mass(scaled, laws))
         kept = (cumulated - masses).double() < (laws.top_p * total.double()).unsqueeze(1)
         num_kept = kept.sum(dim=1, keepdim=True).clamp_(min=1)
         smallest = values.gather(1, num_kept - 1).squeeze(1)
@@ -182,16 +209,15 @@ def _cutoffs(values: torch.Tensor, scaled: torch.Tensor, laws: RowLaws) -> torch
     return cutoffs.masked_fill_(unknown, -torch.inf)
 
 
-def _mass(scaled: torch.Tensor, min_cutoff: torch.Tensor) -> torch.Tensor:
+def _mass(scaled: torch.Tensor, laws: RowLaws) -> torch.Tensor:
     """The mass of the candidates that min_p keeps: int64[rows]."""
-    bounded = bool((min_cutoff > -torch.inf).any())
     rows_at_once = max(_ENTRIES_AT_ONCE // scaled.shape[1], 1)
     totals = []
     for rows, cutoffs in zip(
-        torch.split(scaled, rows_at_once), torch.split(min_cutoff, rows_at_once), strict=True
+        torch.split(scaled, rows_at_once), torch.split(laws.min_cutoff, rows_at_once), strict=True
     ):
         masses = _masses(rows)
-        if bounded:
+        if laws.any_min_p:
             masses.masked_fill_(rows < cutoffs.unsqueeze(1), 0)
         totals.append(masses.sum(dim=1))
     return torch.cat(totals)

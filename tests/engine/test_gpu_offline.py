@@ -39,7 +39,11 @@ def _changes(part: str, found: Table) -> list[str]:
 def test_a_step_asks_no_more_of_a_gpu_than_it_did() -> None:
     """And it can be captured: on `meta` nothing can wait for a result."""
     assert _changes("architectures", {LLAMA: steps.of_architecture(LLAMA)}) == []
-    assert _changes("draws", steps.draws(num_rows=32, vocab_size=128_256)) == []
+    draws, moves = steps.draws(num_rows=32, vocab_size=128_256), steps.move()
+    assert _changes("draws", draws) == []
+    assert _changes("moves", {"accepted nodes": moves}) == []
+    assert {each["waits"] for each in draws.values()} == {1}, "for what is drawn"
+    assert {each["pageable copies"] for each in (*draws.values(), moves)} == {0}
     assert _changes("heads", heads.rounds()) == []
 
 
@@ -109,10 +113,11 @@ def test_kernels_copies_waits_and_bytes_are_counted() -> None:
         del first
         rows.t().sum().to(torch.bfloat16)
         host.to(META)
+        host.to(META, non_blocking=True)
         torch.tensor([1, 2], device=META)
         assert rows.max().item() == 7.0
     assert counting.counted() == {"add": 1, "mul": 1, "sum": 1, "_to_copy": 1, "max": 1}
-    assert (counting.copies, counting.waits) == (2, 1)
+    assert (counting.copies, counting.pageable, counting.waits) == (3, 2, 1)
     assert counting.peak_bytes == 2 * 8192
 
 

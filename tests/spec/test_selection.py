@@ -16,7 +16,14 @@ from torch.utils._pytree import tree_leaves
 
 from cluster.core import SamplingParams
 from cluster.spec.draw import drawing_bytes
-from cluster.spec.sampling import WORKSPACE_BYTES, RowLaws, scale, sorted_cutoffs, survivors
+from cluster.spec.sampling import (
+    WORKSPACE_BYTES,
+    RowLaws,
+    among_greatest,
+    scale,
+    sorted_cutoffs,
+    survivors,
+)
 
 CPU = torch.device("cpu")
 
@@ -63,6 +70,9 @@ def test_every_way_to_find_the_survivors_finds_the_same(
     found = survivors(scaled, laws, num_candidates)
     alive = scaled >= found.cutoffs.unsqueeze(1)
     assert torch.equal(alive, expected)
+    # What the greatest settle by themselves is settled.
+    quick, settled = among_greatest(scaled, laws, num_candidates)
+    assert torch.equal((scaled >= quick.cutoffs.unsqueeze(1))[settled], expected[settled])
     # Where a row's candidates are complete they are all of its survivors.
     kept = (found.values >= found.cutoffs.unsqueeze(1)).sum(dim=1)
     assert torch.equal(kept[found.complete], alive.sum(dim=1)[found.complete])
@@ -92,6 +102,18 @@ class _Peak(TorchDispatchMode):
                     self._alive.add(storage)
         self.peak = max(self.peak, sum(storage.nbytes() for storage in self._alive))
         return output
+
+
+def test_as_many_candidates_as_on_a_gpu_settle_a_nucleus_of_that_many() -> None:
+    """Of equal logits, in steps of 100: a nucleus ends with the step that it ends in."""
+    logits = -torch.arange(20.0).repeat_interleave(100).unsqueeze(0).expand(2, -1) / 100.0
+    laws = RowLaws.of([SamplingParams(top_p=0.24), SamplingParams(top_p=0.34)], CPU)
+    scaled = scale(logits, logits.amax(1), laws.temperature)
+    found, settled = among_greatest(scaled, laws, 512)
+    assert settled.tolist() == [True, False]
+    kept = (scaled >= survivors(scaled, laws, 512).cutoffs.unsqueeze(1)).sum(dim=1)
+    assert kept.tolist() == [500, 700]
+    assert int((scaled[0] >= found.cutoffs[0]).sum()) == 500
 
 
 @pytest.mark.parametrize("top_p", [0.9, 1.0])

@@ -10,16 +10,14 @@ TRITON_INTERPRET=1, set before the first import of triton, runs it on a CPU.
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
 
 from cluster.engine.launch import LAUNCH_ERRORS, KernelHealth, on_device
-from cluster.spec.draw import DrawRows, FusedDraw
+from cluster.spec.draw import FusedDraw
 
 _BLOCK = 1024
-_MASK32 = 0xFFFFFFFF
 
 
 @triton.jit(  # type: ignore[untyped-decorator]
@@ -75,10 +73,9 @@ def draw_kernel(
 def create_draw(device: torch.device, vocab_size: int) -> FusedDraw | None:
     """`draw_tokens`, compiled and loaded; None, after a warning, where it cannot run."""
     health = KernelHealth("draws")
-    row = np.zeros(1, np.int64)
     one = torch.ones(1, device=device)
+    keys = torch.zeros((3, 1), dtype=torch.int64, device=device)
     for cutoffs in (None, one):
-        keys = DrawRows(np.ones((1, 4)), np.ones(1, np.bool_), row.view(np.uint64), row, row)
         try:
             draw_tokens(torch.zeros((1, vocab_size), device=device), one, one, cutoffs, keys)
         except LAUNCH_ERRORS as error:
@@ -92,13 +89,12 @@ def draw_tokens(
     maxima: torch.Tensor,
     temperatures: torch.Tensor,
     cutoffs: torch.Tensor | None,
-    rows: DrawRows,
+    keys: torch.Tensor,
 ) -> torch.Tensor:
     """int64[rows]; see `cluster.spec.draw.FusedDraw`.  Rows without a law get any token."""
     num_rows, vocab_size = logits.shape
     num_blocks = triton.cdiv(vocab_size, _BLOCK)
-    keys = np.stack((rows.seeds.view(np.int64), rows.positions & _MASK32, rows.streams & _MASK32))
-    seeds, positions, streams = torch.from_numpy(keys).to(logits.device)  # one transfer
+    seeds, positions, streams = keys
     scores = logits.new_empty((num_rows, num_blocks), dtype=torch.float32)
     tokens = torch.empty((num_rows, num_blocks), dtype=torch.int64, device=logits.device)
     rows_first = logits if logits.stride(1) == 1 else logits.contiguous()

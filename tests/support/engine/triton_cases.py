@@ -172,6 +172,7 @@ class DrawCase:
     vocab_size: int
     temperatures: tuple[float, ...] = (0.8, 1.0, 0.01, 3.0)
     top_k: int = 0
+    top_p: float = 1.0
     strided: bool = False
 
     def drawn(self, fused: FusedDraw | None, device: str = "cpu") -> torch.Tensor:
@@ -179,7 +180,7 @@ class DrawCase:
         rows, generator = len(self.temperatures), torch.Generator().manual_seed(self.vocab_size)
         logits = 4.0 * torch.randn((rows, self.vocab_size + self.strided), generator=generator)
         logits = logits[:, : self.vocab_size].to(device)
-        laws = [SamplingParams(each, top_k=self.top_k) for each in self.temperatures]
+        laws = [SamplingParams(each, self.top_p, self.top_k) for each in self.temperatures]
         draws = DrawRows(
             np.array([pack(law) for law in laws]),
             np.array([is_truncated(law) for law in laws]),
@@ -196,5 +197,8 @@ DRAWS = {
     "many blocks": DrawCase(5000, temperatures=(0.8,) * 9),
     "one token": DrawCase(1),
     "truncated": DrawCase(3000, top_k=3),
+    # More than the greatest that are looked at first: their rows are drawn again.
+    "truncated late": DrawCase(3000, top_k=700),
+    "a nucleus, of some rows a late one": DrawCase(3000, top_p=0.9),
     "rows that lie apart": DrawCase(2000, strided=True),
 }

@@ -37,13 +37,15 @@ Answer = Callable[[str, torch.Tensor], Any]
 class Counting:
     """Counts what is done inside.
 
-    copies: from the host to the device.  waits: for results on the host.  peak_bytes: of the memory
-    that was made inside, the most there was at a time.  collectives: calls by their names.
+    copies: from the host to the device.  pageable: copies in either direction that stop the host,
+    which asks for that by leaving out non_blocking.  waits: for results on the host.  peak_bytes:
+    of the memory that was made inside, the most there was at a time.  collectives: calls by their
+    names.
     """
 
     def __init__(self, capability: int = 90, *, answer: Answer | None = None) -> None:
         """answer: None = what the host asks for raises."""
-        self.copies = self.waits = 0
+        self.copies = self.pageable = self.waits = 0
         self.collectives: Counter[str] = Counter()
         self.peak_bytes = self._bytes = 0
         self._answer = answer
@@ -81,8 +83,11 @@ class Counting:
         from_host = any(_is_on_host(each) for each in given)
         on_device = any(each.device == META for each in given)
         device = kwargs.get("device")
+        # Each way is one that the host can be told not to wait for.
+        stops = name in ("_to_copy", "copy_") and not (kwargs.get("non_blocking") or args[2:])
         if self._answer is not None and on_device and _is_asked_by_host(name, device):
             self.waits += 1
+            self.pageable += stops
             return self._answered(name, given[0], kwargs)
         if name == "index_put_" and _must_count_rows(*args):
             raise RuntimeError("values by a mask: the host waits for how many there are")
@@ -96,8 +101,10 @@ class Counting:
                 self._hold(each)
         if from_host and name in ("_to_copy", "copy_"):
             self.copies += 1
+            self.pageable += stops
         elif not func.is_view and name not in _ALLOCATIONS | _VIEWS:
             self.copies += from_host
+            self.pageable += from_host
             self._operators[name] += 1
         return result
 
@@ -141,6 +148,7 @@ class _Made(TorchFunctionMode):
         made = func(*args, **(kwargs or {}))
         if func in (torch.tensor, torch.as_tensor) and not isinstance(args[0], torch.Tensor):
             self._counting.copies += made.device == META
+            self._counting.pageable += made.device == META
         return made
 
 

@@ -17,7 +17,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import triton
 
@@ -26,7 +25,6 @@ from cluster.engine.attention.triton.layout import Frame
 from cluster.engine.draw.triton import draw_tokens
 from cluster.engine.types import AttentionOptions
 from cluster.records import frozen
-from cluster.spec.draw import DrawRows
 from tests.support.gpu.launches import Launch, launches
 from tests.support.gpu.models import CONFIGS, Attending
 
@@ -182,9 +180,7 @@ def _attend(own: Attending, block_lines: int, capability: int) -> None:
 
 
 def _draw(*, truncated: bool) -> None:
-    rows, ones = 4, torch.ones(4)
-    key = np.zeros(rows, np.int64)
-    laws = DrawRows(np.ones((rows, 4)), np.ones(rows, np.bool_), key.view(np.uint64), key, key)
+    ones, keys = torch.ones(4), torch.zeros((3, 4), dtype=torch.int64)
     # The vocabulary of Llama 3.
-    logits = torch.zeros(rows, 128_256)
-    draw_tokens(logits, ones, ones, ones if truncated else None, laws)
+    logits = torch.zeros(len(ones), 128_256)
+    draw_tokens(logits, ones, ones, ones if truncated else None, keys)

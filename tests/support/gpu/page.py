@@ -86,8 +86,10 @@ _BESIDE = """
 ## What a step asks beside the forward
 
 Copies go from the host's memory to the device; a wait stops the host until the device has answered.
-Draws are of 32 rows over 128,256 tokens, truncated ones of temperature 0.6 and top_p 0.9. Accepted
-nodes are moved text by text. Rounds of heads are of one text and eight nodes; the rows of its last
+Draws are of 32 rows over 128,256 tokens, truncated ones of temperature 0.6 and top_p 0.9; they wait
+for their tokens alone, unless more than 512 tokens may be drawn at a row, which is then drawn
+again. Accepted nodes are those of 32 texts. Neither makes copies from or to pageable memory, which
+would stop the host. Rounds of heads are of one text and eight nodes; the rows of its last
 step are written before.
 
 """
