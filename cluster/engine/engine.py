@@ -10,7 +10,6 @@ engine.release("a")  # one thread owns an engine
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -48,8 +47,6 @@ from cluster.errors import ProtocolError
 from cluster.spec.step_profile import StepProfile
 
 __all__ = ["Engine", "Output", "StepSummary", "Work"]
-
-log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -95,7 +92,7 @@ class Engine:
         self.max_context_len = model.max_context_len
         self.eos_token_ids = model.eos_token_ids
         self.layers = layers
-        self.last_step = StepSummary()
+        self._last_step = StepSummary()
         self.model = model
         self.cache = KVCache(layers, num_pages, config.page_size)
         self.page_owners = PageOwners(self.cache, config)
@@ -143,6 +140,12 @@ class Engine:
         """True if a step would do anything.  False while every work waits for pages that only a
         release or retain can free."""
         return bool(self._refused) or (bool(self._waiting) and not self._blocked)
+
+    @property
+    def last_step(self) -> StepSummary:
+        """Waits until a GPU is done with the step; raises WorkerError where it fails there."""
+        self._last_step = self.forward.timed(self._last_step)
+        return self._last_step
 
     @property
     def adapters(self) -> Adapters:
@@ -229,9 +232,7 @@ class Engine:
 
     def _check_idle(self, request_id: str) -> None:
         if request_id in self._waiting or request_id in self._refused:
-            raise ProtocolError(
-                f"request {request_id!r} has a pending work; step until it is answered"
-            )
+            raise ProtocolError(f"request {request_id!r} has a pending work; step until its answer")
 
     def step(self, taps: Sequence[int] = (), prompt_rows: int | None = None) -> list[Output]:
         """One forward over the works the scheduler picks; returns those that are over.
@@ -241,6 +242,7 @@ class Engine:
         = as the pace says on rank 0.  Raises ConfigError for taps that the model has not, before
         anything runs, and WorkerError when the device or another rank fails; discard it then.
         """
+        self.pace.learn(self.last_step)  # not when it ended: nobody is to wait for a GPU before
         start = self._clock()
         wanted = self.model.resolve_taps(taps)
         sequences = self.page_owners.sequences
@@ -266,8 +268,7 @@ class Engine:
         outputs += self._commit(picks, found.logits)
         for output in outputs:
             self._waiting.pop(output.request_id, None)
-        self.last_step = schedule.summary(forward_time_s, self._clock() - start, taps_found)
-        self.pace.learn(self.last_step)
+        self._last_step = schedule.summary(forward_time_s, self._clock() - start, taps_found)
         return outputs
 
     def grow(self, trees: Sequence[Growing], rules: GrowthRules) -> list[Output | Grown | None]:
@@ -307,8 +308,7 @@ class Engine:
         the last step; the parent of each is kept too or is the path's last node (the context where
         the path is empty).  They stay as live nodes, renumbered in this order.  Their KV moves in
         place, nothing is computed.  A target retains (path), a drafter (path so far, survivors).
-        A request that is unknown or has lost its cache is left alone: its next work is answered
-        with have_len.
+        What is unknown or has lost its cache is left alone; its next work is told of that.
         """
         sequence = self.page_owners.sequences.get(request_id)
         if sequence is None or not sequence.num_pages:

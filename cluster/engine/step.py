@@ -23,7 +23,9 @@ from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.paths import StepInputs, StepOutputs
 from cluster.engine.reminder import Reminder
 from cluster.engine.schedule.batch import Batch, Pick, build_batch
+from cluster.engine.work import StepSummary
 from cluster.errors import ConfigError, WorkerError
+from cluster.spec.transfer import sent
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +53,11 @@ class Forward:
         self._backend = create_backend(config.attention, model.device)
         self._min_rows = _MIN_ROWS_ON_CPU if model.device.type == "cpu" else 1
         self._noted: list[str] = []
-        self._reminder = Reminder(clock) if model.device.type == "cuda" else None
+        self._reminder = None
+        # On a GPU: before and behind the last forward, until somebody asks for its time.
+        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+        if model.device.type == "cuda":
+            self._reminder = Reminder(clock)
         if config.attention == "auto" and isinstance(self._backend, SdpaBackend):
             wants = "triton package" if model.device.type == "cuda" else "C++ compiler"
             self._noted.append(f"attention: the slower reference is used: there is no {wants}")
@@ -160,19 +166,40 @@ class Forward:
         batches = [batch, *(batch.at(picks, *each) for each in enumerate(others, 1))]
         try:
             with torch.inference_mode():
+                began = self._event()
                 self._cache.settle()
                 outputs = None
                 if self.graphs is not None and batch.needs <= self.graphs.abilities:
                     outputs = self.graphs(batches)
                 if outputs is None:
                     outputs = self._eager(batches)
-                if outputs.logits.is_cuda:
-                    # Errors and times of asynchronous kernels belong to the step that ran them.
-                    # The whole device must not be waited for while another thread captures.
-                    torch.cuda.current_stream(self._model.device).synchronize()
+                ended = self._event()
+                self._events = None if began is None or ended is None else (began, ended)
         except RuntimeError as error:
             raise WorkerError(f"the forward of {batch.num_rows} rows failed: {error}") from error
         return outputs
+
+    def _event(self) -> torch.cuda.Event | None:
+        if self._model.device.type != "cuda":
+            return None
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._model.device))
+        return event
+
+    def timed(self, step: StepSummary) -> StepSummary:
+        """The summary of the last call's step with the times of the GPU, once it is done, in place
+        of those of the launches; of a CPU as it is.  Raises WorkerError when the device fails."""
+        if self._events is None:
+            return step
+        (began, ended), self._events = self._events, None
+        try:
+            # The whole device must not be waited for while another thread captures.
+            ended.synchronize()
+            time_s = 1e-3 * began.elapsed_time(ended)
+        except RuntimeError as error:
+            raise WorkerError(f"the forward of {step.num_rows} rows failed: {error}") from error
+        rest_s = step.step_time_s - step.forward_time_s
+        return replace(step, forward_time_s=time_s, step_time_s=rest_s + time_s)
 
     def _eager(self, batches: Sequence[Batch]) -> StepOutputs:
         batch = batches[0]
@@ -194,7 +221,7 @@ class Forward:
         )
 
     def _on_device(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._model.device)
+        return sent(array, self._model.device)
 
 
 def _failure(check: Callable[[], None]) -> ConfigError | None:

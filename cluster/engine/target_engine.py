@@ -52,10 +52,11 @@ class TargetEngine(Steps, Protocol):
         """True if `step` has something to do."""
 
     @property
-    def last_step(self) -> StepSummary: ...
+    def last_step(self) -> StepSummary:
+        """What the last step did; waits until a GPU is done with its forward."""
 
     def step(self, taps: Sequence[int] = ()) -> list[Output]:
-        """Run one forward; returns the works that it answered.
+        """Run one forward; returns the works that it answered, whose logits a GPU may still be at.
 
         taps: layers whose hidden rows `last_step` is to have, "behind layer t" by number."""
 

@@ -11,6 +11,8 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from cluster import metrics
 from cluster.errors import CapacityError, DrafthouseError, ProtocolError, RequestError, WorkerError
 from cluster.messages import Open, PoolTree, Refusal, TextName, VerdictFrame, WorkerDescription
@@ -256,10 +258,11 @@ class TextKeeper(dict[str, TargetText]):
         that raises alone is refused.
 
         The engine is broken if several texts raise alone with no good step in between, or if the
-        error is a WorkerError (its device or a rank is lost).
+        error is a WorkerError (its device or a rank is lost) or torch's of a device, which raises
+        wherever that is waited for.
         """
         kind = type(error).__name__
-        if isinstance(error, WorkerError):
+        if isinstance(error, WorkerError | torch.AcceleratorError):
             self.break_off(f"the target's engine is broken: {kind}")
             return
         failed = [text for text in self.values() if text.in_flight is not None]

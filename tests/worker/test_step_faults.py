@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from cluster import metrics
 from cluster.core import SamplingParams, TokenTree
@@ -198,9 +199,12 @@ async def test_guilty_ones_with_good_steps_between_them_break_nothing() -> None:
     assert all(codes(desk, f"bad{number}") == [WorkerError.code] for number in range(6))
 
 
-async def test_an_engine_that_says_itself_that_it_is_lost_is_broken_at_once() -> None:
+@pytest.mark.parametrize("error", [WorkerError("a rank is gone"), torch.AcceleratorError("lost")])
+async def test_an_engine_that_says_itself_that_it_is_lost_is_broken_at_once(
+    error: Exception,
+) -> None:
     engine = FragileEngine()
-    engine.failures.append(WorkerError("a rank is gone"))
+    engine.failures.append(error)
     async with desk_of(opened(), engine=engine) as desk:
         await desk.turn()
         with pytest.raises(WorkerError, match="engine is broken"):

@@ -14,6 +14,7 @@ import numpy as np
 from cluster.core import EMPTY_TOKENS, TokenArray, TokenTree, token_array
 from cluster.engine.work import Steps, Work, run_alone
 from cluster.spec.step_profile import StepProfile
+from cluster.spec.transfer import received
 
 # From coarse to fine: of a slow model the first ones must do.  The fine ones are neighbours of the
 # multiples at which kernels' staircases have their edges.
@@ -79,4 +80,7 @@ def _work(rows: int, tokens: TokenArray) -> Work:
 
 def _runs(engine: Steps, work: Work) -> bool:
     """Run one work; False where it cannot be."""
-    return run_alone(engine, work).logits is not None
+    logits = run_alone(engine, work).logits
+    if logits is not None:
+        received(logits[:1, :1])  # only then a GPU is done
+    return logits is not None
