@@ -10,8 +10,6 @@ import torch
 from benchmarks.gpu.part import Measurements, Row, Setting
 from benchmarks.gpu.target import Target
 from cluster.core import SamplingParams
-from cluster.engine.graphs.forward import reserved_bytes
-from cluster.engine.memory.pool_sizes import ACTIVATION_MARGIN
 
 _ROWS, _TINY_ROWS = (2048, 512), (64,)
 _BATCH, _TINY_BATCH = 64, 2
@@ -29,13 +27,12 @@ def _row(setting: Setting, num_rows: int) -> Row:
     torch.cuda.empty_cache()
     batch = _TINY_BATCH if setting.tiny else _BATCH
     target = Target(setting, max_batch_tokens=num_rows, max_running_sequences=batch)
-    model, config = target.model, target.config
-    reserved = model.activation_bytes * ACTIVATION_MARGIN + reserved_bytes(config, model)
+    reserve = target.engine.reserve
     row = {
-        "weights_gb": sum(each.nbytes for each in model.module.parameters()) / _GB,
+        "weights_gb": sum(each.nbytes for each in target.model.module.parameters()) / _GB,
         "kv_gb": sum(layer.nbytes for layer in target.engine.cache.layers) / _GB,
-        "reserved_gb": reserved / _GB,
-        "probed_gb": model.activation_bytes / _GB,
+        "reserved_gb": reserve.total / _GB,
+        "reserved_for_graphs_gb": reserve.graphs / _GB,
     }
     if setting.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()

@@ -74,7 +74,7 @@ def load_random(sizes: Sizes, config: EngineConfig, device: torch.device) -> Loa
     module.eval()
     module.requires_grad_(False)
     with torch.inference_mode():
-        layers, activation_bytes = probe_layers(module, config, device)
+        layers = probe_layers(module, device)
     return LoadedModel(
         module=module,
         source=config.model,
@@ -84,7 +84,6 @@ def load_random(sizes: Sizes, config: EngineConfig, device: torch.device) -> Loa
         vocab_size=sizes.vocab_size,
         max_context_len=sizes.max_context_len,
         eos_token_ids=(),
-        activation_bytes=activation_bytes,
     )
 
 

@@ -82,7 +82,7 @@ class EngineConfig:
     with a sliding window and layers without one divide it."""
     memory_fraction: Annotated[float, Range(0.01, 1)] | None = None
     """On a GPU, the share of its memory that may be in use once the KV cache is there, by all
-    processes; null = 0.85. On a CPU, the share of free memory for the KV cache, at most a quarter;
+    processes; null = 0.9. On a CPU, the share of free memory for the KV cache, at most a quarter;
     null = 2 GiB, at most that. On a CPU its pages take memory once they are used."""
     max_running_sequences: PositiveInt = 64
     """Sequences that may hold KV pages at the same time."""

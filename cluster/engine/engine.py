@@ -24,7 +24,6 @@ from cluster.engine import parallel
 from cluster.engine.adapters import Adapters
 from cluster.engine.cpu.growth import Growing, Grown, GrowthRules, TreeGrower
 from cluster.engine.graphs.capture import Capture
-from cluster.engine.graphs.forward import reserved_bytes
 from cluster.engine.growth import ResidentGrowth, grow
 from cluster.engine.limits import EngineLimits, unserved
 from cluster.engine.loading import progress, self_check
@@ -35,6 +34,7 @@ from cluster.engine.loading.renumbered import Numbering
 from cluster.engine.memory.kv_cache import KVCache, layer_groups
 from cluster.engine.memory.page_owners import PageOwners
 from cluster.engine.memory.pool_sizes import derive_num_pages
+from cluster.engine.memory.reserve import measured
 from cluster.engine.memory.sequence import Pending
 from cluster.engine.parallel import RankGroup
 from cluster.engine.schedule.batch import Pick, tapped
@@ -61,18 +61,16 @@ class Engine:
         clock: Callable[[], float] = time.perf_counter,
         capture: Capture | None = None,
         extra_layers: Sequence[LayerSpec] = (),
+        logit_rows: int | None = None,
     ) -> None:
         """capture: how graphs are captured; None = by CUDA, where it can be.  extra_layers: of rank
-        0, caches behind the model's, on the same pages, for a head that writes them (`slots`)."""
+        0, caches behind the model's, on the same pages, for a head that writes them (`slots`).
+        logit_rows: as in `num_logit_rows`."""
         if group is not None:
             extra_layers = group.share_layers(extra_layers, model.layers[0])
         layers = (*model.layers, *extra_layers)
-        num_pages = derive_num_pages(
-            config,
-            layers,
-            model.max_context_len,
-            model.activation_bytes + reserved_bytes(config, model),
-        )
+        self.reserve = measured(config, model, logit_rows)
+        num_pages = derive_num_pages(config, layers, model.max_context_len, self.reserve.total)
         if group is not None:
             num_pages = tuple(group.minimum(each) for each in num_pages)
         self.limits = EngineLimits.of(
@@ -129,9 +127,10 @@ class Engine:
         beside: bool = False,
     ) -> Engine:
         """Load the model as `load_model` says, on every rank after `parallel.init_rank`."""
-        model = load_model(config, numbering, logit_rows=logit_rows, beside=beside)
+        model = load_model(config, numbering, beside=beside)
         group = RankGroup() if config.tensor_parallel > 1 else None
-        engine = cls(config, model, group=group, extra_layers=extra_layers(model))
+        extra = extra_layers(model)
+        engine = cls(config, model, group=group, extra_layers=extra, logit_rows=logit_rows)
         engine.capture_ahead()
         return engine
 
@@ -241,6 +240,7 @@ class Engine:
         they stand in `last_step`, of unfinished chunks too.  prompt_rows: of prompts at most; None
         = as the pace says on rank 0.  Raises ConfigError for taps that the model has not, before
         anything runs, and WorkerError when the device or another rank fails; discard it then.
+        Where memory is short, OutOfMemoryError: release the requests, and run fewer at a time.
         """
         self.pace.learn(self.last_step)  # not when it ended: nobody is to wait for a GPU before
         start = self._clock()

@@ -146,7 +146,7 @@ class Forward:
 
     def __call__(self, picks: Sequence[Pick], taps: tuple[int, ...] = ()) -> StepOutputs:
         """Logits in the order of the picks, taps of their rows.  Raises WorkerError when the device
-        fails."""
+        fails, and OutOfMemoryError where a smaller step may have room."""
         num_rows = sum(pick.num_rows for pick in picks)
         if not num_rows:
             nothing = (0, self._model.num_columns)
@@ -176,6 +176,8 @@ class Forward:
                 ended = self._event()
                 self._events = None if began is None or ended is None else (began, ended)
         except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError) and self._vote is None:
+                raise  # other ranks would wait for this one's collectives
             raise WorkerError(f"the forward of {batch.num_rows} rows failed: {error}") from error
         return outputs
 

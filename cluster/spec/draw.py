@@ -26,11 +26,14 @@ from cluster.spec.transfer import received, sent
 
 Indices = npt.NDArray[np.int64]
 
-# The most tensors of the logits' size that a draw holds at once: the engine's logits, the joined
-# and adjusted ones of all sequences, those of the sampled rows, the scaled ones, noise, and scores.
-_NUM_COPIES = 6
 # In place of a token, of a row whose draw has to wait until its logits are sorted.
 _UNSETTLED = -2
+# Rows that are drawn from at once; more take turns, so that their copies take no more memory.
+ROWS_AT_ONCE = 256
+# The most tensors of their logits' size, beside the forward's: while penalties are applied the
+# joined logits, counts, old and new logits and what those are made of; and behind them the joined
+# logits, those of the sampled rows, and the scaled ones.
+_NUM_PENALISED, _NUM_TRUNCATED = 7, 3
 
 
 @record
@@ -171,7 +174,10 @@ def _draw_on_cpu(scaled: torch.Tensor, found: Survivors, rows: DrawRows) -> torc
 
 def drawing_bytes(num_rows: int, vocab_size: int) -> int:
     """Return the most memory that drawing at num_rows rows takes on a GPU, with their logits."""
-    return num_rows * vocab_size * torch.float32.itemsize * _NUM_COPIES + WORKSPACE_BYTES
+    row = vocab_size * torch.float32.itemsize
+    at_once = min(num_rows, ROWS_AT_ONCE) * row
+    copies = max(_NUM_PENALISED * at_once, _NUM_TRUNCATED * at_once + WORKSPACE_BYTES)
+    return num_rows * row + copies
 
 
 def winner_among(

@@ -14,7 +14,15 @@ from cluster.engine.beam_search import BeamRun
 from cluster.engine.draw.native import DrawKernels, DrawShare
 from cluster.errors import RequestError, WorkerError
 from cluster.requests.fields import Redraw
-from cluster.spec.draw import DrawRows, FusedDraw, Indices, draw, gap_of, winner_among
+from cluster.spec.draw import (
+    ROWS_AT_ONCE,
+    DrawRows,
+    FusedDraw,
+    Indices,
+    draw,
+    gap_of,
+    winner_among,
+)
 from cluster.spec.logits_hook import LogitsHook, TokenMask, forbid
 from cluster.spec.penalties import Counts, PenalisedRows, TokenBias, ban, penalise
 from cluster.spec.sampling import is_truncated, pack
@@ -134,15 +142,19 @@ def draw_all(
     native: faster draws for logits on the CPU; fused: for logits on a GPU.  The draws are the same
     without them.  If a sequence's output is given, its tokens replace the draws.
     """
+    rows = np.cumsum([len(each.logits) for each in batch])
+    count = max(int((rows <= ROWS_AT_ONCE).sum()), 1)
+    batch, others = batch[:count], batch[count:]
     start = 0
     coupled = [each for each in batch if each.params.is_coupled]
     for each in coupled:
         each.start, start = start, start + len(each.logits)
         each.ask_hook()
     token_ids = _draw_all(coupled, native, fused) if coupled else EMPTY_TOKENS
-    return [
+    found = [
         _forced(each, token_ids[each.rows]) if each.params.is_coupled else None for each in batch
     ]
+    return found + draw_all(others, native, fused) if others else found
 
 
 def _forced(sequence: TargetSequence, draws: TokenArray) -> TokenArray:

@@ -47,6 +47,15 @@ def test_a_step_asks_no_more_of_a_gpu_than_it_did() -> None:
     assert _changes("heads", heads.rounds()) == []
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_reserve_is_what_steps_take_and_at_most_a_tenth_more(name: str) -> None:
+    own = table.read()["architectures"][name]
+    for rows in ("", f", at {steps.MANY} rows"):
+        taken = own[f"bytes of all{rows}"]
+        for how in ("", " by the configuration"):
+            assert taken <= own[f"bytes reserved{how}{rows}"] <= 1.1 * taken
+
+
 @needs_versions
 def test_ranks_say_no_more_to_each_other_than_they_did() -> None:
     assert _changes("collectives", {LLAMA: {"TP 2": collectives.of_architecture(LLAMA, 2)}}) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,9 +13,12 @@ import torch
 
 from cluster import metrics
 from cluster.core import SamplingParams, TokenTree
+from cluster.engine.loading.model import LoadedModel
+from cluster.engine.paths import StepInputs, StepOutputs
 from cluster.engine.work import Output, Work
 from cluster.errors import RequestError, WorkerError
 from cluster.messages import TextName
+from tests.support.engine.driver import load_engine
 from tests.support.worker.residents import GreedyOracle, resident
 from tests.support.worker.steps import Desk, Steps, desk_of, steps, written
 from tests.support.worker.texts import GREEDY, LAWS, PROMPT, opened, plain, pool_tree
@@ -262,3 +266,30 @@ async def test_a_cancel_during_its_own_trial_lets_the_others_go_on() -> None:
 
 def _num_misses(target: Steps) -> float:
     return sum(target.told(metrics.CACHE_MISSES).values())
+
+
+@pytest.mark.parametrize("num_failures", [1, 3])
+async def test_a_step_for_want_of_memory_costs_speed_and_no_text(
+    llama_folder: Path, monkeypatch: pytest.MonkeyPatch, num_failures: int
+) -> None:
+    """Where the model's forward cannot have what several texts need at a time."""
+    engine = load_engine(llama_folder)
+    prompts = {f"r{number}": [5, 6, 7 + number] for number in range(3)}
+    params = SamplingParams(temperature=0.8, seed=4, max_tokens=12)
+    opens = [opened(name, token_ids, params) for name, token_ids in prompts.items()]
+    expected = await written(*opens, engine=engine)
+    forward, failures = LoadedModel.forward, iter(range(num_failures))
+
+    def scarce(model: LoadedModel, inputs: StepInputs) -> StepOutputs:
+        if len(inputs.logit_rows) > 1 and next(failures, None) is not None:
+            raise torch.OutOfMemoryError("none is left")
+        return forward(model, inputs)
+
+    monkeypatch.setattr(LoadedModel, "forward", scarce)
+    found = await written(*opens, engine=engine)
+    assert next(failures, None) is None
+    assert {name: found.text(name) for name in prompts} == {
+        name: expected.text(name) for name in prompts
+    }
+    assert found.num_steps > expected.num_steps
+    engine.check_integrity()

@@ -26,7 +26,6 @@ from cluster.engine.reminder import in_a_line
 from cluster.engine.schedule.batch import Batch
 from cluster.engine.types import Ability
 from cluster.errors import ConfigError
-from cluster.spec.draw import drawing_bytes
 
 log = logging.getLogger(__name__)
 
@@ -155,9 +154,12 @@ class GraphedForward:
 
     def capture_ahead(self, max_width: int = WIDTHS[-1], taps: tuple[int, ...] = ()) -> None:
         """Capture every form of up to so many rows now, on padding: it writes to the scratch slot
-        alone.  taps: that the steps to come ask for."""
+        alone.  taps: that the steps to come ask for.
+
+        The widest comes first: what it leaves in the pool is enough for the others, while blocks of
+        narrower ones are too small for it."""
         with torch.inference_mode():
-            for width in (each for each in self._widths if each <= max_width):
+            for width in (each for each in reversed(self._widths) if each <= max_width):
                 for max_rows in (each for each in self._widths if each <= width):
                     form = self._backend.form(width, max_rows)
                     if self.has_failed or form is None:
@@ -282,21 +284,6 @@ def create_graphs(
         rest_words=rest_words,
         vote=vote,
     )
-
-
-def reserved_bytes(config: EngineConfig, model: LoadedModel) -> int:
-    """Memory to leave for graphs beside what an eager step takes."""
-    if not config.cuda_graphs or not is_on_one_gpu(model):
-        return 0
-    return graph_bytes(config, model.num_columns)
-
-
-def graph_bytes(config: EngineConfig, vocab_size: int) -> int:
-    """The memory of graphs: a pool for the activations of the widest, and their logits.
-
-    Less than draws of as many rows take as have logits: three of its copies are logits, and the
-    others are more than the hidden states of two rows."""
-    return drawing_bytes(min(LOGIT_ROWS, config.max_batch_tokens), vocab_size)
 
 
 def is_on_one_gpu(model: LoadedModel) -> bool:

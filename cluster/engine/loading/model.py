@@ -68,7 +68,6 @@ class LoadedModel:
 
     module: the transformers model, in eval mode.  source: the folder it came from.
     layers: what each attention layer caches on this rank.  device: where inputs go.
-    activation_bytes: GPU memory a full step needs beyond the weights, 0 on CPU.
     weights: see `served_weights`.  instead: see `computed_instead`.  numbering: of its tokens,
     None = its own.  plain, compiled, native: its paths, see `paths`.  adapters: those that works
     may ask for; none until some are loaded.
@@ -82,7 +81,6 @@ class LoadedModel:
     vocab_size: int
     max_context_len: int
     eos_token_ids: tuple[int, ...]
-    activation_bytes: int
     weights: str = ""
     instead: str = ""
     compiled: CompiledForward | None = None
@@ -141,13 +139,12 @@ def load_model(
     config: EngineConfig,
     numbering: Numbering | None = None,
     *,
-    logit_rows: int | None = None,
     beside: bool = False,
 ) -> LoadedModel:
     """Load `config.model`; raises ConfigError with the remedy when it cannot be served.
 
-    numbering: of its tokens, None = its own.  logit_rows: as in `num_logit_rows`.  beside: while
-    another engine of the process makes steps."""
+    numbering: of its tokens, None = its own.  beside: while another engine of the process makes
+    steps."""
     seam.register()
     source = str(resolve(config.model))
     described = inspection.describe(source, config)
@@ -173,7 +170,7 @@ def load_model(
     module.requires_grad_(False)
     input_device = module.get_input_embeddings().weight.device
     with torch.inference_mode():
-        layers, activation_bytes = probe_layers(module, config, input_device, logit_rows)
+        layers = probe_layers(module, input_device)
     forward: NativeForward | None = None
     is_widened = False
     if config.tensor_parallel == 1:
@@ -210,7 +207,6 @@ def load_model(
         vocab_size=described.vocab_size,
         max_context_len=max_context_len,
         eos_token_ids=_eos_token_ids(source, text_config),
-        activation_bytes=activation_bytes,
         weights=weights,
         instead=instead,
         compiled=_compiled(module, config, device),

@@ -19,22 +19,21 @@ from cluster.config.schema import EngineConfig
 from cluster.engine.cpu.narrow import LINEAR_SHARE
 from cluster.engine.cpu.packed_linear import plain_share
 from cluster.engine.device import resolve_device, resolve_dtype
-from cluster.engine.graphs.forward import graph_bytes
 from cluster.engine.loading.few_bits import ROUNDED_BITS, may_stay_narrow
 from cluster.engine.loading.inspection import Description
 from cluster.engine.loading.model_config import cached_layer
-from cluster.engine.loading.probe import num_logit_rows
-from cluster.engine.memory.pool_sizes import ACTIVATION_MARGIN, derive_num_pages, gpu_share
+from cluster.engine.memory.pool_sizes import derive_num_pages, gpu_share
+from cluster.engine.memory.reserve import ForwardBytes, num_logit_rows, reserve
 from cluster.errors import ConfigError
 from cluster.models.weights import PICKLED, SAFETENSORS
 from cluster.records import frozen
-from cluster.spec.draw import drawing_bytes
 
 # Bits of a weight, where a method has one number of them and its configuration does not say it.
 # mxfp4 has a scale of 8 bits for each 32 weights.
 _BITS = {"fp8": 8.0, "fbgemm_fp8": 8.0, "mxfp4": 4.25, "awq": 4.0, "gptq": 4.0}
-# Of a row, while a layer's products are made: what goes in, both factors, and their product.
-_STATES_AT_ONCE = 4
+# Of a row while a layer's products are made: hidden states, and inside both factors and their
+# product.
+_NUM_STATES, _NUM_INNER = 4, 3
 _STATED = {"load_in_8bit": 8, "load_in_4bit": 4}
 
 
@@ -111,21 +110,22 @@ def planned(
         (num_pages,) = derive_num_pages(config, layers, described.max_context_len, 0)
         kv_cache = num_pages * page_bytes
     drawn, vocab_size = num_logit_rows(config, logit_rows), described.vocab_size
-    forward = _forward_bytes(described.text_config, config, dtype)
-    steps = max(forward, drawing_bytes(drawn, vocab_size)) * ACTIVATION_MARGIN
-    graphs = 0.0
-    if config.cuda_graphs:
-        graphs = graph_bytes(config, vocab_size) * ACTIVATION_MARGIN
+    forward = forward_bytes(described.text_config, vocab_size, dtype, config.tensor_parallel)
+    kept = reserve(config, vocab_size, drawn, forward, in_graphs=config.cuda_graphs)
     rank_weights = int(weights * rank_share)
-    return Planned(weights, rank_weights, kv_per_token, kv_cache, drawn, int(steps), int(graphs))
+    return Planned(weights, rank_weights, kv_per_token, kv_cache, drawn, kept.steps, kept.graphs)
 
 
-def _forward_bytes(text_config: Any, config: EngineConfig, dtype: torch.dtype) -> int:
-    """The activations of a full step: of a row its hidden states and those inside one layer."""
+def forward_bytes(
+    text_config: Any, vocab_size: int, dtype: torch.dtype, ranks: int
+) -> ForwardBytes:
+    """An estimate: of a row its hidden states and those inside one layer; or its logits, which are
+    made in the model's format and then brought to float32."""
     hidden = int(text_config.hidden_size)
     inner = int(getattr(text_config, "intermediate_size", None) or 4 * hidden)
-    of_row = _STATES_AT_ONCE * (hidden + inner // config.tensor_parallel)
-    return config.max_batch_tokens * of_row * dtype.itemsize
+    of_row = (_NUM_STATES * hidden + _NUM_INNER * inner // ranks) * dtype.itemsize
+    of_logits = vocab_size * (dtype.itemsize + torch.float32.itemsize)
+    return lambda num_rows, num_logits: max(num_rows * of_row, num_logits * of_logits)
 
 
 def _dtype(

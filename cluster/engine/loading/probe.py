@@ -13,16 +13,12 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from cluster.config.schema import EngineConfig
 from cluster.engine.attention.seam import IMPLEMENTATION, layer_index
 from cluster.engine.types import LayerSpec
 from cluster.errors import ConfigError
-from cluster.spec.draw import drawing_bytes
 
 _IMPLEMENTATION = "tree_paged_probe"
 _NUM_ROWS = 4
-# Logits a step asks for at most, per sequence, when its memory is measured.
-_ROWS_PER_SEQUENCE = 16
 
 
 class Probe:
@@ -50,32 +46,21 @@ class Probe:
         self.layers[index] = LayerSpec(key.shape[1], key.shape[3], key.dtype, key.device, window)
 
 
-def probe_layers(
-    module: Any, config: EngineConfig, device: torch.device, logit_rows: int | None = None
-) -> tuple[tuple[LayerSpec, ...], int]:
-    """The layers in order, and the GPU memory that a step of max_batch_tokens rows takes, the draws
-    at its end included (CPU: 0).
+def probe_layers(module: Any, device: torch.device) -> tuple[LayerSpec, ...]:
+    """The layers in order.
 
-    module: the transformers model.  logit_rows: as in `num_logit_rows`.  Raises ConfigError, naming
-    it, if it cannot be served.
+    module: the transformers model.  Raises ConfigError, naming it, if it cannot be served.
     """
     AttentionInterface.register(_IMPLEMENTATION, _attend)
     AttentionMaskInterface.register(_IMPLEMENTATION, _mask)
-    on_gpu = device.type == "cuda"
-    num_rows = config.max_batch_tokens if on_gpu else _NUM_ROWS
-    rows_drawn_from = min(num_rows, num_logit_rows(config, logit_rows))
     probe = Probe()
-    before = 0
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
     module.set_attn_implementation(_IMPLEMENTATION)
     try:
-        output = module(
-            input_ids=torch.zeros((1, num_rows), dtype=torch.int64, device=device),
-            position_ids=(torch.arange(num_rows, device=device) % _NUM_ROWS).unsqueeze(0),
+        module(
+            input_ids=torch.zeros((1, _NUM_ROWS), dtype=torch.int64, device=device),
+            position_ids=torch.arange(_NUM_ROWS, device=device).unsqueeze(0),
             use_cache=False,
-            logits_to_keep=rows_drawn_from,
+            logits_to_keep=1,
             probe=probe,
         )
     except ConfigError as error:
@@ -96,11 +81,6 @@ def probe_layers(
         ) from error
     finally:
         module.set_attn_implementation(IMPLEMENTATION)
-    peak = 0
-    if on_gpu:
-        forward = torch.cuda.max_memory_allocated(device) - before
-        # A forward is over when its rows are drawn from.
-        peak = max(forward, drawing_bytes(rows_drawn_from, output.logits.shape[-1]))
     found = sorted(probe.layers)
     if not found or found != list(range(len(found))):
         raise ConfigError(
@@ -108,13 +88,7 @@ def probe_layers(
             "transformers' AttentionInterface; all must",
             param="model",
         )
-    return tuple(probe.layers[index] for index in found), peak
-
-
-def num_logit_rows(config: EngineConfig, of_drafter: int | None = None) -> int:
-    """The most rows of a step that are drawn from.  of_drafter: as it says, None = a target's."""
-    of_target = config.max_running_sequences * _ROWS_PER_SEQUENCE
-    return min(config.max_batch_tokens, of_target if of_drafter is None else of_drafter)
+    return tuple(probe.layers[index] for index in found)
 
 
 def _mask(

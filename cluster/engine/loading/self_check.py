@@ -90,9 +90,9 @@ def distances(
         found["short"] = _distance(model, _short(engine))
         if length:
             found["long"] = _distance(model, _long(engine, length))
-    except WorkerError as error:
+    except (WorkerError, torch.OutOfMemoryError) as error:
         raise ConfigError(
-            f"{model.architecture} cannot be served: {error.message}", param="model"
+            f"{model.architecture} cannot be served: {error}", param="model"
         ) from error
     finally:
         engine.release(_REQUEST)

@@ -26,23 +26,20 @@ from cluster.errors import ConfigError
 _MAX_CPU_SHARE = 0.25
 # Where no share is configured: what a laptop has to spare on a CPU, and most of a GPU.
 _CPU_BYTES = 2 * 1024**3
-_GPU_SHARE = 0.85
-# Beyond the peak seen while probing: the allocator's fragmentation and larger steps.
-ACTIVATION_MARGIN = 1.25
+_GPU_SHARE = 0.9
 
 
 def derive_num_pages(
     config: EngineConfig,
     layers: Sequence[LayerSpec],
     max_context_len: int,
-    activation_bytes: int,
+    reserved_bytes: int,
 ) -> tuple[int, ...]:
     """The pages to allocate for each group of layers: as configured, or what fits the device.
 
-    GPU: memory_fraction of the device's memory, less what is allocated (the weights) and a reserve
-    for activations.  CPU: `cpu_bytes`.  Never more than max_running_sequences contexts of
+    GPU: memory_fraction of the device's memory, less what is in use (the weights) and
+    reserved_bytes.  CPU: `cpu_bytes`.  Never more than max_running_sequences contexts of
     max_context_len can use.
-    activation_bytes: peak beyond the weights during a full step.
     """
     groups = layer_groups(layers, config.page_size)
     division = _Division(config, groups, max_context_len)
@@ -55,7 +52,7 @@ def derive_num_pages(
         affordable = cpu_bytes(config, free_cpu_bytes()) // page_bytes
     else:
         affordable = min(
-            _affordable_on_gpu(device, config, groups, activation_bytes) for device in devices
+            _affordable_on_gpu(device, config, groups, reserved_bytes) for device in devices
         )
     if affordable < 1:
         raise ConfigError(
@@ -81,13 +78,13 @@ def gpu_share(config: EngineConfig) -> float:
 
 
 def _affordable_on_gpu(
-    device: torch.device, config: EngineConfig, groups: Sequence[LayerGroup], activation_bytes: int
+    device: torch.device, config: EngineConfig, groups: Sequence[LayerGroup], reserved_bytes: int
 ) -> int:
     free, total = torch.cuda.mem_get_info(device)
     # What the caching allocator holds but does not use counts as free for us.
     reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     used = total - free - reusable
-    budget = total * gpu_share(config) - used - activation_bytes * ACTIVATION_MARGIN
+    budget = total * gpu_share(config) - used - reserved_bytes
     return max(0, int(budget)) // sum(group.bytes_per_page(device) for group in groups)
 
 

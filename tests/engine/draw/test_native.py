@@ -44,6 +44,20 @@ def assert_equal_draws(kernels: Kernels, batch: list[TargetSequence]) -> None:
     assert [each.tolist() for each in found] == [each.tolist() for each in expected]
 
 
+def test_many_rows_are_drawn_from_in_parts_as_each_by_itself() -> None:
+    generator = torch.Generator().manual_seed(5)
+    batch = [
+        evaluated(
+            SamplingParams(1.0, seed=seed, repetition_penalty=1.0 + seed % 2, top_k=seed % 3),
+            torch.randn((rows, 400), generator=generator),
+        )
+        for seed, rows in enumerate((100, 156, 1, 300, 7, 8))
+    ]
+    expected = [draw_all([each])[0] for each in batch]
+    found = draw_all(batch)
+    assert [each.tolist() for each in found] == [each.tolist() for each in expected]
+
+
 @pytest.mark.parametrize("vocab_size", [1, 7, 50, 4096, 4100])
 @pytest.mark.parametrize("spread", [0.0, 0.01, 4.0])
 def test_draws_are_those_of_the_whole_noise(

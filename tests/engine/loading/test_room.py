@@ -54,7 +54,7 @@ def test_it_waits_until_the_other_has_ended(
 ) -> None:
     assert 7.0 <= Card(7.0).await_room(config) < 8.0
     assert "waiting for memory of the GPU, 60 s at most" in caplog.text
-    assert "missing_gb=16.0" in caplog.text
+    assert "missing_gb=12.0" in caplog.text
 
 
 def test_it_waits_a_minute_and_then_lets_loading_say_what_is_missing(config: EngineConfig) -> None:

@@ -74,8 +74,8 @@ def plain_engine(folder: Path, **settings: Any) -> Engine:
     )
     module.eval().requires_grad_(False)
     with torch.inference_mode():
-        layers, _ = probe_layers(module, config, CPU)
-    sizes = (module.config.vocab_size, module.config.max_position_embeddings, (), 0)
+        layers = probe_layers(module, CPU)
+    sizes = (module.config.vocab_size, module.config.max_position_embeddings, ())
     return Engine(config, LoadedModel(module, str(folder), "plain", layers, CPU, *sizes))
 
 

@@ -100,7 +100,6 @@ def null_engine(folder: Path, capture: Capture | None, **settings: Any) -> Engin
         vocab_size=VOCAB_SIZE,
         max_context_len=8192,
         eos_token_ids=(),
-        activation_bytes=0,
     )
     engine = Engine(tiny(folder, settings, **own), model, capture=capture)
     module.attends = False

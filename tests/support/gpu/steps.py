@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,22 +18,25 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from cluster.config.schema import EngineConfig
-from cluster.core import SamplingParams
+from cluster.core import SamplingParams, TokenTree, token_array
 from cluster.engine.attention import seam
 from cluster.engine.attention.triton.backend import Shape, TritonForm
 from cluster.engine.attention.triton.layout import Frame
 from cluster.engine.draw.triton import draw_tokens
 from cluster.engine.graphs.capture import Replay
-from cluster.engine.graphs.forward import LOGIT_ROWS, WIDTHS, GraphedForward, graph_bytes
+from cluster.engine.graphs.forward import LOGIT_ROWS, WIDTHS, GraphedForward
 from cluster.engine.loading.model import LoadedModel
-from cluster.engine.loading.probe import num_logit_rows
+from cluster.engine.loading.planned import forward_bytes
 from cluster.engine.memory.kv_cache import KVCache
-from cluster.engine.memory.pool_sizes import ACTIVATION_MARGIN
+from cluster.engine.memory.reserve import num_logit_rows, reserve, run
 from cluster.engine.paths import StepInputs
 from cluster.engine.schedule.batch import Batch
+from cluster.messages import Open
 from cluster.records import record
-from cluster.spec.draw import DrawRows, draw, drawing_bytes
+from cluster.spec.draw import DrawRows, draw
 from cluster.spec.sampling import is_truncated, pack
+from cluster.worker.target_sequence import TargetSequence, draw_all
+from cluster.worker.texts import TargetText
 from tests.support.gpu.counting import META, Counting
 from tests.support.gpu.launches import Launch
 from tests.support.gpu.models import config_of, head_dim_of, layers_of
@@ -44,7 +48,7 @@ _PROGRAMS = 264  # two for each multiprocessor of an H100
 # Of a step of eight texts.
 _WIDTH = 8
 _FEW, _MORE = 2, 4  # layers
-_MANY = 2048  # rows of a step, where as many are configured
+MANY = 2048  # rows of a step, where as many are configured
 
 
 class Forms:
@@ -90,7 +94,6 @@ def built(config: Any) -> LoadedModel:
         vocab_size=config.vocab_size,
         max_context_len=config.max_position_embeddings,
         eos_token_ids=(),
-        activation_bytes=0,
     )
 
 
@@ -158,13 +161,13 @@ def of_architecture(name: str) -> Counts:
         "kernels outside of layers": few.operators.total() - _FEW * layer,
         **few.beside,
         **memory_of(name),
-        **{f"{what}, at {_MANY} rows": size for what, size in memory_of(name, _MANY).items()},
+        **{f"{what}, at {MANY} rows": size for what, size in memory_of(name, MANY).items()},
     }
 
 
 def memory_of(name: str, max_batch_tokens: int = 0) -> Counts:
-    """Bytes at the largest step: what it takes, and what is reserved for it.  max_batch_tokens: 0 =
-    the default."""
+    """Bytes at the largest step: what it takes, and what is reserved for it, by the configuration
+    and by a forward at load.  max_batch_tokens: 0 = the default."""
     engine = EngineConfig(model="any")
     if max_batch_tokens:
         engine = replace(engine, max_batch_tokens=max_batch_tokens)
@@ -172,19 +175,23 @@ def memory_of(name: str, max_batch_tokens: int = 0) -> Counts:
     model, rows = built(config), engine.max_batch_tokens
     drawn = num_logit_rows(engine)
     forward = _forward_bytes(model, config, rows, drawn)
-    drawing = drawn * config.vocab_size * 4 + draws(drawn, config.vocab_size)["truncated"]["bytes"]
+    drawing = drawn * config.vocab_size * 4 + _drawing_bytes(drawn, config.vocab_size)
     width = min(WIDTHS[-1], rows)
     # Its pool, and the logits that are outside of it.
     num_logits = min(LOGIT_ROWS, width)
     graphs = _forward_bytes(model, config, width, num_logits) + num_logits * config.vocab_size * 4
-    activation = max(forward, drawing_bytes(drawn, config.vocab_size))
-    reserved = ACTIVATION_MARGIN * (activation + graph_bytes(engine, config.vocab_size))
+    estimate = forward_bytes(config, config.vocab_size, config.dtype, ranks=1)
+    planned, at_load = (
+        reserve(engine, config.vocab_size, drawn, each, in_graphs=True).total
+        for each in (estimate, partial(_probed_bytes, model))
+    )
     return {
         "bytes of the forward": forward,
         "bytes of the draws": drawing,
         "bytes of graphs": graphs,
         "bytes of all": max(forward, drawing) + graphs,
-        "bytes reserved": int(reserved),
+        "bytes reserved by the configuration": planned,
+        "bytes reserved": at_load,
     }
 
 
@@ -192,6 +199,28 @@ def _forward_bytes(model: LoadedModel, config: Any, num_rows: int, num_logits: i
     given = inputs(model, shape_of(config), num_rows, num_logits)
     with torch.no_grad(), Counting() as counting:
         model.forward(given)
+    return counting.peak_bytes
+
+
+def _probed_bytes(model: LoadedModel, num_rows: int, num_logits: int) -> int:
+    """As at load."""
+    with Counting() as counting:
+        run(model, num_rows, num_logits)
+    return counting.peak_bytes
+
+
+def _drawing_bytes(num_rows: int, vocab_size: int) -> int:
+    """Beside the logits, of texts of eight rows whose laws ask for everything."""
+    law = SamplingParams(temperature=0.6, top_p=0.9, repetition_penalty=1.1)
+    context, tree = token_array([0]), TokenTree.of(range(_WIDTH - 1), range(-1, _WIDTH - 2))
+    batch = []
+    for number in range(num_rows // _WIDTH):
+        text = TargetText(str(number), Open(str(number), 0, context, 0, 1, law, 0))
+        batch.append(TargetSequence(text, vocab_size, META))
+        batch[-1].tree = tree
+        batch[-1].logits = torch.zeros((_WIDTH, vocab_size), device=META)
+    with torch.no_grad(), Counting(answer=lambda *_: True) as counting:
+        draw_all(batch, None, draw_tokens)
     return counting.peak_bytes
 
 

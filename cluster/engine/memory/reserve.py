@@ -1,0 +1,105 @@
+"""The memory of a GPU that stays free beside weights and KV cache: for the widest step, and graphs.
+
+At load the model's own forward is run and torch's allocator asked for its peak.  Before that,
+`loading/planned.py` estimates a forward by the configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from cluster.config.schema import EngineConfig
+from cluster.engine.adapters import LayerByLayer
+from cluster.engine.graphs.forward import LOGIT_ROWS, WIDTHS, is_on_one_gpu
+from cluster.engine.loading.model import LoadedModel
+from cluster.engine.paths import StepInputs
+from cluster.errors import ConfigError
+from cluster.records import frozen
+from cluster.spec.draw import drawing_bytes
+
+# Logits that a step asks for at most, per sequence.
+_ROWS_PER_SEQUENCE = 16
+# Tensors end before their blocks do, and cuBLAS keeps 32 MiB for each stream that it is called on.
+# What no tensor has (CUDA's context, NCCL's buffers, loaded kernels) is in use when the KV cache is
+# sized, or has room in the share of the device that is left to others.
+_MARGIN = 1.05
+
+# The bytes of a forward at its peak, by its rows and by those that have logits.
+ForwardBytes = Callable[[int, int], int]
+
+
+@frozen
+class Reserve:
+    """Bytes.  steps: for the widest step, with the draws at its end.  graphs: for CUDA graphs."""
+
+    steps: int = 0
+    graphs: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.steps + self.graphs
+
+
+def num_logit_rows(config: EngineConfig, of_drafter: int | None = None) -> int:
+    """The most rows of a step that are drawn from.  of_drafter: as it says, None = a target's."""
+    of_target = config.max_running_sequences * _ROWS_PER_SEQUENCE
+    return min(config.max_batch_tokens, of_target if of_drafter is None else of_drafter)
+
+
+def reserve(
+    config: EngineConfig,
+    vocab_size: int,
+    logit_rows: int,
+    forward_bytes: ForwardBytes,
+    *,
+    in_graphs: bool,
+) -> Reserve:
+    """logit_rows: of a step at most.  in_graphs: whether steps run in graphs too."""
+    num_rows, graphs = config.max_batch_tokens, 0
+    # A forward is over when its rows are drawn from.
+    steps = max(forward_bytes(num_rows, logit_rows), drawing_bytes(logit_rows, vocab_size))
+    if in_graphs:
+        # All share a pool, in which the widest comes first: the others find room in what it has
+        # left.  Their logits lie outside.
+        width = min(num_rows, WIDTHS[-1])
+        num_logits = min(width, LOGIT_ROWS)
+        graphs = forward_bytes(width, num_logits)
+        graphs += num_logits * vocab_size * torch.float32.itemsize
+    return Reserve(int(steps * _MARGIN), int(graphs * _MARGIN))
+
+
+def measured(config: EngineConfig, model: LoadedModel, logit_rows: int | None = None) -> Reserve:
+    """What a loaded model needs; nothing on a CPU.
+
+    logit_rows: as in `num_logit_rows`.  All ranks must call, for a forward may hold collectives.
+    Raises ConfigError where not even a forward has room."""
+    if model.device.type != "cuda":
+        return Reserve()
+
+    def forward_bytes(num_rows: int, num_logits: int) -> int:
+        torch.cuda.reset_peak_memory_stats(model.device)
+        before = torch.cuda.memory_allocated(model.device)
+        run(model, num_rows, num_logits)
+        return torch.cuda.max_memory_allocated(model.device) - before
+
+    in_graphs = config.cuda_graphs and is_on_one_gpu(model)
+    drawn = num_logit_rows(config, logit_rows)
+    try:
+        return reserve(config, model.num_columns, drawn, forward_bytes, in_graphs=in_graphs)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"a step of {config.max_batch_tokens} rows has no room beside the weights of "
+            f"{config.model}; lower max_batch_tokens, quantise, or add tensor parallelism",
+            param="max_batch_tokens",
+        ) from error
+
+
+def run(model: LoadedModel, num_rows: int, num_logits: int) -> None:
+    """Run the model's forward on rows of no text, without a KV cache: what stands for attention
+    takes as much memory for its results."""
+    rows = torch.zeros(num_rows, dtype=torch.int64, device=model.device)
+    with torch.inference_mode():
+        plan = LayerByLayer(lambda layer, query, *_: query.transpose(1, 2).contiguous())
+        model.plain(StepInputs(rows, rows, rows[:num_logits], plan))
