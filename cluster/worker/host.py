@@ -74,7 +74,7 @@ class EngineHost:
         self.vocab_size = engine.vocab_size
         self.device = engine.device
         self.dtype = model.layers[0].dtype
-        self.hidden_size = int(_text_config(model.module).hidden_size)
+        self.hidden_size = int(model.module.config.get_text_config().hidden_size)
         # An engine that was loaded without the residents' layers has none.
         self.caches: Sequence[torch.Tensor] = engine.cache.layers[
             first : first + counts.get(drafter, 0)
@@ -92,7 +92,8 @@ class EngineHost:
     def weight(self, name: str) -> torch.Tensor:
         model = self._engine.model
         shape = (self.vocab_size, self.hidden_size)
-        is_tied = bool(getattr(_text_config(model.module), "tie_word_embeddings", False))
+        # As loaded: of some configurations the weights know better.
+        is_tied = bool(model.module.all_tied_weights_keys)
         if name == "embedding" or is_tied:
             held = model.module.get_input_embeddings().weight
             # With several ranks, each may hold only a part of the weight.
@@ -136,10 +137,6 @@ def beside_target(config: EngineConfig, device: torch.device) -> dict[str, Any]:
     free, total = torch.cuda.mem_get_info(device)
     share = 1.0 - (1.0 - gpu_share(config)) * free / total
     return {"memory_fraction": min(share, _MAX_GPU_SHARE)}
-
-
-def _text_config(module: Any) -> Any:
-    return module.config.get_text_config()
 
 
 def _stored(folder: Path, names: Sequence[str], shape: tuple[int, int]) -> torch.Tensor:

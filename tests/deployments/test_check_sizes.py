@@ -30,7 +30,6 @@ PARAMETERS = yaml.safe_load(Path(__file__).with_name("published_sizes.yaml").rea
 REFUSED = {
     "deepseek-ai/DeepSeek-V3": r"multi-head latent attention",
     "deepseek-ai/DeepSeek-R1": r"multi-head latent attention",
-    "mistralai/Mistral-Small-3.1-24B-Instruct-2503": r"Mistral3Config \(model_type 'mistral3'\)",
 }
 # The fields from which a size follows.
 SHAPE = (

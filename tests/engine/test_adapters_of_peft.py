@@ -89,6 +89,20 @@ def test_fifty_greedy_texts_of_three_adapters_in_one_batch_are_those_of_peft(
     assert np.mean(changed) > 0.8, "the adapters change too little for the test to fail"
 
 
+def test_an_adapter_of_a_whole_model_serves_the_part_of_its_text(
+    checkpoint_factory: Callable[..., Path], tmp_path: Path
+) -> None:
+    base = checkpoint_factory("mistral3")
+    layers = r".*language_model.*\.(q_proj|v_proj|up_proj)"
+    folder = make(base, tmp_path / "whole", 0, r=4, lora_alpha=16, target_modules=layers)
+    prompts = {"a": prompt(9)}
+    adapted = PeftModel.from_pretrained(load_oracle(base), folder).eval()
+    texts = {"a": generate(adapted, prompts["a"], NUM_TOKENS)}
+    assert texts["a"] != generate(load_oracle(base), prompts["a"], NUM_TOKENS)
+    engine = load_engine(base, adapters={"whole": str(folder)})
+    assert GreedyDecoder(engine, prompts, NUM_TOKENS, adapters={"a": 1}).run() == texts
+
+
 def test_embedding_layers_in_a_folder_are_refused_with_the_remedy(
     base: Path, tmp_path: Path
 ) -> None:

@@ -14,7 +14,7 @@ from cluster.core import TokenTree
 from cluster.engine.engine import Work
 from cluster.engine.types import Ability
 from cluster.errors import ConfigError
-from tests.support.checkpoints import SERVED
+from tests.support.checkpoints import BY_TEXT, SERVED
 from tests.support.engine.driver import (
     expected_rows,
     load_engine,
@@ -37,7 +37,7 @@ Factory = Callable[..., Path]
 TREE = TokenTree.of([5, 6, 7, 8], [-1, 0, 0, -1])
 
 
-@pytest.mark.parametrize("architecture", SERVED)
+@pytest.mark.parametrize("architecture", [*SERVED, *BY_TEXT])
 def test_they_are_the_hidden_states_of_prompts_in_chunks_and_of_trees(
     architecture: str, checkpoint_factory: Factory
 ) -> None:

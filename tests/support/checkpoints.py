@@ -15,6 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoModelForSeq2SeqLM,
     PreTrainedTokenizerFast,
 )
@@ -163,6 +164,68 @@ SERVED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         },
     ),
 }
+_VISION: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+
+# Models of images and text, of which the text's part is served.
+BY_TEXT: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "gemma3-vision": (
+        "gemma3",
+        {
+            "text_config": SERVED["gemma3"][1],
+            "vision_config": _VISION,
+            "mm_tokens_per_image": 4,
+        },
+    ),
+    "mistral3": (
+        "mistral3",
+        {
+            "text_config": _DENSE
+            | {"model_type": "mistral", "head_dim": 16, "sliding_window": None},
+            "vision_config": _VISION | {"model_type": "pixtral"},
+            "tie_word_embeddings": False,
+        },
+    ),
+    # Its one embedding is the output layer too, which the whole's configuration alone says.
+    "mistral3-tied": (
+        "mistral3",
+        {
+            "text_config": {**SERVED["ministral3"][1], "model_type": "ministral3"},
+            "vision_config": _VISION | {"model_type": "pixtral"},
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3-vl": (
+        "qwen3_vl",
+        {
+            "text_config": _DENSE
+            | {
+                "head_dim": 16,
+                "rope_parameters": {
+                    "rope_type": "default",
+                    "rope_theta": 10000.0,
+                    "mrope_section": [4, 2, 2],
+                    "mrope_interleaved": True,
+                },
+            },
+            "vision_config": {
+                "hidden_size": 32,
+                "intermediate_size": 32,
+                "depth": 3,
+                "num_heads": 2,
+                "out_hidden_size": 48,
+                "num_position_embeddings": 16,
+                "deepstack_visual_indexes": [0],
+            },
+        },
+    ),
+}
 
 # What it refuses, by name.
 REFUSED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -237,25 +300,27 @@ def tiny_checkpoint(
 ) -> Path:
     """Write a random checkpoint with its tokenizer into `folder`, which is made; returns it.
 
-    architecture: a key of SERVED or REFUSED.  vocab_size: at least 8; below 260 the tokenizer
-    knows only the first bytes, ASCII first.  config_overrides: fields of the model's config.
+    architecture: a key of SERVED, BY_TEXT or REFUSED.  vocab_size: at least 8; below 260 the
+    tokenizer knows only the first bytes, ASCII first.  config_overrides: fields of the model's
+    config, of a model of images and text of its text's part.
     """
-    model_type, fields = {**SERVED, **REFUSED}[architecture]
-    config = AutoConfig.for_model(
-        model_type,
-        **{
-            **fields,
-            "vocab_size": vocab_size,
-            "bos_token_id": EOS_TOKEN_ID,
-            "eos_token_id": EOS_TOKEN_ID,
-            "pad_token_id": 1,
-            "initializer_range": init_std,
-            **config_overrides,
-        },
-    )
+    model_type, fields = {**SERVED, **BY_TEXT, **REFUSED}[architecture]
+    own = {
+        "vocab_size": vocab_size,
+        "bos_token_id": EOS_TOKEN_ID,
+        "eos_token_id": EOS_TOKEN_ID,
+        "pad_token_id": 1,
+        "initializer_range": init_std,
+        **config_overrides,
+    }
+    if architecture in BY_TEXT:
+        own = {"text_config": {**fields["text_config"], **own}}
+    config = AutoConfig.for_model(model_type, **{**fields, **own})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         factory = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+        if architecture in BY_TEXT:
+            factory = AutoModelForImageTextToText
         model = factory.from_config(config).to(dtype)
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -26,7 +27,12 @@ from cluster.engine.loading.few_bits import (
     may_stay_narrow,
     planned_weights,
 )
-from cluster.engine.loading.model_config import built, read_model_config
+from cluster.engine.loading.model_config import (
+    built,
+    names_of_weights,
+    read_model_config,
+    served_part,
+)
 from cluster.engine.loading.peft_folder import read_adapters
 from cluster.engine.nvidia import MachinePaths, check_can_compile
 from cluster.errors import ConfigError
@@ -202,15 +208,16 @@ def check_sizes(config: EngineConfig, max_context_len: int, num_pages: int) -> N
 
 @record
 class Description:
-    """A model's configuration.  config: transformers' of the whole model, text_config: of its
-    decoder.  max_context_len: as configured, or the model's own limit.  weights: a line on their
-    format, "" = as the configuration's dtype says."""
+    """A model's configuration.  config: transformers' of what is served, text_config: of its
+    decoder.  max_context_len: as configured, or the model's own limit.  names: see
+    `names_of_weights`.  weights: a line on their format, "" = as the configuration's dtype says."""
 
     config: Any
     text_config: Any
     architecture: str
     vocab_size: int
     max_context_len: int
+    names: dict[str, str] | None
     weights: str = ""
 
 
@@ -220,10 +227,11 @@ def describe(folder: str, config: EngineConfig) -> Description:
     Raises ConfigError, with the remedy, if its architecture or the configured sizes cannot be
     served.
     """
-    model_config = read_model_config(Path(folder), config)
+    whole = read_model_config(Path(folder), config)
+    model_config = served_part(whole)
     text_config = model_config.get_text_config(decoder=True)
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(model_config), None)
-    check_servable(text_config, model_class, model_config)
+    check_servable(text_config, model_class, whole)
     check_splittable(text_config, config.tensor_parallel)
     max_context_len = context_limit(text_config, config.max_context_len)
     check_sizes(config, max_context_len, config.num_pages)
@@ -233,6 +241,7 @@ def describe(folder: str, config: EngineConfig) -> Description:
         architecture=getattr(model_class, "__name__", type(model_config).__name__),
         vocab_size=int(text_config.vocab_size),
         max_context_len=max_context_len,
+        names=names_of_weights(whole.model_type),
     )
 
 
@@ -302,8 +311,9 @@ def check_packages(described: Description, config: EngineConfig) -> None:
     """Raise ConfigError, naming the package, for a quantised model that this machine cannot unpack
     or multiply."""
     wanted = None if config.quantization is None else quantization_of(config)
+    model_config = copy.deepcopy(described.config)  # transformers writes into it
     try:
-        quantizer, *_ = get_hf_quantizer(described.config, wanted, config.device_map, None, {})
+        quantizer, *_ = get_hf_quantizer(model_config, wanted, config.device_map, None, {})
     except (ImportError, ValueError, RuntimeError) as error:
         raise ConfigError(
             f"its quantised weights cannot be loaded here: {error}{_remedy(error)}",

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import transformers
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from cluster.config.schema import EngineConfig
 from cluster.engine.adapters import AdapterShelf
@@ -156,14 +156,14 @@ def load_model(
     stored = getattr(text_config, "dtype", None)
     is_narrow = may_stay_narrow(config, device, described.config)
     dtype = weights_dtype(config, device, stored, is_narrow=is_narrow)
+    # transformers makes a model's numbers torch's default while it builds the model, for all
+    # threads.  What is made here of float32 is the same.
+    is_wide = beside and config.quantization is None
     with telling_of_weights(Folder(source)):
-        if beside and config.quantization is None:
-            # transformers makes a model's numbers torch's default while it builds the model, for
-            # all threads.  What is made here of float32 is the same.
-            module = _load_module(source, config, device, torch.float32)
+        first = torch.float32 if is_wide else dtype
+        module = _load_module(source, described, config, device, first)
+        if is_wide:
             convert(module, text_config.dtype if isinstance(dtype, str) else dtype)
-        else:
-            module = _load_module(source, config, device, dtype)
     if numbering is not None:
         numbering.apply(module)
     module.eval()
@@ -275,12 +275,18 @@ def _repeated_layers(module: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def _load_module(
-    source: str, config: EngineConfig, device: torch.device, dtype: torch.dtype | str
+    source: str,
+    described: inspection.Description,
+    config: EngineConfig,
+    device: torch.device,
+    dtype: torch.dtype | str,
 ) -> Any:
     arguments: dict[str, Any] = {
         "dtype": dtype,
         "attn_implementation": seam.IMPLEMENTATION,
         "trust_remote_code": False,
+        "config": described.config,
+        "key_mapping": described.names,
     }
     if config.quantization is not None:
         arguments["quantization_config"] = inspection.quantization_of(config)
@@ -294,19 +300,16 @@ def _load_module(
         from cluster.engine.parallel import distributed_config
 
         arguments["distributed_config"] = distributed_config(config.tensor_parallel)
-    elif config.device_map is not None:
-        arguments["device_map"] = config.device_map
     else:
-        arguments["device_map"] = {"": device}
+        arguments["device_map"] = config.device_map or {"": device}
     try:
         state = load_int8(Folder(source))
         if state is None:
             loader, wanted = AutoModelForCausalLM, source
         else:
-            arguments["config"] = AutoConfig.from_pretrained(source)
             arguments["state_dict"] = state
             # The automatic classes want a folder with weights of a kind that they know.
-            loader, wanted = getattr(transformers, arguments["config"].architectures[0]), None
+            loader, wanted = getattr(transformers, described.config.architectures[0]), None
         module, report = loader.from_pretrained(wanted, output_loading_info=True, **arguments)
     except _LOADING_ERRORS as error:
         raise ConfigError(
@@ -340,6 +343,4 @@ def _eos_token_ids(source: str, text_config: Any) -> tuple[int, ...]:
         found = None
     if found is None:
         found = getattr(text_config, "eos_token_id", None)
-    if found is None:
-        return ()
-    return tuple(int(token) for token in np.atleast_1d(found))
+    return () if found is None else tuple(int(token) for token in np.atleast_1d(found))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,6 +44,16 @@ _COUNTS = (
     "n_head",
     "n_positions",
 )
+# Composite models of which the text's part is served: a causal model of its own.
+_BY_TEXT = frozenset({"gemma3", "mistral3", "qwen3_vl"})
+# transformers has no causal model of this part; of text alone, whose three rows of positions are
+# equal, it computes what this one does.
+_ALIKE = {"qwen3_vl_text": "qwen3"}
+# How the weights of such a part are called, by transformers 4 or 5, and by its causal model.
+_NAMES_OF_TEXT = {
+    r"^(?:model\.)?language_model\.(?:model\.)?(?!lm_head)": "model.",
+    r"^(?:model\.)?language_model\.lm_head": "lm_head",
+}
 # Libraries show what they were given, which may be long.
 _MAX_REASON_LEN = 200
 
@@ -73,6 +84,35 @@ def read_model_config(folder: Path, config: EngineConfig) -> Any:
             ) from error
 
 
+def served_part(whole: Any) -> Any:
+    """The configuration that a model is served by: of some composite models that of their text,
+    with what theirs says of all weights; of all others their own."""
+    if whole.model_type not in _BY_TEXT:
+        return whole
+    text = whole.get_text_config(decoder=True)
+    alike = _ALIKE.get(text.model_type)
+    if alike is not None:
+        text = CONFIG_MAPPING[alike].from_dict({**text.to_dict(), "model_type": alike})
+    for name in ("dtype", "tie_word_embeddings", "quantization_config"):
+        if getattr(whole, name, None) is not None:
+            setattr(text, name, getattr(whole, name))
+    return text
+
+
+def names_of_weights(model_type: str) -> dict[str, str] | None:
+    """What to put for what in the names of stored weights, None for models that are served whole.
+
+    model_type: of the whole model."""
+    return _NAMES_OF_TEXT if model_type in _BY_TEXT else None
+
+
+def name_in_text(name: str) -> str:
+    """The name of a weight or layer in the causal model of a text's part."""
+    for former, ours in _NAMES_OF_TEXT.items():
+        name = re.sub(former, ours, name)
+    return name
+
+
 def built(folder: Path, model_config: Any, config: EngineConfig) -> torch.nn.Module | None:
     """The model without memory for its weights, of which none is read.  Raises ConfigError where
     transformers cannot build what config.json describes, or the weights have other shapes.
@@ -82,7 +122,7 @@ def built(folder: Path, model_config: Any, config: EngineConfig) -> torch.nn.Mod
     if config.quantization is not None or getattr(model_config, "quantization_config", None):
         return None
     described = _described(folder)
-    with _told(folder, described, lambda changed: _built(_parsed(changed))):
+    with _told(folder, described, lambda changed: _built(served_part(_parsed(changed)))):
         module = _built(model_config)
     _compare(folder, described, module)
     return module
@@ -91,9 +131,13 @@ def built(folder: Path, model_config: Any, config: EngineConfig) -> torch.nn.Mod
 def _compare(folder: Path, described: Mapping[str, Any], module: torch.nn.Module) -> None:
     """Raise ConfigError unless the weights, by their files' headers, are those of `module`."""
     wanted = dict(module.named_parameters(remove_duplicate=False))
+    names = names_of_weights(described["model_type"])
     stored: set[str] = set()
     for path in safetensors_of(folder):
-        for name, header in header_of(path).items():
+        for whole, header in header_of(path).items():
+            name = whole if names is None else name_in_text(whole)
+            if names is not None and name == whole and not name.startswith("lm_head."):
+                continue  # of images
             stored.add(name)
             shape = tuple(header["shape"])
             if name in wanted and tuple(wanted[name].shape) != shape:

@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 
 from cluster.config.schema import EngineConfig
+from cluster.engine.loading.model_config import name_in_text
 from cluster.errors import ConfigError, reason_of
 from cluster.records import record
 
@@ -127,7 +128,7 @@ def _read(name: str, folder: Path, max_rank: int) -> AdapterFolder:
         if found is None:
             raise refused(name, _why_foreign(key))
         side = downs if found[2] == "A" else ups
-        side[found[1]] = tensor
+        side[name_in_text(found[1])] = tensor
     if not downs:
         raise refused(name, f"{folder / _WEIGHTS} has no weights")
     pairs: dict[str, LowRank] = {}

@@ -12,7 +12,7 @@ import torch
 from cluster.core import TokenTree
 from cluster.engine.engine import Work
 from cluster.errors import ConfigError
-from tests.support.checkpoints import REFUSED, SERVED
+from tests.support.checkpoints import BY_TEXT, REFUSED, SERVED
 from tests.support.engine.driver import (
     GreedyDecoder,
     expected_rows,
@@ -27,7 +27,7 @@ from tests.support.engine.driver import (
 Factory = Callable[..., Path]
 
 
-@pytest.mark.parametrize("architecture", SERVED)
+@pytest.mark.parametrize("architecture", [*SERVED, *BY_TEXT])
 def test_greedy_text_equals_transformers_generate(
     architecture: str, checkpoint_factory: Factory
 ) -> None:

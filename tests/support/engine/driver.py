@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from cluster.core import EMPTY_TREE, TokenArray, TokenTree, token_array
 from cluster.engine.engine import Engine, Output, Work
 from cluster.spec.token_log import prefix_hash
 from cluster.spec.tree import walk_draws
-from tests.support.checkpoints import SLIDING_WINDOW
+from tests.support.checkpoints import BY_TEXT, SLIDING_WINDOW
 from tests.support.engine.tiny import tiny
 from tests.support.spec.trees import paths
 
@@ -37,7 +37,11 @@ def num_cached(engine: Engine) -> int:
 
 
 def load_oracle(folder: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    """transformers' own model, with all its parts."""
+    kinds = {model_type for model_type, _ in BY_TEXT.values()}
+    sees = AutoConfig.from_pretrained(folder).model_type in kinds
+    factory = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+    return factory.from_pretrained(folder, dtype=torch.float32).eval()
 
 
 def prompt(length: int, seed: int = 0, vocab_size: int = 288) -> TokenArray:

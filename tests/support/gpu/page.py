@@ -15,6 +15,7 @@ from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 from cluster.config.schema import EngineConfig
 from cluster.engine.loading.few_bits import check_few_bits
 from cluster.engine.loading.inspection import check_servable, check_splittable
+from cluster.engine.loading.model_config import served_part
 from cluster.errors import ConfigError
 from docs.tools.markdown import DOCS, table
 from tests.support.checkpoints import SERVED
@@ -24,8 +25,9 @@ from tests.support.gpu.models import CONFIGS, config_of, head_dim_of, kinds_of
 # Families of today, by transformers' types; settings as their published configurations have them.
 REFUSED: Mapping[str, tuple[str, dict[str, Any]]] = {
     "Gemma 4 E2B, E4B": ("gemma4_text", {"num_kv_shared_layers": 18}),
-    "Mistral Small 3.1 and 3.2, Ministral 3 with images": ("mistral3", {}),
-    "Qwen3-VL": ("qwen3_vl", {}),
+    "Qwen3-VL with experts": ("qwen3_vl_moe", {}),
+    "GLM-4.5V": ("glm4v_moe", {}),
+    "InternVL": ("internvl", {}),
     "Qwen3-Next": ("qwen3_next", {}),
     "Qwen3.5": ("qwen3_5", {}),
     "LFM2": ("lfm2", {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}),
@@ -37,6 +39,13 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any]]] = {
     "GLM-5": ("glm_moe_dsa", {}),
     "Llama 4": ("llama4_text", {}),
     "T5": ("t5", {}),
+}
+# Of images and text, served by the text's part.
+BY_TEXT: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "Gemma 3": ("gemma3", {}),
+    "Mistral Small 3.1 and 3.2": ("mistral3", {}),
+    "Ministral 3": ("mistral3", {"text_config": {"model_type": "ministral3"}}),
+    "Qwen3-VL": ("qwen3_vl", {}),
 }
 _GPU = torch.device("cuda", 0)
 
@@ -72,6 +81,13 @@ _SERVED = (
     "messages",
     "memory",
 )
+
+_BY_TEXT = """
+Of models of images and text the text's part is served, as transformers' causal model of it; nothing
+else of them is loaded, and a request with an image is refused at the door. The tests hold it to
+what the whole model says of text:
+
+"""
 
 _STEPS = """
 With `tensor_parallel` each step also takes {calls} messages between the ranks' hosts, by gloo,
@@ -139,6 +155,8 @@ def page(found: held.Table) -> str:
     parts = (
         _HEAD,
         table(_SERVED, (_served(name, found) for name in CONFIGS)),
+        _BY_TEXT,
+        table(("family", "configuration", "served as"), _parts()),
         _STEPS.format(calls=commands["broadcast_"], compared=commands["allreduce_"]),
         table(("texts", "steps in graphs"), ((name, f"{share} %") for name, share in shares)),
         _BESIDE,
@@ -177,6 +195,15 @@ def _served(name: str, found: held.Table) -> tuple[str, ...]:
         "refused" if _split_refusal(config) else str(split),
         f"{own['bytes of all'] / 1e9:.2f}, {own['bytes reserved'] / 1e9:.2f}",
     )
+
+
+def _parts() -> Iterator[tuple[str, ...]]:
+    for family, (model_type, settings) in BY_TEXT.items():
+        whole = AutoConfig.for_model(model_type, **settings)
+        config = served_part(whole)
+        kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        check_servable(config, kind, whole)
+        yield family, f"`{type(whole).__name__}`", f"`{kind.__name__}`"
 
 
 def _kernels(cubins: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[str, ...]]:

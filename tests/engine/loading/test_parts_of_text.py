@@ -1,0 +1,92 @@
+"""Of models of images and text the text's part is served, as a causal model of its own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from cluster.config.schema import EngineConfig
+from cluster.engine.loading.inspection import check_loadable, describe
+from cluster.errors import ConfigError
+from tests.support.checkpoints import BY_TEXT
+from tests.support.engine.driver import GreedyDecoder, generate, load_engine, load_oracle, prompt
+from tests.support.engine.native import needs_native
+
+Factory = Callable[..., Path]
+CLASSES = {
+    "gemma3-vision": "Gemma3ForCausalLM",
+    "mistral3": "MistralForCausalLM",
+    "mistral3-tied": "Ministral3ForCausalLM",
+    "qwen3-vl": "Qwen3ForCausalLM",
+}
+
+
+def settings(folder: Path) -> EngineConfig:
+    return EngineConfig(model=str(folder), device="cpu")
+
+
+@pytest.mark.parametrize("architecture", BY_TEXT)
+def test_the_part_is_described_and_the_rest_not_loaded(
+    architecture: str, checkpoint_factory: Factory
+) -> None:
+    folder = checkpoint_factory(architecture, dtype=torch.bfloat16)
+    described = check_loadable(folder, settings(folder), is_here=True)
+    assert described.architecture == CLASSES[architecture]
+    assert described.text_config.dtype == torch.bfloat16, "which the whole's configuration says"
+    engine = load_engine(folder)
+    assert engine.model.architecture == CLASSES[architecture]
+    whole, part = (
+        [name for name, _ in module.named_modules() if "vis" in name]
+        for module in (load_oracle(folder), engine.model.module)
+    )
+    assert whole
+    assert not part
+
+
+@needs_native
+@pytest.mark.parametrize("architecture", ["mistral3", "qwen3-vl"])
+def test_our_kernels_take_it_as_any_other(architecture: str, checkpoint_factory: Factory) -> None:
+    assert load_engine(checkpoint_factory(architecture)).model.native is not None
+
+
+@pytest.mark.parametrize("architecture", BY_TEXT)
+def test_a_weight_of_the_part_that_lacks_is_told_before_it_loads(
+    architecture: str, checkpoint_factory: Factory, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(checkpoint_factory(architecture), tmp_path / "model"))
+    weights = folder / "model.safetensors"
+    stored = load_file(weights)
+    lost = next(name for name in stored if name.endswith("layers.1.mlp.up_proj.weight"))
+    del stored[lost]
+    save_file(stored, weights, {"format": "pt"})
+    with pytest.raises(ConfigError, match=r"lacks 1 of the weights.*model\.layers\.1\.mlp\.up"):
+        check_loadable(folder, settings(folder), is_here=True)
+
+
+def test_an_output_layer_that_only_the_weights_tell_of_is_kept(
+    checkpoint_factory: Factory, tmp_path: Path
+) -> None:
+    """Configurations of Mistral 3 leave out that it is not tied."""
+    folder = Path(shutil.copytree(checkpoint_factory("mistral3"), tmp_path / "model"))
+    file = folder / "config.json"
+    described = json.loads(file.read_text("utf-8"))
+    file.write_text(json.dumps(described | {"tie_word_embeddings": True}), "utf-8")
+    engine = load_engine(folder)
+    assert not engine.model.module.all_tied_weights_keys
+    text = generate(load_oracle(checkpoint_factory("mistral3")), prompt(9), 12)
+    assert GreedyDecoder(engine, {"a": prompt(9)}, 12).run() == {"a": text}
+
+
+@pytest.mark.parametrize("name", ["InternVLConfig", "Qwen3VLMoeConfig", "Glm4vMoeConfig"])
+def test_others_are_refused_by_name(name: str, tmp_path: Path) -> None:
+    config = getattr(transformers, name)()
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=rf"{name} .*no causal language model for it"):
+        describe(str(tmp_path), settings(tmp_path))
