@@ -121,7 +121,7 @@ ACCEPTED: dict[str, tuple[str, Make]] = {
     },
     "three-beside": ("llama", three("lm", "lookup", "ngram")),
     **{name: ("llama", own(name)) for name in OWN},
-    **{f"own-{name}": (name, own(*OWN)) for name in ("llama", "qwen3", "gemma2")},
+    **{f"own-{name}": (name, own(*OWN)) for name in ("llama", "qwen3", "gemma2", "lfm2")},
     # A stage that is never sure hands everything over.
     "cascade": ("llama", cascade("lookup", "lm")),
     "cascade-judged": ("llama", cascade("lookup", "lm", thresholds=[1.0])),
@@ -149,6 +149,7 @@ CASES = {**ACCEPTED, **DRAFTED}
 FEW = [
     "three-beside",
     "own-gemma2",
+    "own-lfm2",
     "cascade-three",
     "other",
     "eagle3-sliding",

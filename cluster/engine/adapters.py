@@ -172,6 +172,7 @@ class LayerByLayer:
     """A step's plan for the layers' own code: native layers, which know no adapters, leave it."""
 
     attend_layer: Callable[..., torch.Tensor]
+    convolve_layer: Callable[..., torch.Tensor]
 
 
 def _rows_of(adapters: torch.Tensor) -> dict[int, torch.Tensor]:

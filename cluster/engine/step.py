@@ -210,6 +210,10 @@ class Forward:
             self._model.layers,
             list(map(self._backend.plan, batches, self._cache.scratch_slots)),
             [self._on_device(each.slots) for each in batches],
+            [
+                self._on_device(each.path_slots(group.kernel)) if group.kernel else None
+                for each, group in zip(batches, self._cache.groups, strict=True)
+            ],
         )
         return self._model.forward(
             StepInputs(

@@ -26,9 +26,11 @@ def needs(taps: Sequence[int], adapters: object | None) -> frozenset[Ability]:
 
 @frozen
 class LayerSpec:
-    """One attention layer's storage on this rank, and how far it looks back.
+    """One layer's storage on this rank, and how far it looks back.
 
     window: a key is visible iff query position - key position < window; None = no limit.
+    is_convolution: of a token no key and value are kept, but what it brings into a causal
+    convolution over its path, 2 * num_kv_heads * head_dim numbers; window: the kernel's size.
     """
 
     num_kv_heads: int
@@ -36,6 +38,7 @@ class LayerSpec:
     dtype: torch.dtype
     device: torch.device
     window: int | None = None
+    is_convolution: bool = False
 
     def storage(self) -> LayerSpec:
         """The spec without its window: equal for layers whose caches can be one tensor."""

@@ -144,6 +144,34 @@ SERVED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "routed_scaling_factor": 1.5,
         },
     ),
+    # Layers of short convolutions beside attention.
+    "lfm2": (
+        "lfm2",
+        _DENSE
+        | {"num_hidden_layers": 4, "layer_types": ["conv", "conv", "full_attention", "conv"]},
+    ),
+    "lfm2-moe": (
+        "lfm2_moe",
+        _DENSE
+        | {
+            "layer_types": ["conv", "full_attention", "conv"],
+            "conv_bias": True,
+            "num_dense_layers": 1,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+        },
+    ),
+    "lfm3": (
+        "lfm3",
+        _DENSE
+        | {
+            "head_dim": 16,
+            "num_hidden_layers": 4,
+            "layer_types": ["conv", "sliding_attention", "conv", "full_attention"],
+            "sliding_window": SLIDING_WINDOW,
+        },
+    ),
     # Beyond its original length its queries are scaled by their positions.
     "ministral3": (
         "ministral3",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any, Protocol
 
 import torch
@@ -74,11 +75,19 @@ class LayerPlan(Protocol):
         Returns [1, rows, heads, head_dim]."""
         ...
 
+    def convolve_layer(
+        self, layer: int, states: torch.Tensor, weight: torch.Tensor
+    ) -> torch.Tensor:
+        """states [rows, channels], weight [channels, kernel].  Returns [rows, channels]: the sums
+        over the last `kernel` tokens of each row's path, its own last, of state times weight."""
+        ...
+
 
 class AttentionStep:
     """The plan of a real step: write, then attend.
 
-    cache: of all layers.  attentions, write_slots (int64[rows]): of each of its groups.
+    cache: of all layers.  attentions, write_slots (int64[rows]), path_slots (see `Batch`; read of
+    those with a kernel): of each of its groups.
     """
 
     def __init__(
@@ -87,10 +96,12 @@ class AttentionStep:
         layers: Sequence[LayerSpec],
         attentions: Sequence[AttentionPlan],
         write_slots: Sequence[torch.Tensor],
+        path_slots: Sequence[torch.Tensor | None] = (),
     ) -> None:
         self._layers = layers
         self._attentions = attentions
         self._write_slots = write_slots
+        self._path_slots = path_slots
         self.cache = cache
 
     def kv(self, layer: int) -> torch.Tensor:
@@ -120,6 +131,19 @@ class AttentionStep:
         kv.index_copy_(0, slots.to(kv.device), fresh.permute(2, 1, 0, 3).to(kv.dtype))
         attended = self.attention(layer).attend(query[0], kv, self.window(layer), options)
         return attended.unsqueeze(0)
+
+    def convolve_layer(
+        self, layer: int, states: torch.Tensor, weight: torch.Tensor
+    ) -> torch.Tensor:
+        kept = self.kv(layer).flatten(1)  # [slots, channels]
+        kept.index_copy_(0, self.write_slots(layer).to(kept.device), states.to(kept.dtype))
+        paths = self._path_slots[self.cache.group_of[layer]]
+        assert paths is not None, "a layer's group has the kernel of the layer"
+        slots = paths[:, -weight.shape[1] :].to(kept.device)
+        read = kept[slots.clamp(min=0)].masked_fill_(slots.unsqueeze(2) < 0, 0.0)
+        terms = read.float() * weight.T.float()  # [rows, kernel, channels]
+        # One after the other, so that a row's bits do not depend on the rows beside it.
+        return reduce(torch.add, terms.unbind(1)).to(states.dtype)
 
 
 def tree_paged(

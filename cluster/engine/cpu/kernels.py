@@ -112,8 +112,8 @@ class Kernels:
         self._num_threads = self.draws.num_threads = num_threads
 
     def attends(self, num_heads: int, layer: LayerSpec) -> bool:
-        """True if `attention` can compute a layer with so many query heads."""
-        return (
+        """True if `attention` can compute a layer with so many query heads, or need not."""
+        return layer.is_convolution or (
             layer.device.type == "cpu"
             and layer.dtype in (torch.float32, torch.bfloat16)
             and layer.head_dim % self.lanes == 0

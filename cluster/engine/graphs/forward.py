@@ -35,7 +35,8 @@ WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512)
 # Of them the rows with logits, of which a chunk has one: a vocabulary of 128,256 takes half a
 # megabyte of each, several times over.
 LOGIT_ROWS = 256
-# token_ids, positions, slots, logit_rows: an int64 for each row.
+# token_ids, positions, slots, logit_rows: an int64 for each row; behind them its `path_slots`, at
+# least as many as the model's longest convolution reads.
 _NUM_INDICES = 4
 _WORDS_PER_INDEX = 2
 # Every rank calls it with its own answer; it returns True if all ranks gave True.
@@ -103,12 +104,14 @@ class GraphedForward:
         self._capture = capture
         self._vote = vote
         self._widths = widths
+        # Rounded up, so that what stands behind the indices is aligned for Triton's loads.
+        self._kernel = -(-max(group.kernel for group in cache.groups) // 4) * 4
         self._replays: dict[tuple[StepForm, tuple[int, ...]], Replay] = {}
         self._taps: dict[tuple[int, ...], torch.Tensor] = {}
         widest = backend.form(widths[-1], widths[-1])
         assert widest is not None, "the backend knows no form of this model's steps"
         padding = self._padding(widths[-1])
-        fixed = _num_index_words(widths[-1]) + widest.num_words(padding[0])
+        fixed = self._num_index_words(widths[-1]) + widest.num_words(padding[0])
         # One for each group of layers, whose slots are others.
         self._stagings = [Staging(fixed + rest_words, model.device) for _ in padding]
         # Outside the pool: one result may be read while no graph may have it overwritten.
@@ -182,16 +185,18 @@ class GraphedForward:
     def _stage(self, batches: Sequence[Batch], form: StepForm) -> bool:
         """Bring the batches to the device; False: they have too many words."""
         first = batches[0]
-        start = _num_index_words(first.num_rows)
+        start = self._num_index_words(first.num_rows)
         num_words = start + form.num_words(first)  # of all alike
         if num_words > len(self._stagings[0].words):
             return False
         for batch, staging in zip(batches, self._stagings, strict=True):
             area = staging.area()
-            indices = area[:start].view(np.int64).reshape(_NUM_INDICES, -1)
+            indices = area[:start].view(np.int64).reshape(_NUM_INDICES + self._kernel, -1)
             indices[0], indices[1], indices[2] = batch.token_ids, batch.positions, batch.slots
             indices[3] = 0
             indices[3, : len(batch.logit_rows)] = batch.logit_rows
+            if self._kernel:
+                indices[_NUM_INDICES:] = batch.path_slots(self._kernel).T
             form.lay_out(batch, area[start:])
             staging.send(num_words)
         return True
@@ -211,16 +216,17 @@ class GraphedForward:
 
     def _run(self, form: StepForm, width: int, taps: tuple[int, ...]) -> Callable[[], None]:
         """The forward of a staged step; it knows the words on the device, and no batch."""
-        start = _num_index_words(width)
+        start = self._num_index_words(width)
         staged = [staging.words for staging in self._stagings]
-        indices = [words[:start].view(torch.int64).view(_NUM_INDICES, width) for words in staged]
+        indices = [words[:start].view(torch.int64).view(-1, width) for words in staged]
         logits = self._logits[:width]
-        token_ids, positions, _, logit_rows = indices[0]
+        token_ids, positions, _, logit_rows = indices[0][:_NUM_INDICES]
         plan = AttentionStep(
             self._cache,
             self._model.layers,
             [form.plan(words[start:]) for words in staged],
-            [slots for _, _, slots, _ in indices],
+            [each[2] for each in indices],
+            [each[_NUM_INDICES:].T for each in indices],
         )
         inputs = StepInputs(token_ids, positions, logit_rows[: len(logits)], plan, taps)
 
@@ -243,6 +249,9 @@ class GraphedForward:
         log.warning("%s", self.failure)
         self._replays.clear()  # and with them their memory
         self._taps.clear()
+
+    def _num_index_words(self, width: int) -> int:
+        return width * (_NUM_INDICES + self._kernel) * _WORDS_PER_INDEX
 
     def _padding(self, width: int) -> list[Batch]:
         """A step of nobody."""
@@ -293,7 +302,3 @@ def is_on_one_gpu(model: LoadedModel) -> bool:
     devices = {parameter.device for parameter in model.module.parameters()}
     devices.update(buffer.device for buffer in model.module.buffers())
     return devices == {model.device}
-
-
-def _num_index_words(width: int) -> int:
-    return width * _NUM_INDICES * _WORDS_PER_INDEX

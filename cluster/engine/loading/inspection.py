@@ -85,6 +85,8 @@ def _reason(config: Any, model_class: Any) -> str | None:
     if getattr(config, "is_encoder_decoder", False):
         return "it is an encoder-decoder"
     layer_types = {str(kind) for name in _LAYER_LISTS for kind in getattr(config, name, None) or ()}
+    if getattr(config, "conv_L_cache", None):
+        layer_types.discard("conv")  # of so many tokens, which are kept one by one
     recurrent = sorted(layer_types & _RECURRENT_LAYER_TYPES)
     if recurrent:
         return f"its layers of type {', '.join(recurrent)} keep {_RECURRENT}"
@@ -118,6 +120,12 @@ def check_splittable(config: Any, tensor_parallel: int) -> None:
     """Raise ConfigError unless every rank gets whole key-value heads by transformers' plan."""
     if tensor_parallel == 1:
         return
+    if getattr(config, "conv_L_cache", None):
+        raise ConfigError(
+            f"tensor_parallel {tensor_parallel}: the convolutions of {config.model_type} are not "
+            "split; use tensor_parallel: 1",
+            param="tensor_parallel",
+        )
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     if heads % tensor_parallel:
         raise ConfigError(

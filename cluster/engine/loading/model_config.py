@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,18 @@ def cached_layer(text_config: Any, dtype: torch.dtype) -> LayerSpec:
     kv_heads = int(getattr(text_config, "num_key_value_heads", None) or heads)
     head_dim = getattr(text_config, "head_dim", None) or int(text_config.hidden_size) // heads
     return LayerSpec(kv_heads, int(head_dim), dtype, torch.device("cpu"))
+
+
+def cached_layers(text_config: Any, dtype: torch.dtype) -> list[LayerSpec]:
+    """What each layer caches on a CPU; those that attend, as if they had no window."""
+    attention = cached_layer(text_config, dtype)
+    kernel = getattr(text_config, "conv_L_cache", None)
+    size = int(text_config.hidden_size) // 2
+    convolution = replace(
+        attention, num_kv_heads=1, head_dim=size, window=kernel, is_convolution=True
+    )
+    kinds = text_config.layer_types if kernel else [""] * int(text_config.num_hidden_layers)
+    return [convolution if kind == "conv" else attention for kind in kinds]
 
 
 def read_model_config(folder: Path, config: EngineConfig) -> Any:

@@ -9,6 +9,7 @@ import copy
 import re
 from collections.abc import Sequence
 from fnmatch import fnmatch
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from cluster.engine.cpu.packed_linear import plain_share
 from cluster.engine.device import resolve_device, resolve_dtype
 from cluster.engine.loading.few_bits import ROUNDED_BITS, may_stay_narrow
 from cluster.engine.loading.inspection import Description
-from cluster.engine.loading.model_config import cached_layer
+from cluster.engine.loading.model_config import cached_layers
+from cluster.engine.memory.kv_cache import layer_groups
 from cluster.engine.memory.pool_sizes import derive_num_pages, gpu_share
 from cluster.engine.memory.reserve import ForwardBytes, num_logit_rows, reserve
 from cluster.errors import ConfigError
@@ -42,7 +44,8 @@ class Planned:
     """The memory that an engine will take, in bytes.
 
     weights: of all ranks.  rank_weights: of the fullest one.  kv_per_token: of all ranks, every
-    layer taken for one without a window.  kv_cache: at most; 0 = as much as a GPU has left.
+    layer that attends taken for one without a window; convolutions keep a few tokens of a text.
+    kv_cache: at most; 0 = as much as a GPU has left.
     logit_rows: the most of a step that are drawn from.  steps: what the largest step takes on a
     GPU, with the logits that it draws from.  graphs: what CUDA graphs take there.
     """
@@ -101,18 +104,18 @@ def planned(
         ranks = config.tensor_parallel
         of_rank = sum(each.count // (ranks if each.is_split else 1) for each in found.values())
         rank_share = of_rank / sum(each.count for each in found.values())
-    layer = cached_layer(described.text_config, dtype)
-    layers = [layer] * int(described.text_config.num_hidden_layers)
-    kv_per_token = sum(2 * each.num_kv_heads * each.head_dim * dtype.itemsize for each in layers)
-    page_bytes = kv_per_token * config.page_size
-    kv_cache = config.num_pages * page_bytes
-    if not kv_cache and device is not None and device.type == "cpu":
-        (num_pages,) = derive_num_pages(config, layers, described.max_context_len, 0)
-        kv_cache = num_pages * page_bytes
+    layers = cached_layers(described.text_config, dtype)
+    groups = layer_groups(layers, config.page_size)
+    lasting = sum(group.bytes_per_page() for group in groups if not group.kernel)
+    kv_cache = 0
+    if config.num_pages or (device is not None and device.type == "cpu"):
+        num_pages = derive_num_pages(config, layers, described.max_context_len, 0)
+        kv_cache = sum(map(mul, num_pages, (group.bytes_per_page() for group in groups)))
     drawn, vocab_size = num_logit_rows(config, logit_rows), described.vocab_size
     forward = forward_bytes(described.text_config, vocab_size, dtype, config.tensor_parallel)
     kept = reserve(config, vocab_size, drawn, forward, in_graphs=config.cuda_graphs)
     rank_weights = int(weights * rank_share)
+    kv_per_token = lasting // config.page_size
     return Planned(weights, rank_weights, kv_per_token, kv_cache, drawn, kept.steps, kept.graphs)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from cluster.engine.attention import convolution
 from cluster.engine.attention.seam import IMPLEMENTATION, layer_index
 from cluster.engine.types import LayerSpec
 from cluster.errors import ConfigError
@@ -36,14 +37,23 @@ class Probe:
         window: int | None,
     ) -> None:
         index = layer_index(module)
-        if index in self.layers:
-            raise _refusal(f"layer {index} attends twice per forward")
         if key.shape != value.shape or key.shape[-1] != shape[-1]:
             raise _refusal(
                 f"keys and values of layer {index} differ in shape ({list(key.shape)} and "
                 f"{list(value.shape)})"
             )
-        self.layers[index] = LayerSpec(key.shape[1], key.shape[3], key.dtype, key.device, window)
+        self._add(index, LayerSpec(key.shape[1], key.shape[3], key.dtype, key.device, window))
+
+    def note_convolution(self, module: torch.nn.Module, kernel: int, hidden: torch.Tensor) -> None:
+        """kernel: tokens that a row reads, its own among them.  hidden: [1, rows, channels]."""
+        size = hidden.shape[2] // 2
+        spec = LayerSpec(1, size, hidden.dtype, hidden.device, kernel, is_convolution=True)
+        self._add(layer_index(module), spec)
+
+    def _add(self, index: int, layer: LayerSpec) -> None:
+        if index in self.layers:
+            raise _refusal(f"layer {index} attends twice per forward")
+        self.layers[index] = layer
 
 
 def probe_layers(module: Any, device: torch.device) -> tuple[LayerSpec, ...]:
@@ -51,6 +61,7 @@ def probe_layers(module: Any, device: torch.device) -> tuple[LayerSpec, ...]:
 
     module: the transformers model.  Raises ConfigError, naming it, if it cannot be served.
     """
+    convolution.adopt(module)
     AttentionInterface.register(_IMPLEMENTATION, _attend)
     AttentionMaskInterface.register(_IMPLEMENTATION, _mask)
     probe = Probe()

@@ -71,6 +71,11 @@ class LayerGroup:
     layers: tuple[LayerSpec, ...]
     reach: Reach
 
+    @property
+    def kernel(self) -> int:
+        """The size of the longest convolution's kernel; 0 where there is none."""
+        return max((each.window or 0 for each in self.layers if each.is_convolution), default=0)
+
     def bytes_per_page(self, device: torch.device | None = None) -> int:
         """KV bytes of one page over the group's layers of this process (on that device)."""
         return self.reach.page_size * sum(

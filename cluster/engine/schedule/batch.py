@@ -62,6 +62,18 @@ class Share:
             return 0
         return min(max(0, int(self.positions.min()) - window + 1), self.context_len)
 
+    def path_slots(self, length: int) -> IndexArray:
+        """int64[rows, length]: the slots of the last tokens that each row sees, its own last; -1
+        in the places before a text's beginning."""
+        keys = self.positions[: self.num_delta, None] - np.arange(length)[::-1]
+        if len(self.node_mask):
+            # Ancestors stand before their descendants, and the whole context before them.
+            seen = np.pad(self.node_mask, ((0, 0), (length, 0)), constant_values=True)
+            from_last = seen[:, ::-1].cumsum(axis=1)[:, ::-1]
+            nodes = np.nonzero(seen & (from_last <= length))[1].reshape(-1, length)
+            keys = np.concatenate((keys, self.context_len - length + nodes))
+        return np.where(keys < 0, -1, self.slots[np.maximum(keys, 0)])
+
     def visible(self, window: int | None) -> BoolArray:
         """bool[rows, key_len - key_start]: which keys each row attends to."""
         start = self.key_start(window)
@@ -97,6 +109,13 @@ class Batch:
     @property
     def needs(self) -> frozenset[Ability]:
         return needs(self.taps, self.adapters)
+
+    def path_slots(self, length: int) -> IndexArray:
+        """Those of the shares' rows; a padding row sees no token."""
+        slots = np.full((self.num_rows, length), -1, dtype=np.int64)
+        for share in self.shares:
+            slots[share.row_start : share.row_stop] = share.path_slots(length)
+        return slots
 
     def at(self, picks: SequenceOf[Pick], group: int, scratch_slot: int) -> Batch:
         """The same rows at their slots in the pool of another group of layers than the first.

@@ -29,6 +29,7 @@ ARCHITECTURES = [
     "gemma2",
     "gemma3",
     "gpt-oss",
+    "lfm2",
 ]
 TEXT = token_array((np.arange(40) * 31 + 7) % 280)
 

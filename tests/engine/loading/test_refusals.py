@@ -30,7 +30,6 @@ RECURRENT: list[tuple[str, dict[str, Any]]] = [
     ("MiniMaxConfig", {}),
     ("Qwen3NextConfig", {}),
     ("Qwen3_5TextConfig", {}),
-    ("Lfm2Config", {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}),
 ]
 
 

@@ -82,6 +82,7 @@ FEW_LAYERS: dict[str, dict[str, Any]] = {
     "mistral-sliding": {"num_hidden_layers": 1},
     "gemma2": {"num_hidden_layers": 2},
     "gemma3": {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
+    "lfm2": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
 }
 MIXED = "a prompt beside a tree and a decoding row"
 CHUNKS = "a prompt of several chunks"
@@ -107,4 +108,5 @@ CASES: dict[str, Steps] = {
     CHUNKS: [[Work("a", 0, prompt(40), tree_of_size(3))]],
     APART: [[Work("a", 0, prompt(33))], [Work("b", 0, prompt(12), tree_of_size(4))]],
 }
-ALL = (("llama", tuple(CASES)), ("mistral-sliding", (MIXED,)), GEMMA2, ("gemma3", (APART,)))
+LFM2 = ("lfm2", (MIXED, "cached nodes", APART))
+ALL = (("llama", tuple(CASES)), ("mistral-sliding", (MIXED,)), GEMMA2, ("gemma3", (APART,)), LFM2)

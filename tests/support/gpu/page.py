@@ -30,7 +30,6 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any]]] = {
     "InternVL": ("internvl", {}),
     "Qwen3-Next": ("qwen3_next", {}),
     "Qwen3.5": ("qwen3_5", {}),
-    "LFM2": ("lfm2", {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}),
     "Nemotron-H": ("nemotron_h", {}),
     "Granite 4": ("granitemoehybrid", {}),
     "Mamba 2": ("mamba2", {}),
@@ -47,6 +46,8 @@ BY_TEXT: Mapping[str, tuple[str, dict[str, Any]]] = {
     "Ministral 3": ("mistral3", {"text_config": {"model_type": "ministral3"}}),
     "Qwen3-VL": ("qwen3_vl", {}),
 }
+# Families with layers of short convolutions.
+CONVOLVED = ("lfm2", "lfm2_moe", "lfm3")
 _GPU = torch.device("cuda", 0)
 
 _HEAD = """\
@@ -87,6 +88,13 @@ Of models of images and text the text's part is served, as transformers' causal 
 else of them is loaded, and a request with an image is refused at the door. The tests hold it to
 what the whole model says of text:
 
+"""
+_CONVOLVED = """
+{families} are served too, with trees and in
+graphs; small models of them say in the tests what transformers' `generate` says. What a token
+brings into one of their short convolutions (`hidden_size` numbers) is cached as its keys are, and a
+row reads what its nearest ancestors brought. A text keeps the last pages of these layers alone.
+They are not compiled (`compile`).
 """
 
 _STEPS = """
@@ -157,6 +165,7 @@ def page(found: held.Table) -> str:
         table(_SERVED, (_served(name, found) for name in CONFIGS)),
         _BY_TEXT,
         table(("family", "configuration", "served as"), _parts()),
+        _CONVOLVED.format(families=_served_beside()),
         _STEPS.format(calls=commands["broadcast_"], compared=commands["allreduce_"]),
         table(("texts", "steps in graphs"), ((name, f"{share} %") for name, share in shares)),
         _BESIDE,
@@ -206,6 +215,23 @@ def _parts() -> Iterator[tuple[str, ...]]:
         yield family, f"`{type(whole).__name__}`", f"`{kind.__name__}`"
 
 
+def _convolved() -> dict[str, Any]:
+    """Their configurations, by their names."""
+    kinds = ["conv", "full_attention"]
+    return {
+        each: AutoConfig.for_model(each, num_hidden_layers=2, layer_types=kinds)
+        for each in CONVOLVED
+    }
+
+
+def _served_beside() -> str:
+    """The architectures of `_convolved`, none of which is refused."""
+    found = {MODEL_FOR_CAUSAL_LM_MAPPING[type(each)]: each for each in _convolved().values()}
+    for kind, config in found.items():
+        check_servable(config, kind)
+    return ", ".join(f"`{kind.__name__}`" for kind in found)
+
+
 def _kernels(cubins: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[str, ...]]:
     """A row for each kernel that has a place in all three."""
     rows: dict[str, list[str]] = {}
@@ -246,8 +272,8 @@ def _words(config: Any) -> str:
 
 
 def _unsplittable() -> Iterator[tuple[str, ...]]:
-    for name in CONFIGS:
-        words = _split_refusal(config_of(name))
+    for name, config in ({name: config_of(name) for name in CONFIGS} | _convolved()).items():
+        words = _split_refusal(config)
         if words:
             yield name, words
 

@@ -1,0 +1,255 @@
+"""Short convolutions along the paths of trees: a row's are those of a plain forward of its path."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.core import TokenArray, TokenTree
+from cluster.engine.engine import Engine, Output
+from cluster.engine.loading.inspection import check_loadable
+from cluster.engine.loading.planned import planned
+from cluster.engine.schedule.batch import IndexArray, Share
+from cluster.engine.work import Work
+from cluster.errors import ConfigError
+from cluster.spec.tree import ancestor_mask
+from tests.support.choices import by_night
+from tests.support.engine.adapters import merged_oracle, write_adapter
+from tests.support.engine.driver import (
+    PAGE_SIZE,
+    GreedyDecoder,
+    expected_rows,
+    load_engine,
+    load_oracle,
+    prompt,
+    random_tree,
+    rows,
+    run,
+)
+from tests.support.engine.native import needs_native
+from tests.support.engine.tiny import tiny
+
+NUM_TOKENS = 12
+LENGTHS = (2, 9, 22, 37, 50)
+TREE = TokenTree.of([5, 6, 7, 8, 9], [-1, 0, 0, 2, -1])
+Factory = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def folder(checkpoint_factory: Factory) -> Path:
+    return checkpoint_factory("lfm2")
+
+
+@pytest.fixture(scope="module")
+def oracle(folder: Path) -> Any:
+    return load_oracle(folder)
+
+
+@pytest.fixture(scope="module")
+def prompts() -> dict[str, TokenArray]:
+    """A hundred; those of one length part ways in their last token alone."""
+    texts = {length: prompt(length, seed=length) for length in LENGTHS}
+    return {
+        f"{length}-{last}": np.append(texts[length][:-1], np.int32(last))
+        for last in range(10, 30)
+        for length in LENGTHS
+    }
+
+
+@pytest.fixture(scope="module")
+def texts(oracle: Any, prompts: dict[str, TokenArray]) -> dict[str, list[int]]:
+    """transformers' own greedy ones."""
+    found: dict[str, list[int]] = {}
+    for length in LENGTHS:
+        own = [name for name, ids in prompts.items() if len(ids) == length]
+        ids = torch.from_numpy(np.stack([prompts[name] for name in own]).astype(np.int64))
+        output = oracle.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=NUM_TOKENS,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=1,
+        )
+        found |= zip(own, output[:, length:].tolist(), strict=True)
+    return found
+
+
+class Counting(GreedyDecoder):
+    """counts: what its steps have done."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.counts: Counter[str] = Counter()
+
+    def step(self) -> None:
+        super().step()
+        step = self.engine.last_step
+        self.counts.update(
+            preempted=step.num_preempted,
+            hits=step.num_prefix_hit_tokens,
+            chunks=step.num_prefill_rows > 0 and step.num_sequences == 0,
+        )
+
+
+def test_greedy_text_of_a_hundred_prompts_equals_transformers(
+    folder: Path, prompts: dict[str, TokenArray], texts: dict[str, list[int]]
+) -> None:
+    """Where drafts are right and wrong, prompts are cut, prefixes shared and requests preempted."""
+    engine = load_engine(folder, max_batch_tokens=16, num_pages=40)
+    decoder = Counting(engine, prompts, NUM_TOKENS, np.random.default_rng(1), texts)
+    assert decoder.run() == texts
+    assert decoder.num_accepted > 100
+    assert decoder.num_misses > 0
+    assert all(decoder.counts[each] > 0 for each in ("preempted", "hits", "chunks"))
+    assert engine.pages_in_use == 0
+
+
+def test_another_engine_goes_on_where_one_has_failed(
+    folder: Path, prompts: dict[str, TokenArray], texts: dict[str, list[int]]
+) -> None:
+    own = {name: ids for name, ids in prompts.items() if name.endswith("-10")}
+    decoder = GreedyDecoder(load_engine(folder), own, NUM_TOKENS, np.random.default_rng(2), texts)
+    for name in own:
+        decoder.start(name)
+    decoder.step()
+    begun = {name: decoder.text(name) for name in own}
+    left = {name: texts[name][len(begun[name]) :] for name in own}
+    assert any(begun.values())
+    assert all(left.values())
+    grown = {name: np.append(ids, np.int32(begun[name])) for name, ids in own.items()}
+    other = GreedyDecoder(load_engine(folder), grown, NUM_TOKENS, np.random.default_rng(3), left)
+    found = other.run()
+    assert {name: found[name][: len(left[name])] for name in own} == left
+
+
+def _shifted(slots: IndexArray) -> IndexArray:
+    """Each row reads from one token further back."""
+    return np.concatenate((np.full_like(slots[:, :1], -1), slots[:, :-1]), axis=1)
+
+
+def _of_the_rows_before(share: Share, slots: IndexArray) -> IndexArray:
+    """As if the rows were one text: what a state that is not taken back would be."""
+    keys = share.key_len - share.num_rows + np.arange(share.num_rows)[:, None]
+    keys = keys - np.arange(slots.shape[1])[::-1]
+    return np.where(keys < 0, -1, share.slots[np.maximum(keys, 0)])
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda share, slots: _shifted(slots), _of_the_rows_before], ids=["shifted", "rows"]
+)
+def test_states_of_another_path_are_found_at_load(
+    wrong: Callable[[Share, IndexArray], IndexArray],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    right = Share.path_slots
+    monkeypatch.setattr(
+        Share, "path_slots", lambda share, length: wrong(share, right(share, length))
+    )
+    with pytest.raises(ConfigError, match="logits are off by"):
+        load_engine(folder)
+
+
+@given(st.data())
+def test_a_row_reads_the_last_tokens_of_its_path(data: st.DataObject) -> None:
+    """Found by walking from parent to parent."""
+    num_delta, start = data.draw(st.integers(0, 4)), data.draw(st.integers(0, 5))
+    length, num_nodes = data.draw(st.integers(1, 5)), data.draw(st.integers(0, 7))
+    parents = np.array(
+        [data.draw(st.integers(-1, node - 1)) for node in range(num_nodes)], np.int32
+    )
+    num_cached = data.draw(st.integers(0, num_nodes)) if not num_delta else 0
+    context_len = start + num_delta
+    mask = ancestor_mask(parents)
+    node_positions = context_len + mask.sum(axis=1) - 1 if num_nodes else np.empty(0, np.int64)
+    slots = np.random.default_rng(0).permutation(100)[: context_len + num_nodes].astype(np.int64)
+    share = Share(
+        0,
+        num_delta,
+        context_len,
+        slots,
+        np.concatenate((np.arange(start, context_len), node_positions[num_cached:])),
+        node_positions,
+        mask[num_cached:],
+    )
+
+    def path(key: int) -> list[int]:
+        if key < 0:
+            return []
+        parent = key - 1 if key < context_len else int(parents[key - context_len])
+        is_node = key >= context_len and parent >= 0
+        above = path(context_len + parent if is_node else min(key, context_len) - 1)
+        return [*above, int(slots[key])]
+
+    keys = [*range(start, context_len), *range(context_len + num_cached, context_len + num_nodes)]
+    expected = [([-1] * length + path(key))[-length:] for key in keys]
+    assert share.path_slots(length).tolist() == expected
+
+
+def test_a_text_keeps_the_last_pages_of_its_convolutions_alone(folder: Path) -> None:
+    engine = load_engine(folder)
+    run(engine, Work("a", 0, prompt(120)))
+    attending, convolving = engine.page_owners.sequences["a"].tables
+    assert len(attending.held_pages) == 120 // PAGE_SIZE
+    assert len(convolving.held_pages) <= 3
+
+
+def test_adapters_of_convolutions_are_added(folder: Path, tmp_path: Path) -> None:
+    adapter = write_adapter(folder, tmp_path / "a", ("in_proj", "out_proj", "w1", "q_proj"))
+    engine = load_engine(folder, adapters={"a": str(adapter)})
+    found = rows(run(engine, Work("a", 0, prompt(20), TREE, adapter=1)))
+    expected = expected_rows(merged_oracle(folder, adapter), prompt(20), TREE)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@needs_native
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_are_the_same_to_the_bit_beside_any_others(
+    dtype: torch.dtype, checkpoint_factory: Factory
+) -> None:
+    sizes = {"hidden_size": 64, "num_key_value_heads": 2, "init_std": 0.1, "dtype": dtype}
+    engine = load_engine(checkpoint_factory("lfm2", **sizes), dtype="auto", reproducible=True)
+    tree = random_tree(7, np.random.default_rng(4))
+    mask = ancestor_mask(tree.parents)
+    drafted = rows(run(engine, Work("tree", 0, prompt(30), tree))).clone()
+    for node, path in enumerate(mask):
+        text = np.concatenate((prompt(30), tree.token_ids[path]))
+        alone = rows(run(engine, Work("alone", 0, text)))
+        assert torch.equal(alone[0], drafted[1 + node])
+
+
+def test_its_memory_is_planned(folder: Path) -> None:
+    config = tiny(folder, {"page_size": PAGE_SIZE})
+    engine = Engine.load(config)
+    found = planned(folder, check_loadable(folder, config, is_here=True), config, is_here=True)
+    scratch = sum(group.bytes_per_page() for group in engine.cache.groups)
+    assert found.kv_cache == engine.cache.num_bytes - scratch
+    (attending,) = (layer for layer in engine.layers if not layer.is_convolution)
+    assert found.kv_per_token == 2 * attending.num_kv_heads * attending.head_dim * 4
+
+
+@pytest.mark.parametrize("architecture", ["lfm2", "lfm2-moe"])
+def test_ranks_are_refused_by_name(architecture: str, checkpoint_factory: Factory) -> None:
+    folder = checkpoint_factory(architecture)
+    with pytest.raises(ConfigError, match="are not split") as caught:
+        check_loadable(folder, tiny(folder, {"tensor_parallel": 2}), is_here=False)
+    assert caught.value.param == "tensor_parallel"
+    assert f"convolutions of {architecture.replace('-', '_')} " in caught.value.message
+
+
+@by_night
+def test_where_it_cannot_be_compiled_it_runs_as_it_is(folder: Path, oracle: Any) -> None:
+    engine = load_engine(folder, compile=True)
+    output: Output = run(engine, Work("a", 0, prompt(20), TREE))
+    torch.testing.assert_close(
+        rows(output), expected_rows(oracle, prompt(20), TREE), atol=2e-5, rtol=2e-5
+    )
