@@ -101,5 +101,8 @@ def run(model: LoadedModel, num_rows: int, num_logits: int) -> None:
     takes as much memory for its results."""
     rows = torch.zeros(num_rows, dtype=torch.int64, device=model.device)
     with torch.inference_mode():
-        plan = LayerByLayer(lambda layer, query, *_: query.transpose(1, 2).contiguous())
+        plan = LayerByLayer(
+            lambda layer, query, *_: query.transpose(1, 2).contiguous(),
+            lambda layer, states, _: states.clone(),
+        )
         model.plain(StepInputs(rows, rows, rows[:num_logits], plan))
