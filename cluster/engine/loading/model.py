@@ -10,9 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers
-from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import GenerationConfig
 
 from cluster.config.schema import EngineConfig
 from cluster.engine.adapters import AdapterShelf
@@ -42,24 +40,21 @@ from cluster.engine.loading.few_bits import (
     served_weights,
     weights_dtype,
 )
-from cluster.engine.loading.model_config import BAD_VALUES
 from cluster.engine.loading.peft_folder import read_adapters
 from cluster.engine.loading.probe import probe_layers
 from cluster.engine.loading.progress import telling_of_weights
 from cluster.engine.loading.renumbered import Numbering
 from cluster.engine.loading.reproducible import check_reproducible
+from cluster.engine.loading.weights import load_module
 from cluster.engine.module_forward import ModuleForward
 from cluster.engine.paths import Path, StepInputs, StepOutputs
 from cluster.engine.taps import resolve_taps
 from cluster.engine.types import Ability, LayerSpec
 from cluster.errors import ConfigError
-from cluster.models.int8 import load_int8
 from cluster.models.resolve import resolve
 from cluster.records import record
 
 log = logging.getLogger(__name__)
-
-_LOADING_ERRORS = (*BAD_VALUES, OSError, ImportError, SafetensorError)
 
 
 @record
@@ -161,7 +156,7 @@ def load_model(
     is_wide = beside and config.quantization is None
     with telling_of_weights(Folder(source)):
         first = torch.float32 if is_wide else dtype
-        module = _load_module(source, described, config, device, first)
+        module = load_module(source, described, config, device, first)
         if is_wide:
             convert(module, text_config.dtype if isinstance(dtype, str) else dtype)
     if numbering is not None:
@@ -272,58 +267,6 @@ def _repeated_layers(module: torch.nn.Module) -> list[torch.nn.Module]:
     """The members of the longest list of modules: in a decoder, its layers."""
     lists = [each for each in module.modules() if isinstance(each, torch.nn.ModuleList)]
     return list(max(lists, key=len, default=()))
-
-
-def _load_module(
-    source: str,
-    described: inspection.Description,
-    config: EngineConfig,
-    device: torch.device,
-    dtype: torch.dtype | str,
-) -> Any:
-    arguments: dict[str, Any] = {
-        "dtype": dtype,
-        "attn_implementation": seam.IMPLEMENTATION,
-        "trust_remote_code": False,
-        "config": described.config,
-        "key_mapping": described.names,
-    }
-    if config.quantization is not None:
-        arguments["quantization_config"] = inspection.quantization_of(config)
-    if config.tensor_parallel > 1:
-        if config.device_map is not None:
-            raise ConfigError(
-                "device_map and tensor_parallel exclude each other: a device map spreads one "
-                "process over devices; remove one of the two",
-                param="device_map",
-            )
-        from cluster.engine.parallel import distributed_config
-
-        arguments["distributed_config"] = distributed_config(config.tensor_parallel)
-    else:
-        arguments["device_map"] = config.device_map or {"": device}
-    try:
-        state = load_int8(Folder(source))
-        if state is None:
-            loader, wanted = AutoModelForCausalLM, source
-        else:
-            arguments["state_dict"] = state
-            # The automatic classes want a folder with weights of a kind that they know.
-            loader, wanted = getattr(transformers, described.config.architectures[0]), None
-        module, report = loader.from_pretrained(wanted, output_loading_info=True, **arguments)
-    except _LOADING_ERRORS as error:
-        raise ConfigError(
-            f"model {config.model!r} cannot be loaded: {error}", param="model"
-        ) from error
-    absent = sorted(report["missing_keys"])
-    if absent:
-        # transformers would go on with random numbers in their place.
-        raise ConfigError(
-            f"model {config.model!r} lacks {len(absent)} of its weights, {absent[0]} among them; "
-            "the checkpoint is incomplete or of another architecture",
-            param="model",
-        )
-    return module
 
 
 def _compiled(

@@ -339,7 +339,7 @@ def test_a_package_that_the_first_forward_would_ask_for_is_named_before_anything
     check_loadable(Path(config.model), config, is_here=True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
-    monkeypatch.setattr(model, "_load_module", None)
+    monkeypatch.setattr(model, "load_module", None)
     for load in (partial(check_loadable, Path(config.model), is_here=True), load_model):
         with pytest.raises(ConfigError, match=r"the package kernels, .*pip install kernels"):
             load(config=config)
