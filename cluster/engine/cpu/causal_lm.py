@@ -15,12 +15,13 @@ from torch.overrides import TorchFunctionMode
 
 from cluster.engine.attention.cpu import NativePlan
 from cluster.engine.attention.seam import AttentionStep
-from cluster.engine.cpu.comparison import Comparison, is_close
+from cluster.engine.comparison import Comparison, is_close
 from cluster.engine.cpu.decoder_layer import NativeLayer
 from cluster.engine.cpu.kernels import Kernels
 from cluster.engine.cpu.layers import NativeRMSNorm
 from cluster.engine.cpu.packed_linear import PackedLinear
 from cluster.engine.cpu.structures import GrowingModel, Rows, Weights
+from cluster.engine.decoder import decoder_of, has_fixed_rotations
 from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.paths import StepInputs, StepOutputs
 from cluster.engine.types import Ability
@@ -34,7 +35,6 @@ _TOLERANCE = 1e-4
 _ROUNDING = 1e-7
 _AMPLIFIED = 8.0
 _CACHE_DTYPES = (torch.float32, torch.bfloat16)
-_BASE_CHILDREN = {"embed_tokens", "layers", "norm", "rotary_emb"}
 
 
 class _ExactPowers(TorchFunctionMode):
@@ -50,16 +50,13 @@ class _Rotations:
     """A model's cosines and sines for each position, looked up in a table where they depend on
     nothing else; its bits are the same on every processor."""
 
-    # Those whose frequencies never change; others look at how long the text is.
-    _FIXED = frozenset({"default", "linear", "llama3", "yarn"})
     _FIRST_LEN = 1024
 
     def __init__(self, module: Any, kernels: Kernels) -> None:
         self._module = module
         self._kernels = kernels
         self._table: torch.Tensor | None = None
-        kind = getattr(module, "rope_type", None)  # of several kinds of layers: a mapping
-        self.is_fixed = isinstance(kind, str) and kind in self._FIXED
+        self.is_fixed = has_fixed_rotations(module)
         if self.is_fixed:
             with _ExactPowers():
                 self._frequencies: torch.Tensor = type(module)(module.config).inv_freq
@@ -194,16 +191,12 @@ def native_forward(module: Any, comparison: Comparison, kernels: Kernels) -> Nat
     if len(comparison.groups) > 1:
         log.info("forward native=False: layers with a window have page tables of their own")
         return None
-    base = getattr(module, "model", None)
+    base = decoder_of(module)
     if (
-        {name for name, _ in module.named_children()} != {"model", "lm_head"}
-        or base is None
-        or {name for name, _ in base.named_children()} != _BASE_CHILDREN
-        or type(base.embed_tokens) is not torch.nn.Embedding
+        base is None
         or not isinstance(base.norm, NativeRMSNorm)
         or not isinstance(module.lm_head, PackedLinear)
         or not module.lm_head.is_native
-        or any(each._forward_hooks or each._forward_pre_hooks for each in (module, base))
     ):
         return None
     layers = [getattr(layer, "forward", None) for layer in base.layers]

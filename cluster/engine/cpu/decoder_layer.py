@@ -1,9 +1,7 @@
 """A decoder layer's forward as one native call, for the layers that most models share.
 
-Recognised are layers of the Llama family: RMS norm, q k v, rotation by halves, attention, residual,
-RMS norm, gated feed-forward, residual; with biases or norms of queries and keys where a model has
-them.  Only model classes that are known to consist of nothing else are asked, and each layer is
-compared with the original: one that computes anything else stays as it is.
+They are recognised as `cluster.engine.decoder` says, and each is compared with the original: one
+that computes anything else stays as it is.
 """
 
 from __future__ import annotations
@@ -17,18 +15,17 @@ import torch
 
 from cluster.engine.attention.cpu import NativePlan
 from cluster.engine.attention.seam import AttentionStep
-from cluster.engine.cpu.comparison import Comparison, is_close, is_comparable
+from cluster.engine.comparison import Comparison
 from cluster.engine.cpu.kernels import Kernels
 from cluster.engine.cpu.layers import NativeMLP, NativeRMSNorm, SiblingLinear
 from cluster.engine.cpu.packed_linear import PackedLinear
 from cluster.engine.cpu.structures import PRODUCT_NAMES, Rows, Weights
+from cluster.engine.decoder import is_known, layer_parts
 
 log = logging.getLogger(__name__)
 
 _TOLERANCE = 1e-5
-_CHILDREN = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
-_PRODUCTS = {"q_proj", "k_proj", "v_proj", "o_proj", "qkv_product"}
-_OWN_NORMS = {"q_norm", "k_norm"}
+_JOINED = frozenset({"qkv_product"})
 
 
 class _Parts(NamedTuple):
@@ -189,7 +186,7 @@ def fuse_decoder_layers(module: Any, comparison: Comparison, kernels: Kernels) -
 
     To be called when the layer's parts are fused and packed.  The modules themselves stay.
     """
-    if not is_comparable(module):
+    if not is_known(type(module)):
         log.info("decoder layers fused count=0: none are made for %s", type(module).__name__)
         return 0
     num_fused = 0
@@ -231,31 +228,21 @@ def _weights(parts: _Parts, scaling: float) -> Weights:
 
 
 def _recognised(layer: torch.nn.Module, kernels: Kernels) -> _Parts | None:
-    children = dict(layer.named_children())
-    if children.keys() != _CHILDREN or layer._forward_hooks or layer._forward_pre_hooks:
+    found = layer_parts(layer, _JOINED)
+    if found is None:
         return None
-    attention: Any = children["self_attn"]
-    parts = dict(attention.named_children())
-    if parts.keys() - _OWN_NORMS != _PRODUCTS:
-        return None
-    index, head_dim = (getattr(attention, name, None) for name in ("layer_idx", "head_dim"))
-    input_norm, post_norm = children["input_layernorm"], children["post_attention_layernorm"]
-    query_norm, key_norm = parts.get("q_norm"), parts.get("k_norm")
-    qkv, out, mlp = parts["qkv_product"], parts["o_proj"], children["mlp"]
-    query, key = parts["q_proj"], parts["k_proj"]
+    attention, head_dim = found.attention, found.head_dim
+    query, key = attention.q_proj, attention.k_proj
+    norms = found.input_norm, found.post_norm, found.query_norm, found.key_norm
     if (
-        not isinstance(index, int)
-        or not isinstance(head_dim, int)
-        or not isinstance(mlp, NativeMLP)
-        or not isinstance(input_norm, NativeRMSNorm)
-        or not isinstance(post_norm, NativeRMSNorm)
-        or not isinstance(query_norm, NativeRMSNorm | None)
-        or not isinstance(key_norm, NativeRMSNorm | None)
+        not isinstance(found.mlp, NativeMLP)
+        or not all(isinstance(each, NativeRMSNorm) for each in norms[:2])
+        or not all(isinstance(each, NativeRMSNorm | None) for each in norms)
         or not isinstance(query, SiblingLinear)
         or not isinstance(key, SiblingLinear)
-        or not isinstance(qkv, PackedLinear)
-        or not isinstance(out, PackedLinear)
-        or not out.is_native
+        or not isinstance(attention.qkv_product, PackedLinear)
+        or not isinstance(attention.o_proj, PackedLinear)
+        or not attention.o_proj.is_native
         or head_dim % kernels.lanes
     ):
         return None
@@ -263,17 +250,14 @@ def _recognised(layer: torch.nn.Module, kernels: Kernels) -> _Parts | None:
     if num_heads // num_kv_heads > kernels.max_sharing:
         return None
     return _Parts(
-        input_norm,
-        post_norm,
-        query_norm,
-        key_norm,
-        qkv,
-        out,
-        mlp,
+        *norms,
+        attention.qkv_product,
+        attention.o_proj,
+        found.mlp,
         num_heads,
         num_kv_heads,
         head_dim,
-        index,
+        found.index,
     )
 
 
@@ -286,30 +270,14 @@ def _checked(
     scratch: Scratch,
 ) -> NativeLayer | None:
     """The layer's native forward, if it computes what the original does: outputs and cache."""
-    count, size = comparison.num_rows, parts.qkv.in_features
-    hidden = torch.linspace(-1, 1, count * size).mul(97.0).sin().view(1, count, size)
-    # Rows of all sizes, and the same sizes at both ends of the text.
-    hidden *= torch.tensor([1e-3, 1.0, 30.0, 0.1, 5.0, 1.0]).repeat(count // 6).view(1, count, 1)
-    position_ids = comparison.positions.unsqueeze(0)
     with torch.inference_mode():
-        arguments: dict[str, Any] = {
-            "attention_mask": None,
-            "position_ids": position_ids,
-            "past_key_values": None,
-            "use_cache": False,
-            "position_embeddings": rotary(hidden, position_ids=position_ids),
-        }
-        reference, step = comparison.layer_steps(parts.layer)
-        try:
-            expected = layer(hidden, plan=reference, **arguments)
-        except (RuntimeError, TypeError, ValueError, AttributeError):  # it takes something else
+        case = comparison.of_layer(layer, parts.layer, parts.qkv.in_features, rotary)
+        options = None if case is None else case.reference.options
+        if case is None or options is None or options.softcap is not None:
             return None
-        options = reference.options
-        if options is None or options.softcap is not None or options.sinks is not None:
+        if options.sinks is not None:
             return None
         native = NativeLayer(layer, parts, options.scaling, kernels, scratch)
-        found = native(hidden, plan=step, **arguments)
-        is_ours = step.options is None
-        pairs = [(expected, found), (reference.kv(0).unsqueeze(0), step.kv(0).unsqueeze(0))]
-        is_same = all(is_close(*pair, _TOLERANCE) for pair in pairs)
-        return native if is_ours and is_same else None
+        found = native(case.hidden, plan=case.step, **case.arguments)
+        is_ours = case.step.options is None
+        return native if is_ours and case.is_same(found, parts.layer, _TOLERANCE) else None

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeGuard
 
 import torch
 
-from cluster.engine.cpu.comparison import is_close
+from cluster.engine.comparison import is_close
 from cluster.engine.cpu.kernels import Kernels
 from cluster.engine.cpu.packed_linear import PackedLinear, is_packable
 

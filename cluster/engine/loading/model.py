@@ -15,8 +15,10 @@ from transformers import GenerationConfig
 from cluster.config.schema import EngineConfig
 from cluster.engine.adapters import AdapterShelf
 from cluster.engine.attention import seam
+from cluster.engine.attention.cpu import NativeBackend
+from cluster.engine.attention.sdpa import SdpaBackend
+from cluster.engine.comparison import Comparison
 from cluster.engine.cpu.causal_lm import NativeForward, native_forward
-from cluster.engine.cpu.comparison import Comparison
 from cluster.engine.cpu.decoder_layer import fuse_decoder_layers
 from cluster.engine.cpu.layers import fuse_layers
 from cluster.engine.cpu.narrow import can_widen
@@ -55,6 +57,8 @@ from cluster.models.resolve import resolve
 from cluster.records import record
 
 log = logging.getLogger(__name__)
+
+_CPU = torch.device("cpu")
 
 
 @record
@@ -255,7 +259,9 @@ def _fused(
     )
     forward: NativeForward | None = None
     if fusing is not None:
-        comparison = Comparison(layers, max_context_len, fusing)
+        wide = tuple(replace(each, dtype=torch.float32, device=_CPU) for each in layers)
+        ways = SdpaBackend(), NativeBackend(fusing)
+        comparison = Comparison(wide, max_context_len, ways)
         if fuse_decoder_layers(module, comparison, fusing):
             forward = native_forward(module, comparison, fusing)
     if few_bits is not None and native is not None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from cluster.engine.cpu import comparison
-from cluster.engine.cpu.comparison import Comparison
+from cluster.engine import decoder
+from cluster.engine.comparison import Comparison
 from cluster.engine.cpu.decoder_layer import NativeLayer
 from cluster.engine.cpu.kernels import Format, Kernels
 from cluster.engine.engine import Engine, Work
@@ -103,7 +103,7 @@ def test_a_layer_that_depends_on_positions_is_found_out_near_the_limit(
     """Were its class ever taken for one of the family.  Its queries are scaled from original_len
     on; with a longer one its layers are what they look like."""
     name = "transformers.models.ministral3.modeling_ministral3.Ministral3ForCausalLM"
-    monkeypatch.setattr(comparison, "_CLASSES", frozenset({name}))
+    monkeypatch.setattr(decoder, "_CLASSES", frozenset({name}))
     rope = {
         "rope_type": "default",
         "rope_theta": 10000.0,

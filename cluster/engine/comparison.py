@@ -1,4 +1,4 @@
-"""The step on which native layers are compared with transformers' own, before any is trusted.
+"""The step on which layers of ours are compared with transformers' own, before any is trusted.
 
 Two sequences, one at the beginning of a text and one that ends at the context limit: what depends
 on positions in a way of its own shows there.  Each continues a context that is longer than the
@@ -10,33 +10,18 @@ against.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from cluster.engine.attention.cpu import NativeBackend
-from cluster.engine.attention.sdpa import SdpaBackend
 from cluster.engine.attention.seam import AttentionBackend, AttentionPlan, AttentionStep
-from cluster.engine.cpu.kernels import Kernels
 from cluster.engine.memory.kv_cache import KVCache, layer_groups
 from cluster.engine.schedule.batch import Batch, IndexArray, Share
 from cluster.engine.types import AttentionOptions, LayerSpec
+from cluster.records import record
 from cluster.spec.tree import ancestor_mask
 
-# Classes of transformers whose layers and positions are those that decoder_layer.cpp computes.
-# A class is added with a checkpoint of it in the tests.
-_CLASSES = frozenset(
-    f"transformers.models.{name}.modeling_{name}.{prefix}ForCausalLM"
-    for name, prefix in (
-        ("llama", "Llama"),
-        ("mistral", "Mistral"),
-        ("qwen2", "Qwen2"),
-        ("qwen3", "Qwen3"),
-        ("smollm3", "SmolLM3"),
-    )
-)
 _PAGE_SIZE = 16
 # In no order, and those of the two sequences mixed; each holds more than the kernel's 64 keys.
 _PAGES = ((3, 0, 8, 5, 1), (9, 2, 6, 4, 7))
@@ -46,12 +31,6 @@ _PARENTS = np.array([-1, 0, -1], np.int32)
 _NUM_NEW = _NUM_DELTA + len(_PARENTS)
 # Small keys: attention is spread over all of them, so that each one counts.
 _CACHE_STD = 0.3
-
-
-def is_comparable(module: torch.nn.Module) -> bool:
-    """True if the model is of a class for which native layers are made."""
-    kind = type(module)
-    return f"{kind.__module__}.{kind.__qualname__}" in _CLASSES
 
 
 class NotingStep(AttentionStep):
@@ -71,16 +50,42 @@ class NotingStep(AttentionStep):
         return super().attend_layer(layer, query, key, value, options)
 
 
+@record
+class LayerCase:
+    """What a layer itself says to the step, and an equal step that another way is to be taken in.
+
+    hidden: [1, rows, size], of all sizes.  arguments: of the layer's forward.  expected: its answer
+    to them, by `reference`."""
+
+    hidden: torch.Tensor
+    arguments: dict[str, Any]
+    expected: torch.Tensor
+    reference: NotingStep
+    step: NotingStep
+
+    def is_same(self, found: torch.Tensor, layer: int, tolerance: float) -> bool:
+        """True if the other way gave the same output and the same keys and values, but for
+        rounding."""
+        wanted, written = (each.kv(layer).unsqueeze(0) for each in (self.reference, self.step))
+        return is_close(self.expected, found, tolerance) and is_close(wanted, written, tolerance)
+
+
 class Comparison:
     """num_rows: of the step.  positions: int64[rows], as the model is told them.  groups: of the
     model's layers."""
 
-    def __init__(self, layers: Sequence[LayerSpec], max_context_len: int, kernels: Kernels) -> None:
-        """layers: as probed."""
-        cpu = torch.device("cpu")
-        self.layers = tuple(replace(each, dtype=torch.float32, device=cpu) for each in layers)
+    def __init__(
+        self,
+        layers: Sequence[LayerSpec],
+        max_context_len: int,
+        backends: tuple[AttentionBackend, AttentionBackend],
+    ) -> None:
+        """layers: as probed, of the format and on the device of the comparison.  backends: of the
+        original, and of what is compared with it."""
+        self.layers = tuple(layers)
         self.groups = layer_groups(self.layers, _PAGE_SIZE)
-        self._backends: tuple[AttentionBackend, ...] = (SdpaBackend(), NativeBackend(kernels))
+        self._device = self.layers[0].device
+        self._backends = backends
         # A small limit leaves no room for all of it; one too small to serve is refused later.
         limit = max(max_context_len, _NUM_NEW + 1)
         context_len = min(_CONTEXT_LEN, limit - _NUM_NEW)
@@ -98,10 +103,33 @@ class Comparison:
             np.arange(len(positions)),
         )
         self.num_rows = len(positions)
-        self.positions = torch.from_numpy(positions)
+        self.positions = torch.from_numpy(positions).to(self._device)
 
-    def layer_steps(self, layer: int) -> list[NotingStep]:
-        """Steps of that layer: by the reference attention, and natively, on equal caches."""
+    def of_layer(self, layer: Any, index: int, size: int, rotary: Any) -> LayerCase | None:
+        """None for a layer that takes something else than others do.  index: its number.  size: of
+        its rows.  rotary: the model's cosines and sines."""
+        count, first = self.num_rows, self.layers[0]
+        hidden = torch.linspace(-1, 1, count * size).mul(97.0).sin().view(1, count, size)
+        # Rows of all sizes, and the same sizes at both ends of the text.
+        hidden *= torch.tensor([1e-3, 1.0, 30.0, 0.1, 5.0, 1.0]).repeat(count // 6).view(1, -1, 1)
+        hidden = hidden.to(first.device, first.dtype)
+        position_ids = self.positions.unsqueeze(0)
+        arguments: dict[str, Any] = {
+            "attention_mask": None,
+            "position_ids": position_ids,
+            "past_key_values": None,
+            "use_cache": False,
+            "position_embeddings": rotary(hidden, position_ids=position_ids),
+        }
+        reference, step = self._layer_steps(index)
+        try:
+            expected = layer(hidden, plan=reference, **arguments)
+        except (RuntimeError, TypeError, ValueError, AttributeError):
+            return None
+        return LayerCase(hidden, arguments, expected, reference, step)
+
+    def _layer_steps(self, layer: int) -> list[NotingStep]:
+        """Steps of that layer by each of the backends, on equal caches."""
         steps: list[NotingStep] = []
         for backend in self._backends:
             cache, specs, plans, slots = self._parts([self.layers[layer]], backend)
@@ -112,7 +140,7 @@ class Comparison:
         return steps
 
     def steps(self) -> list[AttentionStep]:
-        """Steps of the whole model, by the reference attention and natively, on equal caches."""
+        """Steps of the whole model by each of the backends, on equal caches."""
         return [AttentionStep(*self._parts(self.layers, backend)) for backend in self._backends]
 
     def _parts(
@@ -121,11 +149,12 @@ class Comparison:
         num_pages = sum(map(len, _PAGES))
         cache = KVCache(specs, [num_pages] * len(layer_groups(specs, _PAGE_SIZE)), _PAGE_SIZE)
         for index, kv in enumerate(cache.layers):
-            generator = torch.Generator().manual_seed(index)
+            generator = torch.Generator(kv.device).manual_seed(index)
             kv.normal_(0.0, _CACHE_STD, generator=generator)
         # The same slots in every group.
         plans = [backend.plan(self._batch, each) for each in cache.scratch_slots]
-        return cache, specs, plans, [torch.from_numpy(self._batch.slots)] * len(plans)
+        slots = torch.from_numpy(self._batch.slots).to(self._device)
+        return cache, specs, plans, [slots] * len(plans)
 
 
 def _share(row_start: int, pages: Sequence[int], context_len: int) -> Share:
@@ -153,5 +182,6 @@ def is_close(expected: Any, found: torch.Tensor, tolerance: float | torch.Tensor
     """
     if not isinstance(expected, torch.Tensor) or expected.shape != found.shape:
         return False
-    error = (found - expected).flatten(1, -2).norm(dim=-1)
-    return bool((error <= tolerance * expected.flatten(1, -2).norm(dim=-1)).all())
+    wanted = expected.float()
+    error = (found.float() - wanted).flatten(1, -2).norm(dim=-1)
+    return bool((error <= tolerance * wanted.flatten(1, -2).norm(dim=-1)).all())
