@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,16 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType, GGUFReader, ReaderTensor
 from tokenizers import Tokenizer, pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GgufConfig,
+    PreTrainedTokenizerFast,
+)
 
 from cluster.errors import ConfigError
+from cluster.models.experts import unstacked
 from cluster.models.grouped import GroupedWeight, save_groups
 
 # Opens a GGUF file and reads its header; what is cut or incomplete is refused.
@@ -73,7 +81,8 @@ _TOLERANCE = 2.0**-8
 
 
 def blocks_of(reader: GGUFReader, model: torch.nn.Module) -> dict[str, GroupedWeight]:
-    """The blocks by the names of the linear layers of `model`, which was widened from the file."""
+    """The blocks by the names of the linear layers of `model`, which was widened from the file,
+    its experts `unstacked`."""
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     architecture = field(reader, "general.architecture")
     kinds = [kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture]
@@ -85,10 +94,16 @@ def blocks_of(reader: GGUFReader, model: torch.nn.Module) -> dict[str, GroupedWe
     for name, layer in model.named_modules():
         if not isinstance(layer, torch.nn.Linear):
             continue
-        stored = tensors.get(f"{names.get_name(name)}.weight")
+        # The file has one tensor of all experts of a layer.
+        expert = re.search(r"\.experts\.(\d+)", name)
+        general = name.replace(expert[0], ".experts") if expert else name
+        stored = tensors.get(f"{names.get_name(general)}.weight")
         if stored is None and layer is model.get_output_embeddings():  # type: ignore[operator]
             stored = tensors.get("token_embd.weight")  # the two are tied
-        blocks = None if stored is None else _as_in(stored, layer.weight.detach())
+        if stored is None:
+            continue
+        data = stored.data[int(expert[1])] if expert else stored.data
+        blocks = _as_in(stored, data, layer.weight.detach())
         if blocks is not None:
             found[name] = blocks
     return found
@@ -138,17 +153,19 @@ def _scales(kind: GGMLQuantizationType, blocks: np.ndarray) -> tuple[np.ndarray,
     return half(0), None  # Q8_0
 
 
-def _as_in(stored: ReaderTensor, widened: torch.Tensor) -> GroupedWeight | None:
-    """The blocks in the order of the rows of `widened`; None where they are not its weights."""
+def _as_in(stored: ReaderTensor, data: np.ndarray, widened: torch.Tensor) -> GroupedWeight | None:
+    """The blocks in the order of the rows of `widened`; None where they are not its weights.
+
+    data: the part of the tensor that is to be those."""
     kind = stored.tensor_type
     if kind not in _BITS:
         return None
-    rows = gguf.dequantize(stored.data, kind)
+    rows = gguf.dequantize(data, kind)
     order = _order(torch.from_numpy(rows).to(widened.dtype), widened)
     if order is None:
         log.info("blocks left out tensor=%s: the model's weight is another one", stored.name)
         return None
-    blocks = grouped(kind, stored.data[order], rows[order])
+    blocks = grouped(kind, data[order], rows[order])
     error = (blocks.dequantized() - widened.float()).norm()
     if not error <= _TOLERANCE * widened.float().norm():
         log.info("blocks left out tensor=%s: their scales are no numbers of 16 bits", stored.name)
@@ -175,6 +192,11 @@ _SINGLE_DIGITS = frozenset(
 )
 # The last two end a turn, where the first may only end a document.
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+# Of a configuration, and what states them in the header, which transformers does not ask.
+_EXPERT_SIZES = {
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+}
 _CONVERSION_ERRORS = (
     OSError,
     ValueError,
@@ -195,15 +217,22 @@ def convert(file: Path, folder: Path) -> None:
     ConfigError where the file cannot be converted.
     """
     reader = open_gguf(file)
+    folder_of, architecture = str(file.parent), field(reader, "general.architecture")
     try:
+        config = AutoConfig.from_pretrained(folder_of, gguf_file=file.name)
+        for name, key in _EXPERT_SIZES.items():
+            size = field(reader, f"{architecture}.{key}")
+            if size is not None and hasattr(config, name):
+                setattr(config, name, size)
         model, report = AutoModelForCausalLM.from_pretrained(
-            str(file.parent),
+            folder_of,
+            config=config,
             gguf_file=file.name,
             dtype=_dtype(reader),
             quantization_config=GgufConfig(dequantize=True),
             output_loading_info=True,
         )
-        tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
+        tokenizer = AutoTokenizer.from_pretrained(folder_of, gguf_file=file.name)
     except _CONVERSION_ERRORS as error:
         raise ConfigError(
             f"{file} cannot be converted by transformers: {error}; use the model's safetensors "
@@ -222,7 +251,7 @@ def convert(file: Path, folder: Path) -> None:
     completed.model_max_length = model.config.max_position_embeddings
     model.save_pretrained(folder)
     completed.save_pretrained(folder)
-    save_groups(blocks_of(reader, model), folder)
+    save_groups(blocks_of(reader, unstacked(model)), folder)
 
 
 def _generation_ends(reader: GGUFReader) -> list[int]:

@@ -10,7 +10,7 @@ from cluster.models.names import source_of
 from cluster.models.sources import FolderSource, GgufSource, HubSource, Source, WheelSource
 
 # Part of every converted model's place: a change of what conversion writes makes it anew.
-CONVERSION = 3
+CONVERSION = 4
 
 
 def find(source: Source) -> Path | None:

@@ -11,6 +11,7 @@ from gguf import GGMLQuantizationType
 from transformers import AutoModelForCausalLM
 
 from cluster.errors import ConfigError
+from cluster.models.experts import unstacked
 from cluster.models.fingerprint import model_hash
 from cluster.models.gguf import convert
 from cluster.models.grouped import StoredGroups
@@ -25,7 +26,7 @@ ROUNDED = [GGMLQuantizationType.Q4_K, GGMLQuantizationType.Q5_K, GGMLQuantizatio
 
 def layers(folder: Path) -> dict[str, torch.Tensor]:
     """The widened weights of the linear layers."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    model = unstacked(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16))
     modules = model.named_modules()
     return {name: each.weight for name, each in modules if isinstance(each, torch.nn.Linear)}
 
@@ -51,6 +52,20 @@ def test_every_layer_keeps_its_blocks_in_the_order_of_its_rows(
                 weight.dequantized(), wanted[name].float(), rtol=2e-2, atol=1e-3
             )
     assert (tmp_path / "x" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("kind", EXACT[1:], ids=lambda kind: kind.name)
+def test_every_expert_keeps_its_blocks_and_what_weighs_experts_has_none(
+    kind: GGMLQuantizationType, checkpoint_factory: Factory, tmp_path: Path
+) -> None:
+    checkpoint = checkpoint_factory("qwen2-moe", hidden_size=64)
+    convert(write_gguf(checkpoint, tmp_path / "x.gguf", kind=kind), tmp_path / "x")
+    found, wanted = StoredGroups(tmp_path / "x"), layers(tmp_path / "x")
+    assert len([name for name in found if ".experts." in name]) == 3 * 4 * 3
+    wide = {f"model.layers.{index}.mlp.shared_expert_gate" for index in range(3)}
+    assert set(found) == wanted.keys() - wide
+    for name, weight in found.items():
+        assert torch.equal(weight.dequantized().bfloat16(), wanted[name]), name
 
 
 def test_matrices_of_another_kind_and_those_that_are_not_the_files_are_left_out(

@@ -63,6 +63,18 @@ SERVED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "norm_topk_prob": True,
         },
     ),
+    # One expert more is for every row, as much as a gate says.
+    "qwen2-moe": (
+        "qwen2_moe",
+        _DENSE
+        | {
+            "head_dim": 16,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 64,
+        },
+    ),
     # Phi-4: one projection for queries, keys and values, and one for gate and up.
     "phi3": ("phi3", _DENSE | {"head_dim": 12}),
     "starcoder2": (

@@ -1,8 +1,9 @@
-"""Tiny GGUF files, written as llama.cpp's converter writes those of a Llama."""
+"""Tiny GGUF files, written as llama.cpp's converter writes those of a Llama or a Qwen2-MoE."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,27 +35,30 @@ def write_gguf(
     add_bos: bool = False,
     left_out: str = "",
 ) -> Path:
-    """The Llama checkpoint of `tiny_checkpoint` as `file`.
+    """The Llama or Qwen2-MoE checkpoint of `tiny_checkpoint` as `file`.
 
     kind: of the matrices.  fields: further unsigned integers of the header.  left_out: a tensor's
     name in the checkpoint.
     """
     config = json.loads((checkpoint / "config.json").read_text())
-    writer = gguf.GGUFWriter(file, "llama")
+    architecture = config["model_type"].replace("_", "")
+    (number,) = (each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    writer = gguf.GGUFWriter(file, architecture)
     _write_config(writer, config)
     for key, value in (fields or {}).items():
         writer.add_uint32(key, value)
     if tokenizer:
         _write_tokenizer(writer, checkpoint, config, pre)
         writer.add_add_bos_token(add_bos)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
-    for name, tensor in load_file(checkpoint / "model.safetensors").items():
+    names = gguf.get_tensor_name_map(number, config["num_hidden_layers"])
+    for name, tensor in _with_joined_experts(load_file(checkpoint / "model.safetensors")).items():
         if name == left_out:
             continue
-        values = _in_file_order(name, tensor.to(torch.float32).numpy(), config)
-        stored = kind if values.ndim > 1 else GGMLQuantizationType.F32
+        values = _in_file_order(name, tensor.to(torch.float32).numpy().squeeze(), config)
+        is_wide = values.ndim == 1 or name.endswith("mlp.gate.weight")
+        stored = GGMLQuantizationType.F32 if is_wide else kind
         writer.add_tensor(
-            names.get_name(name, try_suffixes=(".weight",)),
+            names.get_name(name, try_suffixes=(".weight", ".bias")),
             blocks(values, stored),
             raw_dtype=stored,
         )
@@ -90,6 +94,19 @@ def _write_config(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
     writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"])
     writer.add_vocab_size(config["vocab_size"])
+    if "num_experts" in config:
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
+
+
+def _with_joined_experts(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The file has one tensor of all experts of a layer, in their order."""
+    joined: dict[str, list[torch.Tensor]] = {}
+    for name in sorted(state):
+        joined.setdefault(re.sub(r"\.experts\.\d+", ".experts", name), []).append(state[name])
+    return {name: torch.stack(each).squeeze(0) for name, each in joined.items()}
 
 
 def _write_tokenizer(
@@ -115,7 +132,7 @@ def _in_file_order(name: str, values: np.ndarray, config: Mapping[str, Any]) -> 
         "q_proj": config["num_attention_heads"],
         "k_proj": config["num_key_value_heads"],
     }.get(name.split(".")[-2])
-    if heads is None:
+    if heads is None or config["model_type"] != "llama":
         return values
     halves = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
