@@ -29,12 +29,12 @@ from cluster.engine.limits import EngineLimits, unserved
 from cluster.engine.loading import progress, self_check
 from cluster.engine.loading.identity import identify
 from cluster.engine.loading.model import ExtraLayers, LoadedModel, load_model
-from cluster.engine.loading.profile import profile_steps
+from cluster.engine.loading.profile import MOST_ON_CPU, profile_steps
 from cluster.engine.loading.renumbered import Numbering
 from cluster.engine.memory.kv_cache import KVCache, layer_groups
 from cluster.engine.memory.page_owners import PageOwners
 from cluster.engine.memory.pool_sizes import derive_num_pages
-from cluster.engine.memory.reserve import measured
+from cluster.engine.memory.reserve import measured, num_logit_rows
 from cluster.engine.memory.sequence import Pending
 from cluster.engine.parallel import RankGroup
 from cluster.engine.schedule.batch import Pick, tapped
@@ -69,7 +69,8 @@ class Engine:
         if group is not None:
             extra_layers = group.share_layers(extra_layers, model.layers[0])
         layers = (*model.layers, *extra_layers)
-        self.reserve = measured(config, model, logit_rows)
+        self._logit_rows = num_logit_rows(config, logit_rows)
+        self.reserve = measured(config, model, self._logit_rows)
         num_pages = derive_num_pages(config, layers, model.max_context_len, self.reserve.total)
         if group is not None:
             num_pages = tuple(group.minimum(each) for each in num_pages)
@@ -205,7 +206,9 @@ class Engine:
 
     def profile_steps(self) -> StepProfile | None:
         """Measure what steps take by their rows, for some seconds; while nobody is served."""
-        profile = profile_steps(self, self.config.max_batch_tokens)
+        # A GPU keeps memory for so many rows with logits.
+        most = MOST_ON_CPU if self.device.type == "cpu" else self._logit_rows
+        profile = profile_steps(self, min(self.config.max_batch_tokens, most))
         self.pace.begin(profile)
         self.forget_prefixes()
         return profile

@@ -19,9 +19,11 @@ from cluster.spec.transfer import received
 # From coarse to fine: of a slow model the first ones must do.  The fine ones are neighbours of the
 # multiples at which kernels' staircases have their edges.
 _ROWS = (1, 32, 8, 64, 16, 24, 12, 48, 4, 20, 28, 40, 2, 6, 10)
-# On a CPU one step of these takes longer than all steps of a few rows.
-_MANY_ROWS = (128, 256, 96, 80, 160, 192)
+# On a CPU one step of these takes longer than all steps of a few rows, and the last two are for
+# GPUs, whose graphs go as far.
+_MANY_ROWS = (128, 256, 96, 80, 160, 192, 512, 384)
 _MOST_ROWS = max(_MANY_ROWS)
+MOST_ON_CPU = 256
 _CONTEXT_LEN = 16
 # Turns, because other processes start meanwhile: that falls on all numbers of rows alike, and the
 # fastest of a number's steps counts.  One step alone was seen to take half as long again.

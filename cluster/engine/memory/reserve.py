@@ -70,11 +70,11 @@ def reserve(
     return Reserve(int(steps * _MARGIN), int(graphs * _MARGIN))
 
 
-def measured(config: EngineConfig, model: LoadedModel, logit_rows: int | None = None) -> Reserve:
+def measured(config: EngineConfig, model: LoadedModel, logit_rows: int) -> Reserve:
     """What a loaded model needs; nothing on a CPU.
 
-    logit_rows: as in `num_logit_rows`.  All ranks must call, for a forward may hold collectives.
-    Raises ConfigError where not even a forward has room."""
+    logit_rows: of a step at most.  All ranks must call, for a forward may hold collectives.  Raises
+    ConfigError where not even a forward has room."""
     if model.device.type != "cuda":
         return Reserve()
 
@@ -85,9 +85,8 @@ def measured(config: EngineConfig, model: LoadedModel, logit_rows: int | None = 
         return torch.cuda.max_memory_allocated(model.device) - before
 
     in_graphs = config.cuda_graphs and is_on_one_gpu(model)
-    drawn = num_logit_rows(config, logit_rows)
     try:
-        return reserve(config, model.num_columns, drawn, forward_bytes, in_graphs=in_graphs)
+        return reserve(config, model.num_columns, logit_rows, forward_bytes, in_graphs=in_graphs)
     except torch.OutOfMemoryError as error:
         raise ConfigError(
             f"a step of {config.max_batch_tokens} rows has no room beside the weights of "

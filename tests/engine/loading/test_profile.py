@@ -7,21 +7,24 @@ from pathlib import Path
 import pytest
 import torch
 
+from cluster.engine.graphs.forward import WIDTHS
 from cluster.engine.loading.profile import profile_steps
 from cluster.engine.work import Output, Work
 from tests.support.engine.driver import load_engine, num_cached, prompt, rows, run
 
 
 class Clocked:
-    """An engine whose steps take a millisecond, and one more for each row beyond 12."""
+    """An engine whose steps take a millisecond, and `row_s` more for each row beyond 12."""
 
     vocab_size = 1000
 
-    def __init__(self, max_nodes: int = 10_000, slow_from: int = 10_000) -> None:
+    def __init__(
+        self, max_nodes: int = 10_000, slow_from: int = 10_000, row_s: float = 0.001
+    ) -> None:
         self.now = 0.0
         self.sizes: list[int] = []
         self.released: list[str] = []
-        self._max_nodes, self._slow_from = max_nodes, slow_from
+        self._max_nodes, self._slow_from, self._row_s = max_nodes, slow_from, row_s
         self._work: Work | None = None
 
     def clock(self) -> float:
@@ -42,7 +45,7 @@ class Clocked:
             )
             self.sizes.append(num_rows)
             first = self.sizes.count(num_rows) == 1
-            self.now += 0.001 * (1 + max(num_rows - 12, 0)) * (2 if first else 1)
+            self.now += (0.001 + self._row_s * max(num_rows - 12, 0)) * (2 if first else 1)
             self.now += 5.0 if num_rows >= self._slow_from else 0.0
         return [Output(work.request_id, logits=torch.zeros(1, 100))]
 
@@ -58,6 +61,19 @@ def test_the_profile_is_what_steps_take_by_their_rows_once_warm() -> None:
     expected = [0.001 * (1 + max(size - 12, 0)) for size in found.rows]
     assert found.times_s == pytest.approx(expected)
     assert engine.released == ["step-profile"]
+
+
+def test_the_profile_goes_as_far_as_a_gpus_graphs_and_on_a_cpu_half_as_far(
+    llama_folder: Path,
+) -> None:
+    engine = Clocked(row_s=1e-5)
+    found = profile_steps(engine, 2048, engine.clock)
+    assert found is not None
+    assert found.rows[-3:] == (256, 384, WIDTHS[-1])
+    served = load_engine(llama_folder, max_batch_tokens=512, num_pages=256)
+    found = served.profile_steps()
+    assert found is not None
+    assert found.rows[-1] <= 256
 
 
 def test_it_ends_in_time_and_says_what_it_knows_by_then() -> None:
