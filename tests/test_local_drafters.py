@@ -134,6 +134,7 @@ DRAFTED: dict[str, tuple[str, Make]] = {
     "eagle3": ("llama", EAGLE),
     "eagle3-pooled": ("llama", pooled(EAGLE)),
     "eagle3-sliding": ("mistral-sliding", EAGLE),
+    "eagle3-lfm2": ("lfm2", EAGLE),
     "medusa-pooled": ("llama", pooled(MEDUSA)),
     "medusa-gemma2": ("gemma2", MEDUSA),
     "peagle-pooled": ("llama", pooled(PEAGLE)),

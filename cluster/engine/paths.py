@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from cluster.engine.attention.seam import LayerPlan
+from cluster.engine.attention.seam import PathPlan
 from cluster.engine.types import Ability, needs
 from cluster.records import record
 
@@ -24,7 +24,7 @@ class StepInputs:
     token_ids: torch.Tensor
     positions: torch.Tensor
     logit_rows: torch.Tensor
-    plan: LayerPlan
+    plan: PathPlan
     taps: tuple[int, ...] = ()
     adapters: torch.Tensor | None = None
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from cluster.engine.attention.seam import LayerPlan, layer_index
+from cluster.engine.attention.seam import PathPlan, layer_index
 
 
 class PathConvolution(torch.nn.Module):
@@ -24,7 +24,7 @@ class PathConvolution(torch.nn.Module):
     out_proj: torch.nn.Module
 
     def forward(
-        self, hidden_states: torch.Tensor, *args: Any, plan: LayerPlan | None = None, **rest: Any
+        self, hidden_states: torch.Tensor, *args: Any, plan: PathPlan | None = None, **rest: Any
     ) -> Any:
         """hidden_states [1, rows, hidden] -> the same shape."""
         if plan is None:

@@ -75,6 +75,10 @@ class LayerPlan(Protocol):
         Returns [1, rows, heads, head_dim]."""
         ...
 
+
+class PathPlan(LayerPlan, Protocol):
+    """The same where layers may be convolutions along a row's path."""
+
     def convolve_layer(
         self, layer: int, states: torch.Tensor, weight: torch.Tensor
     ) -> torch.Tensor:
@@ -140,8 +144,10 @@ class AttentionStep:
         paths = self._path_slots[self.cache.group_of[layer]]
         assert paths is not None, "a layer's group has the kernel of the layer"
         slots = paths[:, -weight.shape[1] :].to(kept.device)
-        read = kept[slots.clamp(min=0)].masked_fill_(slots.unsqueeze(2) < 0, 0.0)
-        terms = read.float() * weight.T.float()  # [rows, kernel, channels]
+        read = kept.index_select(0, slots.clamp(min=0).flatten()).view(*slots.shape, -1)
+        # torch is slow on operands that are not contiguous, and in masked_fill.
+        factors = weight.T.float().contiguous()
+        terms = torch.where(slots.unsqueeze(2) < 0, 0.0, read.float()) * factors
         # One after the other, so that a row's bits do not depend on the rows beside it.
         return reduce(torch.add, terms.unbind(1)).to(states.dtype)
 
