@@ -33,7 +33,8 @@ _FIXED_ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
 
 
 class LayerParts(NamedTuple):
-    """The modules of a recognised layer, whatever they now are.  attention: holds the products."""
+    """The modules of a recognised layer, whatever they now are, and its number.  attention: holds
+    the products."""
 
     input_norm: Any
     post_norm: Any
@@ -42,7 +43,7 @@ class LayerParts(NamedTuple):
     attention: Any
     mlp: Any
     head_dim: int
-    index: int
+    layer: int
 
 
 def is_known(kind: type) -> bool:

@@ -257,7 +257,7 @@ def _recognised(layer: torch.nn.Module, kernels: Kernels) -> _Parts | None:
         num_heads,
         num_kv_heads,
         head_dim,
-        found.index,
+        found.layer,
     )
 
 
