@@ -79,16 +79,20 @@ class Forward:
     @property
     def fallbacks(self) -> tuple[str, ...]:
         """The parts that run in a slower way than was wanted, and why."""
-        failures = (self._backend.failure, "" if self.graphs is None else self.graphs.failure)
-        return (*self._noted, *filter(None, failures))
+        parts = (self._backend, self.graphs, self._model.fused)
+        return (
+            *self._noted,
+            *(each.failure for each in parts if each is not None and each.failure),
+        )
 
     def note_fallback(self, reason: str) -> None:
         """Add a reason to the fallbacks that is none of the forward's own."""
         self._noted.append(reason)
 
     def settle(self, check: Callable[[], None]) -> None:
-        """Go on with the chosen attention if `check`, which runs steps and raises ConfigError where
-        they are wrong, finds nothing wrong with it on any rank; else with the reference on all.
+        """Go on with the chosen forward and attention if `check`, which runs steps and raises
+        ConfigError where they are wrong, finds nothing wrong with them on any rank; else with
+        transformers' forward, and where that is not it with the reference of attention on all.
 
         Raises ConfigError where the reference is wrong too, and where the configuration leaves no
         choice."""
@@ -97,6 +101,10 @@ class Forward:
         if not self._all(not is_reference) and not is_reference:
             self._fall_back("another rank cannot compile the kernels")
         error = _failure(check)
+        fused = self._model.fused
+        if error is not None and fused is not None and not fused.failure:
+            fused.give_up(error.message)  # there is none of several ranks
+            error = _failure(check)
         if not self._all(error is None):
             error = error or ConfigError("the check at load fails on another rank", param="model")
             # What reproducible mode promises holds for the native kernels only.

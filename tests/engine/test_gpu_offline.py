@@ -15,7 +15,7 @@ from tests.support.engine.driver import load_engine
 from tests.support.gpu import collectives, cubins, heads, page, steps, table
 from tests.support.gpu.counting import META, Counting
 from tests.support.gpu.launches import Launch
-from tests.support.gpu.models import CONFIGS, Attending
+from tests.support.gpu.models import CONFIGS, Attending, Between
 from tests.support.gpu.table import Table
 
 LLAMA = "Llama-3.1-8B"
@@ -78,7 +78,10 @@ def test_kernels_take_no_more_of_a_processor_than_they_did(compiled: Table) -> N
 @pytest.mark.parametrize("name", CONFIGS)
 def test_what_is_compiled_is_what_the_layers_of_a_model_launch(name: str) -> None:
     launched = {_said(each) for each in steps.step_of(name, 2).launched}
-    variants = (cubins.Variant(90, own, 16) for own in Attending.of(name))
+    variants = [
+        *(cubins.Variant(90, own, 16) for own in Attending.of(name)),
+        *(cubins.Variant(90, own) for own in Between.of(name)),
+    ]
     assert launched == {_said(each) for variant in variants for each in variant.launches()}
 
 

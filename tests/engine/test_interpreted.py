@@ -16,6 +16,8 @@ from tests.support.engine.interpreter import IS_INTERPRETED, needs_triton, run_p
 INTERPRETED = (
     "attention/test_triton.py::test_interpreted_kernels_equal_the_reference",
     "draw/test_triton.py::test_the_kernel_draws_what_the_reference_draws",
+    "fused/test_forward.py",
+    "fused/test_kernels.py",
     "graphs/test_captures.py",
     "graphs/test_graphs.py",
     "test_gpu_load.py",

@@ -15,16 +15,20 @@ from cluster.errors import ConfigError
 
 
 def create_backend(name: str, device: torch.device | None = None) -> AttentionBackend:
-    """The backend of that name; `auto` is the best one for `device` (None = the machine's GPU,
-    else its CPU)."""
+    """The backend of that name; see `chosen`."""
+    return _backends()[chosen(name, device)]()
+
+
+def chosen(name: str, device: torch.device | None = None) -> str:
+    """The name itself; for `auto` that of the best one for `device` (None = the machine's GPU, else
+    its CPU)."""
     check_name(name)
-    if name == "auto":
-        # Layers that are not on the GPU are left to the reference by the Triton backend itself.
-        if torch.cuda.is_available() if device is None else device.type == "cuda":
-            name = "triton" if importlib.util.find_spec("triton") is not None else "sdpa"
-        else:
-            name = "sdpa" if kernels.load() is None else "native"
-    return _backends()[name]()
+    if name != "auto":
+        return name
+    # Layers that are not on the GPU are left to the reference by the Triton backend itself.
+    if torch.cuda.is_available() if device is None else device.type == "cuda":
+        return "triton" if importlib.util.find_spec("triton") is not None else "sdpa"
+    return "sdpa" if kernels.load() is None else "native"
 
 
 def check_name(name: str) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import field, replace
 from pathlib import Path as Folder
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from transformers import GenerationConfig
 
 from cluster.config.schema import EngineConfig
 from cluster.engine.adapters import AdapterShelf
-from cluster.engine.attention import seam
+from cluster.engine.attention import backends, seam
 from cluster.engine.attention.cpu import NativeBackend
 from cluster.engine.attention.sdpa import SdpaBackend
 from cluster.engine.comparison import Comparison
@@ -56,6 +57,9 @@ from cluster.errors import ConfigError
 from cluster.models.resolve import resolve
 from cluster.records import record
 
+if TYPE_CHECKING:
+    from cluster.engine.fused.forward import FusedForward  # which imports triton
+
 log = logging.getLogger(__name__)
 
 _CPU = torch.device("cpu")
@@ -68,8 +72,8 @@ class LoadedModel:
     module: the transformers model, in eval mode.  source: the folder it came from.
     layers: what each attention layer caches on this rank.  device: where inputs go.
     weights: see `served_weights`.  instead: see `computed_instead`.  numbering: of its tokens,
-    None = its own.  plain, compiled, native: its paths, see `paths`.  adapters: those that works
-    may ask for; none until some are loaded.
+    None = its own.  plain, compiled, native, fused: its paths, see `paths`.  adapters: those that
+    works may ask for; none until some are loaded.
     """
 
     module: Any
@@ -84,6 +88,7 @@ class LoadedModel:
     instead: str = ""
     compiled: CompiledForward | None = None
     native: NativeForward | None = None
+    fused: FusedForward | None = None
     numbering: Numbering | None = None
     adapters: AdapterShelf = field(init=False)
     plain: ModuleForward = field(init=False)
@@ -102,7 +107,7 @@ class LoadedModel:
     @property
     def paths(self) -> tuple[Path, ...]:
         """The ways of running its forward, the preferred one first; the last serves any step."""
-        paths = (self.native, self.compiled, self.plain)
+        paths = (self.native, self.fused, self.compiled, self.plain)
         return tuple(path for path in paths if path is not None)
 
     @property
@@ -171,6 +176,7 @@ def load_model(
     with torch.inference_mode():
         layers = probe_layers(module, input_device)
     forward: NativeForward | None = None
+    fused: FusedForward | None = None
     is_widened = False
     if config.tensor_parallel == 1:
         is_widened = can_widen(module, config, int(text_config.num_attention_heads), layers)
@@ -178,7 +184,10 @@ def load_model(
             convert(module, torch.float32)
             layers = tuple(replace(each, dtype=torch.float32) for each in layers)
         few_bits = FewBits(module, config, Folder(source), numbering) if is_widened else None
-        forward = _fused(module, config, layers, max_context_len, few_bits)
+        if not is_widened:
+            fused = fused_on_gpu(module, config, layers, max_context_len)
+        if fused is None or fused.failure:
+            forward = _fused(module, config, layers, max_context_len, few_bits)
     weights = served_weights(module)
     instead = ""
     if not weights:
@@ -210,6 +219,7 @@ def load_model(
         instead=instead,
         compiled=_compiled(module, config, device),
         native=forward,
+        fused=fused,
         numbering=numbering,
     )
     loaded.adapters.serve(found)
@@ -223,6 +233,23 @@ def load_model(
         weights or layers[0].dtype,
     )
     return loaded
+
+
+def fused_on_gpu(
+    module: Any, config: EngineConfig, layers: Sequence[LayerSpec], max_context_len: int
+) -> FusedForward | None:
+    """The forward by our kernels for GPUs, where they are wanted and serve the model; it may have
+    given up."""
+    if config.compile or backends.chosen(config.attention, layers[0].device) != "triton":
+        return None
+    if importlib.util.find_spec("triton") is None:
+        return None  # the attention that is configured will say so
+    from cluster.engine.fused.forward import fused_forward
+
+    forward = fused_forward(module, layers, max_context_len)
+    if forward is not None:
+        forward.compare(layers, max_context_len)
+    return forward
 
 
 def _fused(

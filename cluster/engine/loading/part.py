@@ -57,6 +57,7 @@ def part_of(
         layers=tuple(model.layers[index] for index in layers),
         compiled=None,
         native=forward,
+        fused=None,
     )
 
 

@@ -63,10 +63,13 @@ def test_an_engine_whose_kernels_cannot_be_launched_serves_by_the_reference(
         found = rows(run(engine, work))
 
     assert torch.equal(found, rows(run(load_engine(llama_folder, attention="sdpa"), work)))
-    assert [record.name for record in caplog.records] == ["cluster.engine.launch"]
+    warned = [record.name for record in caplog.records]
+    assert warned == ["cluster.engine.fused.forward", "cluster.engine.launch"]
     state = engine_state(engine)
     assert state.attention == "sdpa"
-    assert state.fallbacks[0].startswith("attention: the Triton kernels cannot run here: ")
+    attention, layers = state.fallbacks
+    assert attention.startswith("attention: the Triton kernels cannot run here: ")
+    assert layers.startswith("layers: transformers' own forward is used: ")
 
 
 def test_kernels_that_other_ranks_count_on_are_not_given_up_alone() -> None:

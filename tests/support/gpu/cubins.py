@@ -23,10 +23,11 @@ import triton
 from cluster.engine.attention.triton.backend import Shape, TritonForm
 from cluster.engine.attention.triton.layout import Frame
 from cluster.engine.draw.triton import draw_tokens
+from cluster.engine.fused.kernels import add_norm, rotate, silu_product
 from cluster.engine.types import AttentionOptions
 from cluster.records import frozen
 from tests.support.gpu.launches import Launch, launches
-from tests.support.gpu.models import CONFIGS, Attending
+from tests.support.gpu.models import CONFIGS, Attending, Between
 
 # Bytes of shared memory that one program may have, and multiprocessors, by compute capability:
 # A100, H100, B200.
@@ -46,18 +47,24 @@ Counts = Mapping[str, int]
 
 @frozen
 class Variant:
-    """A launch of one step.  attending: None = of the draw.  truncated: that some law of it is."""
+    """Launches of one step.  own: None = of the draw.  truncated: that some law of it is."""
 
     capability: int
-    attending: Attending | None
-    block_lines: int
+    own: Attending | Between | None
+    block_lines: int = 0
     truncated: bool = False
 
     @property
     def name(self) -> str:
-        own = self.attending
+        own = self.own
         if own is None:
             return f"sm_{self.capability} {'truncated' if self.truncated else 'plain'}"
+        if isinstance(own, Between):
+            return (
+                f"sm_{self.capability} size={own.size} inner={own.inner_size} "
+                f"head_dim={own.head_dim} sharing={own.heads // own.kv_heads}"
+                f"{' norms' if own.norms else ''}"
+            )
         window = f" window={own.window}" if own.window else ""
         capped = " capped" if own.softcap else ""
         return (
@@ -69,10 +76,12 @@ class Variant:
     def launches(self) -> list[Launch]:
         """As a step on such a GPU makes them."""
         with launches(self.capability) as found:
-            if self.attending is None:
+            if self.own is None:
                 _draw(truncated=self.truncated)
+            elif isinstance(self.own, Between):
+                _between(self.own)
             else:
-                _attend(self.attending, self.block_lines, self.capability)
+                _attend(self.own, self.block_lines, self.capability)
         return found
 
 
@@ -93,8 +102,11 @@ def variants() -> list[Variant]:
                 # Heads are the grid; what is compiled knows how many share a key head.
                 found.setdefault(each.name, each)
         for truncated in (False, True):
-            draw = Variant(capability, None, 0, truncated)
+            draw = Variant(capability, None, truncated=truncated)
             found[draw.name] = draw
+        for between in (each for name in CONFIGS for each in Between.of(name)):
+            variant = Variant(capability, between)
+            found[variant.name] = variant
     return list(found.values())
 
 
@@ -120,14 +132,23 @@ def faults(found: Mapping[str, Counts]) -> Iterator[str]:
             yield f"{name}: {counts['spills']} instructions spill to {counts['stack']} bytes"
         if name.startswith("attend_kernel") and not (counts["wide"] and counts["mma"]):
             yield f"{name}: no loads of 128 bits, or no tensor cores"
+        if name.startswith(("add_norm_kernel", "silu_kernel")) and not counts["wide"]:
+            yield f"{name}: no loads of 128 bits"
 
 
 def of_variant(variant: Variant) -> dict[str, Counts]:
     """The counts of each kernel of a variant."""
     return {
-        f"{each.name} {variant.name}": counts(each.compiled(variant.capability))
+        f"{each.name} {variant.name}{_asked(each)}": counts(each.compiled(variant.capability))
         for each in variant.launches()
     }
+
+
+def _asked(launch: Launch) -> str:
+    """What several launches of one kernel in a step differ in."""
+    names = {launch.kernel.arg_names[at]: value for (at,), value in launch.constants.items()}
+    flags = (name for name in ("ADDS", "CHOOSES") if names.get(name))
+    return "".join(f" {name.lower()}" for name in flags)
 
 
 def counts(compiled: Any) -> Counts:
@@ -177,6 +198,22 @@ def _attend(own: Attending, block_lines: int, capability: int) -> None:
     kv = torch.zeros(2, _SLOTS, 2, own.kv_heads, own.head_dim, dtype=own.dtype)[1]
     sinks = torch.zeros(own.heads, dtype=own.dtype) if own.sinks else None
     plan.attend(query, kv, own.window, AttentionOptions(own.head_dim**-0.5, own.softcap, sinks))
+
+
+def _between(own: Between) -> None:
+    """The first norm of a step, that of a layer behind it, and the last, of some rows."""
+    rows, num_heads = 8, own.heads + 2 * own.kv_heads
+    hidden = torch.zeros(rows, own.size, dtype=own.dtype)
+    indices = torch.zeros(rows, dtype=torch.int64)
+    add_norm(hidden, None, hidden[0], 1e-5)
+    add_norm(hidden, hidden, hidden[0], 1e-5)
+    add_norm(hidden, hidden, hidden[0], 1e-5, indices)
+    qkv = torch.zeros(rows, num_heads, own.head_dim, dtype=own.dtype)
+    kv = torch.zeros(2, _SLOTS, 2, own.kv_heads, own.head_dim, dtype=own.dtype)[1]
+    rotations = torch.zeros(2, 1024, own.head_dim // 2, dtype=own.dtype)
+    norms = torch.zeros(2 * own.head_dim, dtype=own.dtype) if own.norms else None
+    rotate(qkv, kv, indices, indices, rotations, norms, 1e-5 if own.norms else 0.0)
+    silu_product(torch.zeros(rows, 2 * own.inner_size, dtype=own.dtype))
 
 
 def _draw(*, truncated: bool) -> None:

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig
+from transformers.models.auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from cluster.engine.decoder import is_known
 from cluster.engine.types import LayerSpec
 from cluster.records import frozen
 
@@ -79,3 +81,26 @@ class Attending:
             cls(config.num_attention_heads, each.num_kv_heads, each.head_dim, each.window, sinks)
             for each in layers
         ]
+
+
+@frozen
+class Between:
+    """What the kernels between a layer's products are compiled for.  norms: of queries and keys."""
+
+    size: int
+    inner_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    norms: bool
+    dtype: torch.dtype = torch.bfloat16
+
+    @classmethod
+    def of(cls, name: str) -> list[Between]:
+        """Of a model whose layers are fused; none of others."""
+        config = config_of(name)
+        if not is_known(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]):
+            return []
+        heads = config.num_attention_heads, config.num_key_value_heads, head_dim_of(config)
+        has_norms = config.model_type == "qwen3"
+        return [cls(config.hidden_size, config.intermediate_size, *heads, has_norms)]

@@ -23,6 +23,7 @@ from cluster.engine.attention import seam
 from cluster.engine.attention.triton.backend import Shape, TritonForm
 from cluster.engine.attention.triton.layout import Frame
 from cluster.engine.draw.triton import draw_tokens
+from cluster.engine.fused.forward import fused_forward
 from cluster.engine.graphs.capture import Replay
 from cluster.engine.graphs.forward import LOGIT_ROWS, WIDTHS, GraphedForward
 from cluster.engine.loading.model import LoadedModel
@@ -85,15 +86,19 @@ def built(config: Any) -> LoadedModel:
         module = AutoModelForCausalLM.from_config(
             config, attn_implementation=seam.IMPLEMENTATION, dtype=config.dtype
         )
+    layers, limit = layers_of(config, META), config.max_position_embeddings
+    with torch.no_grad():
+        fused = fused_forward(module.eval().requires_grad_(False), layers, limit)
     return LoadedModel(
-        module=module.eval().requires_grad_(False),
+        module=module,
         source="",
         architecture=type(module).__name__,
-        layers=layers_of(config, META),
+        layers=layers,
         device=META,
         vocab_size=config.vocab_size,
-        max_context_len=config.max_position_embeddings,
+        max_context_len=limit,
         eos_token_ids=(),
+        fused=fused,
     )
 
 

@@ -1,0 +1,287 @@
+"""A whole model's forward on a GPU in ten kernels a layer, where transformers' own takes 41.
+
+    add + RMS norm, q k v, rotation + write to the cache, attention (two), o,
+    add + RMS norm, gate and up, SiLU product, down
+
+Weights with one input are joined, and the modules keep views of them, so that no weight is there
+twice and whoever asks the module itself (the reference of the check at load, steps with adapters)
+gets what it was.  Models are recognised as `cluster.engine.decoder` says.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn.functional import linear
+from triton import knobs
+
+from cluster.engine.attention.sdpa import SdpaBackend
+from cluster.engine.attention.seam import AttentionStep
+from cluster.engine.comparison import Comparison
+from cluster.engine.decoder import (
+    LayerParts,
+    decoder_of,
+    has_fixed_rotations,
+    is_known,
+    layer_parts,
+)
+from cluster.engine.fused.kernels import add_norm, rotate, silu_product
+from cluster.engine.launch import LAUNCH_ERRORS, on_device
+from cluster.engine.paths import StepInputs, StepOutputs
+from cluster.engine.reminder import in_a_line
+from cluster.engine.types import Ability, AttentionOptions, LayerSpec
+from cluster.records import record
+
+log = logging.getLogger(__name__)
+
+# Of a row's norm, when a layer is compared with the original.  In coarse formats of each rounding
+# every element may be off by half a unit in the last place, of which a layer has a dozen.
+_TOLERANCES = {torch.float32: 1e-5, torch.float16: 4 * 2.0**-11, torch.bfloat16: 4 * 2.0**-8}
+
+
+@record
+class _Linear:
+    """weight: [out, in].  bias: [out], or None."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        return linear(rows, self.weight, self.bias)
+
+
+@record
+class _Norm:
+    weight: torch.Tensor
+    epsilon: float
+
+
+@record
+class _Step:
+    """What all layers of a step share.  rotations: [2, positions, half of head_dim]."""
+
+    plan: AttentionStep
+    positions: torch.Tensor
+    rotations: torch.Tensor
+
+
+@record
+class _Layer:
+    """head_norms: of queries and of keys, [2, head_dim]; None = they have none."""
+
+    index: int
+    head_dim: int
+    input_norm: _Norm
+    post_norm: _Norm
+    head_norms: _Norm | None
+    qkv: _Linear
+    out: _Linear
+    gate_up: _Linear
+    down: _Linear
+    options: AttentionOptions
+
+    def attended(self, step: _Step, normed: torch.Tensor) -> torch.Tensor:
+        """[rows, size] -> the same shape, to be added to the hidden states."""
+        norms, plan, index = self.head_norms, step.plan, self.index
+        kv = plan.kv(index)
+        query = rotate(
+            self.qkv(normed).view(len(normed), -1, self.head_dim),
+            kv,
+            step.positions,
+            plan.write_slots(index),
+            step.rotations,
+            None if norms is None else norms.weight,
+            0.0 if norms is None else norms.epsilon,
+        )
+        attended = plan.attention(index).attend(query, kv, plan.window(index), self.options)
+        return self.out(attended.flatten(1))
+
+    def __call__(
+        self, step: _Step, hidden: torch.Tensor, change: torch.Tensor | None
+    ) -> torch.Tensor:
+        """hidden + change: what the layer is given, [rows, size].  Returns what is to be added to
+        hidden next, which is changed, as change is."""
+        normed = add_norm(hidden, change, self.input_norm.weight, self.input_norm.epsilon)
+        change = self.attended(step, normed)
+        normed = add_norm(hidden, change, self.post_norm.weight, self.post_norm.epsilon)
+        return self.down(silu_product(self.gate_up(normed)))
+
+
+class FusedForward:
+    """The forward of a transformers model of the recognised kind.
+
+    failure: why steps take another path; "" = they do not."""
+
+    abilities = frozenset({Ability.TAPS})
+
+    def __init__(self, module: Any, layers: Sequence[_Layer], max_context_len: int) -> None:
+        base = module.model
+        self.failure = ""
+        self._module = module
+        self._layers = layers
+        self._norm = _norm(base.norm)
+        weight = self._norm.weight
+        # As the model itself makes and rounds them, once; the halves of a head are alike.
+        positions = torch.arange(max_context_len, device=weight.device).unsqueeze(0)
+        rotations = base.rotary_emb(weight, position_ids=positions)
+        half = layers[0].head_dim // 2
+        self._rotations = torch.stack([each[0, :, :half] for each in rotations])
+
+    def __call__(self, inputs: StepInputs) -> StepOutputs | None:
+        """None for a step that it is not made for."""
+        plan, taps = inputs.plan, inputs.taps
+        if self.failure or not isinstance(plan, AttentionStep):
+            return None
+        norm, last = self._norm, len(self._layers)
+        with on_device(inputs.token_ids.device):
+            hidden = self._module.model.embed_tokens(inputs.token_ids)  # [rows, size]
+            states = hidden.new_empty(len(hidden), len(taps), hidden.shape[1]) if taps else None
+            step = _Step(plan, inputs.positions, self._rotations)
+            change: torch.Tensor | None = None
+            for number, layer in enumerate(self._layers):
+                if number in taps and change is not None:
+                    hidden, change = hidden + change, None
+                _take(states, taps, number, hidden)
+                change = layer(step, hidden, change)
+            if last in taps:
+                normed = add_norm(hidden, change, norm.weight, norm.epsilon)
+                _take(states, taps, last, normed)
+                wanted = normed.index_select(0, inputs.logit_rows)
+            else:
+                wanted = add_norm(hidden, change, norm.weight, norm.epsilon, inputs.logit_rows)
+            logits: torch.Tensor = self._module.lm_head(wanted)
+        del hidden, change, wanted  # logits of full precision take more memory than any layer
+        return StepOutputs(logits.float(), states)
+
+    def give_up(self, reason: str) -> None:
+        """Leave all steps to the next path."""
+        self.failure = f"layers: transformers' own forward is used: {reason}"
+        log.warning("%s", self.failure)
+
+    def compare(self, layers: Sequence[LayerSpec], max_context_len: int) -> None:
+        """Give up unless each layer computes what the original does: its output, and what it
+        writes to the cache.  The attention in both is the reference's.
+
+        layers: as probed."""
+        comparison = Comparison(layers, max_context_len, (SdpaBackend(), SdpaBackend()))
+        base, tolerance = self._module.model, _TOLERANCES[layers[0].dtype]
+        size = self._norm.weight.shape[0]
+        with torch.inference_mode(), on_device(self._norm.weight.device):
+            for layer, original in zip(self._layers, base.layers, strict=True):
+                case = comparison.of_layer(original, layer.index, size, base.rotary_emb)
+                if case is None:
+                    return self.give_up("its layers take something else")
+                step = _Step(case.step, comparison.positions, self._rotations)
+                hidden = case.hidden[0].clone()
+                try:
+                    found = hidden + layer(step, hidden, None)
+                except LAUNCH_ERRORS as error:
+                    return self.give_up(in_a_line(error))
+                if not case.is_same(found.unsqueeze(0), layer.index, tolerance):
+                    return self.give_up(f"layer {layer.index} computes something else")
+        log.info("layers fused count=%d", len(self._layers))
+        return None
+
+
+def fused_forward(
+    module: Any, layers: Sequence[LayerSpec], max_context_len: int
+) -> FusedForward | None:
+    """The module's forward, if it is of the recognised kind; not compared yet.
+
+    layers: as probed.  It goes layer by layer, so that memory holds one layer's weights twice."""
+    base = decoder_of(module) if is_known(type(module)) else None
+    (device, *others) = {each.device for each in layers}
+    if (
+        base is None
+        or others
+        or layers[0].dtype not in _TOLERANCES
+        or (device.type == "cpu" and not knobs.runtime.interpret)
+        or not has_fixed_rotations(base.rotary_emb)
+        or any(_is_special(each, layers[0].dtype, device) for each in module.modules())
+    ):
+        return None
+    parts = [layer_parts(each) for each in base.layers]
+    known = [each for each in parts if each is not None and _has_plain_weights(each)]
+    if not known or len(known) < len(parts):
+        return None
+    return FusedForward(module, [_layer(each) for each in known], max_context_len)
+
+
+def _is_special(module: torch.nn.Module, dtype: torch.dtype, device: torch.device) -> bool:
+    """True of modules with hooks, or parameters of another kind: quantised, split, elsewhere."""
+    return (
+        bool(module._forward_hooks or module._forward_pre_hooks)
+        or hasattr(module, "_hf_hook")
+        or any(
+            type(each) is not torch.nn.Parameter or each.dtype != dtype or each.device != device
+            for each in module.parameters(recurse=False)
+        )
+    )
+
+
+def _has_plain_weights(parts: LayerParts) -> bool:
+    attention, mlp = parts.attention, parts.mlp
+    products = {"gate_proj", "up_proj", "down_proj"}
+    if not products <= {name for name, _ in mlp.named_children()}:
+        return False
+    inputs = (attention.q_proj, attention.k_proj, attention.v_proj), (mlp.gate_proj, mlp.up_proj)
+    linears = (*inputs[0], attention.o_proj, *inputs[1], mlp.down_proj)
+    norms = [norm for norm in (parts.query_norm, parts.key_norm) if norm is not None]
+    return (
+        all(type(each) is torch.nn.Linear for each in linears)
+        and all(len({each.bias is None for each in group}) == 1 for group in inputs)
+        and len(norms) != 1
+        and len({each.variance_epsilon for each in norms}) < 2
+    )
+
+
+def _layer(parts: LayerParts) -> _Layer:
+    attention, mlp = parts.attention, parts.mlp
+    own = [norm for norm in (parts.query_norm, parts.key_norm) if norm is not None]
+    return _Layer(
+        parts.layer,
+        parts.head_dim,
+        _norm(parts.input_norm),
+        _norm(parts.post_norm),
+        _Norm(_joined(own, "weight"), own[0].variance_epsilon) if own else None,
+        _linear(attention.q_proj, attention.k_proj, attention.v_proj),
+        _linear(attention.o_proj),
+        _linear(mlp.gate_proj, mlp.up_proj),
+        _linear(mlp.down_proj),
+        AttentionOptions(attention.scaling, None, None),
+    )
+
+
+def _norm(module: Any) -> _Norm:
+    return _Norm(module.weight.data, module.variance_epsilon)
+
+
+def _linear(*modules: Any) -> _Linear:
+    has_bias = modules[0].bias is not None
+    return _Linear(_joined(modules, "weight"), _joined(modules, "bias") if has_bias else None)
+
+
+def _joined(modules: Sequence[Any], name: str) -> torch.Tensor:
+    """The parameters of that name in one tensor, of which the modules get their parts."""
+    parameters = [getattr(each, name) for each in modules]
+    if len(parameters) == 1:
+        whole: torch.Tensor = parameters[0].data
+        return whole
+    whole = torch.cat([each.data for each in parameters])
+    stop = 0
+    for parameter in parameters:
+        start, stop = stop, stop + len(parameter)
+        parameter.data = whole[start:stop]
+    return whole
+
+
+def _take(
+    states: torch.Tensor | None, taps: tuple[int, ...], tap: int, hidden: torch.Tensor
+) -> None:
+    """Copy what is tapped there."""
+    for column, each in enumerate(taps):
+        if states is not None and each == tap:
+            states[:, column] = hidden

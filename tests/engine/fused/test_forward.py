@@ -1,0 +1,182 @@
+"""Models whose layers are fused for GPUs say what transformers' modules say; the others stay.
+
+Attention is the reference's here: the interpreter takes long for each of its programs.  The tests
+of graphs have both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from cluster.core import TokenTree
+from cluster.engine.engine import Engine
+from cluster.engine.fused import forward
+from cluster.engine.loading.model import load_model
+from cluster.engine.work import Work
+from tests.support.choices import by_day
+from tests.support.engine.adapters import merged_oracle, write_adapter
+from tests.support.engine.checked import oracle_of
+from tests.support.engine.driver import PAGE_SIZE, expected_rows, prompt, rows, run
+from tests.support.engine.interpreter import interpreted
+from tests.support.engine.taps import TapLog
+from tests.support.engine.tiny import tiny
+
+pytestmark = interpreted
+Factory = Callable[..., Path]
+TREE = TokenTree.of([5, 6, 7, 8], [-1, 0, 0, -1])
+BIASES = {"attention_bias": True, "mlp_bias": True}
+FEW = {"num_hidden_layers": 2}
+LLAMA = [("llama", {**BIASES, "tie_word_embeddings": True, "head_dim": 64})]
+SERVED = [
+    ("llama", {}),
+    *LLAMA,
+    ("mistral-sliding", {}),
+    ("qwen2", {"num_key_value_heads": 1}),
+    ("qwen3", {"head_dim": 128}),
+]
+
+
+def engine_of(folder: Path, **settings: Any) -> Engine:
+    own = {"page_size": PAGE_SIZE, "max_batch_tokens": 16, **settings}
+    config = tiny(folder, own, attention="triton")
+    return Engine(replace(config, attention="sdpa"), load_model(config))
+
+
+def is_fused(engine: Engine) -> bool:
+    return engine.model.fused is not None and not engine.model.fused.failure
+
+
+@pytest.mark.parametrize(("architecture", "fields"), by_day(LLAMA, SERVED), ids=str)
+def test_chunks_trees_and_taps_are_the_modules_own(
+    architecture: str,
+    fields: dict[str, Any],
+    checkpoint_factory: Factory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = checkpoint_factory(architecture, **fields, **FEW)
+    engine = engine_of(folder)
+    assert is_fused(engine)
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise AssertionError("transformers' forward was called")
+
+    monkeypatch.setattr(engine.model.module, "forward", fails)
+    oracle, text = oracle_of(folder), prompt(33)
+    plain = rows(run(engine, Work("b", 0, text, TREE)))
+    log = TapLog(engine, (1, 0, -1), oracle)
+    tapped = rows(log.run(Work("a", 0, text, TREE, tenant=b"another")))
+    assert len(log.chunks) == 3
+    log.check("a", text, TREE)
+    expected = expected_rows(oracle, text, TREE)
+    for found in (plain, tapped):
+        torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields"),
+    [
+        ("gemma2", {}),
+        ("granite", {}),
+        ("olmo2", {}),
+        ("glm4-moe", {}),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}}),
+    ],
+    ids=str,
+)
+def test_other_models_keep_their_forward(
+    architecture: str, fields: dict[str, Any], checkpoint_factory: Factory
+) -> None:
+    config = tiny(checkpoint_factory(architecture, **fields), {}, attention="triton")
+    assert load_model(config).fused is None
+
+
+def test_a_layer_that_does_not_rotate_is_found_out(checkpoint_factory: Factory) -> None:
+    engine = engine_of(checkpoint_factory("smollm3"))
+    (reason,) = engine.forward.fallbacks
+    assert reason.startswith("layers: transformers' own forward is used: layer 1 computes")
+
+
+@pytest.mark.parametrize("name", ["add_norm", "rotate", "silu_product"])
+@pytest.mark.parametrize("fault", ["wrong", "fails"])
+def test_kernels_that_are_wrong_or_fail_are_given_up_at_load(
+    name: str, fault: str, checkpoint_factory: Factory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = getattr(forward, name)
+
+    def faulty(*arguments: Any) -> Any:
+        if fault == "fails":
+            raise RuntimeError("no compiler")
+        return kernel(*arguments) * 1.01
+
+    monkeypatch.setattr(forward, name, faulty)
+    folder = checkpoint_factory("qwen3", num_hidden_layers=1)
+    engine = engine_of(folder)
+    assert not is_fused(engine)
+    (reason,) = engine.forward.fallbacks
+    assert reason.endswith("layer 0 computes something else" if fault == "wrong" else "no compiler")
+    expected = expected_rows(oracle_of(folder), prompt(20), TREE)
+    found = rows(run(engine, Work("a", 0, prompt(20), TREE)))
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+
+
+def test_what_stands_outside_of_layers_is_checked_with_the_whole(
+    checkpoint_factory: Factory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny(checkpoint_factory("llama"), {}, attention="triton")
+    model = load_model(config)
+    assert model.fused is not None
+    norm = model.fused._norm
+    monkeypatch.setattr(model.fused, "_norm", type(norm)(norm.weight * 1.1, norm.epsilon))
+    engine = Engine(replace(config, attention="sdpa"), model)
+    (reason,) = engine.forward.fallbacks
+    assert "logits are off by" in reason
+    assert not is_fused(engine)
+
+
+def test_no_weight_is_there_twice(checkpoint_factory: Factory) -> None:
+    fields = {**BIASES, "tie_word_embeddings": True}
+    folder = checkpoint_factory("llama", **fields)
+    own = load_model(tiny(folder, {}, attention="triton"))
+    assert own.fused is not None
+    parameters = dict(own.module.named_parameters())
+    storages = {each.untyped_storage().data_ptr(): each for each in parameters.values()}
+    held = sum(each.untyped_storage().nbytes() for each in storages.values())
+    assert held == sum(each.nbytes for each in parameters.values())
+    layer, parts = own.fused._layers[0], own.module.model.layers[0]
+    for joined, parameter in [
+        (layer.qkv.weight, parts.self_attn.v_proj.weight),
+        (layer.qkv.bias, parts.self_attn.k_proj.bias),
+        (layer.gate_up.weight, parts.mlp.up_proj.weight),
+        (layer.out.weight, parts.self_attn.o_proj.weight),
+    ]:
+        assert joined is not None
+        assert joined.untyped_storage().data_ptr() == parameter.untyped_storage().data_ptr()
+
+
+def test_texts_with_adapters_take_the_module_and_others_do_not(
+    checkpoint_factory: Factory, tmp_path: Path
+) -> None:
+    folder = checkpoint_factory("llama", num_hidden_layers=1)
+    adapter = write_adapter(folder, tmp_path / "one")
+    engine = engine_of(folder, adapters={"one": str(adapter)})
+    assert is_fused(engine)
+    for number, oracle in enumerate((oracle_of(folder), merged_oracle(folder, adapter))):
+        found = rows(run(engine, Work(str(number), 0, prompt(20), TREE, adapter=number)))
+        expected = expected_rows(oracle, prompt(20), TREE)
+        torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+
+
+def test_what_is_compiled_or_asks_for_the_reference_is_not_fused(
+    checkpoint_factory: Factory,
+) -> None:
+    folder = checkpoint_factory("llama", num_hidden_layers=1)
+    assert load_model(tiny(folder, {}, attention="sdpa")).fused is None
+    assert load_model(tiny(folder, {}, attention="triton", compile=True)).fused is None
