@@ -6,7 +6,7 @@
 The parts, those first that are worth most:
 
     environment  versions, driver, clocks, copy bandwidth
-    kernels      attention and draws against their references, and their times
+    kernels      layers, attention and draws against their references, and their times
     self_check   distances and bounds of the engine's check at load, of 20 random models
     plain        Llama 3.1's 8B of random weights, at batches to 128, in CUDA graphs and eagerly
     head         an EAGLE-3-shaped head with synthetic acceptance, 8 / 16 / 60 nodes

@@ -1,4 +1,4 @@
-"""The kernels of attention and draws against their references, and how fast they are."""
+"""The kernels of layers, attention and draws against their references, and how fast they are."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from functools import partial
 
 import numpy as np
 import torch
+from torch.nn.functional import silu
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from benchmarks.gpu.part import Measurements, Row, Setting, Skipped
 from cluster.core import SamplingParams, TokenArray, TokenTree, token_array
@@ -71,6 +73,10 @@ def rows(setting: Setting) -> Measurements:
     for problem in _TINY_PROBLEMS if setting.tiny else _PROBLEMS:
         labels = {"kernel": "attention", **asdict(problem)}
         yield labels, partial(attention_row, problem, setting, bandwidth)
+    for num_rows in (3,) if setting.tiny else (1, 32, 512):
+        for name in ("add_norm", "rotate", "silu_product"):
+            labels = {"kernel": name, "rows": num_rows}
+            yield labels, partial(between_row, name, num_rows, setting, bandwidth)
     for num_rows, vocab_size in _TINY_DRAWS if setting.tiny else _DRAWS:
         for law in _LAWS:
             labels = {"kernel": "draw", "rows": num_rows, "vocab": vocab_size, "top_p": law.top_p}
@@ -131,16 +137,66 @@ def attention_row(problem: Problem, setting: Setting, bandwidth: float) -> Row:
     reference_s = seconds(_attend(reference, batch, query, kv, window), device, repeats=repeats)
     keys = sum(share.key_len - share.key_start(window) for share in batch.shares)
     read = keys * 2 * sizes.kv_heads * sizes.head_dim * kv.element_size()
-    row: Row = {
-        "largest_error": error,
-        "us": own_s * 1e6,
-        "reference_us": reference_s * 1e6,
-        "gb_per_s": read / own_s / 1e9,
-        "share_of_copy": read / own_s / bandwidth,
-    }
+    row = _row(error, own_s, reference_s, read / own_s, bandwidth)
     if backend.failure:
         row["failed"] = backend.failure
     elif not error <= tolerance(device):
+        row["failed"] = f"it differs from the reference by {error:.1e}"
+    return row
+
+
+def between_row(name: str, num_rows: int, setting: Setting, bandwidth: float) -> Row:
+    """A kernel between the products of a layer; its reference is what transformers runs."""
+    from cluster.engine.fused import kernels
+
+    sizes, device = setting.sizes, setting.device
+    generator = torch.Generator(device).manual_seed(1)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, device=device).to(setting.dtype)
+
+    dim, heads = sizes.head_dim, sizes.heads + 2 * sizes.kv_heads
+    norm = LlamaRMSNorm(sizes.hidden).to(device, setting.dtype)
+    hidden, change = normal(num_rows, sizes.hidden), normal(num_rows, sizes.hidden)
+    gate, up = normal(num_rows, sizes.intermediate), normal(num_rows, sizes.intermediate)
+    gate_up = torch.cat((gate, up), 1)
+    qkv, kv = normal(num_rows, heads, dim), normal(num_rows, 2, sizes.kv_heads, dim)
+    at = torch.arange(num_rows, device=device)
+    cosines, sines = rotations = normal(2, num_rows, dim // 2)
+    query, key, value = qkv.clone().split((sizes.heads, sizes.kv_heads, sizes.kv_heads), 1)
+
+    def rotated() -> torch.Tensor:
+        turns = torch.cat((cosines, cosines), 1), torch.cat((sines, sines), 1)
+        turned, turned_key = apply_rotary_pos_emb(query, key, *turns)
+        kv.index_copy_(0, at, torch.stack((turned_key, value), 1))
+        return turned.transpose(0, 1)
+
+    # How it is called, its reference, and how many numbers it reads and writes.
+    own, reference, count = {
+        "add_norm": (
+            lambda: kernels.add_norm(hidden, change, norm.weight, norm.variance_epsilon),
+            lambda: norm(hidden + change),
+            4 * hidden.numel(),
+        ),
+        "rotate": (
+            lambda: kernels.rotate(qkv, kv, at, at, rotations, None, 0.0),
+            rotated,
+            2 * qkv.numel(),
+        ),
+        "silu_product": (
+            lambda: kernels.silu_product(gate_up),
+            lambda: silu(gate) * up,
+            3 * gate.numel(),
+        ),
+    }[name]
+    with torch.inference_mode():
+        expected = reference().float()
+        error = float((own().float() - expected).abs().max())
+        repeats = 1 if setting.tiny else 20
+        own_s, reference_s = (seconds(each, device, repeats=repeats) for each in (own, reference))
+    row = _row(error, own_s, reference_s, count * hidden.element_size() / own_s, bandwidth)
+    # Of numbers up to 20, in the last place of their format.
+    if not error <= 4 * tolerance(device):
         row["failed"] = f"it differs from the reference by {error:.1e}"
     return row
 
@@ -176,6 +232,17 @@ def draw_row(num_rows: int, vocab_size: int, device: torch.device, law: Sampling
     elif differing:
         row["failed"] = f"{differing} tokens are others than the reference's"
     return row
+
+
+def _row(error: float, own_s: float, reference_s: float, rate: float, bandwidth: float) -> Row:
+    """rate, bandwidth: bytes per second."""
+    return {
+        "largest_error": error,
+        "us": own_s * 1e6,
+        "reference_us": reference_s * 1e6,
+        "gb_per_s": rate / 1e9,
+        "share_of_copy": rate / bandwidth,
+    }
 
 
 def tolerance(device: torch.device) -> float:

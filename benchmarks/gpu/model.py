@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from cluster.config.schema import EngineConfig
 from cluster.engine.attention import seam
-from cluster.engine.loading.model import LoadedModel
+from cluster.engine.loading.model import LoadedModel, fused_on_gpu
 from cluster.engine.loading.probe import probe_layers
 from cluster.records import frozen
 
@@ -75,6 +75,7 @@ def load_random(sizes: Sizes, config: EngineConfig, device: torch.device) -> Loa
     module.requires_grad_(False)
     with torch.inference_mode():
         layers = probe_layers(module, device)
+    limit = sizes.max_context_len
     return LoadedModel(
         module=module,
         source=config.model,
@@ -82,8 +83,9 @@ def load_random(sizes: Sizes, config: EngineConfig, device: torch.device) -> Loa
         layers=layers,
         device=device,
         vocab_size=sizes.vocab_size,
-        max_context_len=sizes.max_context_len,
+        max_context_len=limit,
         eos_token_ids=(),
+        fused=fused_on_gpu(module, config, layers, limit),
     )
 
 

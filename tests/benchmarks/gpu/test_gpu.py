@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from benchmarks.gpu.__main__ import PARTS, Part, Record, _received, main
-from benchmarks.gpu.kernels import Problem, attention_row, draw_row
+from benchmarks.gpu.kernels import Problem, attention_row, between_row, draw_row
 from benchmarks.gpu.part import Setting
 from benchmarks.support.record import ROOT
 from cluster.core import SamplingParams
@@ -148,6 +148,20 @@ def test_a_kernel_that_is_wrong_is_found(tmp_path: Path, monkeypatch: pytest.Mon
     assert "failed" not in attention_row(problem, setting, 1e9)
     monkeypatch.setattr("benchmarks.gpu.kernels.create_backend", lambda name: Wrong())
     assert "differs from the reference" in attention_row(problem, setting, 1e9)["failed"]
+
+
+def test_a_kernel_of_layers_that_is_wrong_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def product(gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, dim=1)
+        return torch.nn.functional.silu(gate) * up
+
+    arguments = "silu_product", 3, Setting(True, tmp_path), 1e9
+    monkeypatch.setattr("cluster.engine.fused.kernels.silu_product", product)
+    assert "failed" not in between_row(*arguments)
+    monkeypatch.setattr("cluster.engine.fused.kernels.silu_product", lambda rows: rows[:, :128])
+    assert "differs from the reference" in between_row(*arguments)["failed"]
 
 
 def test_a_draw_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
