@@ -44,7 +44,7 @@ def test_graphed_steps_give_the_logits_of_eager_ones(
     checkpoint_factory: Callable[..., Path], architecture: str, names: tuple[str, ...]
 ) -> None:
     folder, recorder = checkpoint_factory(architecture, **FEW_LAYERS[architecture]), Recorder()
-    graphed = build(folder, recorder, prefix_cache=False)
+    graphed = build(folder, recorder, fused=True, prefix_cache=False)
     eager = build(folder, prefix_cache=False)
     for steps in map(CASES.__getitem__, names):
         before = recorder.num_replays
@@ -86,7 +86,8 @@ def test_one_graph_serves_a_context_while_its_items_become_more(
 @interpreted
 def test_taps_of_graphed_steps_are_those_of_eager_ones(two_layers: Path) -> None:
     recorder = Recorder()
-    logs = [TapLog(build(two_layers, each), (1, -1)) for each in (None, recorder)]
+    engines = build(two_layers), build(two_layers, recorder, fused=True)
+    logs = [TapLog(each, (1, -1)) for each in engines]
     logs[1].engine.capture_ahead((1, -1))
     num_captures, num_replays = recorder.num_captures, recorder.num_replays
     expected, found = ([answers(log.engine, CASES[MIXED]), log] for log in logs)
@@ -101,7 +102,7 @@ def test_taps_of_graphed_steps_are_those_of_eager_ones(two_layers: Path) -> None
 @interpreted
 def test_a_replay_touches_no_memory_that_its_capture_did_not_touch(small_llama: Path) -> None:
     recorder = Recorder(notes_storages=True)
-    engine = build(small_llama, recorder)
+    engine = build(small_llama, recorder, fused=True)
     answers(engine, [*decoding("a", 6, 3), [Work("a", 9, prompt(1), tree_of_size(3))]])
     replayed = [met for met in recorder.storages if len(met) > 2]
     assert replayed
@@ -160,7 +161,7 @@ def test_graphs_of_a_gpu_give_the_logits_of_eager_steps(
 ) -> None:
     folder = checkpoint_factory(architecture)
     settings: dict[str, Any] = {"device": "cuda:0", "attention": "auto"}
-    graphed = build(folder, None, cuda_graphs=True, **settings)
+    graphed = build(folder, None, fused=True, cuda_graphs=True, **settings)
     eager = build(folder, None, cuda_graphs=False, **settings)
     graphed.capture_ahead()
     assert graphed.uses_graphs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,16 @@ from tests.support.engine.triton_cases import tree_of_size
 Steps = Sequence[Sequence[Work]]
 
 
-def build(folder: Path, capture: Any = None, **settings: Any) -> Engine:
+def build(folder: Path, capture: Any = None, *, fused: bool = False, **settings: Any) -> Engine:
+    """fused: by the kernels between a layer's products too, which the interpreter takes as long for
+    as for attention."""
     own = {"attention": "triton", "cuda_graphs": capture is not None}
     config = tiny(folder, settings, page_size=4, max_batch_tokens=16, **own)
     group = RankGroup() if config.tensor_parallel > 1 else None
-    return Engine(config, load_model(config), group=group, capture=capture)
+    model = load_model(config)
+    if not fused:
+        model = replace(model, fused=None)
+    return Engine(config, model, group=group, capture=capture)
 
 
 def answers(engine: Engine, steps: Steps) -> list[torch.Tensor]:
