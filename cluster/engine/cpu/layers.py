@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, TypeGuard
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from cluster.engine.comparison import is_close
 from cluster.engine.cpu.kernels import Kernels
 from cluster.engine.cpu.packed_linear import PackedLinear, is_packable
+from cluster.models.experts import Experts, linear_of
 
 # Layers that are given the same input, by the names that transformers' models use, and the name of
 # their product.
@@ -122,6 +124,36 @@ class SiblingLinear(torch.nn.Module):
         return self._siblings.part(self._index, rows, self._start, stop)
 
 
+class NativeRouter(TorchFunctionMode):
+    """The `forward` of a module that says which experts a row goes to, or how much one counts.
+
+    It is the original's but for the product with the weight, whose numbers move into it: that is
+    ours, so that a row's choice depends on that row alone.  It is never one in few bits."""
+
+    def __init__(self, router: Any, kernels: Kernels) -> None:
+        super().__init__()
+        self._original = router.forward
+        self._weight = router.weight
+        self.product = PackedLinear(linear_of(router.weight), kernels)
+        router.weight.data = self.product.weight
+
+    def __call__(self, *args: Any) -> Any:
+        """What the original returns."""
+        with self:
+            return self._original(*args)
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function is not torch.nn.functional.linear or args[1] is not self._weight:
+            return function(*args, **(kwargs or {}))
+        rows = self.product(args[0])
+        # With a gap between rows torch computes what follows row by row.  Without, the last numbers
+        # of all are computed one by one, with other exponentials than those of vectors.
+        spaced = torch.nn.functional.pad(rows, (0, 1))[..., :-1]
+        return spaced if len(args) < 3 or args[2] is None else spaced + args[2]
+
+
 def fuse_layers(module: torch.nn.Module, kernels: Kernels) -> int:
     """Replace what our kernels compute in one go, in float32 models on the CPU; returns how many.
 
@@ -130,6 +162,8 @@ def fuse_layers(module: torch.nn.Module, kernels: Kernels) -> int:
     num_fused = 0
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
+            if isinstance(child, Experts):
+                _route(parent, child, kernels)
             fused = _fused(child, kernels)
             if fused is not None:
                 setattr(parent, name, fused)
@@ -153,14 +187,10 @@ def products(module: torch.nn.Module) -> Iterator[tuple[PackedLinear, tuple[str,
 def joined(layers: Sequence[torch.nn.Module], kernels: Kernels) -> PackedLinear:
     """Linear layers of one input as one, outputs side by side."""
     linears = [_linear(layer) for layer in layers]
-    first = linears[0]
-    num_outputs = sum(linear.out_features for linear in linears)
-    has_bias = first.bias is not None
-    both = torch.nn.Linear(first.in_features, num_outputs, bias=has_bias, device="meta")
-    both.weight = torch.nn.Parameter(torch.cat([each.weight for each in linears]), False)
-    if has_bias:
-        both.bias = torch.nn.Parameter(torch.cat([each.bias for each in linears]), False)
-    return PackedLinear(both, kernels)
+    has_bias = linears[0].bias is not None
+    weight = torch.cat([each.weight for each in linears])
+    bias = torch.cat([each.bias for each in linears]) if has_bias else None
+    return PackedLinear(linear_of(weight, bias), kernels)
 
 
 def _linear(module: torch.nn.Module) -> torch.nn.Linear:
@@ -204,6 +234,21 @@ def _candidates(
             and not any(each.numel() for other in others for each in other.parameters())
         ):
             yield lambda: NativeMLP(kernels, module), gate.in_features
+
+
+def _route(mixture: torch.nn.Module, experts: Experts, kernels: Kernels) -> None:
+    """Give what has an output for each of a mixture's experts, or one alone, our product."""
+    inside = set(experts.modules())
+    for router in mixture.modules():
+        weight = getattr(router, "weight", None)
+        if (
+            router not in inside
+            and isinstance(weight, torch.nn.Parameter)
+            and weight.dim() == 2
+            and len(weight) in (1, len(experts))
+            and "forward" not in vars(router)
+        ):
+            router.forward = NativeRouter(router, kernels)
 
 
 def _is_plain_vector(weight: Any) -> TypeGuard[torch.nn.Parameter]:

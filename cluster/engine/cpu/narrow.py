@@ -24,6 +24,7 @@ from cluster.engine.cpu.kernels import Format, Kernels
 from cluster.engine.cpu.layers import products
 from cluster.engine.cpu.packed_linear import PackedLinear, agree, linear_share
 from cluster.engine.types import LayerSpec
+from cluster.models.experts import Experts, unstacked
 from cluster.models.grouped import GroupedWeight, stacked
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,34 @@ def can_widen(
         return False
     native = kernels.load()  # last: a host that has no use for them compiles none
     return native is not None and all(native.attends(num_heads, layer) for layer in layers)
+
+
+def unstack_experts(module: torch.nn.Module, config: EngineConfig) -> None:
+    """Let stacked experts stand one by one, as plain linear layers, where they compute the same and
+    our kernels can have them."""
+    if not config.compile:
+        unstacked(module, _is_same)
+
+
+def _is_same(stacked: Any, experts: Experts) -> bool:
+    num_experts, _, size = stacked.gate_up_proj.shape
+    dtype = stacked.gate_up_proj.dtype
+    is_hooked = "forward" in vars(stacked)  # by accelerate
+    if is_hooked or stacked.gate_up_proj.device.type != "cpu" or kernels.load() is None:
+        return False
+
+    def of(module: torch.nn.Module) -> Product:
+        # So large that bounds within experts would show.
+        return lambda rows: module(
+            10.0 * rows,
+            torch.arange(2 * len(rows)).view(-1, 2) % num_experts,
+            torch.tensor([0.75, 0.25]).to(dtype).expand(len(rows), 2),
+        )
+
+    try:
+        return agree(of(stacked), of(experts), size, _CHECKED_ROWS[:3], _TOLERANCE, dtype)
+    except (RuntimeError, TypeError, ValueError):  # it takes something else
+        return False
 
 
 def keep_in_bf16(embedding: torch.nn.Module) -> None:

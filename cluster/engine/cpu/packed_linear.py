@@ -208,7 +208,7 @@ def is_packable(module: torch.nn.Module) -> TypeGuard[torch.nn.Linear]:
         and module.weight.dtype in _TOLERANCES
         and not module._forward_hooks
         and not module._forward_pre_hooks
-        and not hasattr(module, "_hf_hook")  # accelerate's, which replaces the forward itself
+        and "forward" not in vars(module)  # accelerate replaces it, and so does a router's
     )
 
 

@@ -22,6 +22,7 @@ from cluster.engine.device import resolve_dtype
 from cluster.engine.loading.model_config import cached_layer
 from cluster.engine.loading.renumbered import Numbering
 from cluster.errors import ConfigError
+from cluster.models.experts import unstacked
 from cluster.models.grouped import GroupedWeight, StoredGroups, in_eight_bits, in_four_bits
 from cluster.models.int8 import int8_groups, is_int8
 from cluster.models.weights import GROUPED
@@ -156,13 +157,13 @@ def planned_weights(
     """A line on the weights of a model that is to be loaded on a CPU with a C++ compiler.
 
     module: without weights.  products: as in EngineState, "" = not known."""
-    wanted, share = wanted_format(folder, config), plain_share(module)
+    wanted, share = wanted_format(folder, config), plain_share(unstacked(module))
     if wanted == "bf16":
         return ""
     if share < LINEAR_SHARE:
         return (
             f"weights stay wide, not {wanted}: {share:.0%} of them are in plain linear "
-            "layers, the rest in experts and the like"
+            "layers and experts that stand as such, the rest in others"
         )
     words = {
         "stored": "as the file stores them, in groups of few bits",

@@ -25,6 +25,7 @@ from cluster.engine.loading.few_bits import (
 )
 from cluster.engine.loading.inspection import describe
 from cluster.engine.loading.planned import Planned, bare_module, planned
+from cluster.models.experts import unstacked
 from cluster.models.weights import GROUPED, header_of
 from cluster.records import frozen
 
@@ -54,7 +55,7 @@ def held(folder: Path, config: EngineConfig, on_gpus: Planned | None = None) -> 
     """folder: of the model's config.json, and of its weights where they are here.  on_gpus: what it
     takes there, None = it is to run on this machine."""
     described = describe(str(folder), config)
-    module = bare_module(described)
+    module = unstacked(bare_module(described))
     num_parameters = sum(each.numel() for each in module.parameters())
     active = 1.0 - _idle(module, described.text_config) / num_parameters
     if on_gpus is not None:

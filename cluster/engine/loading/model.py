@@ -22,7 +22,7 @@ from cluster.engine.comparison import Comparison
 from cluster.engine.cpu.causal_lm import NativeForward, native_forward
 from cluster.engine.cpu.decoder_layer import fuse_decoder_layers
 from cluster.engine.cpu.layers import fuse_layers
-from cluster.engine.cpu.narrow import can_widen
+from cluster.engine.cpu.narrow import can_widen, unstack_experts
 from cluster.engine.cpu.packed_linear import choose_kernels, is_native, pack_linears
 from cluster.engine.cpu.threads import spare_cores, spare_torch_threads
 from cluster.engine.device import (
@@ -179,6 +179,7 @@ def load_model(
     fused: FusedForward | None = None
     is_widened = False
     if config.tensor_parallel == 1:
+        unstack_experts(module, config)
         is_widened = can_widen(module, config, int(text_config.num_attention_heads), layers)
         if is_narrow and not is_widened and not computes(torch.bfloat16):
             convert(module, torch.float32)

@@ -19,6 +19,7 @@ from cluster.engine.cpu.packed_linear import PackedLinear
 from cluster.engine.loading.model import LoadedModel
 from cluster.engine.module_forward import decoder_layers
 from cluster.errors import ConfigError
+from cluster.models.experts import linear_of
 
 
 def part_of(
@@ -63,9 +64,7 @@ def part_of(
 
 def _output_like(former: Any, weight: torch.Tensor) -> torch.nn.Module:
     """A layer of that weight, and the former one's bias, which computes as the former one does."""
-    layer = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    layer.weight = torch.nn.Parameter(weight.to(former.weight.dtype), requires_grad=False)
-    layer.bias = former.bias
+    layer = linear_of(weight.to(former.weight.dtype), former.bias)
     return former.packed_alike(layer) if isinstance(former, PackedLinear) else layer
 
 

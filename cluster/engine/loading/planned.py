@@ -27,6 +27,7 @@ from cluster.engine.memory.kv_cache import layer_groups
 from cluster.engine.memory.pool_sizes import derive_num_pages, gpu_share
 from cluster.engine.memory.reserve import ForwardBytes, num_logit_rows, reserve
 from cluster.errors import ConfigError
+from cluster.models.experts import unstacked
 from cluster.models.weights import PICKLED, SAFETENSORS
 from cluster.records import frozen
 
@@ -142,7 +143,7 @@ def _dtype(
     if (
         device is not None
         and may_stay_narrow(config, device, described.config)
-        and plain_share(bare_module(described)) >= LINEAR_SHARE
+        and plain_share(unstacked(bare_module(described))) >= LINEAR_SHARE
     ):
         return torch.bfloat16
     found = resolve_dtype(config.dtype, device or torch.device("cuda"), stored)

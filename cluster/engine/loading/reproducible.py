@@ -50,8 +50,8 @@ def check_reproducible(
         )
     elif not is_native(module):
         reason = (
-            f"{type(module).__name__} multiplies with more than plain linear layers (experts, "
-            "quantised weights); serve it without"
+            f"{type(module).__name__} multiplies with more than plain linear layers (experts "
+            "with biases, quantised weights); serve it without"
         )
     else:
         return

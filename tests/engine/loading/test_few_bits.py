@@ -33,10 +33,7 @@ from cluster.engine.state import engine_state
 from cluster.errors import ConfigError
 from cluster.models.fingerprint import model_hash
 from cluster.models.gguf import convert
-from cluster.models.grouped import StoredGroups, in_eight_bits, in_four_bits
 from tests.support.engine.driver import (
-    generate,
-    last_logits,
     load_engine,
     load_oracle,
     prompt,
@@ -44,8 +41,8 @@ from tests.support.engine.driver import (
     rows,
     run,
 )
+from tests.support.engine.few_bits import check_texts, widened
 from tests.support.engine.native import needs_native
-from tests.support.engine.products import rounding_rows
 from tests.support.models.gguf_files import write_gguf
 
 Factory = Callable[..., Path]
@@ -142,20 +139,6 @@ def with_weights(folder: Path, target: Path, weights: Mapping[str, torch.Tensor]
     return target
 
 
-def dequantized(folder: Path, settings: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """The weights that the layers of an engine with such settings stand for."""
-    layers = {
-        name: layer.weight
-        for name, layer in load_oracle(folder).named_modules()
-        if isinstance(layer, torch.nn.Linear)
-    }
-    if settings:
-        rounded = in_four_bits if settings["weights"] == "int4" else in_eight_bits
-        found = {name: rounded(each) for name, each in layers.items()}
-        return {name: each.dequantized() for name, each in found.items() if each is not None}
-    return {name: each.dequantized() for name, each in StoredGroups(folder).items()}
-
-
 @needs_native
 @pytest.mark.parametrize("kind", ["int8", "int4", "Q4_0", "Q4_1", "Q8_0"])
 def test_greedy_text_is_that_of_transformers_with_the_weights_that_they_stand_for(
@@ -164,28 +147,7 @@ def test_greedy_text_is_that_of_transformers_with_the_weights_that_they_stand_fo
     settings = {"weights": kind} if kind.startswith("int") else {}
     if not settings:
         folder = gguf_folder(folder, tmp_path / "blocks", GGMLQuantizationType[kind])
-    wanted = dequantized(folder, settings)
-    engine = load(folder, **settings)
-    oracle = load_oracle(with_weights(folder, tmp_path / "wide", wanted))
-    texts = [prompt(8 + seed, seed) for seed in range(24)]
-    errors, leads = [], []
-    with rounding_rows(oracle):
-        for number, text in enumerate(texts):
-            context = [*text.tolist(), *generate(oracle, text, 4)]
-            for end in range(len(text), len(context)):
-                given = torch.tensor(context[:end]).numpy().astype("int32")
-                found = rows(run(engine, Work(f"{number}-{end}", 0, given)))[0]
-                engine.release(f"{number}-{end}")
-                logits = last_logits(oracle, given)
-                first, second = logits.topk(2).values
-                leads.append(float((first - second) / logits.std()))
-                # A random network's near-ties fall by the rounding of keys to bfloat16, which
-                # moves inputs to their next integer.
-                assert first - logits[found.argmax()] < 0.2 * logits.std()
-                errors.append(float((found - logits).norm() / logits.norm()))
-    assert max(errors) < 0.2
-    assert np.median(errors) < 0.06
-    assert np.mean(np.array(leads) > 0.2) > 0.4  # which are no near-ties
+    check_texts(load(folder, **settings), widened(folder, settings))
 
 
 @needs_native
@@ -194,9 +156,9 @@ def test_what_few_bits_cannot_hold_stays_wide_with_one_warning(
     checkpoint_factory: Factory,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    experts = checkpoint_factory("mixtral", dtype=torch.bfloat16)
+    biased = checkpoint_factory("gpt-oss", dtype=torch.bfloat16)
     cases: list[tuple[Path, dict[str, Any], str]] = [
-        (experts, {}, "plain linear layers"),
+        (biased, {}, "plain linear layers"),
         (folder, {"dtype": "float32"}, "plain linear layers, in bfloat16"),
         (folder, {"attention": "sdpa"}, "plain linear layers"),
     ]
@@ -260,7 +222,8 @@ def test_check_says_which_weights_a_model_will_have(
     for other in ({"dtype": "float32"}, {"attention": "sdpa"}, {"compile": True}):
         config = replace(here, **other)
         assert "are widened" in check_loadable(folder, config, is_here=True).weights
-    assert "stay wide, not int4" in told(checkpoint_factory("mixtral"), weights="int4")
+    assert "in int4, in groups" in told(checkpoint_factory("mixtral"), weights="int4")
+    assert "stay wide, not int4" in told(checkpoint_factory("gpt-oss"), weights="int4")
 
 
 def check_drafters(config: Config) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from cluster.config.schema import EngineConfig
+from cluster.engine.cpu.layers import NativeRouter
 from cluster.engine.cpu.packed_linear import PackedLinear
 from cluster.engine.loading.held import held
 from cluster.engine.loading.inspection import describe
@@ -20,12 +21,16 @@ from tests.support.engine.native import needs_native
 
 def bytes_of(module: torch.nn.Module) -> int:
     """Of all weights, packed ones in their form and shared ones once."""
-    packed = [each for each in module.modules() if isinstance(each, PackedLinear)]
+    modules = list(module.modules())
+    routers = [vars(each).get("forward") for each in modules]
+    packed = [each for each in modules if isinstance(each, PackedLinear)]
+    packed += [each.product for each in routers if isinstance(each, NativeRouter)]
     tensors = [*module.parameters(), *(each.packed for each in packed)]
     return sum({each.data_ptr(): each.nbytes for each in tensors}.values())
 
 
 @needs_native
+@pytest.mark.parametrize("weights", ["auto", "int4"])
 @pytest.mark.parametrize(
     ("architecture", "shape"),
     [
@@ -33,15 +38,17 @@ def bytes_of(module: torch.nn.Module) -> int:
         ("gemma2", {}),  # its embedding scales its rows
         ("llama", {"num_attention_heads": 32, "num_key_value_heads": 1, "head_dim": 16}),
         ("llama", {"head_dim": 4}),
+        ("mixtral", {}),
+        ("qwen2-moe", {}),
     ],
     ids=str,
 )
 def test_the_weights_and_the_cache_have_the_format_that_is_planned(
-    architecture: str, shape: dict[str, Any], checkpoint_factory: Callable[..., Path]
+    architecture: str, shape: dict[str, Any], weights: str, checkpoint_factory: Callable[..., Path]
 ) -> None:
     sizes = {"hidden_size": 64, "vocab_size": 4096, **shape}
     folder = checkpoint_factory(architecture, dtype=torch.bfloat16, **sizes)
-    config = EngineConfig(model=str(folder), device="cpu", num_pages=16)
+    config = EngineConfig(model=str(folder), device="cpu", num_pages=16, weights=weights)
     loaded = load_model(config)
     # Blocks of outputs are padded.
     assert held(folder, config).weights == pytest.approx(bytes_of(loaded.module), rel=0.1)

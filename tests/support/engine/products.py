@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from typing import TypeGuard
 
 import torch
 
@@ -57,6 +58,11 @@ def in_eight_bits(rows: torch.Tensor) -> torch.Tensor:
     return (integers * (most / 127.0)).flatten(1)[:, : rows.shape[1]]
 
 
+def in_few_bits(layer: torch.nn.Module) -> TypeGuard[torch.nn.Linear]:
+    """True for a linear layer, but for what says how much an expert counts: that stays wide."""
+    return isinstance(layer, torch.nn.Linear) and layer.out_features > 1
+
+
 @contextmanager
 def rounding_rows(module: torch.nn.Module) -> Iterator[None]:
     """Inside the context a model's linear layers take their rows as products of groups do."""
@@ -66,7 +72,7 @@ def rounding_rows(module: torch.nn.Module) -> Iterator[None]:
 
     with ExitStack() as hooks:
         for layer in module.modules():
-            if isinstance(layer, torch.nn.Linear):
+            if in_few_bits(layer):
                 hooks.enter_context(layer.register_forward_pre_hook(rounded))
         yield
 
