@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Container
 
-import numpy as np
-
 from cluster.config.schema import EngineConfig
 from cluster.engine.loading.inspection import check_sizes
 from cluster.engine.memory.kv_cache import LayerGroup, Reach
@@ -116,12 +114,9 @@ def _malformed(work: Work, vocab_size: int) -> RequestError | None:
         )
     if len(tree.parents) != len(tree):
         return RequestError(f"a tree has {len(tree)} token ids and {len(tree.parents)} parents")
-    orphans = (tree.parents >= np.arange(len(tree))) | (tree.parents < -1)
-    if orphans.any():
-        node = int(orphans.argmax())
-        return RequestError(
-            f"node {node} has parent {int(tree.parents[node])}; parents stand before children"
-        )
+    for node, parent in enumerate(tree.parents.tolist()):
+        if not -1 <= parent < node:
+            return RequestError(f"node {node} has parent {parent}; parents stand before children")
     for name, token_ids in (("delta", work.delta), ("tree", tree.token_ids)):
         if len(token_ids) and not 0 <= token_ids.min() <= token_ids.max() < vocab_size:
             return RequestError(

@@ -123,8 +123,8 @@ class KVCache:
         self.groups = layer_groups(layers, page_size)
         self.group_of = [0] * len(layers)  # by layer
         self._stacks: list[list[torch.Tensor]] = []  # by group
-        # Moves that are still to be made, by group: int64[2, slots] each, from where and to where.
-        self._moves: list[list[SlotArray]] = [[] for _ in self.groups]
+        # Moves that are still to be made, by group: from where and to where.
+        self._moves: list[list[tuple[SlotArray, SlotArray]]] = [[] for _ in self.groups]
         self._written: list[set[int]] = [set() for _ in self.groups]  # by these moves
         by_layer: dict[int, torch.Tensor] = {}
         for number, (group, pages) in enumerate(zip(self.groups, num_pages, strict=True)):
@@ -163,13 +163,13 @@ class KVCache:
 
     def move(self, group: int, source: SlotArray, destination: SlotArray) -> None:
         """Copy slots to slots in all layers of a group, once `settle` is called; the two sets may
-        overlap."""
+        overlap.  The arrays are kept until then."""
         written = self._written[group]
         places = destination.tolist()
         if not written.isdisjoint(places) or not written.isdisjoint(source.tolist()):
             self.settle()  # what is moved again has to be there
         written.update(places)
-        self._moves[group].append(np.stack((source, destination)))
+        self._moves[group].append((source, destination))
 
     def settle(self) -> None:
         """Make the moves that were asked for, all at once; to be called before anyone reads or
@@ -177,7 +177,7 @@ class KVCache:
         for stacks, moves, written in zip(self._stacks, self._moves, self._written, strict=True):
             if not moves:
                 continue
-            slots = np.concatenate(moves, axis=1)
+            slots = np.stack([np.concatenate(each) for each in zip(*moves, strict=True)])
             moves.clear()
             written.clear()
             by_device: dict[torch.device, torch.Tensor] = {}

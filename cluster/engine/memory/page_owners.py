@@ -216,18 +216,18 @@ class PageOwners:
         """Commit the nodes `path`, keep the nodes `keep` as the live tree, drop the others."""
         tree = sequence.tree
         new_parents = check_retained(tree, path, keep)
-        survivors = np.asarray([*path, *keep], dtype=np.int64)
-        start = sequence.cached_len
-        moved = np.flatnonzero(survivors != np.arange(len(survivors)))
-        if len(moved):
-            # Slots up to the first node that moves are in place already.
-            offsets = np.arange(moved[0], len(survivors))
+        survivors, start = [*path, *keep], sequence.cached_len
+        # Slots up to the first node that moves are in place already.
+        first = next((place for place, node in enumerate(survivors) if place != node), None)
+        if first is not None:
+            nodes = np.array(survivors[first:])
             for group, table in enumerate(sequence.tables):
-                slots = table.slots
-                self._cache.move(group, slots[start + survivors[offsets]], slots[start + offsets])
-        self.commit(sequence, tree.token_ids[survivors[: len(path)]])
+                destination = table.slots[start + first : start + len(survivors)]
+                # A copy: the table may change before the keys are moved.
+                self._cache.move(group, table.slots[start + nodes], destination.copy())
+        self.commit(sequence, tree.token_ids[list(path)])
         if keep:
-            sequence.tree = TokenTree(tree.token_ids[survivors[len(path) :]], new_parents)
+            sequence.tree = TokenTree(tree.token_ids[list(keep)], new_parents)
         self.trim(sequence)
 
     def evacuate(self, sequence: Sequence) -> None:

@@ -19,7 +19,7 @@ from cluster.engine.taps import TapRows, Taps
 from cluster.engine.types import Ability, needs
 from cluster.engine.work import Work
 from cluster.records import record
-from cluster.spec.tree import ancestor_mask
+from cluster.spec.tree import ancestor_mask, depths
 
 IndexArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -254,7 +254,7 @@ def _share(pick: Pick, row_start: int) -> tuple[Share, npt.NDArray[np.int32]]:
         )
         return share, tokens
     mask = ancestor_mask(work.tree.parents)
-    node_positions = context_len + mask.sum(axis=1) - 1
+    node_positions = context_len + depths(work.tree.parents).astype(np.int64) - 1
     first_new = work.num_cached_nodes
     share = Share(
         row_start,
