@@ -92,8 +92,18 @@ def rank_rows(
         columns, scores = native.draws.rank(logits, count, draws)
         return RankedRows(_target_ids(columns, vocabulary), scores)
     values, ids = torch.topk(_with_bias(logits, rows, vocabulary), count, dim=-1)
-    weights: Array = values.cpu().numpy().astype(np.float64)
-    ranked = RankedRows(_target_ids(ids.cpu().numpy(), vocabulary), weights)
+    return rank_best(values.cpu().numpy().astype(np.float64), ids.cpu().numpy(), rows, vocabulary)
+
+
+def rank_best(
+    weights: Array,
+    columns: IdArray,
+    rows: Sequence[RowContext],
+    vocabulary: DraftVocabulary | None = None,
+) -> RankedRows:
+    """`rank_rows` by each row's greatest logits and their columns, descending; the logits are
+    changed in place."""
+    ranked = RankedRows(_target_ids(columns, vocabulary), weights)
     if any(row.params.has_penalties for row in rows):
         _penalise(ranked, rows)
         ranked = _ordered(ranked.token_ids, weights)

@@ -9,91 +9,30 @@ another text's, and nothing is asked of the device.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
 from cluster.core import TokenArray
+from cluster.draft.head_spans import Span, SpanAttention, TextRows
 from cluster.draft.heads.head import Head, KeysValues, Sight
 from cluster.draft.inside import Host, IndexArray, StepRows
-from cluster.engine.types import AttentionOptions, LayerSpec
+from cluster.engine.graphs.capture import Replay, Staging
+from cluster.engine.reminder import in_a_line
+from cluster.engine.types import LayerSpec
 from cluster.errors import ConfigError
 from cluster.records import record
 
-# How the rows of draft heads attend: to what is held of their texts, and to each other.
-#
-# What is held is copied out of the target's pages, and the rows of drafts never lie there: of a
-# target on several ranks only the first one drafts, and must not take pages that the others do
-# not.
+log = logging.getLogger(__name__)
 
-
-class Span:
-    """A text's keys and values of each layer, [1, kv heads, rows, dim], to which each pass adds
-    those of its rows.  num_held: rows that were held of the text."""
-
-    def __init__(self, layers: Sequence[KeysValues]) -> None:
-        """layers: what is held of the text."""
-        self.num_held = len(layers[0][0]) if layers else 0
-        self.layers = [
-            (keys.transpose(0, 1)[None], values.transpose(0, 1)[None]) for keys, values in layers
-        ]
-
-    def extend(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> KeysValues:
-        """Add rows to a layer; returns all of its keys and values."""
-        keys, values = self.layers[layer]
-        self.layers[layer] = torch.cat((keys, key), dim=2), torch.cat((values, value), dim=2)
-        return self.layers[layer]
-
-
-@record
-class TextRows:
-    """One text's rows of a pass, which are neighbours.
-
-    masks: by layer, bool[rows, the span's and these rows], which of them each row sees; None = all.
-    """
-
-    span: Span
-    num_rows: int
-    masks: Sequence[torch.Tensor | None]
-
-
-class SpanAttention:
-    """The `LayerPlan` of a pass over rows of several texts."""
-
-    def __init__(self, parts: Sequence[TextRows]) -> None:
-        """parts: in the order of the rows."""
-        self._parts = parts
-        self._sizes = [part.num_rows for part in parts]
-
-    def attend_layer(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        options: AttentionOptions,
-    ) -> torch.Tensor:
-        """See `LayerPlan`."""
-        rows = zip(
-            *(torch.split(each, self._sizes, dim=2) for each in (query, key, value)), strict=True
-        )
-        found: list[torch.Tensor] = []
-        for part, (own, keys, values) in zip(self._parts, rows, strict=True):
-            keys, values = part.span.extend(layer, keys, values)
-            attended = scaled_dot_product_attention(
-                own,
-                keys,
-                values,
-                attn_mask=part.masks[layer],
-                scale=options.scaling,
-                enable_gqa=True,
-            )
-            found.append(attended.transpose(1, 2))
-        return torch.cat(found, dim=1)
+# Rows of a step that a graph writes: texts that decode; what chunks of prompts have is worth more
+# than its launches.
+_WIDTHS = (1, 2, 4, 8, 16, 32, 64)
+_NUM_INDICES = 5
 
 
 def kv_layers(layers: Any, like: LayerSpec, *, takes_before: bool) -> list[LayerSpec]:
@@ -157,6 +96,10 @@ class TextCache:
         self._hidden = host.caches[-1]  # of heads that take none, of no use
         # Of each slot the token and position that it was written for; -1 = nobody wrote it.
         self._stamps = np.full((len(self._hidden), 2), -1, np.int64)
+        self._capture = host.capture
+        self._replays: dict[int, Replay] = {}  # by width
+        self._taps: torch.Tensor | None = None
+        self._staging = Staging(2 * _NUM_INDICES * _WIDTHS[-1], host.device)
 
     def write(self, rows: Sequence[StepRows]) -> None:
         """Keep the rows of texts that a step computed, as far as they have taps."""
@@ -164,32 +107,77 @@ class TextCache:
         if not tapped:
             return
         places = [self._places(each) for each, _ in tapped]
-        taps = [each[torch.from_numpy(of.text_rows).to(each.device)] for of, each in tapped]
-        fused = hidden = self._head.fuse(torch.cat(taps).flatten(1).to(self._dtype))
+        ends = np.cumsum([len(taps) for _, taps in tapped])
+        taken = [
+            end - len(taps) + each.text_rows for end, (each, taps) in zip(ends, tapped, strict=True)
+        ]
         token_ids, positions, slots = (
             np.concatenate([getattr(each, name) for each in places])
             for name in ("token_ids", "positions", "slots")
         )
-        rotated, attending = positions, list[TextRows]()
+        self._stamps[slots] = np.stack((token_ids, positions), axis=1)
+        rotated, before, attending = positions, np.arange(len(slots)) - 1, list[TextRows]()
         if self._head.takes_before:
-            parts = torch.split(fused, [len(each.slots) for each in places])
-            shifted = zip(places, parts, strict=True)
-            hidden = torch.cat(
-                [torch.cat((self._before(place, own), own[:-1])) for place, own in shifted]
-            )
+            firsts = np.cumsum([0, *(len(each.slots) for each in places[:-1])])
+            # Of the text's first token any row does.
+            before[firsts] = [
+                first if each.before is None else -1 - each.before
+                for first, each in zip(firsts, places, strict=True)
+            ]
             rotated = np.maximum(positions - 1, 0)
             attending = [self._part(each) for each in places] if len(self._layers) > 1 else []
-        found = self._head.keys_values(
-            self._index(token_ids), hidden, self._index(rotated), SpanAttention(attending)
-        )
-        where = self._index(slots)
+        given = np.stack((token_ids, rotated, slots, before, np.concatenate(taken)))
+        taps = tapped[0][1] if len(tapped) == 1 else torch.cat([taps for _, taps in tapped])
+        if attending or not self._store_by_graph(given, taps):
+            indices = self._index(given)
+            self._store(indices, taps[indices[-1]], SpanAttention(attending))
+
+    def _store(self, indices: torch.Tensor, taps: torch.Tensor, plan: SpanAttention) -> None:
+        """Write rows.
+
+        indices: int64[5, rows], tokens, positions of the rotary embedding, slots and, for heads
+        whose rows take those before them, which of these rows that is, or -1 - its slot; the last
+        is of no use here.  taps: [rows, taps, hidden]."""
+        token_ids, positions, slots, before = indices[:4]
+        fused = hidden = self._head.fuse(taps.flatten(1).to(self._dtype))
+        if self._head.takes_before:
+            held = self._read_hidden((-1 - before).clamp(min=0))
+            hidden = torch.where((before >= 0)[:, None], fused[before.clamp(min=0)], held)
+        found = self._head.keys_values(token_ids, hidden, positions, plan)
         for layer, (keys, values) in zip(self._layers, found, strict=True):
-            layer[where] = torch.stack((keys, values), dim=1).to(layer.dtype)
-        self._stamps[slots] = np.stack((token_ids, positions), axis=1)
+            layer[slots] = torch.stack((keys, values), dim=1).to(layer.dtype)
         if self._head.takes_before:
             half = self._hidden.shape[-1]
             halves = torch.nn.functional.pad(fused, (0, 2 * half - fused.shape[1]))
-            self._hidden[where] = halves.view(-1, 2, 1, half).to(self._hidden.dtype)
+            self._hidden[slots] = halves.view(-1, 2, 1, half).to(self._hidden.dtype)
+
+    def _store_by_graph(self, given: IndexArray, taps: torch.Tensor) -> bool:
+        """`_store` by a graph; False where there is none for so many rows."""
+        num_rows = given.shape[1]
+        width = next((each for each in _WIDTHS if each >= num_rows), 0)
+        if self._capture is None or not width:
+            return False
+        if self._taps is None:
+            self._taps = taps.new_empty(_WIDTHS[-1], *taps.shape[1:])
+        # The last row stands for padding: what is written twice is the same.
+        padded = given[:, np.minimum(np.arange(width), num_rows - 1)]
+        num_words = 2 * padded.size
+        self._staging.area()[:num_words].view(np.int64)[:] = padded.ravel()
+        self._staging.send(num_words)
+        indices = self._staging.words[:num_words].view(torch.int64).view(padded.shape)
+        torch.index_select(taps, 0, indices[-1], out=self._taps[:width])
+        if width not in self._replays:
+            own = self._taps[:width]
+            try:
+                self._replays[width] = self._capture(
+                    lambda: self._store(indices, own, SpanAttention(()))
+                )
+            except Exception as error:  # noqa: BLE001 - a head's own code may do what no graph can
+                log.warning("rows of a head are kept without CUDA graphs: %s", in_a_line(error))
+                self._capture = None
+                return False
+        self._replays[width]()
+        return True
 
     def read(self, request_id: str, token_ids: TokenArray) -> TextContext | None:
         """The start of drafts behind a text; None where its last row is missing.
@@ -197,6 +185,15 @@ class TextCache:
         token_ids: the text, of which the last token has no row yet.  What is missing further up is
         left out.
         """
+        found = self.find(request_id, token_ids)
+        if found is None:
+            return None
+        positions, slots = found
+        hidden = self._read_hidden(self._index(slots[-1:]))[0]
+        return TextContext(positions, self._held(slots[positions]), hidden)
+
+    def find(self, request_id: str, token_ids: TokenArray) -> tuple[IndexArray, IndexArray] | None:
+        """The positions that `read` gives, and the slots of all."""
         length = len(token_ids) - 1
         slots = self._host.slots(request_id)
         if length < 1 or len(slots) != length:
@@ -207,9 +204,7 @@ class TextCache:
         is_there = self._is_there(slots, token_ids, positions)
         if not is_there[-1]:
             return None
-        positions = positions[is_there & (positions >= first)]
-        hidden = self._read_hidden(slots[-1:])[0]
-        return TextContext(positions, self._held(slots[positions]), hidden)
+        return positions[is_there & (positions >= first)], slots
 
     def nothing(self) -> TextContext:
         """The context of no text, for warming up: everything is zero, and no key is held."""
@@ -240,13 +235,9 @@ class TextCache:
         mask = torch.from_numpy(is_seen).to(self._host.device)
         return TextRows(Span(self._held(slots[positions])), len(rows), [mask] * len(self._layers))
 
-    def _before(self, place: Places, own: torch.Tensor) -> torch.Tensor:
-        """The hidden row before the first: [1, hidden]; any for the text's first token."""
-        return own[:1] if place.before is None else self._read_hidden(np.array([place.before]))
-
-    def _read_hidden(self, slots: IndexArray) -> torch.Tensor:
-        """[rows, hidden]."""
-        rows = self._hidden[self._index(slots)].flatten(1)
+    def _read_hidden(self, slots: torch.Tensor) -> torch.Tensor:
+        """int64[rows] -> [rows, hidden]."""
+        rows = self._hidden[slots].flatten(1)
         return rows[:, : self._head.embed_tokens.embedding_dim].to(self._dtype)
 
     def _is_there(

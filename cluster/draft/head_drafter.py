@@ -15,7 +15,8 @@ import torch
 
 from cluster.core import DraftTask, Proposal, SamplingParams, TokenArray
 from cluster.draft.base import DrafterContext
-from cluster.draft.head_cache import Span, TextCache, TextRows, kv_layers
+from cluster.draft.head_cache import TextCache, kv_layers
+from cluster.draft.head_spans import Span, TextRows
 from cluster.draft.heads.head import HeadModule
 from cluster.draft.heads.load import layers_of, ready_head
 from cluster.draft.inside import Host, StepRows, StepWants, host_of

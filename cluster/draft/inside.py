@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # drafters of the pool run without torch
 
     from cluster.engine.engine import Engine
     from cluster.engine.first_layers import FirstLayers
+    from cluster.engine.graphs.capture import Capture
     from cluster.engine.types import LayerSpec
     from cluster.spec.logprobs import TopTokens
 
@@ -145,6 +146,7 @@ class Host(Protocol):
     vocab_size: int
     device: torch.device
     dtype: torch.dtype
+    capture: Capture | None  # None = there are no graphs
 
     @property
     def caches(self) -> Sequence[torch.Tensor]:

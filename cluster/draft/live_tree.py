@@ -6,7 +6,7 @@ A tree has a few hundred nodes and changes by a few at a time; lists are faster 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
@@ -115,9 +115,13 @@ class LiveTree:
         """
         places = self._places(tree, lambda above, token: self._grafted(above, token, share_of))
         wanted = {each for each in places if each > ROOT and self.rankings[each] is None}
-        self._frontier = [each for each in self._frontier if each[1] not in wanted]
-        heapq.heapify(self._frontier)
+        self.take(wanted)
         return sorted(wanted)
+
+    def take(self, leaves: Collection[int]) -> None:
+        """Remove leaves from the frontier in order to expand them."""
+        self._frontier = [each for each in self._frontier if each[1] not in leaves]
+        heapq.heapify(self._frontier)
 
     def _grafted(self, above: int, token: int, share_of: Callable[[int, int], float]) -> int:
         if self.rankings[above] is None:
@@ -150,7 +154,7 @@ class LiveTree:
         places: list[int] = []
         for token, parent in zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True):
             above = ROOT if parent < 0 else places[parent]
-            place = self._child(above, token) if above >= 0 else -1
+            place = self.child(above, token) if above >= 0 else -1
             places.append(missing(above, token) if place < 0 <= above else place)
         return places
 
@@ -217,13 +221,13 @@ class LiveTree:
         path: list[int] = []
         node = ROOT
         for token in token_ids:
-            node = self._child(node, token)
+            node = self.child(node, token)
             if node < 0:
                 break
             path.append(node)
         return path
 
-    def _child(self, node: int, token: int) -> int:
+    def child(self, node: int, token: int) -> int:
         """The child of `node` with this token, -1 = none."""
         tokens = self.tokens
         return next((child for child in self._children[node] if tokens[child] == token), -1)

@@ -80,15 +80,27 @@ class TreeDrafter(CommittedTextDrafter[Request]):
         """Give nodes the best of their candidates as children, and the grafts that are candidates.
 
         logits: float32[rows, columns]."""
-        num_children = self._options.num_children
         ranked = self._ranked(logits, [request.row_context(node) for request, node in rows])
-        shares = conditionals(ranked.scores, [self._fits_of(request)[0] for request, _ in rows])
+        self._give_children([request for request, _ in rows], ranked, lambda index: rows[index][1])
+
+    def _give_children(
+        self,
+        requests: Sequence[Request],
+        ranked: RankedRows,
+        node_of: Callable[[int], int | None],
+    ) -> None:
+        """Give nodes their children.
+
+        requests: of each row.  node_of: a row's node, asked for once those before it have their
+        children; None = it has none."""
+        num_children = self._options.num_children
+        shares = conditionals(ranked.scores, [self._fits_of(request)[0] for request in requests])
         tokens = ranked.token_ids[:, :num_children].tolist()
         best = shares[:, :num_children].tolist()
-        for index, (request, node) in enumerate(rows):
-            tree, ranking = request.tree, ranked.row(index)
+        for index, request in enumerate(requests):
+            tree, node, ranking = request.tree, node_of(index), ranked.row(index)
             assert tree is not None
-            if tree.is_dropped(node):
+            if node is None or tree.is_dropped(node):
                 continue
             if self._drawn is not None and not request.params.is_coupled:
                 children = self._drawn.children(tree, node, ranking, request.task, request.params)
@@ -140,10 +152,15 @@ class TreeDrafter(CommittedTextDrafter[Request]):
         return least if tree is None else max(least, tree.least_worth(num_asked))
 
     def _proposal(self, request: Request, num_asked: int, *, is_growing: bool = False) -> Proposal:
-        tree, least = request.tree, self._options.min_survival
-        is_growing |= (
+        is_growing |= self._is_growing(request, num_asked)
+        least = self._options.min_survival
+        return request.proposal(num_asked, least, self._name, is_growing=is_growing)
+
+    def _is_growing(self, request: Request, num_asked: int) -> bool:
+        """True if the tree has a leaf that is worth a row."""
+        tree = request.tree
+        return (
             tree is not None
             and tree.num_slots < self._num_expanded(num_asked)
             and tree.best_leaf_survival() >= self._least(tree, num_asked)
         )
-        return request.proposal(num_asked, least, self._name, is_growing=is_growing)

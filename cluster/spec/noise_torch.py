@@ -38,7 +38,15 @@ def philox_words(
 
     k0, k1 = column(seeds), column([seed >> 32 for seed in seeds])  # [rows, 1]
     c0 = torch.arange(vocab_size, device=device).expand(len(seeds), -1)  # [rows, vocab]
-    c1, c2 = column(positions), column(streams)
+    return philox((c0, column(positions), column(streams)), (k0, k1))
+
+
+def philox(
+    counter: tuple[torch.Tensor, torch.Tensor, torch.Tensor], key: tuple[torch.Tensor, torch.Tensor]
+) -> torch.Tensor:
+    """`philox_words` of any token ids, positions and streams, which are broadcast against each
+    other and the low and high words of the seeds; int64 each."""
+    (c0, c1, c2), (k0, k1) = counter, key
     c3 = torch.zeros_like(c1)
     for _ in range(NUM_ROUNDS):
         p0, p1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]

@@ -17,6 +17,7 @@ from cluster.draft import registry
 from cluster.draft.inside import IndexArray, kv_layers_of
 from cluster.engine.engine import Engine
 from cluster.engine.first_layers import FirstLayers
+from cluster.engine.graphs.capture import Capture, CudaCapture
 from cluster.engine.loading.model import LoadedModel
 from cluster.engine.loading.part import part_of
 from cluster.engine.memory.pool_sizes import gpu_share
@@ -74,6 +75,8 @@ class EngineHost:
         self.vocab_size = engine.vocab_size
         self.device = engine.device
         self.dtype = model.layers[0].dtype
+        has_graphs = engine.config.cuda_graphs and self.device.type == "cuda"
+        self.capture: Capture | None = CudaCapture(self.device) if has_graphs else None
         self.hidden_size = int(model.module.config.get_text_config().hidden_size)
         # An engine that was loaded without the residents' layers has none.
         self.caches: Sequence[torch.Tensor] = engine.cache.layers[

@@ -26,6 +26,7 @@ from cluster.core import (
 from cluster.draft import registry
 from cluster.draft.base import DrafterContext
 from cluster.draft.inside import StepRows, StepWants
+from cluster.engine.graphs.capture import Capture
 from cluster.worker.host import EngineHost, load_target_engine
 from cluster.worker.verifier import Verifier
 from tests.support.engine.driver import prompt
@@ -56,10 +57,12 @@ def config_of(target: Path, kind: str, head: Path | None = None, **settings: Any
 class Inside:
     """engine, verifier, drafter: of a configuration with one drafter inside the target."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, capture: Capture | None = None) -> None:
+        """capture: as a machine without a GPU has it; None = there are no graphs."""
         self.engine = load_target_engine(config)
         (name,) = config.residents
         host = EngineHost(self.engine, config, name)
+        host.capture = capture
         context = DrafterContext(name, 32, 64, self.engine.vocab_size, "", host)
         self.drafter: Any = registry.create(name, config.drafters[name], context)
         self.verifier = Verifier(self.engine, wants=getattr(self.drafter, "wants", StepWants()))

@@ -6,7 +6,7 @@ Kernels do not depend on sizes, so that the heads are small.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,25 @@ _TARGET = LlamaConfig(
 )
 
 
+class Graphs:
+    """A `Capture` that counts: what a graph cannot hold raises.
+
+    launches: of graphs so far."""
+
+    def __init__(self) -> None:
+        self.launches = 0
+
+    def __call__(self, run: Callable[[], None]) -> Callable[[], None]:
+        with Counting() as counting:
+            run()
+        assert counting.copies == 0, "a copy from the host in a graph"
+
+        def replay() -> None:
+            self.launches += 1
+
+        return replay
+
+
 class MetaHost:
     """A `Host` on `meta` of one text."""
 
@@ -52,7 +71,8 @@ class MetaHost:
     device = META
     dtype = torch.bfloat16
 
-    def __init__(self, layers: list[LayerSpec]) -> None:
+    def __init__(self, layers: list[LayerSpec], capture: Graphs | None) -> None:
+        self.capture = capture
         self.caches = [
             torch.zeros(64, 2, each.num_kv_heads, each.head_dim, dtype=each.dtype, device=META)
             for each in layers
@@ -70,47 +90,71 @@ class MetaHost:
 
 
 def rounds() -> dict[str, Mapping[str, int]]:
-    """Of one text: its last step's row is written, and a tree of eight nodes grows behind it."""
+    """Of one text: its last step's row is written, and a tree of eight nodes grows behind it; pass
+    by pass as the host grows it, and by graphs."""
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "target"
         LlamaForCausalLM(_TARGET).save_pretrained(target)
         for name, (drafter, options, written) in _KINDS.items():
             own = options(model=str(written(Path(folder) / name, target)))
-            found[name] = _round(drafter, own)
+            found[name] = _round(drafter, own, None)
+            if drafter is Eagle3Drafter:
+                found[f"{name} in graphs"] = _round(drafter, own, Graphs())
     return found
 
 
-def _round(kind: Any, options: Any) -> Mapping[str, int]:
+def _round(kind: Any, options: Any, graphs: Graphs | None) -> Mapping[str, int]:
     like = LayerSpec(_TARGET.num_key_value_heads, 8, torch.bfloat16, META)
-    host = MetaHost(list(kind.kv_layers(options, like)))
-    with torch.no_grad(), Counting(answer=_zeros):
+    host = MetaHost(list(kind.kv_layers(options, like)), graphs)
+    last = _LENGTH - 1
+    with torch.no_grad(), Counting(answer=_answer):
         drafter = kind(DrafterContext(_NAME, 32, 4, host.vocab_size, "", host), options)
-        params = SamplingParams(temperature=0.0, max_tokens=64)
-        text = token_array([*host.text, 5])
-        drafter.observe([Commit(_NAME, 0, 0, 0, text, len(text), _NODES, params=params)])
-        last = _LENGTH - 1
         drafter.read([_rows(drafter, host, 0, last)])
-    with torch.no_grad(), Counting(answer=_zeros) as counting:
+        # What graphs there are to be is captured.
+        _drafted(drafter, 0, host.text, _rows(drafter, host, last, _LENGTH))
+    with torch.no_grad(), Counting(answer=_answer) as counting:
         rows = _rows(drafter, host, last, _LENGTH)
-        given = counting.counted()
-        drafter.read([rows])
-        passes = 0
-        while found := drafter.propose([DraftTask(_NAME, 0, _NODES)]):
-            passes += 1
-            if found[0].is_complete:
-                break
+        given, before = counting.counted(), graphs.launches if graphs else 0
+        passes = _drafted(drafter, 1, host.text, rows)
     assert passes, "no tree grows"
     return {
         "passes": passes,
         "kernels": (counting.counted() - given).total(),
+        "graphs": graphs.launches - before if graphs else 0,
         "copies to the device": counting.copies,
         "waits": counting.waits,
     }
 
 
-def _zeros(name: str, asked: torch.Tensor) -> None:
-    """What the host asks for is zeros."""
+def _drafted(drafter: Any, generation: int, ids: Any, rows: StepRows) -> int:
+    """Slices of a round behind a step's rows."""
+    params = SamplingParams(temperature=0.0, max_tokens=64)
+    text = token_array([*ids, 5])
+    commit = Commit(_NAME, generation, 0, 0, text, len(text), _NODES, params=params)
+    drafter.observe([commit])
+    drafter.read([rows])
+    passes = 0
+    while found := drafter.propose([DraftTask(_NAME, generation, _NODES)]):
+        passes += 1
+        if found[0].is_complete:
+            break
+    return passes
+
+
+def _answer(name: str, asked: torch.Tensor) -> Any:
+    """Zeros; of a round in graphs eight nodes, four below the root and four below its first child.
+
+    The head writes every third token, and its logits are zeros: the best are its first."""
+    if asked.dim() != 3:
+        return None
+    found = np.zeros(asked.shape, np.int64)
+    num_candidates = (asked.shape[2] - 2) // 2
+    found[:, :, 2 : 2 + num_candidates] = np.arange(num_candidates)
+    for place in range(1 + _NODES):
+        child, parent = (place - 1) % 4, (place - 1) // 4
+        found[:, place, :2] = 1 + 3 * child, max(parent, 0)
+    return found
 
 
 def _rows(drafter: Any, host: MetaHost, first: int, stop: int) -> StepRows:

@@ -113,8 +113,9 @@ Copies go from the host's memory to the device; a wait stops the host until the 
 Draws are of 32 rows over 128,256 tokens, truncated ones of temperature 0.6 and top_p 0.9; they wait
 for their tokens alone, unless more than 512 tokens may be drawn at a row, which is then drawn
 again. Accepted nodes are those of 32 texts. Neither makes copies from or to pageable memory, which
-would stop the host. Rounds of heads are of one text and eight nodes; the rows of its last
-step are written before.
+would stop the host. Rounds of heads are of one text and eight nodes; the rows of its last step are
+written before. Of what lies in graphs their launches are counted; both copies of a round in graphs
+are from pinned memory, and the host does not wait for them.
 
 """
 
@@ -158,7 +159,7 @@ def page(found: held.Table) -> str:
     """found: the table."""
     shares = found["steps in graphs (%)"].items()
     sides = {**found["draws"], **found["moves"], **found["heads"]}
-    counted = ("kernels", "copies to the device", "waits")
+    counted = ("kernels", "graphs", "copies to the device", "waits")
     commands = found["commands of a step"]
     parts = (
         _HEAD,
@@ -171,7 +172,7 @@ def page(found: held.Table) -> str:
         _BESIDE,
         table(
             ("what", *counted),
-            ((name, *(str(own[each]) for each in counted)) for name, own in sides.items()),
+            ((name, *(str(own.get(each, 0)) for each in counted)) for name, own in sides.items()),
         ),
         _CUBINS,
         table(("layer", "A100", "H100", "B200"), _kernels(found["cubins"])),

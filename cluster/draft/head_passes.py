@@ -1,0 +1,276 @@
+"""A pass of a draft head over the trees of several texts, all of it on the device.
+
+A text's nodes that were expanded have a *place* each, in their order; the root's is 0.  The last
+place is nobody's: rows that a pass has no node for write there.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from cluster.core import SamplingParams
+from cluster.draft.heads.head import Head
+from cluster.draft.inside import IndexArray
+from cluster.draft.live_tree import KEPT_SHARE
+from cluster.draft.options import Eagle3Options
+from cluster.engine.types import AttentionOptions
+from cluster.records import record
+from cluster.spec.noise import MASK32
+from cluster.spec.noise_torch import gumbel_of_words, philox
+from cluster.spec.params import divisor
+from cluster.spec.sampling import is_truncated
+
+# Tokens that end a text and are no drafts; a request with more is drafted for on the host.
+MAX_STOPS = 8
+# What the host says of a text, int64 or float64 each; then its stop tokens and its slots.
+_WHOLE = (
+    *("token", "root_len", "position", "num_asked", "max_tokens", "min_tokens"),
+    *("key", "key_high", "stream", "top_k", "is_truncated", "last_slot"),
+)
+_REAL = ("divisor", "top_p", "min_p", "tau", "coverage")
+_STOPS = len(_WHOLE) + len(_REAL)
+NUM_FIXED = _STOPS + MAX_STOPS
+
+
+@record
+class RoundText:
+    """A text behind which a tree is to grow.
+
+    root_len: its tokens, the last of which is `token`.  position: output position of the token
+    behind it.  num_asked: nodes at most.  tau, coverage: of `Sharpness`.  slots: of the tokens that
+    have a row, int64[n].  last_slot: of the last token with one.
+    """
+
+    token: int
+    root_len: int
+    position: int
+    num_asked: int
+    params: SamplingParams
+    tau: float
+    coverage: float
+    slots: IndexArray
+    last_slot: int
+
+    @property
+    def stops(self) -> tuple[int, ...]:
+        return tuple(self.params.stop_token_ids) if self.params.is_coupled else ()
+
+    def write(self, out: npt.NDArray[np.int64]) -> None:
+        """Say it in the device's form."""
+        params = self.params
+        out[: len(_WHOLE)] = (
+            *(self.token, self.root_len, self.position, self.num_asked, params.max_tokens),
+            params.min_tokens,
+            *(params.noise_key & MASK32, params.noise_key >> 32, params.stream, params.top_k),
+            *(is_truncated(params), self.last_slot),
+        )
+        reals = (divisor(params), params.top_p, params.min_p, max(self.tau, 1e-6), self.coverage)
+        out[len(_WHOLE) : _STOPS].view(np.float64)[:] = reals
+        out[_STOPS:] = -1
+        out[_STOPS : _STOPS + len(self.stops)] = self.stops
+        out[NUM_FIXED : NUM_FIXED + len(self.slots)] = self.slots
+
+
+@record
+class Network:
+    """A head and what its rows are made of.
+
+    kv, hidden: the layers of the cache (`TextCache`): keys and values, and fused hidden rows.
+    dtype: that the head computes in.  target_ids: int64[columns], the target's.
+    """
+
+    head: Head
+    kv: torch.Tensor
+    hidden: torch.Tensor
+    dtype: torch.dtype
+    target_ids: torch.Tensor
+    options: Eagle3Options
+
+    @property
+    def num_candidates(self) -> int:
+        return min(self.options.num_candidates, len(self.target_ids))
+
+    @property
+    def num_children(self) -> int:
+        return min(self.options.num_children, self.num_candidates)
+
+    def new_state(self, texts: int, places: int) -> dict[str, torch.Tensor]:
+        """Trees by text, and by place or node: node 0 is the root, then the children of each place
+        stand side by side."""
+        nodes, device = 1 + places * self.num_children, self.kv.device
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+            return torch.zeros(texts, *shape, dtype=dtype, device=device)
+
+        return {
+            "num_places": zeros(),
+            "kv": zeros(places, *self.kv.shape[1:], dtype=self.dtype),
+            "handed_on": zeros(places, self.head.embed_tokens.embedding_dim, dtype=self.dtype),
+            "seen": zeros(places, places, dtype=torch.bool),
+            "found": zeros(places, 2 + 2 * self.num_candidates),
+            "tokens": zeros(nodes),
+            "depths": zeros(nodes),
+            "above": zeros(nodes),  # the place of a node's parent
+            "survivals": zeros(nodes, dtype=torch.float64),  # -1 = there is no node
+            "is_leaf": zeros(nodes, dtype=torch.bool),
+        }
+
+
+class Passes:
+    """The passes of some texts, on static memory: what a graph does.
+
+    After every run an entry of `found` says what its place expanded: the node's token + 1 (0 =
+    none), its parent's place, the columns of the best of its row and, as float64, their logits."""
+
+    def __init__(
+        self, network: Network, state: dict[str, torch.Tensor], given: torch.Tensor
+    ) -> None:
+        """state: `new_state`, of so many texts.  given: int64[texts, numbers], by `RoundText`."""
+        self._own, self._options, self._state = network, network.options, state
+        num_texts, reals = len(given), given.view(torch.float64)
+        self._said = {name: given[:, i, None] for i, name in enumerate(_WHOLE)}
+        self._said |= {name: reals[:, len(_WHOLE) + i, None] for i, name in enumerate(_REAL)}
+        self._stops, self._slots = given[:, _STOPS:NUM_FIXED], given[:, NUM_FIXED:]
+        self._nobody = state["kv"].shape[1] - 1  # the last place
+        self._texts = torch.arange(num_texts, device=given.device)[:, None]
+        self._num_texts = num_texts
+
+    def start(self) -> None:
+        """The roots."""
+        state, said = self._state, self._said
+        for name in ("found", "depths", "is_leaf", "seen"):
+            state[name].zero_()
+        state["survivals"].fill_(-1.0)
+        state["survivals"][:, 0].fill_(1.0)
+        state["above"][:, 0].fill_(self._nobody)
+        state["tokens"][:, 0] = said["token"][:, 0]
+        state["num_places"].fill_(1)
+        rows = self._own.hidden[said["last_slot"][:, 0].clamp(min=0)].flatten(1)
+        first = rows[:, : state["handed_on"].shape[2]].to(self._own.dtype)
+        root = torch.zeros_like(said["token"])
+        self._expand(root, root, first[:, None], root == 0)
+
+    def further(self) -> None:
+        """The likeliest leaves of each text, as many as are worth it (`TreeDrafter._leaves`)."""
+        state, options = self._state, self._options
+        asked = self._said["num_asked"]
+        survivals, last = state["survivals"], state["survivals"].shape[1] - 1
+        best = survivals[:, 1:].sort(dim=1, descending=True).values
+        worst = best.gather(1, (asked - 1).clamp(0, last - 1)) / KEPT_SHARE
+        least = worst.clamp(min=options.min_survival)
+        leaves = survivals.masked_fill(~state["is_leaf"], -1.0)
+        likely, nodes = leaves.sort(dim=1, descending=True, stable=True)
+        likely, nodes = likely[:, : options.width], nodes[:, : options.width]
+        ranks = torch.arange(likely.shape[1], device=likely.device)
+        num_places = state["num_places"][:, None]
+        is_row = (likely >= least) & (ranks < asked - num_places + 1)
+        # Ascending, as on the host; those of no row come last.
+        nodes = nodes.masked_fill(~is_row, last).sort(dim=1).values
+        is_row = nodes < last
+        places = (num_places + ranks).masked_fill(~is_row, self._nobody).clamp(max=self._nobody)
+        hidden = state["handed_on"][self._texts, state["above"].gather(1, nodes)]
+        self._expand(nodes, places, hidden, is_row)
+        state["num_places"] += is_row.sum(dim=1)
+
+    def _expand(
+        self, nodes: torch.Tensor, places: torch.Tensor, hidden: torch.Tensor, is_row: torch.Tensor
+    ) -> None:
+        """One pass.  nodes, places, is_row: [texts, rows].  hidden: [texts, rows, hidden]."""
+        state, texts, head = self._state, self._texts, self._own.head
+        tokens, above = (state[name].gather(1, nodes) for name in ("tokens", "above"))
+        depths = state["depths"].gather(1, nodes)
+        itself = places[:, :, None] == torch.arange(self._nobody + 1, device=places.device)
+        seen = state["seen"][texts, above] & (above != self._nobody)[:, :, None] | itself
+        state["seen"][texts, places] = seen
+        held = (self._slots >= 0)[:, None].expand(-1, places.shape[1], -1)
+        self._places, self._mask = places, torch.cat((held, seen), dim=2)[:, None]
+        positions = (self._said["root_len"] - 2 + depths).clamp(min=0)
+        rows = head(tokens.flatten(), hidden.flatten(0, 1), positions.flatten(), self)
+        state["handed_on"][texts, places] = head.handed_on(rows).view_as(hidden)
+        logits = head.logits(rows).float().view(*places.shape, -1)
+        values, columns = logits.topk(self._own.num_candidates, dim=-1)
+        values = values.double()
+        said = (tokens + 1).masked_fill(~is_row, 0), above
+        found = torch.cat((torch.stack(said, dim=2), columns, values.view(torch.int64)), dim=2)
+        state["found"][texts, places] = found
+        state["is_leaf"].scatter_(1, nodes, False)
+        ids = self._own.target_ids[columns]
+        self._branch(nodes, places, is_row, ids, self._scores(values, ids, depths))
+
+    def _branch(
+        self,
+        nodes: torch.Tensor,
+        places: torch.Tensor,
+        is_row: torch.Tensor,
+        ids: torch.Tensor,
+        scores: torch.Tensor,
+    ) -> None:
+        """Give nodes their children (`TreeRequest.expand`)."""
+        state, count = self._state, self._own.num_children
+        said = {name: each[:, :, None] for name, each in self._said.items()}
+        ranked, order = scores.sort(dim=2, descending=True, stable=True)
+        weights = ((ranked - ranked[:, :, :1]) / said["tau"]).exp()
+        shares = weights[:, :, :count] / weights.sum(dim=2, keepdim=True) * said["coverage"]
+        tokens = ids.gather(2, order[:, :, :count])
+        depths = state["depths"].gather(1, nodes)[:, :, None]
+        positions = said["position"] + depths
+        ends = (tokens[:, :, :, None] == self._stops[:, None, None]).any(dim=3)
+        ends &= positions >= said["min_tokens"]
+        is_child = is_row[:, :, None] & (shares > 0.0) & ~ends
+        is_child &= positions + 1 < said["max_tokens"]
+        survivals = state["survivals"].gather(1, nodes)[:, :, None] * shares
+        children = 1 + places[:, :, None] * count + torch.arange(count, device=places.device)
+        for name, values in (
+            ("tokens", tokens),
+            ("depths", (depths + 1).expand_as(children)),
+            ("above", places[:, :, None].expand_as(children)),
+            ("survivals", survivals.masked_fill(~is_child, -1.0)),
+            ("is_leaf", is_child & (positions + 2 < said["max_tokens"])),
+        ):
+            state[name].scatter_(1, children.flatten(1), values.flatten(1))
+
+    def _scores(
+        self, values: torch.Tensor, ids: torch.Tensor, depths: torch.Tensor
+    ) -> torch.Tensor:
+        """As `cluster.draft.candidates` scores them, of no penalties: float64."""
+        said = {name: each[:, :, None] for name, each in self._said.items()}
+        is_sampled = said["divisor"] > 0.0
+        scaled = values / said["divisor"].masked_fill(~is_sampled, 1.0)
+        ranks = torch.arange(values.shape[2], device=values.device)
+        top_k = said["top_k"].masked_fill(said["top_k"] <= 0, values.shape[2])
+        kept = scaled.masked_fill(ranks >= top_k, -torch.inf)
+        probs = (kept - kept[:, :, :1]).exp()
+        probs = probs / probs.sum(dim=2, keepdim=True)
+        is_kept = (probs.cumsum(dim=2) - probs < said["top_p"]) & (ranks < top_k)
+        is_kept &= probs >= said["min_p"] * probs[:, :, :1]
+        is_kept |= (ranks == 0) | (said["is_truncated"] == 0)
+        scaled = scaled.masked_fill(~is_kept, -torch.inf)
+        position = said["position"] + depths[:, :, None]
+        words = philox((ids, position, said["stream"]), (said["key"], said["key_high"]))
+        return torch.where(is_sampled, scaled + gumbel_of_words(words), values)
+
+    def attend_layer(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        options: AttentionOptions,
+    ) -> torch.Tensor:
+        """See `LayerPlan`: each row sees its text and its path."""
+        fresh = torch.stack((key[0], value[0])).unflatten(2, (self._num_texts, -1))
+        places = self._state["kv"]  # [texts, places, 2, kv heads, dim]
+        places[self._texts, self._places] = fresh.permute(2, 3, 0, 1, 4)
+        held = self._own.kv[self._slots.clamp(min=0)].to(places.dtype)
+        keys, values = torch.cat((held, places), dim=1).permute(2, 0, 3, 1, 4)
+        # The rows of heads that share keys side by side, so that these are read as they stand.
+        shape = (self._num_texts, keys.shape[1], -1, query.shape[3])
+        own = query[0].unflatten(1, (self._num_texts, -1)).transpose(0, 1)
+        mask = self._mask.repeat(1, 1, own.shape[1] // keys.shape[1], 1)
+        attended = scaled_dot_product_attention(
+            own.reshape(shape), keys, values, attn_mask=mask, scale=options.scaling
+        )
+        return attended.reshape(own.shape).transpose(1, 2).flatten(0, 1)[None]
