@@ -21,7 +21,9 @@ class ModuleForward:
         self._module = module
         self._adapters = adapters
         self._layers = decoder_layers(module, num_layers)
-        taps = () if self._layers is None else (Ability.TAPS,)
+        # Gemma 3n's layers hand on several states of a token, of which a head would want one.
+        is_several = getattr(getattr(module, "config", None), "altup_num_inputs", 1) > 1
+        taps = () if self._layers is None or is_several else (Ability.TAPS,)
         self.abilities = frozenset((Ability.ADAPTERS, *taps))
 
     def __call__(self, inputs: StepInputs) -> StepOutputs:

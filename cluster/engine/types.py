@@ -31,6 +31,7 @@ class LayerSpec:
     window: a key is visible iff query position - key position < window; None = no limit.
     is_convolution: of a token no key and value are kept, but what it brings into a causal
     convolution over its path, 2 * num_kv_heads * head_dim numbers; window: the kernel's size.
+    shared_with: the layer before it whose keys and values it reads, None = it has its own.
     """
 
     num_kv_heads: int
@@ -39,6 +40,7 @@ class LayerSpec:
     device: torch.device
     window: int | None = None
     is_convolution: bool = False
+    shared_with: int | None = None
 
     def storage(self) -> LayerSpec:
         """The spec without its window: equal for layers whose caches can be one tensor."""

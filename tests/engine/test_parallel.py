@@ -28,7 +28,7 @@ from tests.support.engine.slowed import SLOW
 # The last one has layers with a window and without.
 ARCHITECTURES = by_day(
     ("llama", "mixtral", "gemma2"),
-    ("llama", "qwen3", "mixtral", "qwen3-moe", "phi3", "starcoder2", "gemma2"),
+    ("llama", "qwen3", "mixtral", "qwen3-moe", "phi3", "starcoder2", "gemma4", "gemma2"),
 )
 
 

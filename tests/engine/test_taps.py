@@ -34,10 +34,11 @@ from tests.support.engine.taps import (
 
 Factory = Callable[..., Path]
 
+TAPPED = [each for each in (*SERVED, *BY_TEXT) if each != "gemma3n"]
 TREE = TokenTree.of([5, 6, 7, 8], [-1, 0, 0, -1])
 
 
-@pytest.mark.parametrize("architecture", [*SERVED, *BY_TEXT])
+@pytest.mark.parametrize("architecture", TAPPED)
 def test_they_are_the_hidden_states_of_prompts_in_chunks_and_of_trees(
     architecture: str, checkpoint_factory: Factory
 ) -> None:
@@ -129,3 +130,11 @@ def test_a_model_whose_layers_are_not_found_says_so(llama_folder: Path) -> None:
     with pytest.raises(ConfigError, match="LlamaForCausalLM gives no hidden states"):
         engine.step((1,))
     run(engine, Work("a", 0, prompt(5)))
+
+
+def test_a_model_of_several_states_a_token_gives_none(checkpoint_factory: Factory) -> None:
+    engine = load_engine(checkpoint_factory("gemma3n"))
+    with pytest.raises(
+        ConfigError, match=r"Gemma3nForCausalLM gives .* several of a token; remove"
+    ):
+        engine.model.resolve_taps((0,))

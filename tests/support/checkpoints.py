@@ -41,6 +41,17 @@ _DENSE: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 
+_GEMMA4: dict[str, Any] = _DENSE | {
+    "num_hidden_layers": 6,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": SLIDING_WINDOW,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": DEFAULT_VOCAB_SIZE,
+    "final_logit_softcapping": 30.0,
+}
+
 # What the engine serves.  Each entry: transformers' model_type and its configuration.
 SERVED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "llama": ("llama", _DENSE),
@@ -90,12 +101,8 @@ SERVED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "gemma2": (
         "gemma2",
         _DENSE
-        | {
-            "head_dim": 16,
-            "sliding_window": SLIDING_WINDOW,
-            "num_hidden_layers": 4,
-            "query_pre_attn_scalar": 16,
-        },
+        | {"head_dim": 16, "sliding_window": SLIDING_WINDOW}
+        | {"num_hidden_layers": 4, "query_pre_attn_scalar": 16},
     ),
     "gemma3": (
         "gemma3_text",
@@ -104,6 +111,29 @@ SERVED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "head_dim": 16,
             "sliding_window": SLIDING_WINDOW,
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    # As the small ones are: the last layers read the keys of the last of their kind before, whose
+    # heads are larger where there is no window; each layer has embeddings of its own.
+    "gemma4": ("gemma4_text", _GEMMA4 | {"num_kv_shared_layers": 3}),
+    "gemma3n": (
+        "gemma3n_text",
+        _GEMMA4
+        | {"num_kv_shared_layers": 3, "laurel_rank": 4, "altup_num_inputs": 2}
+        | {"activation_sparsity_pattern": [0.5] * 6},
+    ),
+    # As the large ones are: fewer key heads where there is no window, whose keys are the values.
+    "gemma4-large": (
+        "gemma4_text",
+        _GEMMA4
+        | {
+            "hidden_size_per_layer_input": 0,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 16,
         },
     ),
     "gpt-oss": (
@@ -209,51 +239,41 @@ _VISION: dict[str, Any] = {
     "intermediate_size": 32,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
     "image_size": 28,
     "patch_size": 14,
 }
+_MISTRAL = _DENSE | {"model_type": "mistral", "head_dim": 16, "sliding_window": None}
+_MINISTRAL = {**SERVED["ministral3"][1], "model_type": "ministral3"}
+_PIXTRAL = _VISION | {"model_type": "pixtral"}
+# Its rows of positions are those of time, height and width.
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
 
 # Models of images and text, of which the text's part is served.
 BY_TEXT: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "gemma3-vision": (
         "gemma3",
-        {
-            "text_config": SERVED["gemma3"][1],
-            "vision_config": _VISION,
-            "mm_tokens_per_image": 4,
-        },
+        {"text_config": SERVED["gemma3"][1], "vision_config": _VISION, "mm_tokens_per_image": 4},
+    ),
+    "gemma4-vision": (
+        "gemma4",
+        {"text_config": SERVED["gemma4"][1], "vision_config": _VISION, "audio_config": None},
     ),
     "mistral3": (
         "mistral3",
-        {
-            "text_config": _DENSE
-            | {"model_type": "mistral", "head_dim": 16, "sliding_window": None},
-            "vision_config": _VISION | {"model_type": "pixtral"},
-            "tie_word_embeddings": False,
-        },
+        {"text_config": _MISTRAL, "vision_config": _PIXTRAL, "tie_word_embeddings": False},
     ),
     # Its one embedding is the output layer too, which the whole's configuration alone says.
     "mistral3-tied": (
         "mistral3",
-        {
-            "text_config": {**SERVED["ministral3"][1], "model_type": "ministral3"},
-            "vision_config": _VISION | {"model_type": "pixtral"},
-            "tie_word_embeddings": True,
-        },
+        {"text_config": _MINISTRAL, "vision_config": _PIXTRAL, "tie_word_embeddings": True},
     ),
     "qwen3-vl": (
         "qwen3_vl",
         {
             "text_config": _DENSE
-            | {
-                "head_dim": 16,
-                "rope_parameters": {
-                    "rope_type": "default",
-                    "rope_theta": 10000.0,
-                    "mrope_section": [4, 2, 2],
-                    "mrope_interleaved": True,
-                },
-            },
+            | {"head_dim": 16, "rope_parameters": _ROPE | {"mrope_interleaved": True}},
             "vision_config": {
                 "hidden_size": 32,
                 "intermediate_size": 32,

@@ -131,8 +131,9 @@ class AttentionStep:
         options: AttentionOptions,
     ) -> torch.Tensor:
         kv, slots = self.kv(layer), self.write_slots(layer)
-        fresh = torch.stack((key[0], value[0]), dim=1)  # [kv_heads, 2, rows, head_dim]
-        kv.index_copy_(0, slots.to(kv.device), fresh.permute(2, 1, 0, 3).to(kv.dtype))
+        if self._layers[layer].shared_with is None:
+            fresh = torch.stack((key[0], value[0]), dim=1)  # [kv_heads, 2, rows, head_dim]
+            kv.index_copy_(0, slots.to(kv.device), fresh.permute(2, 1, 0, 3).to(kv.dtype))
         attended = self.attention(layer).attend(query[0], kv, self.window(layer), options)
         return attended.unsqueeze(0)
 

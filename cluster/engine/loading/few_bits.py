@@ -19,7 +19,7 @@ from cluster.engine.cpu.narrow import (
 )
 from cluster.engine.cpu.packed_linear import PackedLinear, is_packable, plain_share
 from cluster.engine.device import resolve_dtype
-from cluster.engine.loading.model_config import cached_layer
+from cluster.engine.loading.model_config import cached_layers
 from cluster.engine.loading.renumbered import Numbering
 from cluster.errors import ConfigError
 from cluster.models.experts import unstacked
@@ -70,8 +70,9 @@ def may_stay_narrow(config: EngineConfig, device: torch.device, model_config: An
     ):
         return False
     native = kernels.load()  # last: a host that has no use for them compiles none
-    layer = cached_layer(text_config, torch.bfloat16)
-    return native is not None and native.attends(int(text_config.num_attention_heads), layer)
+    layers = cached_layers(text_config, torch.bfloat16)
+    heads = int(text_config.num_attention_heads)
+    return native is not None and all(native.attends(heads, each) for each in layers)
 
 
 def weights_dtype(

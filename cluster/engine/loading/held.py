@@ -31,8 +31,9 @@ from cluster.records import frozen
 
 # Bits of a weight in bfloat16.
 _BF16 = 16
-# As configurations call the experts of a layer.
+# As configurations call the experts of a layer, and those that a token is sent to.
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_NUM_CHOSEN = ("num_experts_per_tok", "top_k_experts")
 # What an engine takes beside weights and cache on a CPU once it has made steps of all sizes: the
 # libraries' threads and buffers, rows of activations, and what the allocator keeps.
 # docs/plan.md has the measurements.
@@ -90,8 +91,11 @@ def _idle(module: Any, text_config: Any) -> float:
     in_experts = sum(each.numel() for name, each in named if ".experts." in name)
     if not in_experts:
         return 0.0
-    counts = (getattr(text_config, name, None) for name in _NUM_EXPERTS)
-    share = int(text_config.num_experts_per_tok) / int(next(filter(None, counts)))
+    chosen, count = (
+        next(int(getattr(text_config, name)) for name in names if getattr(text_config, name, None))
+        for names in (_NUM_CHOSEN, _NUM_EXPERTS)
+    )
+    share = chosen / count
     return float(in_experts * (1.0 - share))
 
 

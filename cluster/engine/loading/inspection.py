@@ -29,6 +29,7 @@ from cluster.engine.loading.few_bits import (
 )
 from cluster.engine.loading.model_config import (
     built,
+    cached_layers,
     names_of_weights,
     read_model_config,
     served_part,
@@ -99,8 +100,6 @@ def _reason(config: Any, model_class: Any) -> str | None:
         return "multi-head latent attention (MLA) is not supported"
     if getattr(config, "attention_chunk_size", None):
         return "chunked attention is not supported"
-    if getattr(config, "num_kv_shared_layers", 0):
-        return "its layers share keys and values with one another"
     if model_class is None:
         return "transformers knows no causal language model for it"
     if not getattr(model_class, "_supports_attention_backend", False) and not _reaches_interface(
@@ -126,8 +125,8 @@ def check_splittable(config: Any, tensor_parallel: int) -> None:
             "split; use tensor_parallel: 1",
             param="tensor_parallel",
         )
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    if heads % tensor_parallel:
+    counts = {each.num_kv_heads for each in cached_layers(config, torch.float32)}
+    for heads in filter(lambda count: count % tensor_parallel, counts):
         raise ConfigError(
             f"tensor_parallel {tensor_parallel}: {config.model_type} has {heads} key-value heads, "
             "which do not divide evenly; choose a divisor",

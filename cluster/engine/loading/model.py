@@ -119,8 +119,8 @@ class LoadedModel:
         """The taps counted from the front; raises ConfigError for what the model has not."""
         if taps and Ability.TAPS not in self.abilities:
             raise ConfigError(
-                f"{self.architecture} gives no hidden states: its layers do not stand in one list; "
-                "remove the drafters that need them",
+                f"{self.architecture} gives no hidden states: its layers do not stand in one list, "
+                "or hand on several of a token; remove the drafters that need them",
                 param="taps",
             )
         return resolve_taps(taps, len(self.layers))

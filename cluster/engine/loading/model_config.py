@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,7 @@ _COUNTS = (
     "n_positions",
 )
 # Composite models of which the text's part is served: a causal model of its own.
-_BY_TEXT = frozenset({"gemma3", "mistral3", "qwen3_vl"})
+_BY_TEXT = frozenset({"gemma3", "gemma3n", "gemma4", "mistral3", "qwen3_vl"})
 # transformers has no causal model of this part; of text alone, whose three rows of positions are
 # equal, it computes what this one does.
 _ALIKE = {"qwen3_vl_text": "qwen3"}
@@ -59,24 +58,28 @@ _NAMES_OF_TEXT = {
 _MAX_REASON_LEN = 200
 
 
-def cached_layer(text_config: Any, dtype: torch.dtype) -> LayerSpec:
-    """What an attention layer of the model caches on a CPU."""
+def cached_layers(text_config: Any, dtype: torch.dtype) -> list[LayerSpec]:
+    """What the layers of the model cache on a CPU, but for those that share another's; those that
+    attend, as if they had no window."""
+    count = int(text_config.num_hidden_layers) - (
+        getattr(text_config, "num_kv_shared_layers", None) or 0
+    )
+    own = getattr(text_config, "per_layer_config", None) or [text_config] * count
+    layers = [_cached(each, dtype) for each in own[:count]]
+    kernel = getattr(text_config, "conv_L_cache", None)
+    if not kernel:
+        return layers
+    size, cpu = int(text_config.hidden_size) // 2, torch.device("cpu")
+    convolution = LayerSpec(1, size, dtype, cpu, kernel, is_convolution=True)
+    kinds = zip(text_config.layer_types, layers, strict=True)
+    return [convolution if kind == "conv" else each for kind, each in kinds]
+
+
+def _cached(text_config: Any, dtype: torch.dtype) -> LayerSpec:
     heads = int(text_config.num_attention_heads)
     kv_heads = int(getattr(text_config, "num_key_value_heads", None) or heads)
     head_dim = getattr(text_config, "head_dim", None) or int(text_config.hidden_size) // heads
     return LayerSpec(kv_heads, int(head_dim), dtype, torch.device("cpu"))
-
-
-def cached_layers(text_config: Any, dtype: torch.dtype) -> list[LayerSpec]:
-    """What each layer caches on a CPU; those that attend, as if they had no window."""
-    attention = cached_layer(text_config, dtype)
-    kernel = getattr(text_config, "conv_L_cache", None)
-    size = int(text_config.hidden_size) // 2
-    convolution = replace(
-        attention, num_kv_heads=1, head_dim=size, window=kernel, is_convolution=True
-    )
-    kinds = text_config.layer_types if kernel else [""] * int(text_config.num_hidden_layers)
-    return [convolution if kind == "conv" else attention for kind in kinds]
 
 
 def read_model_config(folder: Path, config: EngineConfig) -> Any:
@@ -161,6 +164,7 @@ def _compare(folder: Path, described: Mapping[str, Any], module: torch.nn.Module
                     _keys_of(described, wanted[name].shape, shape),
                 )
     # transformers renames some architectures' weights while it loads them: then names say nothing.
+    stored -= {name for name, _ in module.named_buffers()}
     if not stored or not stored <= set(wanted):
         return
     held = {id(wanted[name]) for name in stored}  # of tied weights one is enough

@@ -34,6 +34,8 @@ def part_of(
         raise _refusal(model, "they do not stand in one list")
     if any(hasattr(each, "_hf_hook") for each in model.module.modules()):
         raise _refusal(model, "a device map spreads them over devices")
+    if any(each.shared_with is not None for each in model.layers):
+        raise _refusal(model, "some read the keys and values of others")
     config = _config_of(model.module.config, layers)
     module = _copy(model.module, model.module.config, config)
     scratch = Scratch()

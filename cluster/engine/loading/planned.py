@@ -126,8 +126,9 @@ def forward_bytes(
     """An estimate: of a row its hidden states and those inside one layer; or its logits, which are
     made in the model's format and then brought to float32."""
     hidden = int(text_config.hidden_size)
-    inner = int(getattr(text_config, "intermediate_size", None) or 4 * hidden)
-    of_row = (_NUM_STATES * hidden + _NUM_INNER * inner // ranks) * dtype.itemsize
+    inner = getattr(text_config, "intermediate_size", None) or 4 * hidden
+    widest = max(inner) if isinstance(inner, list) else int(inner)
+    of_row = (_NUM_STATES * hidden + _NUM_INNER * widest // ranks) * dtype.itemsize
     of_logits = vocab_size * (dtype.itemsize + torch.float32.itemsize)
     return lambda num_rows, num_logits: max(num_rows * of_row, num_logits * of_logits)
 

@@ -7,7 +7,9 @@ model asks transformers for its masks, so the probe registers an attention imple
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,6 +29,8 @@ class Probe:
 
     def __init__(self) -> None:
         self.layers: dict[int, LayerSpec] = {}
+        # By layer; a layer that is given the very keys of another has none of its own.
+        self._keys: dict[int, weakref.ref[torch.Tensor]] = {}
 
     def note(
         self,
@@ -42,7 +46,11 @@ class Probe:
                 f"keys and values of layer {index} differ in shape ({list(key.shape)} and "
                 f"{list(value.shape)})"
             )
-        self._add(index, LayerSpec(key.shape[1], key.shape[3], key.dtype, key.device, window))
+        own = LayerSpec(key.shape[1], key.shape[3], key.dtype, key.device, window)
+        owner = next((each for each, other in self._keys.items() if other() is key), None)
+        if owner is None:
+            self._keys[index] = weakref.ref(key)
+        self._add(index, replace(own, shared_with=owner))
 
     def note_convolution(self, module: torch.nn.Module, kernel: int, hidden: torch.Tensor) -> None:
         """kernel: tokens that a row reads, its own among them.  hidden: [1, rows, channels]."""
@@ -71,7 +79,8 @@ def probe_layers(module: Any, device: torch.device) -> tuple[LayerSpec, ...]:
             input_ids=torch.zeros((1, _NUM_ROWS), dtype=torch.int64, device=device),
             position_ids=torch.arange(_NUM_ROWS, device=device).unsqueeze(0),
             use_cache=False,
-            logits_to_keep=1,
+            # As steps give them: of a number some models drop the other rows before their end.
+            logits_to_keep=torch.tensor([_NUM_ROWS - 1], device=device),
             probe=probe,
         )
     except ConfigError as error:

@@ -86,10 +86,12 @@ class LayerGroup:
 
 
 def layer_groups(layers: Sequence[LayerSpec], page_size: int) -> tuple[LayerGroup, ...]:
-    """The layers with full attention, then those with a window; one group where all are alike."""
+    """The layers with full attention, then those with a window; one group where all are alike.
+    Those that share another's keys and values are in none."""
     kinds: tuple[list[int], list[int]] = ([], [])
     for index, layer in enumerate(layers):
-        kinds[layer.window is not None].append(index)
+        if layer.shared_with is None:
+            kinds[layer.window is not None].append(index)
     groups: list[LayerGroup] = []
     for indices in filter(None, kinds):
         members = tuple(layers[index] for index in indices)
@@ -138,6 +140,10 @@ class KVCache:
                 stack = _allocate(spec, len(members), num_slots)
                 self._stacks[-1].append(stack)
                 by_layer.update(zip(members, stack.unbind(0), strict=True))
+        for index, layer in enumerate(layers):
+            if layer.shared_with is not None:
+                by_layer[index] = by_layer[layer.shared_with]
+                self.group_of[index] = self.group_of[layer.shared_with]
         self.layers = [by_layer[index] for index in range(len(layers))]
         log.info("kv cache pages=%s bytes=%d", self.num_pages, self.num_bytes)
 

@@ -28,6 +28,7 @@ ARCHITECTURES = [
     "starcoder2",
     "gemma2",
     "gemma3",
+    "gemma4-large",
     "gpt-oss",
     "lfm2",
 ]
@@ -89,3 +90,11 @@ def test_a_model_whose_layers_stand_nowhere_together_is_refused(whole: LoadedMod
     )
     with pytest.raises(ConfigError, match=r"Odd: some of its layers .* one list; remove"):
         part_of(hidden, (0,))
+
+
+def test_layers_that_read_the_keys_of_others_cannot_be_taken_apart(
+    checkpoint_factory: Callable[..., Path],
+) -> None:
+    model = load_model(settings(checkpoint_factory("gemma4")))
+    with pytest.raises(ConfigError, match="some read the keys and values of others; remove the"):
+        part_of(model, (0, 1, 2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from tests.support.engine.native import needs_native
 Factory = Callable[..., Path]
 CLASSES = {
     "gemma3-vision": "Gemma3ForCausalLM",
+    "gemma4-vision": "Gemma4ForCausalLM",
     "mistral3": "MistralForCausalLM",
     "mistral3-tied": "Ministral3ForCausalLM",
     "qwen3-vl": "Qwen3ForCausalLM",
@@ -82,6 +84,22 @@ def test_an_output_layer_that_only_the_weights_tell_of_is_kept(
     assert not engine.model.module.all_tied_weights_keys
     text = generate(load_oracle(checkpoint_factory("mistral3")), prompt(9), 12)
     assert GreedyDecoder(engine, {"a": prompt(9)}, 12).run() == {"a": text}
+
+
+def test_the_whole_need_not_be_buildable(checkpoint_factory: Factory, tmp_path: Path) -> None:
+    """Gemma 3n sees by a package of its own, which its text does without."""
+    source = checkpoint_factory("gemma3n")
+    folder = Path(shutil.copytree(source, tmp_path / "model"))
+    weights = folder / "model.safetensors"
+    stored = load_file(weights)
+    own = {re.sub(r"^model\.", "model.language_model.", name): stored[name] for name in stored}
+    save_file({**own, "model.vision_tower.x": torch.zeros(2)}, weights, {"format": "pt"})
+    text = json.loads((folder / "config.json").read_text("utf-8"))
+    whole = {"model_type": "gemma3n", "text_config": text, "tie_word_embeddings": False}
+    (folder / "config.json").write_text(json.dumps(whole), "utf-8")
+    check_loadable(folder, settings(folder), is_here=True)
+    texts = {"a": generate(load_oracle(source), prompt(9), 12)}
+    assert GreedyDecoder(load_engine(folder), {"a": prompt(9)}, 12).run() == texts
 
 
 @pytest.mark.parametrize("name", ["InternVLConfig", "Qwen3VLMoeConfig", "Glm4vMoeConfig"])

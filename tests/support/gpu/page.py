@@ -24,7 +24,6 @@ from tests.support.gpu.models import CONFIGS, config_of, head_dim_of, kinds_of
 
 # Families of today, by transformers' types; settings as their published configurations have them.
 REFUSED: Mapping[str, tuple[str, dict[str, Any]]] = {
-    "Gemma 4 E2B, E4B": ("gemma4_text", {"num_kv_shared_layers": 18}),
     "Qwen3-VL with experts": ("qwen3_vl_moe", {}),
     "GLM-4.5V": ("glm4v_moe", {}),
     "InternVL": ("internvl", {}),
@@ -42,6 +41,8 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any]]] = {
 # Of images and text, served by the text's part.
 BY_TEXT: Mapping[str, tuple[str, dict[str, Any]]] = {
     "Gemma 3": ("gemma3", {}),
+    "Gemma 3n": ("gemma3n", {}),
+    "Gemma 4": ("gemma4", {}),
     "Mistral Small 3.1 and 3.2": ("mistral3", {}),
     "Ministral 3": ("mistral3", {"text_config": {"model_type": "ministral3"}}),
     "Qwen3-VL": ("qwen3_vl", {}),
@@ -95,6 +96,12 @@ graphs; small models of them say in the tests what transformers' `generate` says
 brings into one of their short convolutions (`hidden_size` numbers) is cached as its keys are, and a
 row reads what its nearest ancestors brought. A text keeps the last pages of these layers alone.
 They are not compiled (`compile`).
+"""
+
+_LARGE_HEADS = """
+Layers of Gemma 3n and of the small Gemma 4 that share the keys and values of another take no memory
+for them. Gemma 4's layers without a window have heads of 512, larger than our kernels take: the
+reference attends there, and its steps run without graphs.
 """
 
 _STEPS = """
@@ -167,6 +174,7 @@ def page(found: held.Table) -> str:
         _BY_TEXT,
         table(("family", "configuration", "served as"), _parts()),
         _CONVOLVED.format(families=_served_beside()),
+        _LARGE_HEADS,
         _STEPS.format(calls=commands["broadcast_"], compared=commands["allreduce_"]),
         table(("texts", "steps in graphs"), ((name, f"{share} %") for name, share in shares)),
         _BESIDE,

@@ -1,0 +1,73 @@
+"""Layers that read the keys and values of another take no memory, and write nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cluster.config.schema import EngineConfig
+from cluster.engine.loading.inspection import check_splittable, describe
+from cluster.engine.loading.planned import planned
+from cluster.errors import ConfigError
+from tests.support.engine.driver import PAGE_SIZE, GreedyDecoder, generate, load_engine, prompt
+from tests.support.engine.driver import load_oracle as oracle_of
+
+Factory = Callable[..., Path]
+# Three layers, then three that read those of their kind.
+SHARED_WITH = [None, None, None, 1, 1, 2]
+
+
+@pytest.mark.parametrize("architecture", ["gemma4", "gemma3n"])
+def test_they_are_found_and_stand_where_the_others_do(
+    architecture: str, checkpoint_factory: Factory
+) -> None:
+    folder = checkpoint_factory(architecture)
+    engine = load_engine(folder)
+    assert [each.shared_with for each in engine.model.layers] == SHARED_WITH
+    places = [layer.data_ptr() for layer in engine.cache.layers]
+    assert len(set(places)) == 3
+    assert [places[index] for index in (3, 4, 5)] == [places[index] for index in (1, 1, 2)]
+    # What `check` says of a token's memory is what a page of the cache takes.
+    config = EngineConfig(model=str(folder), device="cpu", page_size=PAGE_SIZE)
+    sizes = planned(folder, describe(str(folder), config), config, is_here=True)
+    of_page = sum(group.bytes_per_page() for group in engine.cache.groups)
+    assert sizes.kv_per_token * PAGE_SIZE == of_page
+
+
+def test_a_text_survives_preemption_and_hits_of_its_prefix(checkpoint_factory: Factory) -> None:
+    folder = checkpoint_factory("gemma4")
+    oracle, common = oracle_of(folder), prompt(40, seed=5)
+    prompts = {
+        name: np.concatenate((common, prompt(5, seed=seed)))
+        for seed, name in enumerate(("a", "b", "c"))
+    }
+    texts = {name: generate(oracle, ids, 24) for name, ids in prompts.items()}
+    # They hold one text or two of the three.
+    engine = load_engine(folder, num_pages=26, max_context_len=80, max_running_sequences=3)
+    decoder = GreedyDecoder(engine, prompts, 24, np.random.default_rng(1), texts)
+    assert decoder.run() == texts
+    assert decoder.num_misses > 0
+    assert GreedyDecoder(engine, {"a": prompts["a"]}, 24).run() == {"a": texts["a"]}
+
+
+def test_a_layer_that_wrote_nothing_is_not_read(checkpoint_factory: Factory) -> None:
+    """The negative control: read as the keys of a layer of its own, the text is another."""
+    folder = checkpoint_factory("gemma4")
+    texts = {"a": generate(oracle_of(folder), prompt(30), 16)}
+    engine = load_engine(folder)
+    assert GreedyDecoder(engine, {"a": prompt(30)}, 16).run() == texts
+    engine.cache.layers[5] = torch.zeros_like(engine.cache.layers[5])
+    assert GreedyDecoder(engine, {"a": prompt(31, seed=1)}, 16).run()["a"] != generate(
+        oracle_of(folder), prompt(31, seed=1), 16
+    )
+
+
+def test_ranks_take_whole_key_heads_of_every_kind_of_layer(checkpoint_factory: Factory) -> None:
+    folder = checkpoint_factory("gemma4-large")
+    text = describe(str(folder), EngineConfig(model=str(folder))).text_config
+    with pytest.raises(ConfigError, match="has 1 key-value heads, which do not divide evenly"):
+        check_splittable(text, 2)
