@@ -1,0 +1,124 @@
+"""Where packages are missing, quantised models are refused by name; no ImportError is seen."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import GptOssConfig
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
+
+from cluster.config.schema import EngineConfig
+from cluster.engine.loading.inspection import check_loadable, describe
+from cluster.engine.loading.model import load_model
+from cluster.errors import ConfigError
+
+Factory = Callable[..., Path]
+# Of each method: the package that its refusal names, or what else stands in the way on a CPU.
+NAMED = {
+    "aqlm": "aqlm",
+    "auto-round": "auto-round",
+    "awq": "gptqmodel",
+    "bitsandbytes_4bit": "bitsandbytes",
+    "bitsandbytes_8bit": "bitsandbytes",
+    "compressed-tensors": "compressed-tensors",
+    "eetq": "kernels",
+    "fbgemm_fp8": "GPU",
+    "fouroversix": "fouroversix",
+    "fp_quant": "GPU",
+    "gptq": "optimum",
+    "higgs": "GPU",
+    "hqq": "HQQ",
+    "nvfp4": "NVFP4",
+    "quanto": "optimum-quanto",
+    "quark": "Quark",
+    "spqr": "GPU",
+    "torchao": "torchao",
+    "vptq": "VPTQ",
+}
+PACKAGES = [
+    "aqlm",
+    "auto_round",
+    "gptqmodel",
+    "bitsandbytes",
+    "compressed_tensors",
+    "kernels",
+    "fbgemm_gpu",
+    "fouroversix",
+    "fp_quant",
+    "optimum",
+    "flute",
+    "hqq",
+    "quark",
+    "spqr_quant",
+    "torchao",
+    "vptq",
+    "sinq",
+    "mlx",
+]
+SETTINGS: dict[str, dict[str, Any]] = {
+    "auto-round": {"bits": 4},
+    "awq": {"bits": 4},
+    "bitsandbytes_4bit": {"load_in_4bit": True},
+    "bitsandbytes_8bit": {"load_in_8bit": True},
+    "compressed-tensors": {"config_groups": {}, "format": "dense"},
+    "gptq": {"bits": 4},
+    "spqr": {"bits": 3, "beta1": 16, "beta2": 16, "shapes": {}},
+    "torchao": {"quant_type": "int8_weight_only"},
+}
+
+
+@pytest.fixture
+def without_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in PACKAGES:
+        monkeypatch.setitem(sys.modules, package, None)
+
+
+def fields_of(method: str) -> dict[str, Any]:
+    name = "bitsandbytes" if method.startswith("bitsandbytes") else method
+    return {"quant_method": name, **SETTINGS.get(method, {})}
+
+
+def refusal(act: Callable[[], object]) -> str:
+    """What is said; "" for what is done.  Whatever else is raised fails the test."""
+    try:
+        act()
+    except ConfigError as error:
+        return error.message
+    return ""
+
+
+@pytest.mark.usefixtures("without_packages")
+@pytest.mark.parametrize("asked", [False, True], ids=["stored", "asked for"])
+@pytest.mark.parametrize("method", sorted(AUTO_QUANTIZATION_CONFIG_MAPPING))
+def test_every_method_is_served_or_refused_in_words(
+    method: str, checkpoint_factory: Factory, tmp_path: Path, *, asked: bool
+) -> None:
+    folder = Path(shutil.copytree(checkpoint_factory("llama"), tmp_path / "model"))
+    settings: dict[str, Any] = {}
+    if asked:
+        settings["quantization"] = fields_of(method)
+    else:
+        file = folder / "config.json"
+        described = json.loads(file.read_text("utf-8"))
+        file.write_text(json.dumps(described | {"quantization_config": fields_of(method)}))
+    config = EngineConfig(model=str(folder), device="cpu", **settings)
+    checked = refusal(lambda: check_loadable(folder, config, is_here=True))
+    loaded = refusal(lambda: load_model(config))
+    if not asked and method in NAMED:
+        assert NAMED[method] in checked
+        assert NAMED[method] in loaded
+    if checked:
+        assert loaded, "what check refuses is not loaded"
+
+
+def test_what_cannot_be_split_is_refused_before_anything_loads(tmp_path: Path) -> None:
+    GptOssConfig().save_pretrained(tmp_path)
+    config = EngineConfig(model=str(tmp_path), tensor_parallel=2)
+    with pytest.raises(ConfigError, match="no tensor-parallel plan for gpt_oss; use tensor_paral"):
+        describe(str(tmp_path), config)
