@@ -52,7 +52,7 @@ class Experts(torch.nn.Module):
         other row changes a bit."""
         order = chosen.flatten().argsort(stable=True)
         counts = chosen.flatten().bincount(minlength=len(self)).tolist()
-        parts = rows[order // chosen.shape[1]].split(counts)
+        parts = torch.split(rows[order // chosen.shape[1]], counts)
         experts = zip(self.children(), parts, strict=True)
         sorted_products = torch.cat([expert(part) for expert, part in experts if len(part)])
         products = torch.empty_like(sorted_products)
