@@ -127,7 +127,7 @@ def forward_bytes(
     made in the model's format and then brought to float32."""
     hidden = int(text_config.hidden_size)
     inner = getattr(text_config, "intermediate_size", None) or 4 * hidden
-    widest = max(inner) if isinstance(inner, list) else int(inner)
+    widest = int(max(inner) if isinstance(inner, list) else inner)
     of_row = (_NUM_STATES * hidden + _NUM_INNER * widest // ranks) * dtype.itemsize
     of_logits = vocab_size * (dtype.itemsize + torch.float32.itemsize)
     return lambda num_rows, num_logits: max(num_rows * of_row, num_logits * of_logits)
