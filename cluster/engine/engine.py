@@ -74,12 +74,9 @@ class Engine:
         num_pages = derive_num_pages(config, layers, model.max_context_len, self.reserve.total)
         if group is not None:
             num_pages = tuple(group.minimum(each) for each in num_pages)
+        groups = layer_groups(layers, config.page_size)
         self.limits = EngineLimits.of(
-            config,
-            model.max_context_len,
-            model.vocab_size,
-            num_pages,
-            layer_groups(layers, config.page_size),
+            config, model.max_context_len, model.vocab_size, num_pages, groups
         )
         self.model_hash, self.tokenizer_hash = identify(model.source, model.weights)
         if group is not None:
