@@ -1,15 +1,15 @@
 """Tensor parallelism: one engine per rank, rank 0 leads, the others repeat what it does.
 
 Every rank loads the model with transformers' tensor-parallel plan and runs the same deterministic
-scheduler.  Rank 0 collects the calls made on its engine and broadcasts them when it steps; the
-others replay them, and before each forward all ranks compare what they are about to run.  Nothing
+scheduler.  Rank 0 collects the calls made on its engine and sends them when it steps; the others
+replay them, and before each forward all ranks compare what they are about to run.  Nothing
 here needs Ray: a deployment's actors and hand-started processes call
 
     init_rank(rank, world_size, "10.0.0.1:29500")
     engine = Engine.load(config)
     engine.follow()          # on every rank but 0; returns when rank 0 closes its engine
 
-Commands travel as `cluster.engine.commands` lays them out, on a gloo group of their own, which
+Commands travel as `cluster.engine.commands` lays them out, on a channel of the ranks' own, which
 waits for them without limit but notices a closed connection at once.  The model's collectives time
 out: after hours while ranks load, one faster than the other, and soon once all have loaded.
 """
@@ -25,7 +25,6 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is public all the same
@@ -34,22 +33,13 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is pu
 from torch.distributed.distributed_c10d import _get_default_store, _set_pg_timeout, _world
 from transformers.distributed import DistributedConfig
 
-from cluster.engine.commands import (
-    HEADER_SIZE,
-    Call,
-    body_length,
-    check_body,
-    decode,
-    encode,
-    header_of,
-)
+from cluster.engine.channel import connect
+from cluster.engine.commands import Call, decode, encode
 from cluster.engine.types import LayerSpec
 from cluster.errors import ConfigError, ProtocolError, WorkerError
 
-# An idle leader sends nothing for as long as nobody asks it anything.
-_IDLE_TIMEOUT = timedelta(days=365)
-# In the ranks' common store: seconds.
-_TIMEOUT_KEY = "drafthouse/timeout_s"
+# In the ranks' common store: seconds; and where rank 0 listens.
+_TIMEOUT_KEY, _HOST_KEY = "drafthouse/timeout_s", "drafthouse/host"
 # Until all ranks have started; a machine may be busy with importing torch in each.
 _JOINING_S = 600.0
 _MASK64 = (1 << 64) - 1
@@ -93,6 +83,7 @@ def init_rank(
         ) from error
     if rank == 0:
         _get_default_store().set(_TIMEOUT_KEY, str(timeout_s))
+        _get_default_store().set(_HOST_KEY, address.rpartition(":")[0])
 
 
 def _store(rank: int, world_size: int, address: str, timeout: timedelta) -> TCPStore:
@@ -123,12 +114,15 @@ def distributed_config(world_size: int) -> DistributedConfig:
 
 
 class RankGroup:
-    """This rank's end of the command channel."""
+    """This rank among the others."""
 
     def __init__(self) -> None:
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
-        self._group = dist.new_group(backend="gloo", timeout=_IDLE_TIMEOUT)
+        store = _get_default_store()
+        with self._noticing():
+            host = store.get(_HOST_KEY).decode()
+            self._channel = connect(self.rank, self.world_size, host, store)
         self._outbox: list[Call] = []
 
     @property
@@ -152,6 +146,10 @@ class RankGroup:
         except ProtocolError as error:
             raise WorkerError(f"rank {self.rank} cannot follow: {error.message}") from error
 
+    def close(self) -> None:
+        """Say and hear nothing any more."""
+        self._channel.close()
+
     def share_layers(self, layers: Sequence[LayerSpec], like: LayerSpec) -> list[LayerSpec]:
         """Rank 0's layers; on the others as many with their windows, of the least size.
 
@@ -164,9 +162,7 @@ class RankGroup:
     def minimum(self, value: int) -> int:
         """The smallest of the ranks' values; every rank must call."""
         with self._noticing():
-            tensor = torch.tensor([value], dtype=torch.int64)
-            dist.all_reduce(tensor, op=dist.ReduceOp.MIN, group=self._group)
-        return int(tensor)
+            return self._channel.least(value)
 
     def all(self, answer: bool) -> bool:
         """True if all ranks say True; every rank must call."""
@@ -181,8 +177,7 @@ class RankGroup:
         with self._noticing():
             timeout = timedelta(seconds=float(_get_default_store().get(_TIMEOUT_KEY)))
             for group in list(_world.pg_map):
-                if group is not self._group:
-                    _set_pg_timeout(timeout, group)
+                _set_pg_timeout(timeout, group)
 
     def agree(self, value: int, subject: str) -> None:
         """Raise WorkerError on every rank unless all have the same int64; every rank must call.
@@ -223,24 +218,15 @@ class RankGroup:
 
     def _shared(self, body: bytes = b"") -> bytes:
         """The leader's body, on all ranks."""
-        header = self._broadcast(header_of(body) if self.leads else bytes(HEADER_SIZE))
-        found = self._broadcast(body if self.leads else bytes(body_length(header)))
-        check_body(header, found)
-        return found
-
-    def _broadcast(self, data: bytes) -> bytes:
-        """Send or receive the leader's bytes; a follower gives as many of its own."""
-        tensor = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
         with self._noticing():
-            dist.broadcast(tensor, src=0, group=self._group)
-        return tensor.numpy().tobytes()
+            return self._channel.share(body)
 
     @contextmanager
     def _noticing(self) -> Iterator[None]:
-        """Inside, torch's error for a rank that is gone becomes a WorkerError."""
+        """Inside, the error for a rank that is gone becomes a WorkerError."""
         try:
             yield
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, OSError, EOFError) as error:
             raise WorkerError(
                 f"rank {self.rank} of {self.world_size} lost its tensor-parallel group: {error}"
             ) from error

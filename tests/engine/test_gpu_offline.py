@@ -61,13 +61,12 @@ def test_ranks_say_no_more_to_each_other_than_they_did() -> None:
     assert _changes("collectives", {LLAMA: {"TP 2": collectives.of_architecture(LLAMA, 2)}}) == []
 
 
-def test_commands_of_a_step_take_two_collectives_of_the_host(
+def test_commands_of_a_step_take_no_collective_of_the_host(
     checkpoint_factory: Callable[..., Path],
 ) -> None:
-    """Two for the calls, by gloo, where there is to be none on GPUs; one for the digest of what is
-    to run, which is on the GPUs."""
+    """The one is for the digest of what is to run, which is on the GPUs."""
     found = collectives.of_commands(load_engine(checkpoint_factory("llama")))
-    assert found == table.read()["commands of a step"] == {"broadcast_": 2, "allreduce_": 1}
+    assert found == table.read()["commands of a step"] == {"allreduce_": 1}
 
 
 @needs_versions
@@ -137,7 +136,7 @@ def test_kernels_copies_waits_and_bytes_are_counted() -> None:
 def test_the_page_says_what_the_table_and_the_refusals_say() -> None:
     for path, text in page.files().items():
         assert path.read_text("utf-8") == text, "it is stale; run: make docs"
-    other = {"commands of a step": {"broadcast_": 5, "allreduce_": 1}}
+    other = {"commands of a step": {"allreduce_": 5}}
     assert page.page(table.read() | other) != text
 
 

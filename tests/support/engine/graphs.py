@@ -25,7 +25,8 @@ def build(folder: Path, capture: Any = None, *, fused: bool = False, **settings:
     """fused: by the kernels between a layer's products too, which the interpreter takes as long for
     as for attention."""
     own = {"attention": "triton", "cuda_graphs": capture is not None}
-    config = tiny(folder, settings, page_size=4, max_batch_tokens=16, **own)
+    # However long the interpreter takes, no chunk is cut for that.
+    config = tiny(folder, settings, page_size=4, max_batch_tokens=16, max_chunk_s=3600.0, **own)
     group = RankGroup() if config.tensor_parallel > 1 else None
     model = load_model(config)
     if not fused:

@@ -17,6 +17,7 @@ from transformers.distributed import DistributedConfig
 from transformers.initialization import no_tie_weights
 
 from cluster.engine.adapters import LayerByLayer
+from cluster.engine.channel import Channel
 from cluster.engine.engine import Engine
 from cluster.engine.parallel import RankGroup
 from cluster.engine.paths import StepInputs
@@ -76,12 +77,11 @@ def of_architecture(name: str, count: int) -> dict[str, int]:
 
 
 def of_commands(engine: Engine) -> Counter[str]:
-    """Those of a step besides the forward's, of an engine that leads two ranks: broadcasts go by
-    gloo, the all-reduce by what the model's go by."""
+    """Those of a step besides the forward's, of an engine that leads two ranks."""
     with ranks(2):
-        group = object.__new__(RankGroup)  # without a gloo group of its own
+        group = object.__new__(RankGroup)  # the other rank hears nothing
         group.rank, group.world_size = 0, 2
-        group._group, group._outbox = dist.group.WORLD, []
+        group._channel, group._outbox = Channel([], leads=True), []
         engine._group = group
         engine.submit(Work("one", 0, prompt(8)))
         with Counting() as counting:

@@ -105,8 +105,8 @@ reference attends there, and its steps run without graphs.
 """
 
 _STEPS = """
-With `tensor_parallel` each step also takes {calls} messages between the ranks' hosts, by gloo,
-which bring the calls, and {compared} on the GPUs, which compares what they are about to run.
+With `tensor_parallel` each step also takes {compared} message on the GPUs, which compares what they
+are about to run. Rank 0 sends its calls to each other rank over a socket; nothing goes by gloo.
 
 Of a recorded load of coding agents' requests, so many steps replayed a graph; the engine was the
 real one, over a model that computes nothing:
@@ -175,7 +175,7 @@ def page(found: held.Table) -> str:
         table(("family", "configuration", "served as"), _parts()),
         _CONVOLVED.format(families=_served_beside()),
         _LARGE_HEADS,
-        _STEPS.format(calls=commands["broadcast_"], compared=commands["allreduce_"]),
+        _STEPS.format(compared=commands["allreduce_"]),
         table(("texts", "steps in graphs"), ((name, f"{share} %") for name, share in shares)),
         _BESIDE,
         table(
