@@ -261,14 +261,15 @@ class Passes:
         options: AttentionOptions,
     ) -> torch.Tensor:
         """See `LayerPlan`: each row sees its text and its path."""
-        fresh = torch.stack((key[0], value[0])).unflatten(2, (self._num_texts, -1))
+        fresh = torch.stack((key[0], value[0]))
+        fresh = fresh.view(2, key.shape[1], self._num_texts, -1, key.shape[3])
         places = self._state["kv"]  # [texts, places, 2, kv heads, dim]
         places[self._texts, self._places] = fresh.permute(2, 3, 0, 1, 4)
         held = self._own.kv[self._slots.clamp(min=0)].to(places.dtype)
         keys, values = torch.cat((held, places), dim=1).permute(2, 0, 3, 1, 4)
         # The rows of heads that share keys side by side, so that these are read as they stand.
         shape = (self._num_texts, keys.shape[1], -1, query.shape[3])
-        own = query[0].unflatten(1, (self._num_texts, -1)).transpose(0, 1)
+        own = query.reshape(query.shape[1], self._num_texts, -1, query.shape[3]).transpose(0, 1)
         mask = self._mask.repeat(1, 1, own.shape[1] // keys.shape[1], 1)
         attended = scaled_dot_product_attention(
             own.reshape(shape), keys, values, attn_mask=mask, scale=options.scaling

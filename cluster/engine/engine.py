@@ -346,7 +346,5 @@ class Engine:
     def close(self) -> None:
         """Let the other ranks go; an engine of one rank has nothing to close."""
         if self._group is not None:
-            if self._group.leads:
-                self._group.send("close")
             self._group.close()
         self._group = None

@@ -147,7 +147,9 @@ class RankGroup:
             raise WorkerError(f"rank {self.rank} cannot follow: {error.message}") from error
 
     def close(self) -> None:
-        """Say and hear nothing any more."""
+        """Let the other ranks go, and say and hear nothing any more."""
+        if self.leads:
+            self.send("close")
         self._channel.close()
 
     def share_layers(self, layers: Sequence[LayerSpec], like: LayerSpec) -> list[LayerSpec]:
