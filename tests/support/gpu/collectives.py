@@ -10,21 +10,18 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers.distributed import DistributedConfig
 from transformers.initialization import no_tie_weights
 
-from cluster.engine.adapters import LayerByLayer
 from cluster.engine.channel import Channel
 from cluster.engine.engine import Engine
+from cluster.engine.memory.reserve import run
 from cluster.engine.parallel import RankGroup
-from cluster.engine.paths import StepInputs
-from cluster.engine.types import AttentionOptions
 from cluster.engine.work import Work
 from tests.support.engine.driver import prompt
-from tests.support.gpu.counting import META, Counting
+from tests.support.gpu.counting import Counting
 from tests.support.gpu.models import config_of
 from tests.support.gpu.steps import built
 
@@ -46,24 +43,13 @@ def of_forward(name: str, count: int, num_layers: int) -> Counter[str]:
     """The collectives of a model's forward, on so many ranks."""
     config = config_of(name, num_layers)
     with ranks(count), no_tie_weights():  # as while it is loaded
-        model = built(config)
+        model = built(config, fuses=False)  # ranks keep the module
         kind, given = type(model.module), DistributedConfig(tp_size=count, tp_plan="auto")
         given, _, mesh = kind.prepare_distribute_model(given)
         kind.maybe_distribute_model(model.module, given, mesh)
-        with torch.no_grad(), Counting() as counting:
-            rows = torch.zeros(_ROWS, dtype=torch.int64, device=META)
-            model.forward(StepInputs(rows, rows, rows, LayerByLayer(_attend)))
+        with Counting() as counting:
+            run(model, _ROWS, _ROWS)
     return counting.collectives
-
-
-def _attend(
-    layer: int,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    options: AttentionOptions,
-) -> torch.Tensor:
-    return query.transpose(1, 2)
 
 
 def of_architecture(name: str, count: int) -> dict[str, int]:

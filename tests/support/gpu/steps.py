@@ -79,16 +79,17 @@ class CountingCapture:
         return lambda: None
 
 
-def built(config: Any) -> LoadedModel:
-    """The model on `meta`, ready for the engine's forwards."""
+def built(config: Any, *, fuses: bool = True) -> LoadedModel:
+    """The model on `meta`, ready for the engine's forwards.  fuses: its layers, as on one GPU."""
     seam.register()
     with META:
         module = AutoModelForCausalLM.from_config(
             config, attn_implementation=seam.IMPLEMENTATION, dtype=config.dtype
         )
     layers, limit = layers_of(config, META), config.max_position_embeddings
+    module.eval().requires_grad_(False)
     with torch.no_grad():
-        fused = fused_forward(module.eval().requires_grad_(False), layers, limit)
+        fused = fused_forward(module, layers, limit) if fuses else None
     return LoadedModel(
         module=module,
         source="",
