@@ -16,7 +16,7 @@ from cluster.draft import registry
 from cluster.local import LLM
 from deployments.placement import total_resources
 from deployments.preflight import inspect
-from tests.support.checkpoints import MAX_POSITIONS
+from tests.support.architectures import MAX_POSITIONS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FILES = sorted((REPOSITORY / "configs").glob("*.yaml"))

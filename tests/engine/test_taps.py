@@ -14,7 +14,7 @@ from cluster.core import TokenTree
 from cluster.engine.engine import Work
 from cluster.engine.types import Ability
 from cluster.errors import ConfigError
-from tests.support.checkpoints import BY_TEXT, SERVED
+from tests.support.architectures import BY_TEXT, SERVED
 from tests.support.engine.driver import (
     expected_rows,
     load_engine,

@@ -19,7 +19,7 @@ from cluster.models.fingerprint import folder_tokenizer_hash, model_hash
 from cluster.models.gguf import convert
 from cluster.models.resolve import resolve
 from cluster.text.tokenizer import Tokenizer
-from tests.support.checkpoints import EOS_TOKEN_ID
+from tests.support.architectures import EOS_TOKEN_ID
 from tests.support.local_models import PROMPTS, target
 from tests.support.models.gguf_files import write_gguf
 

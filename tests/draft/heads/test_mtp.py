@@ -12,7 +12,8 @@ from cluster.draft.heads.checkpoint import TargetShape
 from cluster.draft.heads.mtp import MtpHead, load
 from cluster.engine.device import convert
 from cluster.errors import ConfigError
-from tests.support.checkpoints import DEFAULT_VOCAB_SIZE, tiny_checkpoint
+from tests.support.architectures import DEFAULT_VOCAB_SIZE
+from tests.support.checkpoints import tiny_checkpoint
 from tests.support.draft.heads import ByRows
 from tests.support.draft.mtp import DIM, EXPERTS, LAYERS, SIZE, with_mtp
 from tests.support.draft.plain import CAUSAL, Held, attend, projected, rms, rotated

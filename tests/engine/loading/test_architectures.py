@@ -12,7 +12,7 @@ import torch
 from cluster.core import TokenTree
 from cluster.engine.engine import Work
 from cluster.errors import ConfigError
-from tests.support.checkpoints import BY_TEXT, REFUSED, SERVED
+from tests.support.architectures import BY_TEXT, REFUSED, SERVED
 from tests.support.engine.driver import (
     GreedyDecoder,
     expected_rows,

@@ -24,7 +24,7 @@ from cluster.engine.device import num_cores, resolve_device
 from cluster.engine.engine import Engine, Work
 from cluster.errors import ConfigError
 from cluster.models.fingerprint import folder_tokenizer_hash
-from tests.support.checkpoints import EOS_TOKEN_ID, MAX_POSITIONS
+from tests.support.architectures import EOS_TOKEN_ID, MAX_POSITIONS
 from tests.support.choices import by_night
 from tests.support.engine.driver import last_logits, load_engine, load_oracle, prompt, rows, run
 from tests.support.engine.native import needs_native

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from cluster.config.schema import EngineConfig
 from cluster.engine.loading.inspection import check_loadable, describe
 from cluster.errors import ConfigError
-from tests.support.checkpoints import BY_TEXT
+from tests.support.architectures import BY_TEXT
 from tests.support.engine.driver import GreedyDecoder, generate, load_engine, load_oracle, prompt
 from tests.support.engine.native import needs_native
 

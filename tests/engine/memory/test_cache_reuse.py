@@ -16,7 +16,7 @@ from cluster.engine.cpu import kernels
 from cluster.engine.work import Work
 from cluster.errors import ProtocolError
 from cluster.spec.token_log import prefix_hash
-from tests.support.checkpoints import SLIDING_WINDOW
+from tests.support.architectures import SLIDING_WINDOW
 from tests.support.choices import by_day
 from tests.support.engine.checked import Checked
 from tests.support.engine.driver import (

@@ -10,7 +10,7 @@ import pytest
 from cluster.config.schema import EngineConfig
 from cluster.engine.memory.reserve import Reserve, measured, reserve, run
 from cluster.spec.draw import drawing_bytes
-from tests.support.checkpoints import SERVED
+from tests.support.architectures import SERVED
 from tests.support.engine.driver import load_engine
 
 VOCAB_SIZE = 128_256

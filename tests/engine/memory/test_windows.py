@@ -12,7 +12,7 @@ import pytest
 from cluster.core import TokenTree
 from cluster.engine.memory.kv_cache import KVCache, layer_groups
 from cluster.engine.work import Work
-from tests.support.checkpoints import SLIDING_WINDOW
+from tests.support.architectures import SLIDING_WINDOW
 from tests.support.choices import by_day
 from tests.support.engine.checked import Checked
 from tests.support.engine.driver import (

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.support.checkpoints import DEFAULT_VOCAB_SIZE, tiny_checkpoint
+from tests.support.architectures import DEFAULT_VOCAB_SIZE
+from tests.support.checkpoints import tiny_checkpoint
 from tests.support.draft.heads import HIDDEN, cyclic_target
 
 SIZE, HEADS, KV_HEADS, DIM, EXPERTS, INNER = 48, 4, 2, 16, 4, 16

@@ -14,7 +14,7 @@ from cluster.core import EMPTY_TREE, TokenArray, TokenTree, token_array
 from cluster.engine.engine import Engine, Output, Work
 from cluster.spec.token_log import prefix_hash
 from cluster.spec.tree import walk_draws
-from tests.support.checkpoints import BY_TEXT, SLIDING_WINDOW
+from tests.support.architectures import BY_TEXT, SLIDING_WINDOW
 from tests.support.engine.tiny import tiny
 from tests.support.spec.trees import paths
 

@@ -18,7 +18,7 @@ from cluster.engine.loading.inspection import check_servable, check_splittable
 from cluster.engine.loading.model_config import served_part
 from cluster.errors import ConfigError
 from docs.tools.markdown import DOCS, table
-from tests.support.checkpoints import SERVED
+from tests.support.architectures import SERVED
 from tests.support.gpu import table as held
 from tests.support.gpu.models import CONFIGS, config_of, head_dim_of, kinds_of
 

@@ -1,0 +1,327 @@
+"""The architectures of the tests' tiny models, and sizes at which they load in milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+EOS_TOKEN_ID = 0
+DEFAULT_VOCAB_SIZE = 288
+MAX_POSITIONS = 512
+SLIDING_WINDOW = 12
+
+_DENSE: dict[str, Any] = {
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": MAX_POSITIONS,
+    "tie_word_embeddings": False,
+}
+
+_GEMMA4: dict[str, Any] = _DENSE | {
+    "num_hidden_layers": 6,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": SLIDING_WINDOW,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": DEFAULT_VOCAB_SIZE,
+    "final_logit_softcapping": 30.0,
+}
+
+# What the engine serves.  Each entry: transformers' model_type and its configuration.
+SERVED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "llama": ("llama", _DENSE),
+    "qwen2": ("qwen2", _DENSE | {"head_dim": 16}),
+    "qwen3": ("qwen3", _DENSE | {"head_dim": 16}),
+    "mistral-sliding": ("mistral", _DENSE | {"head_dim": 16, "sliding_window": SLIDING_WINDOW}),
+    "mixtral": (
+        "mixtral",
+        _DENSE | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
+    ),
+    # Every layer has experts, of which all tokens of a step ask different ones.
+    "qwen3-moe": (
+        "qwen3_moe",
+        _DENSE
+        | {
+            "head_dim": 16,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "norm_topk_prob": True,
+        },
+    ),
+    # One expert more is for every row, as much as a gate says.
+    "qwen2-moe": (
+        "qwen2_moe",
+        _DENSE
+        | {
+            "head_dim": 16,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 64,
+        },
+    ),
+    # Phi-4: one projection for queries, keys and values, and one for gate and up.
+    "phi3": ("phi3", _DENSE | {"head_dim": 12}),
+    "starcoder2": (
+        "starcoder2",
+        _DENSE
+        | {
+            "sliding_window": None,
+            "use_bias": True,
+            "embedding_dropout": 0.0,
+            "residual_dropout": 0.0,
+        },
+    ),
+    "gemma2": (
+        "gemma2",
+        _DENSE
+        | {"head_dim": 16, "sliding_window": SLIDING_WINDOW}
+        | {"num_hidden_layers": 4, "query_pre_attn_scalar": 16},
+    ),
+    "gemma3": (
+        "gemma3_text",
+        _DENSE
+        | {
+            "head_dim": 16,
+            "sliding_window": SLIDING_WINDOW,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    # As the small ones are: the last layers read the keys of the last of their kind before, whose
+    # heads are larger where there is no window; each layer has embeddings of its own.
+    "gemma4": ("gemma4_text", _GEMMA4 | {"num_kv_shared_layers": 3}),
+    "gemma3n": (
+        "gemma3n_text",
+        _GEMMA4
+        | {"num_kv_shared_layers": 3, "laurel_rank": 4, "altup_num_inputs": 2}
+        | {"activation_sparsity_pattern": [0.5] * 6},
+    ),
+    # As the large ones are: fewer key heads where there is no window, whose keys are the values.
+    "gemma4-large": (
+        "gemma4_text",
+        _GEMMA4
+        | {
+            "hidden_size_per_layer_input": 0,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 16,
+        },
+    ),
+    "gpt-oss": (
+        "gpt_oss",
+        _DENSE
+        | {
+            "head_dim": 16,
+            "sliding_window": SLIDING_WINDOW,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    # Its layers do not name their window; only the mask knows it.
+    "phimoe": (
+        "phimoe",
+        _DENSE
+        | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": SLIDING_WINDOW},
+    ),
+    "gpt2": (
+        "gpt2",
+        {
+            "n_embd": 48,
+            "n_layer": 3,
+            "n_head": 4,
+            "n_positions": MAX_POSITIONS,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "gpt-neox": ("gpt_neox", _DENSE | {"rotary_pct": 0.5}),
+    "olmo2": ("olmo2", _DENSE),
+    # Llama's layers but for one thing each.
+    "granite": (
+        "granite",
+        _DENSE | {"head_dim": 16, "residual_multiplier": 0.5, "attention_multiplier": 0.25},
+    ),
+    "smollm3": ("smollm3", _DENSE | {"head_dim": 16, "no_rope_layers": [1, 0, 1]}),
+    # GLM-4.5: every layer behind the first has experts.
+    "glm4-moe": (
+        "glm4_moe",
+        _DENSE
+        | {
+            "head_dim": 16,
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
+    # Layers of short convolutions beside attention.
+    "lfm2": (
+        "lfm2",
+        _DENSE
+        | {"num_hidden_layers": 4, "layer_types": ["conv", "conv", "full_attention", "conv"]},
+    ),
+    "lfm2-moe": (
+        "lfm2_moe",
+        _DENSE
+        | {
+            "layer_types": ["conv", "full_attention", "conv"],
+            "conv_bias": True,
+            "num_dense_layers": 1,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+        },
+    ),
+    "lfm3": (
+        "lfm3",
+        _DENSE
+        | {
+            "head_dim": 16,
+            "num_hidden_layers": 4,
+            "layer_types": ["conv", "sliding_attention", "conv", "full_attention"],
+            "sliding_window": SLIDING_WINDOW,
+        },
+    ),
+    # Beyond its original length its queries are scaled by their positions.
+    "ministral3": (
+        "ministral3",
+        _DENSE
+        | {
+            "head_dim": 16,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 16.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "original_max_position_embeddings": 32,
+                "llama_4_scaling_beta": 0.5,
+            },
+        },
+    ),
+}
+_VISION: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "image_size": 28,
+    "patch_size": 14,
+}
+_MISTRAL = _DENSE | {"model_type": "mistral", "head_dim": 16, "sliding_window": None}
+_MINISTRAL = {**SERVED["ministral3"][1], "model_type": "ministral3"}
+_PIXTRAL = _VISION | {"model_type": "pixtral"}
+# Its rows of positions are those of time, height and width.
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
+
+# Models of images and text, of which the text's part is served.
+BY_TEXT: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "gemma3-vision": (
+        "gemma3",
+        {"text_config": SERVED["gemma3"][1], "vision_config": _VISION, "mm_tokens_per_image": 4},
+    ),
+    "gemma4-vision": (
+        "gemma4",
+        {"text_config": SERVED["gemma4"][1], "vision_config": _VISION, "audio_config": None},
+    ),
+    "mistral3": (
+        "mistral3",
+        {"text_config": _MISTRAL, "vision_config": _PIXTRAL, "tie_word_embeddings": False},
+    ),
+    # Its one embedding is the output layer too, which the whole's configuration alone says.
+    "mistral3-tied": (
+        "mistral3",
+        {"text_config": _MINISTRAL, "vision_config": _PIXTRAL, "tie_word_embeddings": True},
+    ),
+    "qwen3-vl": (
+        "qwen3_vl",
+        {
+            "text_config": _DENSE
+            | {"head_dim": 16, "rope_parameters": _ROPE | {"mrope_interleaved": True}},
+            "vision_config": {
+                "hidden_size": 32,
+                "intermediate_size": 32,
+                "depth": 3,
+                "num_heads": 2,
+                "out_hidden_size": 48,
+                "num_position_embeddings": 16,
+                "deepstack_visual_indexes": [0],
+            },
+        },
+    ),
+}
+
+# What it refuses, by name.
+REFUSED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "mamba": ("mamba", {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}),
+    "qwen3-next": (
+        "qwen3_next",
+        _DENSE
+        | {
+            "head_dim": 16,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 2,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+            "num_experts": 0,
+        },
+    ),
+    "deepseek-v3": (
+        "deepseek_v3",
+        _DENSE
+        | {
+            "num_key_value_heads": 4,
+            "q_lora_rank": 16,
+            "kv_lora_rank": 16,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 8,
+            "n_routed_experts": 4,
+            "n_group": 1,
+            "topk_group": 1,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "first_k_dense_replace": 3,
+        },
+    ),
+    "llama4": (
+        "llama4_text",
+        _DENSE
+        | {
+            "head_dim": 16,
+            "num_local_experts": 2,
+            "intermediate_size_mlp": 96,
+            "attention_chunk_size": 16,
+        },
+    ),
+    "diffllama": ("diffllama", _DENSE),
+    "doge": ("doge", _DENSE),
+    "bloom": ("bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 2}),
+    "t5": (
+        "t5",
+        {
+            "d_model": 32,
+            "d_kv": 8,
+            "d_ff": 64,
+            "num_layers": 2,
+            "num_heads": 4,
+            "decoder_start_token_id": EOS_TOKEN_ID,
+        },
+    ),
+}
