@@ -22,7 +22,7 @@ from cluster.draft.base import DrafterContext
 from cluster.draft.candidates import RowContext, rank_best
 from cluster.draft.head_drafter import Begun, Growth, HeadDrafter, HeadRequest
 from cluster.draft.head_passes import Network, RoundText
-from cluster.draft.head_rounds import Expanded, Rounds
+from cluster.draft.head_rounds import DeviceRounds, Expanded
 from cluster.draft.head_spans import Span, SpanAttention
 from cluster.draft.heads.head import Head
 from cluster.draft.inside import IndexArray, host_of
@@ -57,7 +57,7 @@ class Eagle3Drafter(HeadDrafter[Head]):
 
     def __init__(self, context: DrafterContext, options: Eagle3Options) -> None:
         super().__init__(context, options)
-        self._rounds: Rounds | None = None
+        self._rounds: DeviceRounds | None = None
         host = host_of(context.target, context.name, self.kind)
         if host.capture is not None:
             kv, hidden = host.caches
@@ -66,7 +66,7 @@ class Eagle3Drafter(HeadDrafter[Head]):
                 ids = torch.from_numpy(self._vocabulary.target_ids)
             ids = ids.to(host.device, torch.int64)
             network = Network(self._head, kv, hidden, self._dtype, ids, options)
-            self._rounds = Rounds(network, self._max_nodes, host.capture)
+            self._rounds = DeviceRounds(network, self._max_nodes, host.capture)
 
     @torch.inference_mode()
     def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:

@@ -44,7 +44,7 @@ class Expanded:
     logits: npt.NDArray[np.float64]
 
 
-class Rounds:
+class DeviceRounds:
     """One thread at a time; call in inference mode."""
 
     def __init__(self, network: Network, max_nodes: int, capture: Capture) -> None:
