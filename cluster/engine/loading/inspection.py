@@ -182,13 +182,11 @@ def _ropes(config: Any) -> Iterator[Mapping[str, Any]]:
             yield from (each for each in settings.values() if isinstance(each, Mapping))
 
 
-# The smallest sizes with which a model can be served: those that the self-check needs.
-
-
 # By transformers' method: the package that it asks for at the first forward, and no sooner.
 _FORWARD_NEEDS = {"fp8": "kernels", "mxfp8": "kernels"}
 
-# Slots of the cache, positions, and rows of one step.
+# The smallest sizes with which a model can be served, those that the check at load needs: slots of
+# the cache, positions, and rows of one step.
 MIN_SLOTS = 16
 MIN_ROWS = 8
 
@@ -262,26 +260,26 @@ def check_loadable(folder: Path, config: EngineConfig, *, is_here: bool) -> Desc
     adapters = read_adapters(config)
     if config.quantization is not None:
         quantization_of(config)
-    device = resolve_device(config.device) if is_here else None
+    device, widened = resolve_device(config.device) if is_here else None, ""
     if device is not None:
         check_few_bits(config, device)
         check_compile(config, device)
         if device.type == "cuda" and config.attention in ("auto", "triton"):
             check_can_compile(MachinePaths())
-        check_packages(described, config)
+        widened = check_packages(described, config)
     check_weights(folder)
     module = built(folder, described.config, config)
     if module is not None:
         check_fits(module, adapters)
     if module is None or (device is not None and device.type != "cpu"):
-        return described
+        return replace(described, weights=widened)
     if device is not None and not may_stay_narrow(config, device, described.config):
         weights = computed_instead(folder, config, device, is_widened=False)
     else:
         native = kernels.load() if device is not None else None
         products = "" if native is None else native.products
         weights = planned_weights(folder, module, config, products)
-    return replace(described, weights=weights)
+    return replace(described, weights=widened or weights)
 
 
 def check_compile(config: EngineConfig, device: torch.device) -> None:
@@ -314,9 +312,9 @@ def quantization_of(config: EngineConfig) -> Any:
         ) from error
 
 
-def check_packages(described: Description, config: EngineConfig) -> None:
+def check_packages(described: Description, config: EngineConfig) -> str:
     """Raise ConfigError, naming the package, for a quantised model that this machine cannot unpack
-    or multiply."""
+    or multiply; returns a line on weights that transformers widens, "" = none."""
     wanted = None if config.quantization is None else quantization_of(config)
     model_config = copy.deepcopy(described.config)  # transformers writes into it
     try:
@@ -328,7 +326,8 @@ def check_packages(described: Description, config: EngineConfig) -> None:
         ) from error
     method = getattr(quantizer, "quantization_config", None)
     name = getattr(method, "quant_method", "")
-    package = _FORWARD_NEEDS.get(getattr(name, "value", name))
+    name = getattr(name, "value", name)
+    package = _FORWARD_NEEDS.get(name)
     is_widened = getattr(method, "dequantize", False)
     if package is not None and not is_widened and importlib.util.find_spec(package) is None:
         raise ConfigError(
@@ -336,6 +335,12 @@ def check_packages(described: Description, config: EngineConfig) -> None:
             f"here; install it (pip install {package}), or name a checkpoint in bfloat16",
             param="model" if wanted is None else "quantization",
         )
+    if not is_widened:
+        return ""
+    return (
+        f"weights {name} are widened to bfloat16 by transformers, which multiplies them as they "
+        "are with the package kernels and Triton alone"
+    )
 
 
 def _remedy(error: Exception) -> str:

@@ -93,20 +93,36 @@ def refusal(act: Callable[[], object]) -> str:
     return ""
 
 
+def stored(checkpoint: Path, folder: Path, method: str | None) -> Path:
+    """A copy whose configuration says that its weights are quantised so."""
+    shutil.copytree(checkpoint, folder)
+    file = folder / "config.json"
+    described = json.loads(file.read_text("utf-8"))
+    if method is not None:
+        described["quantization_config"] = fields_of(method)
+    file.write_text(json.dumps(described))
+    return folder
+
+
+@pytest.mark.usefixtures("without_packages")
+@pytest.mark.parametrize("method", ["mxfp4", "fp8"])
+def test_what_transformers_widens_is_said(
+    method: str, checkpoint_factory: Factory, tmp_path: Path
+) -> None:
+    folder = stored(checkpoint_factory("llama"), tmp_path / "model", method)
+    config = EngineConfig(model=str(folder), device="cpu")
+    said = check_loadable(folder, config, is_here=True).weights
+    assert said.startswith(f"weights {method} are widened to bfloat16")
+
+
 @pytest.mark.usefixtures("without_packages")
 @pytest.mark.parametrize("asked", [False, True], ids=["stored", "asked for"])
 @pytest.mark.parametrize("method", sorted(AUTO_QUANTIZATION_CONFIG_MAPPING))
 def test_every_method_is_served_or_refused_in_words(
     method: str, checkpoint_factory: Factory, tmp_path: Path, *, asked: bool
 ) -> None:
-    folder = Path(shutil.copytree(checkpoint_factory("llama"), tmp_path / "model"))
-    settings: dict[str, Any] = {}
-    if asked:
-        settings["quantization"] = fields_of(method)
-    else:
-        file = folder / "config.json"
-        described = json.loads(file.read_text("utf-8"))
-        file.write_text(json.dumps(described | {"quantization_config": fields_of(method)}))
+    settings = {"quantization": fields_of(method)} if asked else {}
+    folder = stored(checkpoint_factory("llama"), tmp_path / "model", None if asked else method)
     config = EngineConfig(model=str(folder), device="cpu", **settings)
     checked = refusal(lambda: check_loadable(folder, config, is_here=True))
     loaded = refusal(lambda: load_model(config))
