@@ -53,11 +53,9 @@ class Forward:
         self._backend = create_backend(config.attention, model.device)
         self._min_rows = _MIN_ROWS_ON_CPU if model.device.type == "cpu" else 1
         self._noted: list[str] = []
-        self._reminder = None
+        self._reminder = Reminder(clock) if model.device.type == "cuda" else None
         # On a GPU: before and behind the last forward, until somebody asks for its time.
         self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
-        if model.device.type == "cuda":
-            self._reminder = Reminder(clock)
         if config.attention == "auto" and isinstance(self._backend, SdpaBackend):
             wants = "triton package" if model.device.type == "cuda" else "C++ compiler"
             self._noted.append(f"attention: the slower reference is used: there is no {wants}")
@@ -182,7 +180,7 @@ class Forward:
                 if outputs is None:
                     outputs = self._eager(batches)
                 ended = self._event()
-                self._events = None if began is None or ended is None else (began, ended)
+                self._events = (began, ended) if began and ended else None
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError) and self._vote is None:
                 raise  # other ranks would wait for this one's collectives

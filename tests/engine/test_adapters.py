@@ -128,9 +128,9 @@ def _rename(tensors: dict[str, torch.Tensor]) -> None:
 
 
 def _add_prefix(tensors: dict[str, torch.Tensor]) -> None:
-    """As for a model that holds this one as one of several talkers."""
+    """As for a model of texts and images that holds this one."""
     for key in list(tensors):
-        tensors[key.replace("model.model.", "model.model.thinker.")] = tensors.pop(key)
+        tensors[key.replace("model.model.", "model.model.language_model.")] = tensors.pop(key)
 
 
 def _drop_prefix(tensors: dict[str, torch.Tensor]) -> None:
@@ -160,7 +160,7 @@ MISFITS = {
     "not finite": (_tensors(_break), "not finite"),
     "another size": (_tensors(_grow), "another model's adapter"),
     "another name": (_tensors(_rename), "no linear layer"),
-    "a longer prefix": (_tensors(_add_prefix), "no linear layer 'thinker."),
+    "a longer prefix": (_tensors(_add_prefix), "no linear layer 'language_model."),
     "a shorter prefix": (_tensors(_drop_prefix), "no linear layer 'layers."),
 }
 

@@ -316,13 +316,14 @@ def check_packages(described: Description, config: EngineConfig) -> str:
     """Raise ConfigError, naming the package, for a quantised model that this machine cannot unpack
     or multiply; returns a line on weights that transformers widens, "" = none."""
     wanted = None if config.quantization is None else quantization_of(config)
+    param = "model" if wanted is None else "quantization"
     model_config = copy.deepcopy(described.config)  # transformers writes into it
     try:
         quantizer, *_ = get_hf_quantizer(model_config, wanted, config.device_map, None, {})
     except (ImportError, ValueError, RuntimeError) as error:
         raise ConfigError(
             f"its quantised weights cannot be loaded here: {error}{_remedy(error)}",
-            param="model" if wanted is None else "quantization",
+            param=param,
         ) from error
     method = getattr(quantizer, "quantization_config", None)
     name = getattr(method, "quant_method", "")
@@ -333,7 +334,7 @@ def check_packages(described: Description, config: EngineConfig) -> str:
         raise ConfigError(
             f"its quantised weights are multiplied by the package {package}, which is missing "
             f"here; install it (pip install {package}), or name a checkpoint in bfloat16",
-            param="model" if wanted is None else "quantization",
+            param=param,
         )
     if not is_widened:
         return ""

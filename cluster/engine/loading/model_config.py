@@ -69,8 +69,8 @@ def cached_layers(text_config: Any, dtype: torch.dtype) -> list[LayerSpec]:
     kernel = getattr(text_config, "conv_L_cache", None)
     if not kernel:
         return layers
-    size, cpu = int(text_config.hidden_size) // 2, torch.device("cpu")
-    convolution = LayerSpec(1, size, dtype, cpu, kernel, is_convolution=True)
+    size = int(text_config.hidden_size) // 2
+    convolution = LayerSpec(1, size, dtype, torch.device("cpu"), kernel, is_convolution=True)
     kinds = zip(text_config.layer_types, layers, strict=True)
     return [convolution if kind == "conv" else each for kind, each in kinds]
 
@@ -122,9 +122,9 @@ def names_of_weights(model_type: str) -> dict[str, str] | None:
     return _NAMES_OF_TEXT if model_type in _BY_TEXT else None
 
 
-def name_in_text(name: str) -> str:
-    """The name of a weight or layer in the causal model of a text's part."""
-    for former, ours in _NAMES_OF_TEXT.items():
+def name_in_text(name: str, names: dict[str, str] | None) -> str:
+    """The name of a weight or layer in the model that is served.  names: `names_of_weights`."""
+    for former, ours in (names or {}).items():
         name = re.sub(former, ours, name)
     return name
 
@@ -151,7 +151,7 @@ def _compare(folder: Path, described: Mapping[str, Any], module: torch.nn.Module
     stored: set[str] = set()
     for path in safetensors_of(folder):
         for whole, header in header_of(path).items():
-            name = whole if names is None else name_in_text(whole)
+            name = name_in_text(whole, names)
             if names is not None and name == whole and not name.startswith("lm_head."):
                 continue  # of images
             stored.add(name)

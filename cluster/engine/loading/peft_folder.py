@@ -20,8 +20,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 
 from cluster.config.schema import EngineConfig
-from cluster.engine.loading.model_config import name_in_text
+from cluster.engine.loading.model_config import name_in_text, names_of_weights, read_model_config
 from cluster.errors import ConfigError, reason_of
+from cluster.models.resolve import resolve
 from cluster.records import record
 
 _SETTINGS = "adapter_config.json"
@@ -99,10 +100,7 @@ def read_adapters(config: EngineConfig) -> dict[str, AdapterFolder]:
             "two",
             param="adapters",
         )
-    return {
-        name: _read(name, Path(folder), config.max_adapter_rank)
-        for name, folder in config.adapters.items()
-    }
+    return {name: _read(name, Path(folder), config) for name, folder in config.adapters.items()}
 
 
 def refused(name: str, reason: str) -> ConfigError:
@@ -110,7 +108,7 @@ def refused(name: str, reason: str) -> ConfigError:
     return ConfigError(f"adapter {name!r} cannot be served: {reason}", param=f"adapters.{name}")
 
 
-def _read(name: str, folder: Path, max_rank: int) -> AdapterFolder:
+def _read(name: str, folder: Path, config: EngineConfig) -> AdapterFolder:
     settings = _settings(name, folder / _SETTINGS)
     try:
         # Read once: the digest is that of the weights that are used, whoever writes meanwhile.
@@ -121,6 +119,10 @@ def _read(name: str, folder: Path, max_rank: int) -> AdapterFolder:
             name,
             f"{folder / _WEIGHTS} cannot be read ({reason_of(error)}); save it with safetensors",
         ) from error
+    # Trained on the whole of a composite model, of which the text's part is served.
+    names = None
+    if "language_model." in "".join(tensors):
+        names = names_of_weights(read_model_config(resolve(config.model), config).model_type)
     downs: dict[str, torch.Tensor] = {}
     ups: dict[str, torch.Tensor] = {}
     for key, tensor in tensors.items():
@@ -128,7 +130,7 @@ def _read(name: str, folder: Path, max_rank: int) -> AdapterFolder:
         if found is None:
             raise refused(name, _why_foreign(key))
         side = downs if found[2] == "A" else ups
-        side[name_in_text(found[1])] = tensor
+        side[name_in_text(found[1], names)] = tensor
     if not downs:
         raise refused(name, f"{folder / _WEIGHTS} has no weights")
     pairs: dict[str, LowRank] = {}
@@ -136,11 +138,11 @@ def _read(name: str, folder: Path, max_rank: int) -> AdapterFolder:
         if layer not in downs or layer not in ups:
             raise refused(name, f"layer {layer!r} has but one of lora_A and lora_B")
         pairs[layer] = _pair(name, layer, downs[layer], ups[layer], settings)
-        if pairs[layer].rank > max_rank:
+        if pairs[layer].rank > config.max_adapter_rank:
             raise refused(
                 name,
-                f"layer {layer!r} has rank {pairs[layer].rank}, the limit is {max_rank}; raise "
-                "engine.max_adapter_rank",
+                f"layer {layer!r} has rank {pairs[layer].rank}, the limit is "
+                f"{config.max_adapter_rank}; raise engine.max_adapter_rank",
             )
     told = json.dumps(settings, sort_keys=True).encode()
     digest = hashlib.sha256(len(told).to_bytes(8, "little") + told + data).hexdigest()

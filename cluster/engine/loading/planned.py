@@ -116,8 +116,9 @@ def planned(
     forward = forward_bytes(described.text_config, vocab_size, dtype, config.tensor_parallel)
     kept = reserve(config, vocab_size, drawn, forward, in_graphs=config.cuda_graphs)
     rank_weights = int(weights * rank_share)
-    kv_per_token = lasting // config.page_size
-    return Planned(weights, rank_weights, kv_per_token, kv_cache, drawn, kept.steps, kept.graphs)
+    return Planned(
+        weights, rank_weights, lasting // config.page_size, kv_cache, drawn, kept.steps, kept.graphs
+    )
 
 
 def forward_bytes(

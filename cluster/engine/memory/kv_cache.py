@@ -186,10 +186,8 @@ class KVCache:
             slots = np.stack([np.concatenate(each) for each in zip(*moves, strict=True)])
             moves.clear()
             written.clear()
-            by_device: dict[torch.device, torch.Tensor] = {}
+            by_device = {each: sent(slots, each) for each in {stack.device for stack in stacks}}
             for stack in stacks:
-                if stack.device not in by_device:
-                    by_device[stack.device] = sent(slots, stack.device)
                 source, destination = by_device[stack.device]
                 # index_select copies before anything is written, so overlaps are harmless.
                 stack.index_copy_(1, destination, stack.index_select(1, source))

@@ -65,8 +65,8 @@ def reserve(
         # left.  Their logits lie outside.
         width = min(num_rows, WIDTHS[-1])
         num_logits = min(width, LOGIT_ROWS)
-        graphs = forward_bytes(width, num_logits)
-        graphs += num_logits * vocab_size * torch.float32.itemsize
+        logits = num_logits * vocab_size * torch.float32.itemsize
+        graphs = forward_bytes(width, num_logits) + logits
     return Reserve(int(steps * _MARGIN), int(graphs * _MARGIN))
 
 
@@ -84,9 +84,14 @@ def measured(config: EngineConfig, model: LoadedModel, logit_rows: int) -> Reser
         run(model, num_rows, num_logits)
         return torch.cuda.max_memory_allocated(model.device) - before
 
-    in_graphs = config.cuda_graphs and is_on_one_gpu(model)
     try:
-        return reserve(config, model.num_columns, logit_rows, forward_bytes, in_graphs=in_graphs)
+        return reserve(
+            config,
+            model.num_columns,
+            logit_rows,
+            forward_bytes,
+            in_graphs=config.cuda_graphs and is_on_one_gpu(model),
+        )
     except torch.OutOfMemoryError as error:
         raise ConfigError(
             f"a step of {config.max_batch_tokens} rows has no room beside the weights of "
