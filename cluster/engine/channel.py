@@ -8,19 +8,20 @@ But the socket of a rank that has gone is closed, which the other end notices at
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import socket
+import struct
 from collections.abc import Sequence
-from contextlib import suppress
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 
 from torch.distributed import Store  # type: ignore[attr-defined]  # it is public all the same
 
 # Else a short message would wait for the other end's word that it has the one before; and where a
 # whole machine has gone, nobody closes anything.
 _OPTIONS = ((socket.IPPROTO_TCP, socket.TCP_NODELAY), (socket.SOL_SOCKET, socket.SO_KEEPALIVE))
+# Whoever has connected and then says nothing is no rank: a rank answers at once.
+_SILENCE_S = 10
 
 
 class Channel:
@@ -31,10 +32,6 @@ class Channel:
         """peers: the other ends; of all but the leader one."""
         self._peers = peers
         self._leads = leads
-        for peer in peers:
-            with socket.socket(fileno=os.dup(peer.fileno())) as same:
-                for level, option in _OPTIONS:
-                    same.setsockopt(level, option, 1)
 
     def share(self, body: bytes = b"") -> bytes:
         """The leader's body, on all ranks."""
@@ -70,13 +67,37 @@ def connect(rank: int, world_size: int, host: str, store: Store) -> Channel:
     key = f"drafthouse/channel/{store.add(f'drafthouse/channels/{rank}', 1)}"
     if rank > 0:
         port, word = json.loads(store.get(key))
-        return Channel([Client((host, port), authkey=bytes.fromhex(word))], leads=False)
-    word, peers = secrets.token_bytes(), list[Connection]()
-    with Listener((host, 0), backlog=world_size, authkey=word) as listener:
-        store.set(key, json.dumps([listener.address[1], word.hex()]))
-        # Of its own it would wait for ever.
-        listener._listener._socket.settimeout(store.timeout.total_seconds())  # type: ignore[attr-defined]
+        leader = _connection(socket.create_connection((host, port)))
+        answer_challenge(leader, bytes.fromhex(word))
+        deliver_challenge(leader, bytes.fromhex(word))
+        return Channel([leader], leads=False)
+    secret, peers = secrets.token_bytes(), list[Connection]()
+    family = socket.getaddrinfo(host, None)[0][0]
+    with socket.create_server((host, 0), family=family, backlog=world_size) as server:
+        server.settimeout(store.timeout.total_seconds())
+        store.set(key, json.dumps([server.getsockname()[1], secret.hex()]))
         while len(peers) < world_size - 1:
-            with suppress(AuthenticationError, EOFError, ConnectionError):  # it is no rank
-                peers.append(listener.accept())
+            taken, _ = server.accept()
+            with taken:
+                _wait_at_most(_SILENCE_S, taken)
+                peer = _connection(taken.dup())
+                try:
+                    deliver_challenge(peer, secret)
+                    answer_challenge(peer, secret)
+                except (AuthenticationError, EOFError, OSError):  # it is no rank
+                    peer.close()
+                    continue
+                _wait_at_most(0, taken)
+                peers.append(peer)
     return Channel(peers, leads=True)
+
+
+def _connection(own: socket.socket) -> Connection:
+    for level, option in _OPTIONS:
+        own.setsockopt(level, option, 1)
+    return Connection(own.detach())
+
+
+def _wait_at_most(seconds: int, own: socket.socket) -> None:
+    """For what a socket's other end says; 0 = for ever.  A `Connection` knows no time-out."""
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))

@@ -13,6 +13,7 @@ from typing import TypeVar
 import pytest
 from torch.distributed import HashStore
 
+from cluster.engine import channel
 from cluster.engine.channel import Channel, connect
 
 T = TypeVar("T")
@@ -34,16 +35,23 @@ def on_all(*calls: Callable[[], T]) -> list[T]:
         return [each.result() for each in [threads.submit(call) for call in calls]]
 
 
-def connected(store: HashStore) -> list[Channel]:
+def connected(store: HashStore, host: str) -> list[Channel]:
     def rank(number: int) -> Callable[[], Channel]:
-        return lambda: connect(number, NUM_RANKS, HOST, store)
+        return lambda: connect(number, NUM_RANKS, host, store)
 
     return on_all(*map(rank, range(NUM_RANKS)))
 
 
-@pytest.fixture
-def channels() -> Iterator[list[Channel]]:
-    found = connected(store_of())
+def has_ipv6() -> bool:
+    with suppress(OSError), socket.socket(socket.AF_INET6) as own:
+        own.bind(("::1", 0))
+        return True
+    return False
+
+
+@pytest.fixture(params=[HOST, *(["::1"] if has_ipv6() else [])])
+def channels(request: pytest.FixtureRequest) -> Iterator[list[Channel]]:
+    found = connected(store_of(), request.param)
     yield found
     for each in found:
         each.close()
@@ -84,13 +92,17 @@ def test_others_notice_that_the_leader_has_gone(channels: list[Channel]) -> None
             call()
 
 
-def test_who_does_not_know_the_word_is_no_rank() -> None:
+@pytest.mark.parametrize("word", [bytes(16), b""], ids=["wrong", "nothing at all"])
+def test_who_does_not_know_the_word_is_no_rank(
+    word: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "_SILENCE_S", 1)
     store = store_of()
 
     def stranger() -> bytes:
         port, _ = json.loads(store.get("drafthouse/channel/1"))
         with socket.create_connection((HOST, port)) as peer, suppress(OSError):
-            peer.sendall(bytes(16))
+            peer.sendall(word)
             while peer.recv(1024):
                 pass
         return b""
