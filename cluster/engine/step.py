@@ -16,13 +16,14 @@ from cluster.engine.attention.backends import create_backend
 from cluster.engine.attention.sdpa import SdpaBackend
 from cluster.engine.attention.seam import AttentionStep
 from cluster.engine.graphs.capture import Capture
-from cluster.engine.graphs.forward import GraphedForward, Vote, create_graphs
+from cluster.engine.graphs.forward import GraphedForward, create_graphs
 from cluster.engine.loading.inspection import MIN_ROWS
 from cluster.engine.loading.model import LoadedModel
 from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.paths import StepInputs, StepOutputs
 from cluster.engine.reminder import Reminder
 from cluster.engine.schedule.batch import Batch, Pick, build_batch
+from cluster.engine.types import Vote
 from cluster.engine.work import StepSummary
 from cluster.errors import ConfigError, WorkerError
 from cluster.spec.transfer import sent
@@ -98,10 +99,10 @@ class Forward:
         is_reference = isinstance(self._backend, SdpaBackend)
         if not self._all(not is_reference) and not is_reference:
             self._fall_back("another rank cannot compile the kernels")
-        error = _failure(check)
-        fused = self._model.fused
-        if error is not None and fused is not None and not fused.failure:
-            fused.give_up(error.message)  # there is none of several ranks
+        self._compare_layers()
+        error, fused = _failure(check), self._model.fused
+        if fused is not None and not fused.failure and not self._all(error is None):
+            fused.give_up("the check fails on another rank" if error is None else error.message)
             error = _failure(check)
         if not self._all(error is None):
             error = error or ConfigError("the check at load fails on another rank", param="model")
@@ -118,6 +119,15 @@ class Forward:
             if not self._all(not self._backend.failure):
                 self._fall_back(self._backend.failure or "another rank cannot run the kernels")
             self._backend.settle()
+
+    def _compare_layers(self) -> None:
+        """Go on with our own layers for GPUs if all ranks have them, and find them right."""
+        fused, model = self._model.fused, self._model
+        is_agreed = self._all(fused is not None)
+        if fused is not None and is_agreed:
+            fused.compare(model.layers, model.max_context_len, self._all)
+        elif fused is not None:
+            fused.give_up("another rank cannot use ours")
 
     def _all(self, answer: bool) -> bool:
         return answer if self._vote is None else self._vote(answer)

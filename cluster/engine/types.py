@@ -1,14 +1,17 @@
-"""The types by which the engine's parts speak of a model's layers; imports none of them."""
+"""The types by which the engine's parts speak of layers and ranks; imports none of them."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 
 from cluster.records import frozen, record
+
+# Every rank calls it with its own answer; it returns True if all ranks gave True.
+Vote = Callable[[bool], bool]
 
 
 class Ability(enum.Enum):

@@ -117,18 +117,25 @@ def test_a_draft_head_on_the_first_rank_drafts_as_on_the_only_one(
 
 
 @needs_triton
-def test_ranks_replay_graphs_together_or_not_at_all(
+def test_ranks_fuse_layers_and_replay_graphs_together_or_not_at_all(
     checkpoint_factory: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    folder = checkpoint_factory("llama", num_hidden_layers=1)
+    fields = {"num_hidden_layers": 1, "attention_bias": True, "mlp_bias": True}
+    folder = checkpoint_factory("llama", **fields)
     with two_ranks("graph_process", folder) as ranks:
         said = [each.communicate(timeout=TIMEOUT_S)[0].splitlines() for each in ranks]
     (figures, *leads), follows = ([json.loads(line) for line in each] for each in said)
-    error, num_replays, num_steps = figures
+    error, num_replays, num_steps, fallbacks = figures
     assert error < 2e-5
     assert num_replays == num_steps
-    assert ["another rank cannot" in leads[0][0], "no graph today" in follows[0][0]] == [True, True]
+    assert fallbacks == []
+    for reasons, wanted in (
+        (leads[0], ("another rank cannot capture", "another rank cannot use ours")),
+        (follows[0], ("no graph today", "no compiler today")),
+    ):
+        for reason, words in zip(reasons, wanted, strict=True):
+            assert words in reason
 
 
 def test_ranks_that_differ_say_so_and_compute_nothing(session: Session) -> None:

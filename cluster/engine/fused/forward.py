@@ -6,15 +6,24 @@
 Weights with one input are joined, and the modules keep views of them, so that no weight is there
 twice and whoever asks the module itself (the reference of the check at load, steps with adapters)
 gets what it was.  Models are recognised as `cluster.engine.decoder` says.
+
+Of several ranks each has its heads and its part of the feed-forward, as transformers' plan splits
+them.  The ranks sum the products of o and of down, and say nothing else in a layer.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
+
+# Not public, but what the modules that transformers splits hand on.
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import DTensor
 from torch.nn.functional import linear
 from triton import knobs
 
@@ -32,7 +41,7 @@ from cluster.engine.fused.kernels import add_norm, rotate, silu_product
 from cluster.engine.launch import LAUNCH_ERRORS, on_device
 from cluster.engine.paths import StepInputs, StepOutputs
 from cluster.engine.reminder import in_a_line
-from cluster.engine.types import Ability, AttentionOptions, LayerSpec
+from cluster.engine.types import Ability, AttentionOptions, LayerSpec, Vote
 from cluster.records import record
 
 log = logging.getLogger(__name__)
@@ -44,13 +53,19 @@ _TOLERANCES = {torch.float32: 1e-5, torch.float16: 4 * 2.0**-11, torch.bfloat16:
 
 @record
 class _Linear:
-    """weight: [out, in].  bias: [out], or None."""
+    """weight: [out, in].  bias: [out], or None.  ranks: each has a part of `in`, and they sum their
+    products; None = this one has all of it."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
+    ranks: dist.ProcessGroup | None = None
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        return linear(rows, self.weight, self.bias)
+        if self.ranks is None:
+            return linear(rows, self.weight, self.bias)
+        product = linear(rows, self.weight)
+        dist.all_reduce(product, group=self.ranks)
+        return product if self.bias is None else product.add_(self.bias)
 
 
 @record
@@ -82,6 +97,12 @@ class _Layer:
     gate_up: _Linear
     down: _Linear
     options: AttentionOptions
+
+    @property
+    def alone(self) -> _Layer:
+        """What this rank does of it, without a word to the others."""
+        out, down = (replace(each, ranks=None) for each in (self.out, self.down))
+        return replace(self, out=out, down=down)
 
     def attended(self, step: _Step, normed: torch.Tensor) -> torch.Tensor:
         """[rows, size] -> the same shape, to be added to the hidden states."""
@@ -138,6 +159,8 @@ class FusedForward:
         norm, last = self._norm, len(self._layers)
         with on_device(inputs.token_ids.device):
             hidden = self._module.model.embed_tokens(inputs.token_ids)  # [rows, size]
+            if isinstance(hidden, AsyncCollectiveTensor):
+                hidden = hidden.wait()  # on the stream, as torch's operators do by themselves
             states = hidden.new_empty(len(hidden), len(taps), hidden.shape[1]) if taps else None
             step = _Step(plan, inputs.positions, self._rotations)
             change: torch.Tensor | None = None
@@ -161,11 +184,11 @@ class FusedForward:
         self.failure = f"layers: transformers' own forward is used: {reason}"
         log.warning("%s", self.failure)
 
-    def compare(self, layers: Sequence[LayerSpec], max_context_len: int) -> None:
-        """Give up unless each layer computes what the original does: its output, and what it
-        writes to the cache.  The attention in both is the reference's.
+    def compare(self, layers: Sequence[LayerSpec], max_context_len: int, vote: Vote) -> None:
+        """Give up unless on all ranks each layer computes what the original does: its output, and
+        what it writes to the cache.  The attention in both is the reference's.
 
-        layers: as probed."""
+        layers: as probed.  Every rank must call."""
         comparison = Comparison(layers, max_context_len, (SdpaBackend(), SdpaBackend()))
         base, tolerance = self._module.model, _TOLERANCES[layers[0].dtype]
         size = self._norm.weight.shape[0]
@@ -175,13 +198,18 @@ class FusedForward:
                 if case is None:
                     return self.give_up("its layers take something else")
                 step = _Step(case.step, comparison.positions, self._rotations)
-                hidden = case.hidden[0].clone()
+                hidden, failure = case.hidden[0].clone(), ""
                 try:
-                    found = hidden + layer(step, hidden, None)
+                    # Others would wait for the sums of a rank that cannot launch a kernel.
+                    layer.alone(step, hidden.clone(), None)
                 except LAUNCH_ERRORS as error:
-                    return self.give_up(in_a_line(error))
-                if not case.is_same(found.unsqueeze(0), layer.index, tolerance):
-                    return self.give_up(f"layer {layer.index} computes something else")
+                    failure = in_a_line(error)
+                if vote(not failure):
+                    found = hidden + layer(step, hidden, None)
+                    if not case.is_same(found.unsqueeze(0), layer.index, tolerance):
+                        failure = f"layer {layer.index} computes something else"
+                if not vote(not failure):
+                    return self.give_up(failure or "another rank cannot use ours")
         log.info("layers fused count=%d", len(self._layers))
         return None
 
@@ -211,12 +239,14 @@ def fused_forward(
 
 
 def _is_special(module: torch.nn.Module, dtype: torch.dtype, device: torch.device) -> bool:
-    """True of modules with hooks, or parameters of another kind: quantised, split, elsewhere."""
+    """True of modules with hooks, or parameters of another kind: quantised, elsewhere."""
     return (
         bool(module._forward_hooks or module._forward_pre_hooks)
         or hasattr(module, "_hf_hook")
         or any(
-            type(each) is not torch.nn.Parameter or each.dtype != dtype or each.device != device
+            type(each) not in (torch.nn.Parameter, DTensor)
+            or each.dtype != dtype
+            or each.device != device
             for each in module.parameters(recurse=False)
         )
     )
@@ -260,21 +290,35 @@ def _norm(module: Any) -> _Norm:
 
 
 def _linear(*modules: Any) -> _Linear:
+    weight = modules[0].weight
+    is_summed = isinstance(weight, DTensor) and weight.placements[0].is_shard(1)
+    ranks = weight.device_mesh.get_group() if is_summed else None
     has_bias = modules[0].bias is not None
-    return _Linear(_joined(modules, "weight"), _joined(modules, "bias") if has_bias else None)
+    return _Linear(
+        _joined(modules, "weight"), _joined(modules, "bias") if has_bias else None, ranks
+    )
 
 
 def _joined(modules: Sequence[Any], name: str) -> torch.Tensor:
-    """The parameters of that name in one tensor, of which the modules get their parts."""
+    """The parameters of that name in one tensor, this rank's part of each, of which the modules get
+    theirs."""
     parameters = [getattr(each, name) for each in modules]
-    if len(parameters) == 1:
-        whole: torch.Tensor = parameters[0].data
-        return whole
-    whole = torch.cat([each.data for each in parameters])
-    stop = 0
-    for parameter in parameters:
-        start, stop = stop, stop + len(parameter)
-        parameter.data = whole[start:stop]
+    own = [each.to_local() if isinstance(each, DTensor) else each.data for each in parameters]
+    if len(own) == 1:
+        return own[0]
+    whole = torch.cat(own)
+    parts = whole.split_with_sizes(list(map(len, own)))
+    for module, parameter, part in zip(modules, parameters, parts, strict=True):
+        if isinstance(parameter, DTensor):
+            part = DTensor.from_local(
+                part,
+                parameter.device_mesh,
+                parameter.placements,
+                run_check=False,
+                shape=parameter.shape,
+                stride=parameter.stride(),
+            )
+        setattr(module, name, torch.nn.Parameter(part, requires_grad=False))
     return whole
 
 

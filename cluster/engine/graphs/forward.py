@@ -24,7 +24,7 @@ from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.paths import StepInputs, StepOutputs
 from cluster.engine.reminder import in_a_line
 from cluster.engine.schedule.batch import Batch
-from cluster.engine.types import Ability
+from cluster.engine.types import Ability, Vote
 from cluster.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -39,8 +39,6 @@ LOGIT_ROWS = 256
 # least as many as the model's longest convolution reads.
 _NUM_INDICES = 4
 _WORDS_PER_INDEX = 2
-# Every rank calls it with its own answer; it returns True if all ranks gave True.
-Vote = Callable[[bool], bool]
 
 # Slots and trees of a step, 16 MiB of them at most; where a step has more it runs eagerly.
 _MAX_REST_WORDS = 2**22

@@ -176,7 +176,6 @@ def load_model(
     with torch.inference_mode():
         layers = probe_layers(module, input_device)
     forward: NativeForward | None = None
-    fused: FusedForward | None = None
     is_widened = False
     if config.tensor_parallel == 1:
         unstack_experts(module, config)
@@ -184,11 +183,10 @@ def load_model(
         if is_narrow and not is_widened and not computes(torch.bfloat16):
             convert(module, torch.float32)
             layers = tuple(replace(each, dtype=torch.float32) for each in layers)
+    fused = None if is_widened else fused_on_gpu(module, config, layers, max_context_len)
+    if fused is None and config.tensor_parallel == 1:
         few_bits = FewBits(module, config, Folder(source), numbering) if is_widened else None
-        if not is_widened:
-            fused = fused_on_gpu(module, config, layers, max_context_len)
-        if fused is None or fused.failure:
-            forward = _fused(module, config, layers, max_context_len, few_bits)
+        forward = _fused(module, config, layers, max_context_len, few_bits)
     weights = served_weights(module)
     instead = ""
     if not weights:
@@ -239,18 +237,15 @@ def load_model(
 def fused_on_gpu(
     module: Any, config: EngineConfig, layers: Sequence[LayerSpec], max_context_len: int
 ) -> FusedForward | None:
-    """The forward by our kernels for GPUs, where they are wanted and serve the model; it may have
-    given up."""
+    """The forward by our kernels for GPUs, where they are wanted and serve the model; not compared
+    yet."""
     if config.compile or backends.chosen(config.attention, layers[0].device) != "triton":
         return None
     if importlib.util.find_spec("triton") is None:
         return None  # the attention that is configured will say so
     from cluster.engine.fused.forward import fused_forward
 
-    forward = fused_forward(module, layers, max_context_len)
-    if forward is not None:
-        forward.compare(layers, max_context_len)
-    return forward
+    return fused_forward(module, layers, max_context_len)
 
 
 def _fused(

@@ -1,9 +1,9 @@
-"""One of two ranks whose steps are graphs, under Triton's interpreter.
+"""One of two ranks whose layers are fused and whose steps are graphs, under Triton's interpreter.
 
 python -m tests.support.engine.graph_process RANK ADDRESS FOLDER; rank 0 prints a line of JSON: the
-largest difference of logits and taps to those of one process, the steps that were replays, and the
-steps.  Then both load once more, and the first capture of rank 1 fails; both print why steps are
-eager.
+largest difference of logits and taps to those of one process, the steps that were replays, the
+steps, and what it fell back to.  Then both load once more; rank 1 cannot launch a kernel, and its
+first capture fails.  Both print what they fall back to.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 
 from cluster.core import TokenTree, token_array
 from cluster.engine import parallel
+from cluster.engine.fused import forward
 from cluster.engine.work import Work
 from tests.support.engine.captures import Recorder
 from tests.support.engine.driver import prompt
@@ -41,7 +42,8 @@ def main() -> None:
     torch.set_num_threads(1)
     parallel.init_rank(rank, 2, sys.argv[2], timeout_s=120)
     recorder = Recorder()
-    engine = build(folder, recorder, tensor_parallel=2)
+    engine = build(folder, recorder, fused=True, tensor_parallel=2)
+    assert engine.model.fused is not None
     if rank:
         engine.follow()
     else:
@@ -63,10 +65,17 @@ def main() -> None:
         ]
         assert recorder.num_captures == num_captures, "they were captured ahead"
         engine.close()
-        _say([max(errors), num_replays, len(STEPS)])
-    failing = build(folder, Failing() if rank else Recorder(), tensor_parallel=2)
+        _say([max(errors), num_replays, len(STEPS), engine.forward.fallbacks])
+    if rank:
+        forward.silu_product = _fails
+    capture = Failing() if rank else Recorder()
+    failing = build(folder, capture, fused=True, tensor_parallel=2)
     _say(list(failing.forward.fallbacks))
     parallel.leave_group()
+
+
+def _fails(*_: object) -> torch.Tensor:
+    raise RuntimeError("no compiler today")
 
 
 def _say(what: object) -> None:

@@ -1,7 +1,6 @@
 """What the ranks of a tensor-parallel engine say to each other in a step, in one process.
 
-torch's fake process group takes every collective and does nothing.  The model is split on `meta` by
-transformers' own plan, as it is when it is loaded.
+torch's fake process group takes every collective and does nothing.
 """
 
 from __future__ import annotations
@@ -12,21 +11,15 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from transformers.distributed import DistributedConfig
-from transformers.initialization import no_tie_weights
 
 from cluster.engine.channel import Channel
 from cluster.engine.engine import Engine
-from cluster.engine.memory.reserve import run
 from cluster.engine.parallel import RankGroup
 from cluster.engine.work import Work
 from tests.support.engine.driver import prompt
+from tests.support.gpu import steps
 from tests.support.gpu.counting import Counting
-from tests.support.gpu.models import config_of
-from tests.support.gpu.steps import built
-
-_ROWS = 8
-_FEW, _MORE = 2, 4  # layers
+from tests.support.gpu.steps import Counts
 
 
 @contextmanager
@@ -39,27 +32,10 @@ def ranks(count: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def of_forward(name: str, count: int, num_layers: int) -> Counter[str]:
-    """The collectives of a model's forward, on so many ranks."""
-    config = config_of(name, num_layers)
-    with ranks(count), no_tie_weights():  # as while it is loaded
-        model = built(config, fuses=False)  # ranks keep the module
-        kind, given = type(model.module), DistributedConfig(tp_size=count, tp_plan="auto")
-        given, _, mesh = kind.prepare_distribute_model(given)
-        kind.maybe_distribute_model(model.module, given, mesh)
-        with Counting() as counting:
-            run(model, _ROWS, _ROWS)
-    return counting.collectives
-
-
-def of_architecture(name: str, count: int) -> dict[str, int]:
-    """All-reduces a layer, and all else outside of layers."""
-    few, more = (of_forward(name, count, layers) for layers in (_FEW, _MORE))
-    layer = (more - few).total() // (_MORE - _FEW)
-    return {
-        "collectives a layer": layer,
-        "collectives outside of layers": few.total() - _FEW * layer,
-    }
+def of_architecture(name: str, count: int) -> Counts:
+    """Kernels and all-reduces a layer, and all else outside of layers, of one of so many ranks."""
+    with ranks(count):
+        return steps.of_ranks(name, count)
 
 
 def of_commands(engine: Engine) -> Counter[str]:

@@ -1,6 +1,7 @@
 """What a GPU would be asked to do, counted on tensors of the `meta` device, which have no memory.
 
-Every operator that is no view and no allocation is a kernel; so is every launch of ours.  A step
+Every operator that is no view, no allocation and no collective is a kernel; so is every launch of
+ours.  A step
 that a graph can capture neither reads a result on the host nor asks for one's size: on `meta` both
 raise.
 """
@@ -102,7 +103,7 @@ class Counting:
         if from_host and name in ("_to_copy", "copy_"):
             self.copies += 1
             self.pageable += stops
-        elif not func.is_view and name not in _ALLOCATIONS | _VIEWS:
+        elif not func.is_view and name not in _ALLOCATIONS | _VIEWS and space not in _COLLECTIVES:
             self.copies += from_host
             self.pageable += from_host
             self._operators[name] += 1

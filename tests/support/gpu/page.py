@@ -68,7 +68,7 @@ ranks, with their messages inside. What the columns say:
 * tested: a small model of the architecture says in the tests what transformers' `generate` says.
 * kernels: operators that launch something, each counted once; of a layer, and outside of layers.
 * attention: query heads, key heads and the size of a head; the sliding windows of its layers.
-* messages: collectives of a layer with `tensor_parallel` 2.
+* ranks: with `tensor_parallel` 2, kernels of a layer on a GPU, and messages (collectives) between.
 * memory: what a step of 512 rows takes beside weights and KV cache, and what is reserved for it, in
   GB of 10^9 bytes.
 
@@ -80,7 +80,7 @@ _SERVED = (
     "tested",
     "kernels",
     "attention",
-    "messages",
+    "ranks",
     "memory",
 )
 
@@ -203,14 +203,15 @@ def _served(name: str, found: held.Table) -> tuple[str, ...]:
     reach = " and ".join(windows[each] for each in dict.fromkeys(kinds_of(config)))
     heads = config.num_attention_heads, config.num_key_value_heads, head_dim_of(config)
     is_tested = config.model_type in {model_type for model_type, _ in SERVED.values()}
-    split = found["collectives"][name]["TP 2"]["collectives a layer"]
+    split = found["collectives"][name]["TP 2"]
+    of_rank = f"{split['kernels a layer']}, {split['collectives a layer']}"
     return (
         name,
         f"`{kind.__name__}`",
         "yes" if is_tested else "no",
         f"{own['kernels a layer']}, {own['kernels outside of layers']}",
         f"{heads[0]}, {heads[1]} of {heads[2]}; {reach}",
-        "refused" if _split_refusal(config) else str(split),
+        "refused" if _split_refusal(config) else of_rank,
         f"{own['bytes of all'] / 1e9:.2f}, {own['bytes reserved'] / 1e9:.2f}",
     )
 

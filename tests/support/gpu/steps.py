@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,6 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.distributed import DistributedConfig
+from transformers.distributed.tensor_parallel import get_kv_heads_per_rank
+from transformers.initialization import no_tie_weights
 
 from cluster.config.schema import EngineConfig
 from cluster.core import SamplingParams, TokenTree, token_array
@@ -66,30 +70,38 @@ class Forms:
 
 
 class CountingCapture:
-    """A capture that counts.  operators: of the last graph."""
+    """A capture that counts.  operators, collectives: of the last graph."""
 
     def __init__(self, counting: Counting) -> None:
         self.operators: Counter[str] = Counter()
+        self.collectives: Counter[str] = Counter()
         self._counting = counting
 
     def __call__(self, run: Callable[[], None]) -> Replay:
-        before = self._counting.counted()
+        before, said = self._counting.counted(), self._counting.collectives.copy()
         run()
         self.operators = self._counting.counted() - before
+        self.collectives = self._counting.collectives - said
         return lambda: None
 
 
-def built(config: Any, *, fuses: bool = True) -> LoadedModel:
-    """The model on `meta`, ready for the engine's forwards.  fuses: its layers, as on one GPU."""
+def built(config: Any, num_ranks: int = 1) -> LoadedModel:
+    """The model on `meta`, ready for the engine's forwards.  num_ranks: of which it is one's share,
+    split by transformers' own plan; inside of `collectives.ranks`."""
     seam.register()
-    with META:
+    with META, no_tie_weights() if num_ranks > 1 else nullcontext():  # as while it is loaded
         module = AutoModelForCausalLM.from_config(
             config, attn_implementation=seam.IMPLEMENTATION, dtype=config.dtype
         )
-    layers, limit = layers_of(config, META), config.max_position_embeddings
+    if num_ranks > 1:
+        given, _, mesh = module.prepare_distribute_model(DistributedConfig(num_ranks, "auto"))
+        module.maybe_distribute_model(module, given, mesh)
+    heads = local_heads(config, num_ranks)
+    layers = tuple(replace(each, num_kv_heads=heads[1]) for each in layers_of(config, META))
+    limit = config.max_position_embeddings
     module.eval().requires_grad_(False)
     with torch.no_grad():
-        fused = fused_forward(module, layers, limit) if fuses else None
+        fused = fused_forward(module, layers, limit)
     return LoadedModel(
         module=module,
         source="",
@@ -103,9 +115,16 @@ def built(config: Any, *, fuses: bool = True) -> LoadedModel:
     )
 
 
-def shape_of(config: Any) -> Shape:
-    """Of a layer's attention."""
-    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+def local_heads(config: Any, num_ranks: int) -> tuple[int, int]:
+    """Heads and key heads of a rank: all of them, where the plan does not split attention."""
+    kv_heads = config.num_key_value_heads
+    own = get_kv_heads_per_rank(config.base_model_tp_plan or {}, kv_heads, num_ranks)
+    return config.num_attention_heads * own // kv_heads, own
+
+
+def shape_of(config: Any, num_ranks: int = 1) -> Shape:
+    """Of a layer's attention on a rank."""
+    heads, kv_heads = local_heads(config, num_ranks)
     return Shape(heads, kv_heads, head_dim_of(config), config.dtype, META)
 
 
@@ -127,19 +146,20 @@ def inputs(model: LoadedModel, shape: Shape, num_rows: int, num_logits: int) -> 
 
 @record
 class Step:
-    """A step of eight rows.  operators, launched: of its graph, the latter our kernels.  beside:
-    what is done besides."""
+    """A step of eight rows.  operators, collectives, launched: of its graph, the latter our
+    kernels.  beside: what is done besides."""
 
     operators: Counter[str]
+    collectives: Counter[str]
     launched: Sequence[Launch]
     beside: Counts
 
 
-def step_of(name: str, num_layers: int) -> Step:
-    """A step of a model of so many layers, in a graph."""
+def step_of(name: str, num_layers: int, num_ranks: int = 1) -> Step:
+    """A step of a model of so many layers, in a graph; of so many ranks that of one."""
     config = config_of(name, num_layers)
-    model = built(config)
-    cache, forms = cache_of(model), Forms(shape_of(config))
+    model = built(config, num_ranks)
+    cache, forms = cache_of(model), Forms(shape_of(config, num_ranks))
     with torch.no_grad(), Counting() as counting:
         capture = CountingCapture(counting)
         graphs = GraphedForward(
@@ -154,17 +174,33 @@ def step_of(name: str, num_layers: int) -> Step:
             "launches beside the graph": (counting.counted() - before).total(),
             "copies to the device": counting.copies - copies,
         }
-    return Step(capture.operators, counting.launched, beside)
+    return Step(capture.operators, capture.collectives, counting.launched, beside)
+
+
+def by_layer(few: Counter[str], more: Counter[str], what: str) -> Counts:
+    """What is counted of a layer, and outside of layers."""
+    layer, rest = divmod(more.total() - few.total(), _MORE - _FEW)
+    assert rest == 0, "layers of one kind differ"
+    return {
+        f"{what} a layer": layer,
+        f"{what} outside of layers": few.total() - _FEW * layer,
+    }
+
+
+def of_ranks(name: str, num_ranks: int) -> Counts:
+    """What one of so many ranks is asked for; inside of `collectives.ranks`."""
+    few, more = (step_of(name, layers, num_ranks) for layers in (_FEW, _MORE))
+    return {
+        **by_layer(few.operators, more.operators, "kernels"),
+        **by_layer(few.collectives, more.collectives, "collectives"),
+    }
 
 
 def of_architecture(name: str) -> Counts:
     """The row of a model: see the names."""
     few, more = step_of(name, _FEW), step_of(name, _MORE)
-    layer, rest = divmod(more.operators.total() - few.operators.total(), _MORE - _FEW)
-    assert rest == 0, "layers of one kind differ"
     return {
-        "kernels a layer": layer,
-        "kernels outside of layers": few.operators.total() - _FEW * layer,
+        **by_layer(few.operators, more.operators, "kernels"),
         **few.beside,
         **memory_of(name),
         **{f"{what}, at {MANY} rows": size for what, size in memory_of(name, MANY).items()},
