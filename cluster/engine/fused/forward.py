@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -178,6 +179,15 @@ class FusedForward:
             logits: torch.Tensor = self._module.lm_head(wanted)
         del hidden, change, wanted  # logits of full precision take more memory than any layer
         return StepOutputs(logits.float(), states)
+
+    def of_part(self, module: Any, layers: Sequence[int]) -> FusedForward:
+        """The forward of the module that consists of these layers, see `part_of`."""
+        part = copy(self)
+        part._module = module
+        part._layers = [
+            replace(self._layers[index], index=place) for place, index in enumerate(layers)
+        ]
+        return part
 
     def give_up(self, reason: str) -> None:
         """Leave all steps to the next path."""

@@ -60,7 +60,7 @@ def part_of(
         layers=tuple(model.layers[index] for index in layers),
         compiled=None,
         native=forward,
-        fused=None,
+        fused=None if model.fused is None else model.fused.of_part(module, layers),
     )
 
 

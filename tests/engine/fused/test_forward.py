@@ -18,14 +18,18 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from cluster.core import TokenTree
 from cluster.engine.engine import Engine
+from cluster.engine.first_layers import FirstLayers
 from cluster.engine.fused import forward
 from cluster.engine.loading.model import load_model
+from cluster.engine.loading.part import part_of
 from cluster.engine.work import Work
+from cluster.spec.token_log import prefix_hash
 from tests.support.choices import by_day
 from tests.support.engine.adapters import merged_oracle, write_adapter
 from tests.support.engine.checked import oracle_of
 from tests.support.engine.driver import PAGE_SIZE, expected_rows, prompt, rows, run
 from tests.support.engine.interpreter import interpreted
+from tests.support.engine.parts import plain
 from tests.support.engine.taps import TapLog
 from tests.support.engine.tiny import tiny
 
@@ -50,6 +54,10 @@ def engine_of(folder: Path, **settings: Any) -> Engine:
     return Engine(replace(config, attention="sdpa"), load_model(config))
 
 
+def fails(*_: Any, **__: Any) -> Any:
+    raise AssertionError("transformers' forward was called")
+
+
 def is_fused(engine: Engine) -> bool:
     return engine.model.fused is not None and not engine.model.fused.failure
 
@@ -64,9 +72,6 @@ def test_chunks_trees_and_taps_are_the_modules_own(
     folder = checkpoint_factory(architecture, **fields, **FEW)
     engine = engine_of(folder)
     assert is_fused(engine)
-
-    def fails(*_: Any, **__: Any) -> Any:
-        raise AssertionError("transformers' forward was called")
 
     monkeypatch.setattr(engine.model.module, "forward", fails)
     oracle, text = oracle_of(folder), prompt(33)
@@ -159,6 +164,26 @@ def test_no_weight_is_there_twice(checkpoint_factory: Factory) -> None:
     ]:
         assert joined is not None
         assert joined.untyped_storage().data_ptr() == parameter.untyped_storage().data_ptr()
+
+
+def test_layers_that_draft_for_all_are_fused_as_all_are(
+    checkpoint_factory: Factory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On pages of their own, and the first ones on those of the whole model."""
+    folder, text = checkpoint_factory("qwen3", num_hidden_layers=3), prompt(7)
+    expected = [plain(folder, layers, text) for layers in ((0, 2), (0,))]
+    whole = engine_of(folder)
+    run(whole, Work("a", 0, text[:-1]))
+    part = Engine(whole.config, part_of(whole.model, (0, 2)))
+    assert is_fused(part)
+    monkeypatch.setattr(type(whole.model.module), "forward", fails)
+    found = [rows(run(part, Work("a", 0, text)))]
+    first = FirstLayers(whole, part_of(whole.model, range(1)))
+    assert first.prepare("a", len(text), 1)
+    first.submit(Work("a", 0, text, prefix_hash=prefix_hash(())))
+    found += [rows(output) for output in first.step()]
+    for own, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(own[0], other, atol=2e-5, rtol=2e-5)
 
 
 def test_texts_with_adapters_take_the_module_and_others_do_not(
