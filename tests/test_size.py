@@ -28,7 +28,7 @@ BOUNDS = {
     "cluster/config": 10_340,
     "cluster/coordinator": 18_250,
     "cluster/draft": 45_200,  # DFlash-2; whole rounds of EAGLE-3 in graphs
-    "cluster/engine": 61_450,  # layers fused for GPUs and ranks; LFM2, Gemma 4, experts in few bits
+    "cluster/engine": 61_550,  # layers fused for GPUs and ranks; LFM2, Gemma 4, experts in few bits
     "cluster/grammar": 4_000,
     "cluster/metrics": 2_650,
     "cluster/models": 8_520,  # blocks of every format as groups; experts as linear layers

@@ -19,6 +19,7 @@ _CLASSES = frozenset(
     for name, prefix in (
         ("llama", "Llama"),
         ("mistral", "Mistral"),
+        ("phi3", "Phi3"),
         ("qwen2", "Qwen2"),
         ("qwen3", "Qwen3"),
         ("smollm3", "SmolLM3"),
@@ -26,7 +27,10 @@ _CLASSES = frozenset(
 )
 _BASE_CHILDREN = {"embed_tokens", "layers", "norm", "rotary_emb"}
 _CHILDREN = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
-_PRODUCTS = {"q_proj", "k_proj", "v_proj", "o_proj"}
+_DROPOUTS = {"resid_attn_dropout", "resid_mlp_dropout"}  # which do nothing here
+# Those of one input: of attention and of the feed-forward, one by one or joined.
+_APART = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
+_JOINED = ("qkv_proj",), ("gate_up_proj",)
 _OWN_NORMS = {"q_norm", "k_norm"}
 # Rotations whose frequencies never change; others look at how long the text is.
 _FIXED_ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
@@ -44,6 +48,17 @@ class LayerParts(NamedTuple):
     mlp: Any
     head_dim: int
     layer: int
+
+    @property
+    def inputs(self) -> list[list[Any]]:
+        """The products of one input, of attention and of the feed-forward; None = one that is not
+        there."""
+        names = _JOINED if hasattr(self.attention, "qkv_proj") else _APART
+        modules = self.attention, self.mlp
+        return [
+            [getattr(module, name, None) for name in own]
+            for module, own in zip(modules, names, strict=True)
+        ]
 
 
 def is_known(kind: type) -> bool:
@@ -68,13 +83,13 @@ def decoder_of(module: Any) -> Any:
 def layer_parts(layer: torch.nn.Module, also: frozenset[str] = frozenset()) -> LayerParts | None:
     """None for a layer of another kind.  also: names that its attention has beside its own."""
     children: dict[str, Any] = dict(layer.named_children())
-    if children.keys() != _CHILDREN or layer._forward_hooks or layer._forward_pre_hooks:
+    if children.keys() - _DROPOUTS != _CHILDREN or layer._forward_hooks or layer._forward_pre_hooks:
         return None
     attention = children["self_attn"]
     parts = dict(attention.named_children())
     index, head_dim = (getattr(attention, name, None) for name in ("layer_idx", "head_dim"))
     if (
-        parts.keys() - _OWN_NORMS != _PRODUCTS | also
+        parts.keys() - _OWN_NORMS not in ({*own[0], "o_proj", *also} for own in (_APART, _JOINED))
         or not isinstance(index, int)
         or not isinstance(head_dim, int)
     ):

@@ -238,6 +238,7 @@ def fused_forward(
         or layers[0].dtype not in _TOLERANCES
         or (device.type == "cpu" and not knobs.runtime.interpret)
         or not has_fixed_rotations(base.rotary_emb)
+        or 2 * len(base.rotary_emb.inv_freq) != layers[0].head_dim  # some rotate a part of a head
         or any(_is_special(each, layers[0].dtype, device) for each in module.modules())
     ):
         return None
@@ -245,7 +246,13 @@ def fused_forward(
     known = [each for each in parts if each is not None and _has_plain_weights(each)]
     if not known or len(known) < len(parts):
         return None
-    return FusedForward(module, [_layer(each) for each in known], max_context_len)
+    made = [_layer(each) for each in known]
+    for layer, spec in zip(made, layers, strict=True):
+        # A rank's part of q, k and v in one matrix is by rows, whatever they are.
+        num_rows = layer.out.weight.shape[1] + 2 * spec.num_kv_heads * spec.head_dim
+        if len(layer.qkv.weight) != num_rows:
+            return None
+    return FusedForward(module, made, max_context_len)
 
 
 def _is_special(module: torch.nn.Module, dtype: torch.dtype, device: torch.device) -> bool:
@@ -263,12 +270,13 @@ def _is_special(module: torch.nn.Module, dtype: torch.dtype, device: torch.devic
 
 
 def _has_plain_weights(parts: LayerParts) -> bool:
-    attention, mlp = parts.attention, parts.mlp
-    products = {"gate_proj", "up_proj", "down_proj"}
-    if not products <= {name for name, _ in mlp.named_children()}:
-        return False
-    inputs = (attention.q_proj, attention.k_proj, attention.v_proj), (mlp.gate_proj, mlp.up_proj)
-    linears = (*inputs[0], attention.o_proj, *inputs[1], mlp.down_proj)
+    inputs = parts.inputs
+    linears = (
+        *inputs[0],
+        parts.attention.o_proj,
+        *inputs[1],
+        getattr(parts.mlp, "down_proj", None),
+    )
     norms = [norm for norm in (parts.query_norm, parts.key_norm) if norm is not None]
     return (
         all(type(each) is torch.nn.Linear for each in linears)
@@ -279,7 +287,7 @@ def _has_plain_weights(parts: LayerParts) -> bool:
 
 
 def _layer(parts: LayerParts) -> _Layer:
-    attention, mlp = parts.attention, parts.mlp
+    attention, inputs = parts.attention, parts.inputs
     own = [norm for norm in (parts.query_norm, parts.key_norm) if norm is not None]
     return _Layer(
         parts.layer,
@@ -287,10 +295,10 @@ def _layer(parts: LayerParts) -> _Layer:
         _norm(parts.input_norm),
         _norm(parts.post_norm),
         _Norm(_joined(own, "weight"), own[0].variance_epsilon) if own else None,
-        _linear(attention.q_proj, attention.k_proj, attention.v_proj),
+        _linear(*inputs[0]),
         _linear(attention.o_proj),
-        _linear(mlp.gate_proj, mlp.up_proj),
-        _linear(mlp.down_proj),
+        _linear(*inputs[1]),
+        _linear(parts.mlp.down_proj),
         AttentionOptions(attention.scaling, None, None),
     )
 

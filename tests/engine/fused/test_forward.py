@@ -43,6 +43,7 @@ SERVED = [
     ("llama", {}),
     *LLAMA,
     ("mistral-sliding", {}),
+    ("phi3", {}),
     ("qwen2", {"num_key_value_heads": 1}),
     ("qwen3", {"head_dim": 128}),
 ]
