@@ -94,6 +94,8 @@ def memory_plan(
             too_large.append(path)
         own = [MemoryShare(process, path, "weights", sizes.weights)]
         own += [MemoryShare(process, path, "kv_cache", cache)] if cache else []
+        if on is None and (states := found[path].sizes.states):  # on GPUs what steps take has them
+            own.append(MemoryShare(process, path, "states", states))
         if base and process != TARGET_PROCESS:
             parts.append(MemoryShare(process, "", "base", base))
         if process not in {part.process for part in parts if part.what == "working"}:

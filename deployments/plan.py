@@ -88,7 +88,11 @@ def _engine(
     }
     if sizes.kv_cache:
         tokens = sizes.kv_cache // sizes.kv_per_token
-        return known | {"kv_cache_bytes": sizes.kv_cache, "kv_cache_tokens": tokens}
+        return known | {
+            "kv_cache_bytes": sizes.kv_cache,
+            "kv_cache_tokens": tokens,
+            "state_bytes": sizes.states,
+        }
     if any(path.startswith(f"drafters.{name}.") for name in config.hosted):
         return known
     return known | {
@@ -99,6 +103,7 @@ def _engine(
         "step_rows": engine.max_batch_tokens,
         "logit_rows": sizes.logit_rows,
         "graph_bytes": sizes.graphs,
+        "state_bytes": sizes.states,
         "kv_tokens_by_gpu_gb": {
             str(size): sizes.room(engine, size * 1e9) for size in _GPU_SIZES_GB
         },

@@ -121,7 +121,9 @@ ACCEPTED: dict[str, tuple[str, Make]] = {
     },
     "three-beside": ("llama", three("lm", "lookup", "ngram")),
     **{name: ("llama", own(name)) for name in OWN},
-    **{f"own-{name}": (name, own(*OWN)) for name in ("llama", "qwen3", "gemma2", "lfm2")},
+    **{
+        f"own-{name}": (name, own(*OWN)) for name in ("llama", "qwen3", "gemma2", "lfm2", "qwen3.5")
+    },
     # A stage that is never sure hands everything over.
     "cascade": ("llama", cascade("lookup", "lm")),
     "cascade-judged": ("llama", cascade("lookup", "lm", thresholds=[1.0])),
@@ -135,6 +137,7 @@ DRAFTED: dict[str, tuple[str, Make]] = {
     "eagle3-pooled": ("llama", pooled(EAGLE)),
     "eagle3-sliding": ("mistral-sliding", EAGLE),
     "eagle3-lfm2": ("lfm2", EAGLE),
+    "eagle3-qwen3.5": ("qwen3.5", EAGLE),
     "medusa-pooled": ("llama", pooled(MEDUSA)),
     "medusa-gemma2": ("gemma2", MEDUSA),
     "peagle-pooled": ("llama", pooled(PEAGLE)),
@@ -151,6 +154,8 @@ FEW = [
     "three-beside",
     "own-gemma2",
     "own-lfm2",
+    "own-qwen3.5",
+    "eagle3-qwen3.5",
     "cascade-three",
     "other",
     "eagle3-sliding",

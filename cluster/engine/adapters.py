@@ -173,6 +173,7 @@ class LayerByLayer:
 
     attend_layer: Callable[..., torch.Tensor]
     convolve_layer: Callable[..., torch.Tensor]
+    delta_layer: Callable[..., torch.Tensor]
 
 
 def _rows_of(adapters: torch.Tensor) -> dict[int, torch.Tensor]:

@@ -33,7 +33,7 @@ from cluster.engine.loading.profile import MOST_ON_CPU, profile_steps
 from cluster.engine.loading.renumbered import Numbering
 from cluster.engine.memory.kv_cache import KVCache, layer_groups
 from cluster.engine.memory.page_owners import PageOwners
-from cluster.engine.memory.pool_sizes import derive_num_pages
+from cluster.engine.memory.pool_sizes import derive_num_pages, derive_num_states
 from cluster.engine.memory.reserve import measured, num_logit_rows
 from cluster.engine.memory.sequence import Pending
 from cluster.engine.parallel import RankGroup
@@ -90,7 +90,8 @@ class Engine:
         self.layers = layers
         self._last_step = StepSummary()
         self.model = model
-        self.cache = KVCache(layers, num_pages, config.page_size)
+        num_states = derive_num_states(config, layers, self.reserve.total)
+        self.cache = KVCache(layers, num_pages, config.page_size, num_states)
         self.page_owners = PageOwners(self.cache, config)
         self._scheduler = Scheduler(self.page_owners, config)
         self.pace = PromptPace(config.max_batch_tokens, config.max_chunk_s)
@@ -289,8 +290,7 @@ class Engine:
         row = 0
         for pick in picks:
             sequence = pick.sequence
-            if pick.num_delta:
-                self.page_owners.commit(sequence, pick.delta())
+            self.page_owners.commit(sequence, pick.delta())
             if not pick.completes:
                 continue
             num_cached, sequence.pending = sequence.num_adopted, None

@@ -131,9 +131,14 @@ class FirstLayers:
             sequence = _Continued(work.request_id, 0, self.cache.page_size, 0)
             sequence.tables, sequence.length = held.tables, held.cached_len
             self._sequences[work.request_id] = sequence
-            return sequence
         is_there = sequence is not None and sequence.tables is held.tables
-        if not is_there or sequence is None or sequence.length != work.base_len:
+        if not is_there or sequence is None:
+            return lost
+        # Of the whole, as of now; these layers write none.
+        sequence.border, sequence.state = held.border, held.state
+        if len(work.delta):
+            return sequence
+        if sequence.length != work.base_len:
             return lost
         end = work.context_len + len(work.tree)
         has_room = end <= held.num_pages * self.cache.page_size

@@ -31,7 +31,7 @@ class ModuleForward:
         with ExitStack() as hooks:
             if inputs.adapters is not None:
                 hooks.enter_context(self._adapters.current.applied(inputs))
-                plan = LayerByLayer(plan.attend_layer, plan.convolve_layer)
+                plan = LayerByLayer(plan.attend_layer, plan.convolve_layer, plan.delta_layer)
             for tap in set(inputs.taps):
                 hooks.enter_context(self._hook(states, tap))
             output = self._module(

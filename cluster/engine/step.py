@@ -23,6 +23,7 @@ from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.paths import StepInputs, StepOutputs
 from cluster.engine.reminder import Reminder
 from cluster.engine.schedule.batch import Batch, Pick, build_batch
+from cluster.engine.schedule.pieces import Piece, pieces_of
 from cluster.engine.types import Vote
 from cluster.engine.work import StepSummary
 from cluster.errors import ConfigError, WorkerError
@@ -230,6 +231,7 @@ class Forward:
                 self._on_device(each.path_slots(group.kernel)) if group.kernel else None
                 for each, group in zip(batches, self._cache.groups, strict=True)
             ],
+            self._pieces(batches),
         )
         return self._model.forward(
             StepInputs(
@@ -241,6 +243,14 @@ class Forward:
                 None if batch.adapters is None else self._on_device(batch.adapters),
             )
         )
+
+    def _pieces(self, batches: Sequence[Batch]) -> list[Piece]:
+        """The rows for the group whose layers have states, where there is one."""
+        groups = zip(batches, self._cache.groups, self._cache.scratch_slots, strict=True)
+        for batch, group, scratch_slot in groups:
+            if any(layer.state for layer in group.layers):
+                return pieces_of(batch, scratch_slot, self._model.device)
+        return []
 
     def _on_device(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
         return sent(array, self._model.device)

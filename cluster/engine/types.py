@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -34,6 +35,8 @@ class LayerSpec:
     window: a key is visible iff query position - key position < window; None = no limit.
     is_convolution: of a token no key and value are kept, but what it brings into a causal
     convolution over its path, 2 * num_kv_heads * head_dim numbers; window: the kernel's size.
+    state: the shape of the float32 matrix of all tokens before that stands beside them, at some
+    borders of pages; None = there is none.
     shared_with: the layer before it whose keys and values it reads, None = it has its own.
     """
 
@@ -44,6 +47,11 @@ class LayerSpec:
     window: int | None = None
     is_convolution: bool = False
     shared_with: int | None = None
+    state: tuple[int, int, int] | None = None
+
+    @property
+    def state_bytes(self) -> int:
+        return math.prod(self.state) * torch.float32.itemsize if self.state else 0
 
     def storage(self) -> LayerSpec:
         """The spec without its window: equal for layers whose caches can be one tensor."""

@@ -31,6 +31,22 @@ _GEMMA4: dict[str, Any] = _DENSE | {
     "final_logit_softcapping": 30.0,
 }
 
+_DELTA: dict[str, Any] = _DENSE | {
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+}
+_SHARED_EXPERT = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+}
+
 # What the engine serves.  Each entry: transformers' model_type and its configuration.
 SERVED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "llama": ("llama", _DENSE),
@@ -165,6 +181,10 @@ SERVED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "routed_scaling_factor": 1.5,
         },
     ),
+    # Layers of the gated delta rule beside attention.
+    "qwen3-next": ("qwen3_next", _DELTA | _SHARED_EXPERT),
+    "qwen3.5": ("qwen3_5_text", _DELTA),
+    "qwen3.5-moe": ("qwen3_5_moe_text", _DELTA | _SHARED_EXPERT),
     # Layers of short convolutions beside attention.
     "lfm2": (
         "lfm2",
@@ -229,6 +249,15 @@ _PIXTRAL = _VISION | {"model_type": "pixtral"}
 # Its rows of positions are those of time, height and width.
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
 
+_QWEN_VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "depth": 3,
+    "num_heads": 2,
+    "out_hidden_size": 48,
+    "num_position_embeddings": 16,
+}
+
 # Models of images and text, of which the text's part is served.
 BY_TEXT: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "gemma3-vision": (
@@ -253,35 +282,15 @@ BY_TEXT: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         {
             "text_config": _DENSE
             | {"head_dim": 16, "rope_parameters": _ROPE | {"mrope_interleaved": True}},
-            "vision_config": {
-                "hidden_size": 32,
-                "intermediate_size": 32,
-                "depth": 3,
-                "num_heads": 2,
-                "out_hidden_size": 48,
-                "num_position_embeddings": 16,
-                "deepstack_visual_indexes": [0],
-            },
+            "vision_config": _QWEN_VISION | {"deepstack_visual_indexes": [0]},
         },
     ),
+    "qwen3.5-vision": ("qwen3_5", {"text_config": _DELTA, "vision_config": _QWEN_VISION}),
 }
 
 # What it refuses, by name.
 REFUSED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "mamba": ("mamba", {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}),
-    "qwen3-next": (
-        "qwen3_next",
-        _DENSE
-        | {
-            "head_dim": 16,
-            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 2,
-            "linear_key_head_dim": 8,
-            "linear_value_head_dim": 8,
-            "num_experts": 0,
-        },
-    ),
     "deepseek-v3": (
         "deepseek_v3",
         _DENSE

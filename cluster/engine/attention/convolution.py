@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from cluster.engine.attention.seam import PathPlan, layer_index
+from cluster.engine.types import LayerSpec
 
 
 class PathConvolution(torch.nn.Module):
@@ -30,7 +31,10 @@ class PathConvolution(torch.nn.Module):
         if plan is None:
             probe = rest.pop("probe", None)
             if probe is not None:
-                probe.note_convolution(self, self.conv.kernel_size[0], hidden_states)
+                size, kernel = hidden_states.shape[2] // 2, self.conv.kernel_size[0]
+                like = hidden_states.dtype, hidden_states.device
+                spec = LayerSpec(1, size, *like, kernel, is_convolution=True)
+                probe.add(layer_index(self), spec)
             return super().forward(hidden_states, *args, **rest)
         b, c, x = self.in_proj(hidden_states).chunk(3, dim=-1)
         states, weight = (b * x)[0], self.conv.weight.squeeze(1)
@@ -38,12 +42,3 @@ class PathConvolution(torch.nn.Module):
         if self.conv.bias is not None:
             sums = sums + self.conv.bias
         return self.out_proj(c * sums)
-
-
-def adopt(module: torch.nn.Module) -> None:
-    """Have the short convolutions of a transformers model follow the plan of a step."""
-    for each in module.modules():
-        kind = type(each)
-        if kind.__name__.endswith("ShortConv") and not isinstance(each, PathConvolution):
-            # The class, not the instance's forward: copies of a layer have numbers of their own.
-            each.__class__ = type(kind.__name__, (PathConvolution, kind), {})

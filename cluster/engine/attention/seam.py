@@ -17,8 +17,10 @@ from typing import Any, Protocol
 import torch
 from transformers import AttentionInterface
 
+from cluster.engine.attention.delta_rule import delta_rule
 from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.schedule.batch import Batch
+from cluster.engine.schedule.pieces import Piece
 from cluster.engine.types import AttentionOptions, LayerSpec
 from cluster.errors import ConfigError
 
@@ -77,7 +79,7 @@ class LayerPlan(Protocol):
 
 
 class PathPlan(LayerPlan, Protocol):
-    """The same where layers may be convolutions along a row's path."""
+    """The same where layers may be convolutions along a row's path, or keep a matrix of it."""
 
     def convolve_layer(
         self, layer: int, states: torch.Tensor, weight: torch.Tensor
@@ -86,12 +88,16 @@ class PathPlan(LayerPlan, Protocol):
         over the last `kernel` tokens of each row's path, its own last, of state times weight."""
         ...
 
+    def delta_layer(self, layer: int, *rows: torch.Tensor) -> torch.Tensor:
+        """rows: query, key, value, decay and beta as `delta_rule` takes them."""
+        ...
+
 
 class AttentionStep:
     """The plan of a real step: write, then attend.
 
     cache: of all layers.  attentions, write_slots (int64[rows]), path_slots (see `Batch`; read of
-    those with a kernel): of each of its groups.
+    those with a kernel): of each of its groups.  pieces: of the group of delta layers.
     """
 
     def __init__(
@@ -101,11 +107,13 @@ class AttentionStep:
         attentions: Sequence[AttentionPlan],
         write_slots: Sequence[torch.Tensor],
         path_slots: Sequence[torch.Tensor | None] = (),
+        pieces: Sequence[Piece] = (),
     ) -> None:
         self._layers = layers
         self._attentions = attentions
         self._write_slots = write_slots
         self._path_slots = path_slots
+        self._pieces = pieces
         self.cache = cache
 
     def kv(self, layer: int) -> torch.Tensor:
@@ -140,7 +148,7 @@ class AttentionStep:
     def convolve_layer(
         self, layer: int, states: torch.Tensor, weight: torch.Tensor
     ) -> torch.Tensor:
-        kept = self.kv(layer).flatten(1)  # [slots, channels]
+        kept = self.kv(layer).flatten(1)[:, : states.shape[1]]  # [slots, channels]
         kept.index_copy_(0, self.write_slots(layer).to(kept.device), states.to(kept.dtype))
         paths = self._path_slots[self.cache.group_of[layer]]
         assert paths is not None, "a layer's group has the kernel of the layer"
@@ -151,6 +159,12 @@ class AttentionStep:
         terms = torch.where(slots.unsqueeze(2) < 0, 0.0, read.float()) * factors
         # One after the other, so that a row's bits do not depend on the rows beside it.
         return reduce(torch.add, terms.unbind(1)).to(states.dtype)
+
+    def delta_layer(self, layer: int, *rows: torch.Tensor) -> torch.Tensor:
+        convolved = sum(each[0].numel() for each in rows[:3])
+        lines, states = self.kv(layer).flatten(1)[:, convolved:], self.cache.states[layer]
+        on_device = (each.to(lines.device) for each in rows)
+        return delta_rule(lines, states, self._pieces, *on_device)
 
 
 def tree_paged(
@@ -200,6 +214,15 @@ def layer_index(module: torch.nn.Module) -> int:
             param="model",
         )
     return index
+
+
+def adopt(module: torch.nn.Module, suffix: str, path_kind: type[torch.nn.Module]) -> None:
+    """Have the layers of a transformers model whose class is so called follow a step's plan."""
+    for each in module.modules():
+        kind = type(each)
+        if kind.__name__.endswith(suffix) and not isinstance(each, path_kind):
+            # The class, not the instance's forward: copies of a layer have numbers of their own.
+            each.__class__ = type(kind.__name__, (path_kind, kind), {})
 
 
 def register() -> None:

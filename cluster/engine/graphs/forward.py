@@ -275,6 +275,8 @@ def create_graphs(
     """
     if not config.cuda_graphs or not isinstance(backend, FormBackend):
         return None
+    if any(layer.state for layer in model.layers):
+        return None  # the pieces of a step have other sizes each time
     if capture is None and not is_on_one_gpu(model):
         return None
     widths = tuple(width for width in WIDTHS if width <= config.max_batch_tokens)

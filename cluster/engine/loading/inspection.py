@@ -30,6 +30,7 @@ from cluster.engine.loading.few_bits import (
 from cluster.engine.loading.model_config import (
     built,
     cached_layers,
+    followed_layers,
     names_of_weights,
     read_model_config,
     served_part,
@@ -40,9 +41,8 @@ from cluster.errors import ConfigError
 from cluster.models.weights import check_weights
 from cluster.records import record
 
-# Architectures the engine cannot serve, recognised by their configuration before they load.
-#
-# What cannot be told from a configuration is found by the self-check after loading
+# Architectures the engine cannot serve, recognised by their configuration before they load.  What
+# cannot be told from one is found by the self-check after loading
 # (`cluster.engine.loading.self_check`), which compares tree attention with the model's own
 # forward.
 
@@ -86,12 +86,12 @@ def _reason(config: Any, model_class: Any) -> str | None:
     if getattr(config, "is_encoder_decoder", False):
         return "it is an encoder-decoder"
     layer_types = {str(kind) for name in _LAYER_LISTS for kind in getattr(config, name, None) or ()}
-    if getattr(config, "conv_L_cache", None):
-        layer_types.discard("conv")  # of so many tokens, which are kept one by one
+    followed = followed_layers(config)
+    layer_types -= followed.keys()
     recurrent = sorted(layer_types & _RECURRENT_LAYER_TYPES)
     if recurrent:
         return f"its layers of type {', '.join(recurrent)} keep {_RECURRENT}"
-    if getattr(model_class, "_is_stateful", False):
+    if getattr(model_class, "_is_stateful", False) and not followed:
         return f"it keeps {_RECURRENT}"
     unknown = sorted(layer_types - _SERVED_LAYER_TYPES - _OTHER_WORDS)
     if unknown:
@@ -119,9 +119,9 @@ def check_splittable(config: Any, tensor_parallel: int) -> None:
     """Raise ConfigError unless every rank gets whole key-value heads by transformers' plan."""
     if tensor_parallel == 1:
         return
-    if getattr(config, "conv_L_cache", None):
+    for unsplit in followed_layers(config).values():
         raise ConfigError(
-            f"tensor_parallel {tensor_parallel}: the convolutions of {config.model_type} are not "
+            f"tensor_parallel {tensor_parallel}: the {unsplit} of {config.model_type} are not "
             "split; use tensor_parallel: 1",
             param="tensor_parallel",
         )

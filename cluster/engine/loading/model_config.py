@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from cluster.config.schema import EngineConfig
+from cluster.engine.attention.delta_rule import delta_layer
 from cluster.engine.types import LayerSpec
 from cluster.errors import ConfigError
 from cluster.models.weights import header_of, safetensors_of
@@ -45,7 +46,11 @@ _COUNTS = (
     "n_positions",
 )
 # Composite models of which the text's part is served: a causal model of its own.
-_BY_TEXT = frozenset({"gemma3", "gemma3n", "gemma4", "mistral3", "qwen3_vl"})
+_BY_TEXT = frozenset(
+    {"gemma3", "gemma3n", "gemma4", "mistral3", "qwen3_vl", "qwen3_5", "qwen3_5_moe"}
+)
+# Those whose layers of linear attention are ours (`attention/delta.py`).
+_DELTA = frozenset({"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"})
 # transformers has no causal model of this part; of text alone, whose three rows of positions are
 # equal, it computes what this one does.
 _ALIKE = {"qwen3_vl_text": "qwen3"}
@@ -66,6 +71,17 @@ def cached_layers(text_config: Any, dtype: torch.dtype) -> list[LayerSpec]:
     )
     own = getattr(text_config, "per_layer_config", None) or [text_config] * count
     layers = [_cached(each, dtype) for each in own[:count]]
+    if text_config.model_type in _DELTA:
+        delta = delta_layer(
+            text_config.linear_num_key_heads,
+            text_config.linear_key_head_dim,
+            text_config.linear_num_value_heads,
+            text_config.linear_value_head_dim,
+            text_config.linear_conv_kernel_dim,
+            layers[0],
+        )
+        kinds = zip(text_config.layer_types, layers, strict=True)
+        return [delta if kind == "linear_attention" else each for kind, each in kinds]
     kernel = getattr(text_config, "conv_L_cache", None)
     if not kernel:
         return layers
@@ -73,6 +89,14 @@ def cached_layers(text_config: Any, dtype: torch.dtype) -> list[LayerSpec]:
     convolution = LayerSpec(1, size, dtype, torch.device("cpu"), kernel, is_convolution=True)
     kinds = zip(text_config.layer_types, layers, strict=True)
     return [convolution if kind == "conv" else each for kind, each in kinds]
+
+
+def followed_layers(text_config: Any) -> dict[str, str]:
+    """The types of layers that follow a row's path without being attention, and what they are."""
+    if getattr(text_config, "conv_L_cache", None):
+        return {"conv": "convolutions"}  # of so many tokens, which are kept one by one
+    is_delta = text_config.model_type in _DELTA
+    return {"linear_attention": "delta layers"} if is_delta else {}
 
 
 def _cached(text_config: Any, dtype: torch.dtype) -> LayerSpec:

@@ -24,7 +24,13 @@ from cluster.engine.loading.few_bits import ROUNDED_BITS, may_stay_narrow
 from cluster.engine.loading.inspection import Description
 from cluster.engine.loading.model_config import cached_layers
 from cluster.engine.memory.kv_cache import layer_groups
-from cluster.engine.memory.pool_sizes import derive_num_pages, gpu_share
+from cluster.engine.memory.pool_sizes import (
+    derive_num_pages,
+    derive_num_states,
+    gpu_share,
+    state_bytes,
+    wanted_states,
+)
 from cluster.engine.memory.reserve import ForwardBytes, num_logit_rows, reserve
 from cluster.errors import ConfigError
 from cluster.models.experts import unstacked
@@ -46,7 +52,8 @@ class Planned:
 
     weights: of all ranks.  rank_weights: of the fullest one.  kv_per_token: of all ranks, every
     layer that attends taken for one without a window; convolutions keep a few tokens of a text.
-    kv_cache: at most; 0 = as much as a GPU has left.
+    kv_cache: at most; 0 = as much as a GPU has left.  states: of layers that keep a matrix of all
+    tokens before.
     logit_rows: the most of a step that are drawn from.  steps: what the largest step takes on a
     GPU, with the logits that it draws from.  graphs: what CUDA graphs take there.
     """
@@ -55,6 +62,7 @@ class Planned:
     rank_weights: int
     kv_per_token: int
     kv_cache: int
+    states: int
     logit_rows: int
     steps: int
     graphs: int
@@ -62,7 +70,7 @@ class Planned:
     @property
     def beside(self) -> int:
         """What a GPU needs beside the weights and the KV cache."""
-        return self.steps + self.graphs
+        return self.steps + self.graphs + self.states
 
     def share(self, config: EngineConfig) -> float:
         """The share of a GPU's memory that may be in use with the KV cache."""
@@ -108,16 +116,24 @@ def planned(
     layers = cached_layers(described.text_config, dtype)
     groups = layer_groups(layers, config.page_size)
     lasting = sum(group.bytes_per_page() for group in groups if not group.kernel)
-    kv_cache = 0
+    kv_cache, states = 0, wanted_states(config, layers) * state_bytes(layers)
     if config.num_pages or (device is not None and device.type == "cpu"):
         num_pages = derive_num_pages(config, layers, described.max_context_len, 0)
         kv_cache = sum(map(mul, num_pages, (group.bytes_per_page() for group in groups)))
+        states = derive_num_states(config, layers, 0) * state_bytes(layers)
     drawn, vocab_size = num_logit_rows(config, logit_rows), described.vocab_size
     forward = forward_bytes(described.text_config, vocab_size, dtype, config.tensor_parallel)
     kept = reserve(config, vocab_size, drawn, forward, in_graphs=config.cuda_graphs)
     rank_weights = int(weights * rank_share)
     return Planned(
-        weights, rank_weights, lasting // config.page_size, kv_cache, drawn, kept.steps, kept.graphs
+        weights,
+        rank_weights,
+        lasting // config.page_size,
+        kv_cache,
+        states,
+        drawn,
+        kept.steps,
+        kept.graphs,
     )
 
 

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from cluster.engine.attention import convolution
-from cluster.engine.attention.seam import IMPLEMENTATION, layer_index
+from cluster.engine.attention.convolution import PathConvolution
+from cluster.engine.attention.delta import PathDelta
+from cluster.engine.attention.seam import IMPLEMENTATION, adopt, layer_index
 from cluster.engine.types import LayerSpec
 from cluster.errors import ConfigError
 
@@ -50,15 +51,10 @@ class Probe:
         owner = next((each for each, other in self._keys.items() if other() is key), None)
         if owner is None:
             self._keys[index] = weakref.ref(key)
-        self._add(index, replace(own, shared_with=owner))
+        self.add(index, replace(own, shared_with=owner))
 
-    def note_convolution(self, module: torch.nn.Module, kernel: int, hidden: torch.Tensor) -> None:
-        """kernel: tokens that a row reads, its own among them.  hidden: [1, rows, channels]."""
-        size = hidden.shape[2] // 2
-        spec = LayerSpec(1, size, hidden.dtype, hidden.device, kernel, is_convolution=True)
-        self._add(layer_index(module), spec)
-
-    def _add(self, index: int, layer: LayerSpec) -> None:
+    def add(self, index: int, layer: LayerSpec) -> None:
+        """Note a layer, which says itself what it caches."""
         if index in self.layers:
             raise _refusal(f"layer {index} attends twice per forward")
         self.layers[index] = layer
@@ -69,7 +65,8 @@ def probe_layers(module: Any, device: torch.device) -> tuple[LayerSpec, ...]:
 
     module: the transformers model.  Raises ConfigError, naming it, if it cannot be served.
     """
-    convolution.adopt(module)
+    adopt(module, "ShortConv", PathConvolution)
+    adopt(module, "GatedDeltaNet", PathDelta)
     AttentionInterface.register(_IMPLEMENTATION, _attend)
     AttentionMaskInterface.register(_IMPLEMENTATION, _mask)
     probe = Probe()

@@ -43,6 +43,8 @@ def check_reproducible(
         reason = f"attention {config.attention} computes rows together; use auto or native"
     elif native is None:
         reason = "it needs a C++ compiler (on Debian and Ubuntu: apt install g++)"
+    elif any(each.state for each in layers):
+        reason = "layers of the delta rule compute a text's rows together; serve it without"
     elif not all(native.attends(int(text_config.num_attention_heads), each) for each in layers):
         reason = (
             f"its kernels attend with heads of a multiple of {native.lanes} and up to "

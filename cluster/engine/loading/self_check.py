@@ -10,11 +10,12 @@ import secrets
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from cluster.config.schema import EngineConfig
 from cluster.core import TokenArray, TokenTree, token_array
 from cluster.engine.attention import seam
 from cluster.engine.cpu.packed_linear import PackedLinear
@@ -37,6 +38,7 @@ _UNITS = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 # Where neither can be measured, and never more: a wrong mask is off by about 1.
 _LOOSEST_BOUND = 0.25
 _NUM_NOISY = 3  # texts that are enough to measure it
+_SHORT_TOKENS = 12
 # The long case: keys of several blocks that are split among programs, and more rows than a tile
 # has; where a window is not much longer, rows behind its edge.  The model's own attention holds
 # the scores of all pairs, so it is no longer than it must.
@@ -64,7 +66,14 @@ class _Case:
     wanted: Sequence[Sequence[int]]
 
 
-def check(engine: Steps, model: LoadedModel) -> None:
+class PagedSteps(Steps, Protocol):
+    """Steps on pages, whose size is configured."""
+
+    @property
+    def config(self) -> EngineConfig: ...
+
+
+def check(engine: PagedSteps, model: LoadedModel) -> None:
     """Raise ConfigError, naming the architecture, unless rows of trees equal plain forwards."""
     for found in distances(engine, model).values():
         if not found.deviation <= found.bound:
@@ -77,7 +86,7 @@ def check(engine: Steps, model: LoadedModel) -> None:
 
 
 def distances(
-    engine: Steps, model: LoadedModel, *, is_long: bool | None = None
+    engine: PagedSteps, model: LoadedModel, *, is_long: bool | None = None
 ) -> dict[str, Distance]:
     """Of each case, by its name; raises ConfigError where a step fails.
 
@@ -87,7 +96,7 @@ def distances(
     length = _long_len(engine, model) if is_long else 0
     found = {}
     try:
-        found["short"] = _distance(model, _short(engine))
+        found["short"] = _distance(model, _short(engine, _num_before(engine, model)))
         if length:
             found["long"] = _distance(model, _long(engine, length))
     except (WorkerError, torch.OutOfMemoryError) as error:
@@ -100,16 +109,24 @@ def distances(
     return found
 
 
-def _short(engine: Steps) -> _Case:
+def _num_before(engine: PagedSteps, model: LoadedModel) -> int:
+    """Where layers keep a matrix at borders of pages: so many tokens that the first chunk of the
+    short case ends behind one, and the node that is committed stands behind the next."""
+    length = 2 * engine.config.page_size
+    has_room = _SHORT_TOKENS < length <= min(_LONG, engine.longest_context - _SHORT_TOKENS)
+    return length - 6 if has_room and any(layer.state for layer in model.layers) else 0
+
+
+def _short(engine: Steps, num_before: int) -> _Case:
     """One chunk, then the rest with a tree, then growth of the tree that was kept."""
-    tokens = _tokens(engine, 12)
-    context, drafts = tokens[:6], tokens[6:]
+    tokens = _tokens(engine, num_before + _SHORT_TOKENS)
+    context, drafts = tokens[:-6], tokens[-6:]
     tree = TokenTree.of(drafts[:4], [-1, -1, 0, 0])
     grown = TokenTree.of([drafts[3], drafts[4], drafts[5]], [-1, 0, -1])
-    _run(engine, Work(_REQUEST, 0, context[:3]))
-    rows = _run(engine, Work(_REQUEST, 3, context[3:], tree))
+    _run(engine, Work(_REQUEST, 0, context[:-3]))
+    rows = _run(engine, Work(_REQUEST, len(context) - 3, context[-3:], tree))
     engine.retain(_REQUEST, [0], [3])
-    more = _run(engine, Work(_REQUEST, 7, tokens[:0], grown, num_cached_nodes=1))
+    more = _run(engine, Work(_REQUEST, len(context) + 1, tokens[:0], grown, num_cached_nodes=1))
     engine.release(_REQUEST)
     paths = [[], [0], [1], [0, 2], [0, 3], [0, 3, 4], [0, 5]]
     texts = [np.concatenate((context, drafts[path])) for path in paths]

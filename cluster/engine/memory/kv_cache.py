@@ -117,9 +117,20 @@ class KVCache:
     """
 
     def __init__(
-        self, layers: Sequence[LayerSpec], num_pages: Sequence[int], page_size: int
+        self,
+        layers: Sequence[LayerSpec],
+        num_pages: Sequence[int],
+        page_size: int,
+        num_states: int = 0,
     ) -> None:
-        """num_pages: of each group of layers, in the order of `layer_groups`."""
+        """num_pages: of each group of layers, in the order of `layer_groups`.  num_states: places
+        for the matrices of layers that have one; that of no token stays in the first."""
+        self.num_states = num_states
+        self.states = {  # by layer
+            index: _zeros((num_states, *layer.state), torch.float32, layer.device)
+            for index, layer in enumerate(layers)
+            if layer.state is not None
+        }
         self.page_size = page_size
         self.num_pages = tuple(num_pages)
         self.groups = layer_groups(layers, page_size)
@@ -156,7 +167,8 @@ class KVCache:
     @property
     def num_bytes(self) -> int:
         """The memory that it takes once all of it has been used."""
-        return sum(stack.nbytes for stacks in self._stacks for stack in stacks)
+        pages = sum(stack.nbytes for stacks in self._stacks for stack in stacks)
+        return pages + sum(each.nbytes for each in self.states.values())
 
     @property
     def scratch_pages(self) -> tuple[int, ...]:
@@ -196,6 +208,10 @@ class KVCache:
 def _allocate(layer: LayerSpec, num_layers: int, num_slots: int) -> torch.Tensor:
     shape = (num_layers, num_slots, 2, layer.num_kv_heads, layer.head_dim)
     # Zeros, so that a masked key is a finite number (0 * NaN would not be 0).
-    if layer.device.type == "cpu":
-        return zeros_in_huge_pages(shape, layer.dtype)
-    return torch.zeros(shape, dtype=layer.dtype, device=layer.device)
+    return _zeros(shape, layer.dtype, layer.device)
+
+
+def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if device.type == "cpu":
+        return zeros_in_huge_pages(shape, dtype)
+    return torch.zeros(shape, dtype=dtype, device=device)

@@ -6,6 +6,7 @@ Every group of layers has a table of that many pages, and a pool that they come 
 may be shared is never written to again: a rollback into one goes back to where it begins.  Where
 the group has a window, a sequence lets go of the pages that left it; one that rolls back to where
 some of them would be read again loses all its pages: tokens are the truth, caches are guesses.
+`states` says what is held besides where layers keep a matrix of all tokens before.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from cluster.core import TokenArray, TokenTree
 from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.memory.prefix_cache import CachedPage, PagePool, PrefixCache, num_usable
 from cluster.engine.memory.sequence import Sequence, check_retained, starts_with
+from cluster.engine.memory.states import StateOwners
 from cluster.engine.work import Work
 
 
@@ -31,15 +33,16 @@ class PageOwners:
         self._page_size = cache.page_size
         self._reaches = [group.reach for group in cache.groups]
         self._prefixes = PrefixCache(
-            cache.page_size, len(cache.groups), enabled=config.prefix_cache
+            cache.page_size, len(cache.groups) + 1, enabled=config.prefix_cache
         )
+        self.states = StateOwners(cache, self._prefixes)
         self.pools = [
             PagePool(num_pages, self._prefixes, group)
             for group, num_pages in enumerate(cache.num_pages)
         ]
         self.sequences: dict[str, Sequence] = {}
         self._num_arrivals = 0
-        self._max_sequences = config.max_running_sequences
+        self._max_sequences = self.states.most_sequences(config.max_running_sequences)
 
     def enter(self, request_id: str) -> Sequence:
         """The sequence of that request, opened empty where it is unknown."""
@@ -100,10 +103,12 @@ class PageOwners:
         The sequence loses all its pages where some that would be read again have been released."""
         if length < len(sequence.shared) * self._page_size:
             length -= length % self._page_size
-        for table, reach in zip(sequence.tables, self._reaches, strict=True):
-            if reach.first_page(length) < table.num_released:
-                self.evacuate(sequence)
-                return
+        pairs = zip(sequence.tables, self._reaches, strict=True)
+        if length < sequence.border or any(
+            reach.first_page(length) < table.num_released for table, reach in pairs
+        ):
+            self.evacuate(sequence)
+            return
         rolls_back = length < sequence.cached_len
         sequence.truncate(length)
         if rolls_back:
@@ -138,8 +143,13 @@ class PageOwners:
         self.trim(sequence)
         start = len(sequence.shared)
         entries = self._prefixes.match(sequence.prefix_end, delta[:-1])
-        entries = entries[: num_usable(entries, start, self._reaches)]
+        sequence.known_len = (start + len(entries)) * self._page_size
+        reaches = [*self._reaches, *self.states.reaches]
+        entries = entries[: num_usable(entries, start, reaches)]
+        if not entries:
+            return 0
         num_tokens = len(entries) * self._page_size
+        self.states.adopt(sequence, entries[-1], start * self._page_size + num_tokens)
         for group, reach in enumerate(self._reaches):
             first = reach.first_page(start * self._page_size + num_tokens)
             self._release(sequence, group, first)
@@ -171,18 +181,28 @@ class PageOwners:
         """Pages that `reserve` would allocate from every pool."""
         return max(0, self.num_pages_for(length) - sequence.num_pages)
 
-    def reserve(self, sequence: Sequence, length: int) -> None:
-        """Make positions cached_len .. length writable; needs num_pages_missing available pages."""
+    def reserve(self, sequence: Sequence, length: int, context_len: int = 0) -> None:
+        """Make positions cached_len .. length writable; needs num_pages_missing available pages.
+
+        context_len: of them those that will be committed at once."""
+        self.states.reserve(sequence, context_len)
         for table, pool in zip(sequence.tables, self.pools, strict=True):
             while len(table.pages) * self._page_size < length:
                 table.add(pool.allocate(table.pages[-1] if table.pages else -1))
 
     def commit(self, sequence: Sequence, token_ids: TokenArray) -> None:
-        """Record that the KV of these tokens has been written behind the context."""
+        """Record that a step has written the KV of these tokens behind the context."""
         sequence.append(token_ids)
+        self.states.commit(sequence)
+        self._settle(sequence)
+
+    def _settle(self, sequence: Sequence) -> None:
+        """Share what more tokens allow to, and let go of what they make needless."""
         self._publish(sequence)
+        self.states.share(sequence)
         for group, reach in enumerate(self._reaches):
-            self._release(sequence, group, reach.first_page_kept(sequence.cached_len))
+            first = reach.first_page_kept(sequence.cached_len)
+            self._release(sequence, group, self.states.first_page_kept(sequence, first))
 
     def _publish(self, sequence: Sequence) -> None:
         """Enter full pages of committed tokens into the prefix cache."""
@@ -195,7 +215,7 @@ class PageOwners:
             page_tokens = sequence.tokens[index * size : (index + 1) * size]
             entry = self._prefixes.find(parent, page_tokens)
             if entry is None:
-                pages = [table.pages[index] for table in sequence.tables]
+                pages = [*(table.pages[index] for table in sequence.tables), None]
                 entry = self._prefixes.insert(parent, page_tokens, pages)
             else:
                 self._join(sequence, index, entry)
@@ -225,7 +245,8 @@ class PageOwners:
                 destination = table.slots[start + first : start + len(survivors)]
                 # A copy: the table may change before the keys are moved.
                 self._cache.move(group, table.slots[start + nodes], destination.copy())
-        self.commit(sequence, tree.token_ids[list(path)])
+        sequence.append(tree.token_ids[list(path)])
+        self._settle(sequence)
         if keep:
             sequence.tree = TokenTree(tree.token_ids[list(keep)], new_parents)
         self.trim(sequence)
@@ -234,6 +255,7 @@ class PageOwners:
         """Drop everything the sequence holds, the last page first."""
         sequence.truncate(0)
         sequence.shared.clear()
+        self.states.leave(sequence)
         self.trim(sequence)
 
     @property
@@ -271,7 +293,7 @@ class PageOwners:
 
     def forget_prefixes(self) -> None:
         """Empty the prefix cache of pages that nobody holds."""
-        for pool in self.pools:
+        for pool in (*self.pools, self.states.pool):
             pool.clear_idle()
 
     def check_integrity(self) -> None:
@@ -282,6 +304,7 @@ class PageOwners:
                 self._check_table(sequence, group)
                 holders.update(sequence.tables[group].held_pages)
             pool.check_integrity(holders)
+        self.states.check_integrity(self.sequences.values())
         self._prefixes.check_integrity()
 
     def _check_table(self, sequence: Sequence, group: int) -> None:

@@ -27,6 +27,9 @@ _MAX_CPU_SHARE = 0.25
 # Where no share is configured: what a laptop has to spare on a CPU, and most of a GPU.
 _CPU_BYTES = 2 * 1024**3
 _GPU_SHARE = 0.9
+# Matrices of all tokens before, for each running text: those that it has, those that it is about to
+# write, and one that prefix hits continue from.  One more place is of no text.
+_STATES_PER_TEXT, _LEAST_STATES = 3, 3
 
 
 def derive_num_pages(
@@ -41,6 +44,7 @@ def derive_num_pages(
     reserved_bytes.  CPU: `cpu_bytes`.  Never more than max_running_sequences contexts of
     max_context_len can use.
     """
+    reserved_bytes += derive_num_states(config, layers, reserved_bytes) * state_bytes(layers)
     groups = layer_groups(layers, config.page_size)
     division = _Division(config, groups, max_context_len)
     if config.num_pages:
@@ -49,7 +53,7 @@ def derive_num_pages(
     devices = {layer.device for layer in layers}
     if any(device.type == "cpu" for device in devices):
         page_bytes = sum(group.bytes_per_page() for group in groups)
-        affordable = cpu_bytes(config, free_cpu_bytes()) // page_bytes
+        affordable = (cpu_bytes(config, free_cpu_bytes()) - reserved_bytes) // page_bytes
     else:
         affordable = min(
             _affordable_on_gpu(device, config, groups, reserved_bytes) for device in devices
@@ -62,6 +66,32 @@ def derive_num_pages(
             param="memory_fraction",
         )
     return division.of(min(wanted, affordable))
+
+
+def derive_num_states(
+    config: EngineConfig, layers: Sequence[LayerSpec], reserved_bytes: int
+) -> int:
+    """The places for layers' matrices of all tokens before: those that are wanted or, where memory
+    is short, as many as fit half of it; the rest is for pages."""
+    num_bytes, wanted = state_bytes(layers), wanted_states(config, layers)
+    if not wanted or config.num_pages:
+        return wanted
+    devices = {layer.device for layer in layers}
+    if any(device.type == "cpu" for device in devices):
+        free = cpu_bytes(config, free_cpu_bytes())
+    else:
+        free = min(_free_on_gpu(device, config) for device in devices)
+    return max(_LEAST_STATES, min(wanted, (free - reserved_bytes) // 2 // num_bytes))
+
+
+def wanted_states(config: EngineConfig, layers: Sequence[LayerSpec]) -> int:
+    """See `_STATES_PER_TEXT`; 0 where no layer has one."""
+    return (1 + _STATES_PER_TEXT * config.max_running_sequences) * bool(state_bytes(layers))
+
+
+def state_bytes(layers: Sequence[LayerSpec]) -> int:
+    """The bytes of one place, of all layers."""
+    return sum(layer.state_bytes for layer in layers)
 
 
 def cpu_bytes(config: EngineConfig, num_free: int) -> int:
@@ -80,12 +110,16 @@ def gpu_share(config: EngineConfig) -> float:
 def _affordable_on_gpu(
     device: torch.device, config: EngineConfig, groups: Sequence[LayerGroup], reserved_bytes: int
 ) -> int:
+    budget = _free_on_gpu(device, config) - reserved_bytes
+    return max(0, budget) // sum(group.bytes_per_page(device) for group in groups)
+
+
+def _free_on_gpu(device: torch.device, config: EngineConfig) -> int:
     free, total = torch.cuda.mem_get_info(device)
     # What the caching allocator holds but does not use counts as free for us.
     reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     used = total - free - reusable
-    budget = total * gpu_share(config) - used - reserved_bytes
-    return max(0, int(budget)) // sum(group.bytes_per_page(device) for group in groups)
+    return int(total * gpu_share(config) - used)
 
 
 class _Division:

@@ -71,14 +71,17 @@ class PrefixCache:
     def find(self, parent: Parent, page_tokens: TokenArray) -> CachedPage | None:
         return self._entries.get((parent, page_tokens.tobytes()))
 
-    def insert(self, parent: Parent, page_tokens: TokenArray, pages: Sequence[int]) -> CachedPage:
+    def insert(
+        self, parent: Parent, page_tokens: TokenArray, pages: Sequence[int | None]
+    ) -> CachedPage:
         """Enter a held page of each group; the key must be absent, the parent present."""
         self._last_serial += 1
         entry = CachedPage(self._last_serial, [*pages], (parent, page_tokens.tobytes()))
         self._entries[entry.key] = entry
         self._by_serial[entry.serial] = entry
         for by_page, page in zip(self._by_page, pages, strict=True):
-            by_page[page] = entry
+            if page is not None:
+                by_page[page] = entry
         if not isinstance(parent, bytes):
             self._by_serial[parent].num_children += 1
         return entry

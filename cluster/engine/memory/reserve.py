@@ -108,5 +108,6 @@ def run(model: LoadedModel, num_rows: int, num_logits: int) -> None:
         plan = LayerByLayer(
             lambda layer, query, *_: query.transpose(1, 2).contiguous(),
             lambda layer, states, _: states.clone(),
+            lambda layer, query, key, value, *_: value.clone(),
         )
         model.plain(StepInputs(rows, rows, rows[:num_logits], plan))

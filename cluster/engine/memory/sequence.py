@@ -103,6 +103,9 @@ class Sequence:
     context: node j lies at position cached_len + j of the same tables.
     shared: the prefix-cache entries of the first len(shared) pages; these pages are read-only.
     tenant, adapter: whose prefixes it shares.
+    border, state: so many tokens, whole pages, have their matrices at that place; 0 = at the text's
+    beginning.  spare: the place for those of the next border; 0 = none yet.
+    known_len: tokens of its work that others have computed, though not all is kept of them.
     """
 
     request_id: str
@@ -115,6 +118,10 @@ class Sequence:
     pending: Pending | None = None
     tenant: bytes = b""
     adapter: int = 0
+    border: int = 0
+    state: int = 0
+    spare: int = 0
+    known_len: int = 0
     _log: TokenLog = field(default_factory=lambda: TokenLog(capacity=_INITIAL_CAPACITY))
 
     def __post_init__(self) -> None:
@@ -148,6 +155,11 @@ class Sequence:
     @property
     def num_slots_used(self) -> int:
         return self.cached_len + len(self.tree)
+
+    def border_in(self, length: int) -> int:
+        """The last border before the last of so many tokens: who begins with the same tokens can
+        continue there, for it wants the logits behind the last one."""
+        return max(self.border, (length - 1) // self.page_size * self.page_size)
 
     def hash_at(self, length: int) -> int:
         """poly64 of the first `length` <= cached_len tokens."""

@@ -34,6 +34,8 @@ class Share:
     slots: int64[key_len], slot by position, nodes behind the context.
     positions: int64[rows], absolute.  node_positions: int64[nodes], those of all nodes, cached
     ones first.  node_mask: bool[new nodes, nodes], which nodes each new node sees, itself included.
+    border, state: see `Sequence`.  next_border: whose matrices the step writes to `spare`; the same
+    where it writes none.
     """
 
     row_start: int
@@ -43,6 +45,10 @@ class Share:
     positions: IndexArray
     node_positions: IndexArray
     node_mask: BoolArray
+    border: int = 0
+    state: int = 0
+    next_border: int = 0
+    spare: int = 0
 
     @property
     def num_rows(self) -> int:
@@ -242,6 +248,9 @@ def _share(pick: Pick, row_start: int) -> tuple[Share, npt.NDArray[np.int32]]:
     context_len = start + pick.num_delta
     positions = np.arange(start, context_len)
     tokens = pick.delta()
+    border, spare = sequence.border, sequence.spare
+    next_border = sequence.border_in(context_len) if spare else border
+    kept = border, sequence.state, next_border, spare
     if not pick.completes or not len(work.tree):
         share = Share(
             row_start,
@@ -251,6 +260,7 @@ def _share(pick: Pick, row_start: int) -> tuple[Share, npt.NDArray[np.int32]]:
             positions,
             np.empty(0, np.int64),
             np.empty((0, 0), np.bool_),
+            *kept,
         )
         return share, tokens
     mask = ancestor_mask(work.tree.parents)
@@ -264,5 +274,6 @@ def _share(pick: Pick, row_start: int) -> tuple[Share, npt.NDArray[np.int32]]:
         np.concatenate((positions, node_positions[first_new:])),
         node_positions,
         mask[first_new:],
+        *kept,
     )
     return share, np.concatenate((tokens, work.tree.token_ids[first_new:]))

@@ -137,6 +137,10 @@ class Scheduler:
             schedule.num_prefix_hit_tokens += num_adopted
             if self._waits_for_prefix(sequence, schedule):
                 return
+            # A chunk ends where texts were seen to part ways: what is kept there serves the next.
+            ahead = sequence.known_len - sequence.cached_len
+            if ahead > self._short_rows:
+                rows = min(rows, ahead + 1)
         left = max_prompt_rows - schedule.num_prompt_rows
         if _num_delta_left(sequence) > 1:
             rows = min(rows, left + pending.work.num_new_nodes)
@@ -147,7 +151,7 @@ class Scheduler:
         is_prefill = self._is_prefill(sequence)
         length = sequence.cached_len + num_delta + (len(pending.work.tree) if completes else 0)
         if self._find_pages(sequence, length, schedule):
-            self._pages.reserve(sequence, length)
+            self._pages.reserve(sequence, length, sequence.cached_len + num_delta)
             pick = Pick(sequence, pending.work, num_delta, completes, is_prefill)
             schedule.picks.append(pick)
             schedule.num_rows += pick.num_rows

@@ -1,9 +1,10 @@
-"""Short convolutions along the paths of trees: a row's are those of a plain forward of its path."""
+"""Convolutions and delta layers along the paths of trees: as in a plain forward of each path."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from cluster.core import TokenArray, TokenTree
 from cluster.engine.engine import Engine, Output
 from cluster.engine.loading.inspection import check_loadable
 from cluster.engine.loading.planned import planned
+from cluster.engine.memory import pool_sizes
 from cluster.engine.schedule.batch import IndexArray, Share
 from cluster.engine.work import Work
 from cluster.errors import ConfigError
 from cluster.spec.tree import ancestor_mask
-from tests.support.choices import by_night
+from tests.support.choices import by_day, by_night
 from tests.support.engine.adapters import merged_oracle, write_adapter
 from tests.support.engine.driver import (
     PAGE_SIZE,
@@ -41,11 +43,12 @@ NUM_TOKENS = 12
 LENGTHS = (2, 9, 22, 37, 50)
 TREE = TokenTree.of([5, 6, 7, 8, 9], [-1, 0, 0, 2, -1])
 Factory = Callable[..., Path]
+FEW = ["lfm2", "qwen3.5"]
 
 
-@pytest.fixture(scope="module")
-def folder(checkpoint_factory: Factory) -> Path:
-    return checkpoint_factory("lfm2")
+@pytest.fixture(scope="module", params=by_day(FEW, [*FEW, "qwen3-next"]))
+def folder(request: pytest.FixtureRequest, checkpoint_factory: Factory) -> Path:
+    return checkpoint_factory(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +68,17 @@ def prompts() -> dict[str, TokenArray]:
 
 
 @pytest.fixture(scope="module")
-def texts(oracle: Any, prompts: dict[str, TokenArray]) -> dict[str, list[int]]:
-    """transformers' own greedy ones."""
+def texts_of(prompts: dict[str, TokenArray]) -> Callable[[Path], dict[str, list[int]]]:
+    """transformers' own greedy ones, of a model."""
+    return lru_cache(lambda folder: _generated(load_oracle(folder), prompts))
+
+
+@pytest.fixture(scope="module")
+def texts(texts_of: Callable[[Path], dict[str, list[int]]], folder: Path) -> dict[str, list[int]]:
+    return texts_of(folder)
+
+
+def _generated(oracle: Any, prompts: dict[str, TokenArray]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for length in LENGTHS:
         own = [name for name, ids in prompts.items() if len(ids) == length]
@@ -143,6 +155,22 @@ def _of_the_rows_before(share: Share, slots: IndexArray) -> IndexArray:
     return np.where(keys < 0, -1, share.slots[np.maximum(keys, 0)])
 
 
+def test_where_places_of_states_are_few_texts_take_turns(
+    checkpoint_factory: Factory,
+    texts_of: Callable[[Path], dict[str, list[int]]],
+    prompts: dict[str, TokenArray],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pool_sizes, "wanted_states", lambda config, layers: 5)
+    folder = checkpoint_factory("qwen3.5")
+    own = {name: ids for name, ids in prompts.items() if name.endswith(("-10", "-11"))}
+    decoder = Counting(
+        load_engine(folder), own, NUM_TOKENS, np.random.default_rng(4), texts_of(folder)
+    )
+    assert decoder.run() == {name: texts_of(folder)[name] for name in own}
+    assert decoder.counts["preempted"]
+
+
 @pytest.mark.parametrize(
     "wrong", [lambda share, slots: _shifted(slots), _of_the_rows_before], ids=["shifted", "rows"]
 )
@@ -201,10 +229,13 @@ def test_a_text_keeps_the_last_pages_of_its_convolutions_alone(folder: Path) -> 
     attending, convolving = engine.page_owners.sequences["a"].tables
     assert len(attending.held_pages) == 120 // PAGE_SIZE
     assert len(convolving.held_pages) <= 3
+    # Of states its last, beside that of no token.
+    assert engine.page_owners.states.pool.num_held == (2 if engine.cache.states else 0)
 
 
 def test_adapters_of_convolutions_are_added(folder: Path, tmp_path: Path) -> None:
-    adapter = write_adapter(folder, tmp_path / "a", ("in_proj", "out_proj", "w1", "q_proj"))
+    names = ("in_proj", "in_proj_qkv", "in_proj_qkvz", "in_proj_a", "out_proj", "w1", "q_proj")
+    adapter = write_adapter(folder, tmp_path / "a", names)
     engine = load_engine(folder, adapters={"a": str(adapter)})
     found = rows(run(engine, Work("a", 0, prompt(20), TREE, adapter=1)))
     expected = expected_rows(merged_oracle(folder, adapter), prompt(20), TREE)
@@ -232,18 +263,29 @@ def test_its_memory_is_planned(folder: Path) -> None:
     engine = Engine.load(config)
     found = planned(folder, check_loadable(folder, config, is_here=True), config, is_here=True)
     scratch = sum(group.bytes_per_page() for group in engine.cache.groups)
-    assert found.kv_cache == engine.cache.num_bytes - scratch
+    assert found.kv_cache + found.states == engine.cache.num_bytes - scratch
+    assert bool(found.states) == bool(engine.cache.states)
     (attending,) = (layer for layer in engine.layers if not layer.is_convolution)
     assert found.kv_per_token == 2 * attending.num_kv_heads * attending.head_dim * 4
 
 
-@pytest.mark.parametrize("architecture", ["lfm2", "lfm2-moe"])
-def test_ranks_are_refused_by_name(architecture: str, checkpoint_factory: Factory) -> None:
+@pytest.mark.parametrize(
+    ("architecture", "named"),
+    [
+        ("lfm2", "convolutions of lfm2 "),
+        ("lfm2-moe", "convolutions of lfm2_moe "),
+        ("qwen3-next", "delta layers of qwen3_next "),
+        ("qwen3.5-vision", "delta layers of qwen3_5_text "),
+    ],
+)
+def test_ranks_are_refused_by_name(
+    architecture: str, named: str, checkpoint_factory: Factory
+) -> None:
     folder = checkpoint_factory(architecture)
     with pytest.raises(ConfigError, match="are not split") as caught:
         check_loadable(folder, tiny(folder, {"tensor_parallel": 2}), is_here=False)
     assert caught.value.param == "tensor_parallel"
-    assert f"convolutions of {architecture.replace('-', '_')} " in caught.value.message
+    assert named in caught.value.message
 
 
 @by_night

@@ -31,6 +31,7 @@ ARCHITECTURES = [
     "gemma4-large",
     "gpt-oss",
     "lfm2",
+    "qwen3.5",
 ]
 TEXT = token_array((np.arange(40) * 31 + 7) % 280)
 

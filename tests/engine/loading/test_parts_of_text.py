@@ -27,6 +27,7 @@ CLASSES = {
     "mistral3": "MistralForCausalLM",
     "mistral3-tied": "Ministral3ForCausalLM",
     "qwen3-vl": "Qwen3ForCausalLM",
+    "qwen3.5-vision": "Qwen3_5ForCausalLM",
 }
 
 

@@ -28,8 +28,6 @@ RECURRENT: list[tuple[str, dict[str, Any]]] = [
     ("RwkvConfig", {}),
     ("xLSTMConfig", {}),
     ("MiniMaxConfig", {}),
-    ("Qwen3NextConfig", {}),
-    ("Qwen3_5TextConfig", {}),
 ]
 
 
@@ -47,7 +45,7 @@ def test_recurrent_and_hybrid_models_are_refused_with_their_reason(
 
 
 def test_a_hybrid_model_is_refused_before_its_weights_are_looked_for(tmp_path: Path) -> None:
-    transformers.Qwen3NextConfig(num_hidden_layers=4).save_pretrained(tmp_path)
+    transformers.BambaConfig(num_hidden_layers=4).save_pretrained(tmp_path)
 
     with pytest.raises(ConfigError, match="linear_attention keep a recurrent state"):
         load_model(EngineConfig(model=str(tmp_path), device="cpu"))

@@ -27,8 +27,6 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any]]] = {
     "Qwen3-VL with experts": ("qwen3_vl_moe", {}),
     "GLM-4.5V": ("glm4v_moe", {}),
     "InternVL": ("internvl", {}),
-    "Qwen3-Next": ("qwen3_next", {}),
-    "Qwen3.5": ("qwen3_5", {}),
     "Nemotron-H": ("nemotron_h", {}),
     "Granite 4": ("granitemoehybrid", {}),
     "Mamba 2": ("mamba2", {}),
@@ -46,9 +44,12 @@ BY_TEXT: Mapping[str, tuple[str, dict[str, Any]]] = {
     "Mistral Small 3.1 and 3.2": ("mistral3", {}),
     "Ministral 3": ("mistral3", {"text_config": {"model_type": "ministral3"}}),
     "Qwen3-VL": ("qwen3_vl", {}),
+    "Qwen3.5": ("qwen3_5", {}),
+    "Qwen3.5 with experts": ("qwen3_5_moe", {}),
 }
-# Families with layers of short convolutions.
+# Families with layers of short convolutions, and of the gated delta rule.
 CONVOLVED = ("lfm2", "lfm2_moe", "lfm3")
+DELTA = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 _GPU = torch.device("cuda", 0)
 
 _HEAD = """\
@@ -96,6 +97,17 @@ graphs; small models of them say in the tests what transformers' `generate` says
 brings into one of their short convolutions (`hidden_size` numbers) is cached as its keys are, and a
 row reads what its nearest ancestors brought. A text keeps the last pages of these layers alone.
 They are not compiled (`compile`).
+
+{delta} are served too, with trees;
+small models of them say in the tests what transformers' `generate` says. Their layers of linear
+attention (the gated delta rule) keep a matrix of all tokens before. Of the last tokens of a text
+the cache holds what each of them adds to it, and at the last border of a page the matrix itself, in
+float32: a row reads that and its ancestors behind it, so no draft has to be taken back. A prefix
+hit is as long as the last state that is kept: where a chunk of a prompt ended, a text came to its
+end, or two texts parted ways. States take `heads * key_dim * value_dim` float32 numbers of each
+such layer; there is room for three for each of `max_running_sequences`, or, where memory is short,
+in half of it. Steps of these models run without CUDA graphs; they are not compiled (`compile`), and
+`reproducible` refuses them.
 """
 
 _LARGE_HEADS = """
@@ -173,7 +185,7 @@ def page(found: held.Table) -> str:
         table(_SERVED, (_served(name, found) for name in CONFIGS)),
         _BY_TEXT,
         table(("family", "configuration", "served as"), _parts()),
-        _CONVOLVED.format(families=_served_beside()),
+        _CONVOLVED.format(families=_named(_convolved()), delta=_named(_delta())),
         _LARGE_HEADS,
         _STEPS.format(compared=commands["allreduce_"]),
         table(("texts", "steps in graphs"), ((name, f"{share} %") for name, share in shares)),
@@ -234,9 +246,14 @@ def _convolved() -> dict[str, Any]:
     }
 
 
-def _served_beside() -> str:
-    """The architectures of `_convolved`, none of which is refused."""
-    found = {MODEL_FOR_CAUSAL_LM_MAPPING[type(each)]: each for each in _convolved().values()}
+def _delta() -> dict[str, Any]:
+    """Their configurations, by their names."""
+    return {each: AutoConfig.for_model(each, num_hidden_layers=4) for each in DELTA}
+
+
+def _named(configs: Mapping[str, Any]) -> str:
+    """The architectures of the configurations, none of which is refused."""
+    found = {MODEL_FOR_CAUSAL_LM_MAPPING[type(each)]: each for each in configs.values()}
     for kind, config in found.items():
         check_servable(config, kind)
     return ", ".join(f"`{kind.__name__}`" for kind in found)
@@ -282,7 +299,9 @@ def _words(config: Any) -> str:
 
 
 def _unsplittable() -> Iterator[tuple[str, ...]]:
-    for name, config in ({name: config_of(name) for name in CONFIGS} | _convolved()).items():
+    for name, config in (
+        {name: config_of(name) for name in CONFIGS} | _convolved() | _delta()
+    ).items():
         words = _split_refusal(config)
         if words:
             yield name, words
