@@ -143,7 +143,8 @@ class PageOwners:
         self.trim(sequence)
         start = len(sequence.shared)
         entries = self._prefixes.match(sequence.prefix_end, delta[:-1])
-        sequence.known_len = (start + len(entries)) * self._page_size
+        if self.states.exist:
+            sequence.known_len = (start + len(entries)) * self._page_size
         reaches = [*self._reaches, *self.states.reaches]
         entries = entries[: num_usable(entries, start, reaches)]
         if not entries:
