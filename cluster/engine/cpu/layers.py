@@ -21,6 +21,7 @@ from cluster.models.experts import Experts, linear_of
 # Layers that are given the same input, by the names that transformers' models use, and the name of
 # their product.
 _SIBLINGS = {"qkv_product": ("q_proj", "k_proj", "v_proj")}
+_CONVERSIONS = (torch.Tensor.type, torch.Tensor.to, torch.Tensor.float)
 _CHECKED_ROWS = 3
 _TOLERANCE = 1e-5
 
@@ -114,7 +115,7 @@ class SiblingLinear(torch.nn.Module):
         self._index = index
         self._start = start
         # As PackedLinear's: shape and dtype without the numbers.
-        empty = linear.weight.detach().new_zeros(1, 1).expand(linear.weight.shape)
+        empty = linear.weight.detach().new_full((1, 1), torch.nan).expand(linear.weight.shape)
         self.register_buffer("weight", empty, False)
         self.bias = linear.bias
 
@@ -145,6 +146,8 @@ class NativeRouter(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        if function in _CONVERSIONS and args[0] is self._weight:
+            return self._weight  # the product widens what it has to
         if function is not torch.nn.functional.linear or args[1] is not self._weight:
             return function(*args, **(kwargs or {}))
         rows = self.product(args[0])

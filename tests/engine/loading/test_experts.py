@@ -24,7 +24,15 @@ from cluster.engine.state import engine_state
 from cluster.errors import ConfigError
 from cluster.models.experts import Experts
 from cluster.models.gguf import convert
-from tests.support.engine.driver import load_engine, load_oracle, prompt, random_tree, rows, run
+from tests.support.engine.driver import (
+    check_near,
+    load_engine,
+    load_oracle,
+    prompt,
+    random_tree,
+    rows,
+    run,
+)
 from tests.support.engine.few_bits import check_texts, widened
 from tests.support.engine.native import needs_native
 from tests.support.models.gguf_files import write_gguf
@@ -39,6 +47,12 @@ def mixture(factory: Factory, architecture: str) -> Path:
 
 def load(folder: Path, **settings: Any) -> Engine:
     return load_engine(folder, **{"dtype": "auto", "prefix_cache": False, **settings})
+
+
+def test_a_router_that_widens_its_weight_keeps_its_numbers(checkpoint_factory: Factory) -> None:
+    """In a model that stays in bfloat16, as those do whose attention our kernels lack."""
+    folder = checkpoint_factory("glm4-moe", init_std=0.05)
+    check_near(load_engine(folder, dtype="bfloat16", attention="sdpa"), load_engine(folder))
 
 
 @pytest.mark.parametrize(
