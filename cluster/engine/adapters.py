@@ -227,6 +227,8 @@ def _site(module: Any, name: str, layer: str) -> _Site:
         parent = module.get_submodule(parent_name)
         if isinstance(parent, NativeMLP):
             return _Site(*parent.part(last), is_output=False)
+        if last == "kv_b_proj" and hasattr(parent, "expand_kv"):
+            raise refused(name, f"layer {layer!r} is multiplied into queries, not run with rows")
         found = getattr(parent, last)
         sizes = int(found.in_features), int(found.out_features)
     except (AttributeError, KeyError) as error:

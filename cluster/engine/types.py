@@ -37,6 +37,7 @@ class LayerSpec:
     convolution over its path, 2 * num_kv_heads * head_dim numbers; window: the kernel's size.
     state: the shape of the float32 matrix of all tokens before that stands beside them, at some
     borders of pages; None = there is none.
+    is_latent: a token's so many numbers are key and value at once, of one head.
     shared_with: the layer before it whose keys and values it reads, None = it has its own.
     """
 
@@ -46,6 +47,7 @@ class LayerSpec:
     device: torch.device
     window: int | None = None
     is_convolution: bool = False
+    is_latent: bool = False
     shared_with: int | None = None
     state: tuple[int, int, int] | None = None
 

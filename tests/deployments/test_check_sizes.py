@@ -26,11 +26,6 @@ PUBLISHED = Path(published_models.__file__).with_name("published_configs")
 RECIPE = "configs/llama-70b-8xh100.yaml"
 # As their makers state them.
 PARAMETERS = yaml.safe_load(Path(__file__).with_name("published_sizes.yaml").read_text("utf-8"))
-# What the configuration tells, of models that the engine does not serve.
-REFUSED = {
-    "deepseek-ai/DeepSeek-V3": r"multi-head latent attention",
-    "deepseek-ai/DeepSeek-R1": r"multi-head latent attention",
-}
 # The fields from which a size follows.
 SHAPE = (
     "hidden_size",
@@ -75,19 +70,21 @@ def shape_of(folder: Path) -> tuple[object, ...]:
 
 
 def test_every_published_configuration_has_the_shape_of_one_that_was_counted() -> None:
-    counted = {model: published(model) for model in (*PARAMETERS, *REFUSED)}
+    counted = {model: published(model) for model in PARAMETERS}
     shapes = {shape_of(folder) for folder in counted.values() if folder is not None}
     folders = [path.parent for path in PUBLISHED.glob("*/config.json")]
     assert len(folders) > len(PARAMETERS)
     assert [each.name for each in folders if shape_of(each) not in shapes] == []
 
 
-@pytest.mark.parametrize("model", REFUSED)
-def test_a_known_model_that_the_engine_does_not_serve_is_refused_by_its_own_name(
-    model: str,
-) -> None:
-    with pytest.raises(ConfigError, match=REFUSED[model]):
-        describe(str(published(model)), EngineConfig(model=model))
+def test_latents_are_counted_and_what_makes_keys_of_them_stays_wide() -> None:
+    """Of DeepSeek V3, in 8 bits: 512 + 64 numbers of a token and layer, for all of its heads."""
+    sizes, model = sized("deepseek-ai/DeepSeek-V3"), "deepseek-ai/DeepSeek-V3"
+    assert sizes.kv_per_token == 61 * (512 + 64) * 2
+    outside, wide = 2 * 129280 * 7168 + 7168, 61 * 512 * 128 * (128 + 128)
+    assert sizes.weights == PARAMETERS[model] + outside + wide
+    with pytest.raises(ConfigError, match="the latents of deepseek_v3 are not split"):
+        sized(model, tensor_parallel=8)
 
 
 @pytest.mark.parametrize(("model", "gib"), [("20b", 12.8), ("120b", 60.8)])

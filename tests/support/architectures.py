@@ -46,6 +46,22 @@ _SHARED_EXPERT = {
     "moe_intermediate_size": 16,
     "shared_expert_intermediate_size": 16,
 }
+# Latents of 16 numbers, of which keys of 12 and values of 8 are made, and rotated parts of 8.
+_LATENT: dict[str, Any] = _DENSE | {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 12,
+    "v_head_dim": 8,
+    "n_routed_experts": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "routed_scaling_factor": 1.5,
+    "first_k_dense_replace": 1,
+}
 
 # What the engine serves.  Each entry: transformers' model_type and its configuration.
 SERVED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -213,6 +229,29 @@ SERVED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "sliding_window": SLIDING_WINDOW,
         },
     ),
+    # DeepSeek V3: its scores are scaled once more where its rotation is stretched.
+    "deepseek-v3": (
+        "deepseek_v3",
+        _LATENT
+        | {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 16.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "original_max_position_embeddings": 32,
+            },
+        },
+    ),
+    # Its queries have no latents; it rotates by complex numbers.
+    "deepseek-v2": ("deepseek_v2", _LATENT | {"q_lora_rank": None, "topk_method": "greedy"}),
+    # GLM-4.7-Flash.
+    "glm4-moe-lite": ("glm4_moe_lite", _LATENT | {"rope_interleave": False}),
+    "minicpm3": ("minicpm3", _LATENT),
+    "youtu": ("youtu", _LATENT),
     # Beyond its original length its queries are scaled by their positions.
     "ministral3": (
         "ministral3",
@@ -291,24 +330,6 @@ BY_TEXT: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 # What it refuses, by name.
 REFUSED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "mamba": ("mamba", {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}),
-    "deepseek-v3": (
-        "deepseek_v3",
-        _DENSE
-        | {
-            "num_key_value_heads": 4,
-            "q_lora_rank": 16,
-            "kv_lora_rank": 16,
-            "qk_rope_head_dim": 8,
-            "qk_nope_head_dim": 8,
-            "v_head_dim": 8,
-            "n_routed_experts": 4,
-            "n_group": 1,
-            "topk_group": 1,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 16,
-            "first_k_dense_replace": 3,
-        },
-    ),
     "llama4": (
         "llama4_text",
         _DENSE
@@ -319,6 +340,10 @@ REFUSED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "attention_chunk_size": 16,
         },
     ),
+    # An indexer says which latents a row attends to.
+    "deepseek-v32": ("deepseek_v32", _LATENT | {"index_n_heads": 2, "index_head_dim": 16}),
+    # Its router's weight is read by its name.
+    "longcat": ("longcat_flash", _LATENT | {"head_dim": 8, "expert_ffn_hidden_size": 16}),
     "diffllama": ("diffllama", _DENSE),
     "doge": ("doge", _DENSE),
     "bloom": ("bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 2}),

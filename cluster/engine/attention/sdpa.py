@@ -106,8 +106,12 @@ class SdpaPlan:
         sharing = shape[1] // kv_heads
         if options.softcap is not None or options.sinks is not None:
             return _attend_explicitly(queries, keys, values, group, options)
+        fold = sharing > 1 and group.width <= _MAX_FOLDED_ROWS
+        if kv_heads == 1 and not fold:  # 128 heads may share one: neither keys nor masks are copied
+            keys, values = (each.expand(-1, shape[1], -1, -1) for each in (keys, values))
+            sharing = 1
         # CUDA's fast kernels take no grouped heads together with a mask.
-        fold = sharing > 1 and (group.width <= _MAX_FOLDED_ROWS or queries.is_cuda)
+        fold = fold or (sharing > 1 and queries.is_cuda)
         if not fold or group.causal:
             return scaled_dot_product_attention(
                 queries,

@@ -18,6 +18,7 @@ import torch
 from transformers import AttentionInterface
 
 from cluster.engine.attention.delta_rule import delta_rule
+from cluster.engine.attention.latent import LatentAttention
 from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.schedule.batch import Batch
 from cluster.engine.schedule.pieces import Piece
@@ -139,7 +140,10 @@ class AttentionStep:
         options: AttentionOptions,
     ) -> torch.Tensor:
         kv, slots = self.kv(layer), self.write_slots(layer)
-        if self._layers[layer].shared_with is None:
+        if self._layers[layer].is_latent:  # what is written of a token is read as both
+            kv.index_copy_(0, slots.to(kv.device), key.view(-1, *kv.shape[1:]).to(kv.dtype))
+            kv = kv.view(len(kv), 1, 1, -1).expand(-1, 2, -1, -1)
+        elif self._layers[layer].shared_with is None:
             fresh = torch.stack((key[0], value[0]), dim=1)  # [kv_heads, 2, rows, head_dim]
             kv.index_copy_(0, slots.to(kv.device), fresh.permute(2, 1, 0, 3).to(kv.dtype))
         attended = self.attention(layer).attend(query[0], kv, self.window(layer), options)
@@ -192,14 +196,18 @@ def tree_paged(
         )
     if scaling is None:
         scaling = float(query.shape[-1]) ** -0.5
+    if isinstance(module, LatentAttention):
+        query = module.to_latents(query)
     if isinstance(plan, int):  # the number of a `CompiledForward`, which holds the plan
         layer = layer_index(module)
-        opaque: torch.Tensor = torch.ops.drafthouse.attend(
+        output: torch.Tensor = torch.ops.drafthouse.attend(
             query, key, value, s_aux, plan, layer, scaling, softcap
         )
-        return opaque, None
-    options = AttentionOptions(scaling, softcap, s_aux)
-    output = plan.attend_layer(layer_index(module), query, key, value, options)
+    else:
+        options = AttentionOptions(scaling, softcap, s_aux)
+        output = plan.attend_layer(layer_index(module), query, key, value, options)
+    if isinstance(module, LatentAttention):
+        output = module.to_values(output)
     # Some models view the result instead of reshaping it.
     return output.contiguous(), None
 

@@ -115,6 +115,7 @@ class Kernels:
         """True if `attention` can compute a layer with so many query heads, or need not."""
         return layer.is_convolution or (
             layer.device.type == "cpu"
+            and not layer.is_latent
             and layer.dtype in (torch.float32, torch.bfloat16)
             and layer.head_dim % self.lanes == 0
             and num_heads // layer.num_kv_heads <= self.max_sharing

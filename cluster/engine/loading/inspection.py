@@ -96,8 +96,6 @@ def _reason(config: Any, model_class: Any) -> str | None:
     unknown = sorted(layer_types - _SERVED_LAYER_TYPES - _OTHER_WORDS)
     if unknown:
         return f"its layers are of type {', '.join(unknown)}, which the engine does not know"
-    if getattr(config, "kv_lora_rank", None):
-        return "multi-head latent attention (MLA) is not supported"
     if getattr(config, "attention_chunk_size", None):
         return "chunked attention is not supported"
     if model_class is None:
@@ -119,9 +117,12 @@ def check_splittable(config: Any, tensor_parallel: int) -> None:
     """Raise ConfigError unless every rank gets whole key-value heads by transformers' plan."""
     if tensor_parallel == 1:
         return
-    for unsplit in followed_layers(config).values():
+    unsplit = [*followed_layers(config).values()]
+    if getattr(config, "kv_lora_rank", None):
+        unsplit.append("latents")
+    for kind in unsplit:
         raise ConfigError(
-            f"tensor_parallel {tensor_parallel}: the {unsplit} of {config.model_type} are not "
+            f"tensor_parallel {tensor_parallel}: the {kind} of {config.model_type} are not "
             "split; use tensor_parallel: 1",
             param="tensor_parallel",
         )

@@ -100,6 +100,10 @@ def followed_layers(text_config: Any) -> dict[str, str]:
 
 
 def _cached(text_config: Any, dtype: torch.dtype) -> LayerSpec:
+    latent = getattr(text_config, "kv_lora_rank", None)
+    if latent:
+        size = (latent + text_config.qk_rope_head_dim) // 2
+        return LayerSpec(1, size, dtype, torch.device("cpu"), is_latent=True)
     heads = int(text_config.num_attention_heads)
     kv_heads = int(getattr(text_config, "num_key_value_heads", None) or heads)
     head_dim = getattr(text_config, "head_dim", None) or int(text_config.hidden_size) // heads

@@ -214,7 +214,8 @@ def _bytes(
     wide: Sequence[str] = ()
     if method is not None:
         bits = _bits(dict(method), 8 * dtype.itemsize)
-        wide = dict(method).get("modules_to_not_convert") or ()
+        # Latent attention multiplies this layer from either side (`attention/latent.py`).
+        wide = [*(dict(method).get("modules_to_not_convert") or ()), "*.kv_b_proj."]
     elif config.is_rounded:
         bits = ROUNDED_BITS[config.weights]
     in_few = sum(

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from cluster.engine.attention import latent
 from cluster.engine.attention.convolution import PathConvolution
 from cluster.engine.attention.delta import PathDelta
 from cluster.engine.attention.seam import IMPLEMENTATION, adopt, layer_index
@@ -48,6 +49,8 @@ class Probe:
                 f"{list(value.shape)})"
             )
         own = LayerSpec(key.shape[1], key.shape[3], key.dtype, key.device, window)
+        if isinstance(module, latent.LatentAttention):
+            own = replace(own, head_dim=own.head_dim // 2, is_latent=True)
         owner = next((each for each, other in self._keys.items() if other() is key), None)
         if owner is None:
             self._keys[index] = weakref.ref(key)
@@ -67,6 +70,7 @@ def probe_layers(module: Any, device: torch.device) -> tuple[LayerSpec, ...]:
     """
     adopt(module, "ShortConv", PathConvolution)
     adopt(module, "GatedDeltaNet", PathDelta)
+    latent.adopt(module)
     AttentionInterface.register(_IMPLEMENTATION, _attend)
     AttentionMaskInterface.register(_IMPLEMENTATION, _mask)
     probe = Probe()
@@ -145,8 +149,13 @@ def _attend(
         if attention_mask.dtype != torch.int64 or attention_mask.numel() != 1:
             raise _refusal("it alters its attention mask from layer to layer")
         window = int(attention_mask) or None
+    if isinstance(module, latent.LatentAttention):
+        query = module.to_latents(query)
     probe.note(module, query.shape, key, value, window)
-    return query.transpose(1, 2).contiguous(), None
+    found = query.transpose(1, 2).contiguous()
+    if isinstance(module, latent.LatentAttention):
+        found = module.to_values(found)
+    return found, None
 
 
 def _refusal(reason: str) -> ConfigError:

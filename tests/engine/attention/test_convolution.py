@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -28,7 +27,9 @@ from tests.support.engine.adapters import merged_oracle, write_adapter
 from tests.support.engine.driver import (
     PAGE_SIZE,
     GreedyDecoder,
+    alike_prompts,
     expected_rows,
+    generate_all,
     load_engine,
     load_oracle,
     prompt,
@@ -59,18 +60,13 @@ def oracle(folder: Path) -> Any:
 @pytest.fixture(scope="module")
 def prompts() -> dict[str, TokenArray]:
     """A hundred; those of one length part ways in their last token alone."""
-    texts = {length: prompt(length, seed=length) for length in LENGTHS}
-    return {
-        f"{length}-{last}": np.append(texts[length][:-1], np.int32(last))
-        for last in range(10, 30)
-        for length in LENGTHS
-    }
+    return alike_prompts(LENGTHS, range(10, 30))
 
 
 @pytest.fixture(scope="module")
 def texts_of(prompts: dict[str, TokenArray]) -> Callable[[Path], dict[str, list[int]]]:
     """transformers' own greedy ones, of a model."""
-    return lru_cache(lambda folder: _generated(load_oracle(folder), prompts))
+    return lru_cache(lambda folder: generate_all(load_oracle(folder), prompts, NUM_TOKENS))
 
 
 @pytest.fixture(scope="module")
@@ -78,46 +74,12 @@ def texts(texts_of: Callable[[Path], dict[str, list[int]]], folder: Path) -> dic
     return texts_of(folder)
 
 
-def _generated(oracle: Any, prompts: dict[str, TokenArray]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for length in LENGTHS:
-        own = [name for name, ids in prompts.items() if len(ids) == length]
-        ids = torch.from_numpy(np.stack([prompts[name] for name in own]).astype(np.int64))
-        output = oracle.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=NUM_TOKENS,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=1,
-        )
-        found |= zip(own, output[:, length:].tolist(), strict=True)
-    return found
-
-
-class Counting(GreedyDecoder):
-    """counts: what its steps have done."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.counts: Counter[str] = Counter()
-
-    def step(self) -> None:
-        super().step()
-        step = self.engine.last_step
-        self.counts.update(
-            preempted=step.num_preempted,
-            hits=step.num_prefix_hit_tokens,
-            chunks=step.num_prefill_rows > 0 and step.num_sequences == 0,
-        )
-
-
 def test_greedy_text_of_a_hundred_prompts_equals_transformers(
     folder: Path, prompts: dict[str, TokenArray], texts: dict[str, list[int]]
 ) -> None:
     """Where drafts are right and wrong, prompts are cut, prefixes shared and requests preempted."""
     engine = load_engine(folder, max_batch_tokens=16, num_pages=40)
-    decoder = Counting(engine, prompts, NUM_TOKENS, np.random.default_rng(1), texts)
+    decoder = GreedyDecoder(engine, prompts, NUM_TOKENS, np.random.default_rng(1), texts)
     assert decoder.run() == texts
     assert decoder.num_accepted > 100
     assert decoder.num_misses > 0
@@ -164,7 +126,7 @@ def test_where_places_of_states_are_few_texts_take_turns(
     monkeypatch.setattr(pool_sizes, "wanted_states", lambda config, layers: 5)
     folder = checkpoint_factory("qwen3.5")
     own = {name: ids for name, ids in prompts.items() if name.endswith(("-10", "-11"))}
-    decoder = Counting(
+    decoder = GreedyDecoder(
         load_engine(folder), own, NUM_TOKENS, np.random.default_rng(4), texts_of(folder)
     )
     assert decoder.run() == {name: texts_of(folder)[name] for name in own}

@@ -32,6 +32,7 @@ ARCHITECTURES = [
     "gpt-oss",
     "lfm2",
     "qwen3.5",
+    "deepseek-v3",
 ]
 TEXT = token_array((np.arange(40) * 31 + 7) % 280)
 

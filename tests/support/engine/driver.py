@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,18 +50,39 @@ def prompt(length: int, seed: int = 0, vocab_size: int = 288) -> TokenArray:
     return token_array(np.random.default_rng(seed).integers(4, vocab_size, length))
 
 
+def alike_prompts(lengths: Sequence[int], endings: Sequence[int]) -> dict[str, TokenArray]:
+    """Of each length; those of one length part ways in their last token alone."""
+    texts = {length: prompt(length, seed=length) for length in lengths}
+    return {
+        f"{length}-{last}": np.append(texts[length][:-1], np.int32(last))
+        for last in endings
+        for length in lengths
+    }
+
+
 def generate(oracle: Any, prompt_ids: TokenArray, num_tokens: int) -> list[int]:
     """transformers' own greedy text; an end-of-text token does not end it."""
-    ids = torch.from_numpy(prompt_ids.astype(np.int64)).unsqueeze(0)
-    output = oracle.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=num_tokens,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=1,
-    )
-    return output[0, len(prompt_ids) :].tolist()
+    return generate_all(oracle, {"one": prompt_ids}, num_tokens)["one"]
+
+
+def generate_all(
+    oracle: Any, prompts: Mapping[str, TokenArray], num_tokens: int
+) -> dict[str, list[int]]:
+    """The same of many, those of one length at a time."""
+    found: dict[str, list[int]] = {}
+    for length in {len(ids) for ids in prompts.values()}:
+        own = [name for name, ids in prompts.items() if len(ids) == length]
+        ids = torch.from_numpy(np.stack([prompts[name] for name in own]).astype(np.int64))
+        output = oracle.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=num_tokens,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=1,
+        )
+        found |= zip(own, output[:, length:].tolist(), strict=True)
+    return found
 
 
 def last_logits(oracle: Any, token_ids: Sequence[int] | TokenArray) -> torch.Tensor:
@@ -137,6 +159,7 @@ class GreedyDecoder:
         self.prompts = prompts
         self.num_misses = 0
         self.num_accepted = 0
+        self.counts: Counter[str] = Counter()  # of what its steps have done
         self._tokens = {name: ids.tolist() for name, ids in prompts.items()}
         self._held = dict.fromkeys(prompts, 0)
         self._trees: dict[str, TokenTree] = {}
@@ -163,6 +186,12 @@ class GreedyDecoder:
         for output in self.engine.step():
             self._answer(output)
         self.engine.check_integrity()
+        step = self.engine.last_step
+        self.counts.update(
+            preempted=step.num_preempted,
+            hits=step.num_prefix_hit_tokens,
+            chunks=step.num_prefill_rows > 0 and step.num_sequences == 0,
+        )
 
     def text(self, name: str) -> list[int]:
         """So far."""

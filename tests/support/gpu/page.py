@@ -30,7 +30,7 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any]]] = {
     "Nemotron-H": ("nemotron_h", {}),
     "Granite 4": ("granitemoehybrid", {}),
     "Mamba 2": ("mamba2", {}),
-    "DeepSeek-V3": ("deepseek_v3", {}),
+    "DeepSeek-V3.2": ("deepseek_v32", {}),
     "Mistral 4": ("mistral4", {}),
     "GLM-5": ("glm_moe_dsa", {}),
     "Llama 4": ("llama4_text", {}),
@@ -50,6 +50,8 @@ BY_TEXT: Mapping[str, tuple[str, dict[str, Any]]] = {
 # Families with layers of short convolutions, and of the gated delta rule.
 CONVOLVED = ("lfm2", "lfm2_moe", "lfm3")
 DELTA = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+# Families with latent attention.
+LATENT = ("deepseek_v3", "deepseek_v2", "glm4_moe_lite", "minicpm3", "youtu")
 _GPU = torch.device("cuda", 0)
 
 _HEAD = """\
@@ -108,6 +110,15 @@ end, or two texts parted ways. States take `heads * key_dim * value_dim` float32
 such layer; there is room for three for each of `max_running_sequences`, or, where memory is short,
 in half of it. Steps of these models run without CUDA graphs; they are not compiled (`compile`), and
 `reproducible` refuses them.
+"""
+
+_LATENT = """
+Models with latent attention are served too: {families}.
+Of a token each layer keeps one vector, of which transformers' modules make the keys and values of
+all heads. In DeepSeek V3 it has 576 numbers (`kv_lora_rank` and `qk_rope_head_dim`), where keys and
+values have 40,960. Queries are brought to these vectors, which are wider than the heads that our
+kernels take: the reference attends, and steps run without graphs. The layer that makes keys and
+values (`kv_b_proj`) is widened where weights are quantised, and an adapter that has it is refused.
 """
 
 _LARGE_HEADS = """
@@ -186,6 +197,7 @@ def page(found: held.Table) -> str:
         _BY_TEXT,
         table(("family", "configuration", "served as"), _parts()),
         _CONVOLVED.format(families=_named(_convolved()), delta=_named(_delta())),
+        _LATENT.format(families=_named(_latent())),
         _LARGE_HEADS,
         _STEPS.format(compared=commands["allreduce_"]),
         table(("texts", "steps in graphs"), ((name, f"{share} %") for name, share in shares)),
@@ -251,6 +263,10 @@ def _delta() -> dict[str, Any]:
     return {each: AutoConfig.for_model(each, num_hidden_layers=4) for each in DELTA}
 
 
+def _latent() -> dict[str, Any]:
+    return {each: AutoConfig.for_model(each) for each in LATENT}
+
+
 def _named(configs: Mapping[str, Any]) -> str:
     """The architectures of the configurations, none of which is refused."""
     found = {MODEL_FOR_CAUSAL_LM_MAPPING[type(each)]: each for each in configs.values()}
@@ -299,9 +315,8 @@ def _words(config: Any) -> str:
 
 
 def _unsplittable() -> Iterator[tuple[str, ...]]:
-    for name, config in (
-        {name: config_of(name) for name in CONFIGS} | _convolved() | _delta()
-    ).items():
+    counted = {name: config_of(name) for name in CONFIGS}
+    for name, config in (counted | _convolved() | _delta() | _latent()).items():
         words = _split_refusal(config)
         if words:
             yield name, words
