@@ -113,6 +113,8 @@ EAGLE, MEDUSA, PEAGLE = (
     head("peagle", random_peagle),
 )
 FLASH, SPARK = (head("block", random_block, spark=spark) for spark in (False, True))
+# Models that draft with some of their own layers.
+OWNERS = ("llama", "qwen3", "gemma2", "lfm2", "qwen3.5", "deepseek-v3")
 # What is accepted sometimes; models that know nothing have drafts at least.
 ACCEPTED: dict[str, tuple[str, Make]] = {
     **{
@@ -121,9 +123,7 @@ ACCEPTED: dict[str, tuple[str, Make]] = {
     },
     "three-beside": ("llama", three("lm", "lookup", "ngram")),
     **{name: ("llama", own(name)) for name in OWN},
-    **{
-        f"own-{name}": (name, own(*OWN)) for name in ("llama", "qwen3", "gemma2", "lfm2", "qwen3.5")
-    },
+    **{f"own-{name}": (name, own(*OWN)) for name in OWNERS},
     # A stage that is never sure hands everything over.
     "cascade": ("llama", cascade("lookup", "lm")),
     "cascade-judged": ("llama", cascade("lookup", "lm", thresholds=[1.0])),
@@ -146,6 +146,7 @@ DRAFTED: dict[str, tuple[str, Make]] = {
     "dspark": ("llama", SPARK),
     "dspark-pooled": ("llama", pooled(SPARK)),
     "mtp": ("glm4-moe", head("mtp", mtp)),
+    "mtp-latent": ("deepseek-v3", head("mtp", mtp)),
     "mtp-pooled": ("glm4-moe", pooled(head("mtp", mtp))),
 }
 CASES = {**ACCEPTED, **DRAFTED}
@@ -162,7 +163,7 @@ FEW = [
     "medusa-gemma2",
     "peagle-pooled",
     "dspark",
-    "mtp",
+    "mtp-latent",
 ]
 
 
@@ -180,9 +181,9 @@ def test_no_drafter_changes_a_text(
     """Greedy is what transformers generates and sampled what it is without drafts, where prompts
     are read in chunks and pages are so few that requests are preempted, and continue."""
     architecture, make = CASES[name]
-    if architecture == "glm4-moe":
+    if "mtp" in name:
         folder = tmp_path / "target"
-        with_mtp(folder)
+        with_mtp(folder, architecture)
     else:
         folder = checkpoint_factory(architecture)
     prompts = [PROMPTS[index % len(PROMPTS)] for index in range(len(OPTIONS))]

@@ -27,7 +27,7 @@ BOUNDS = {
     "cluster/client": 2_950,
     "cluster/config": 10_340,
     "cluster/coordinator": 18_250,
-    "cluster/draft": 45_200,  # DFlash-2; whole rounds of EAGLE-3 in graphs
+    "cluster/draft": 45_350,  # DFlash-2; whole rounds of EAGLE-3 in graphs; MTP in 8 bits
     "cluster/engine": 61_800,  # layers fused for GPUs; LFM2, Gemma 4, MLA, experts in few bits
     "cluster/grammar": 4_000,
     "cluster/metrics": 2_650,

@@ -22,6 +22,7 @@ from cluster.draft.head_spans import Span, SpanAttention, TextRows
 from cluster.draft.heads.head import Head, KeysValues, Sight
 from cluster.draft.inside import Host, IndexArray, StepRows
 from cluster.engine.graphs.capture import Replay, Staging
+from cluster.engine.loading.model_config import cached_layers
 from cluster.engine.reminder import in_a_line
 from cluster.engine.types import LayerSpec
 from cluster.errors import ConfigError
@@ -36,11 +37,14 @@ _NUM_INDICES = 5
 
 
 def kv_layers(layers: Any, like: LayerSpec, *, takes_before: bool) -> list[LayerSpec]:
-    """A head's layers beside the target's: its keys and values; where rows take those before them,
-    the fused hidden rows, one half as key, one as value.
+    """A head's layers beside the target's: its keys and values, latents being both; where rows take
+    those before them, the fused hidden rows, one half as key, one as value.
 
     layers: the configuration of its decoder layers."""
-    shapes = [(layers.num_key_value_heads, layers.head_dim)] * layers.num_hidden_layers
+    shapes = [
+        (each.num_kv_heads, each.head_dim * (1 + each.is_latent))
+        for each in cached_layers(layers, like.dtype)
+    ]
     if takes_before:
         shapes.append((1, (layers.hidden_size + 1) // 2))
     return [LayerSpec(heads, dim, like.dtype, like.device) for heads, dim in shapes]

@@ -35,7 +35,7 @@ def pair(
     """A drafter that grows its trees on the host, and one by graphs."""
     head = KINDS[name].random(folder, target)
     options = {"min_survival": 1e-4, **options}
-    model = head if name == "mtp" else target
+    model = head if KINDS[name].kind == "mtp" else target
     config = config_of(model, KINDS[name].kind, head, options=options)
     recorder = Recorder()
     return Inside(config), Inside(config, recorder), recorder
@@ -70,7 +70,7 @@ def check_alike(first: Mapping[str, Proposal], second: Mapping[str, Proposal]) -
 
 
 @pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("name", ["eagle3", "mtp"])
+@pytest.mark.parametrize("name", ["eagle3", "mtp", "mtp-latent"])
 def test_trees_are_those_of_the_host(
     name: str, law: str, llama_folder: Path, tmp_path: Path
 ) -> None:

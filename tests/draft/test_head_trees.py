@@ -56,13 +56,13 @@ def rows_of(inside: Inside, oracle: Any, tokens: Sequence[int], num_rows: int) -
     return rows[0]
 
 
-@pytest.mark.parametrize("name", ["eagle3", "mtp"])
+@pytest.mark.parametrize("name", ["eagle3", "mtp", "mtp-latent"])
 def test_the_logits_of_root_and_nodes_are_those_of_a_plain_forward(
     name: str, llama_folder: Path, tmp_path: Path
 ) -> None:
     """Behind a prefix hit, too; a node's path is fed the head's own outputs."""
     inside = KINDS[name].inside(llama_folder, tmp_path, max_batch_tokens=16)
-    oracle = load_oracle(tmp_path if name == "mtp" else llama_folder)
+    oracle = load_oracle(tmp_path if KINDS[name].kind == "mtp" else llama_folder)
     found: list[tuple[int, torch.Tensor]] = []
     head, run = inside.drafter._head, inside.drafter._logits
 

@@ -45,6 +45,7 @@ UNCACHED: dict[str, Any] = {"prefix_cache": False}
         ("dspark", "mistral-sliding", UNCACHED),
         ("mtp", "llama", {}),
         ("mtp", "llama", {"num_pages": 44}),
+        ("mtp-latent", "llama", FEW_PAGES),
     ],
 )
 def test_what_it_keeps_is_right_after_chunks_hits_accepted_paths_and_preemptions(
@@ -60,7 +61,7 @@ def test_what_it_keeps_is_right_after_chunks_hits_accepted_paths_and_preemptions
     is_native = name == "eagle3" and settings is UNCACHED
     folder = checkpoint_factory(architecture, **({"head_dim": 16} if is_native else {}))
     inside = KINDS[name].inside(folder, tmp_path, max_batch_tokens=24, **settings)
-    oracle = load_oracle(tmp_path if name == "mtp" else folder)
+    oracle = load_oracle(tmp_path if KINDS[name].kind == "mtp" else folder)
     sessions = inside.decode_checked(
         lambda rows, text: check_kept(inside, oracle, rows.request_id, text)
     )
@@ -100,7 +101,7 @@ def test_a_head_that_is_right_saves_steps(
 ) -> None:
     kind = KINDS[name]
     head = kind.right(tmp_path / "head")
-    target = head if name == "mtp" else cyclic_target(tmp_path / "target")
+    target = head if kind.kind == "mtp" else cyclic_target(tmp_path / "target")
     inside = Inside(config_of(target, kind.kind, head))
     session = Session("a", [5, 6, 7, 8], params)
     inside.decode([session], 120)

@@ -25,7 +25,7 @@ from cluster.draft.heads.checkpoint import (
     refused,
 )
 from cluster.draft.heads.head import Head, HeadSpec
-from cluster.engine.attention import seam
+from cluster.engine.attention import latent, seam
 
 # It stands behind the last layer, as in GLM-4.5 and DeepSeek-V3: of what is not the decoder layer,
 # the names there and ours.
@@ -51,6 +51,7 @@ class MtpHead(Head):
         config = spec.layers
         with torch.device("meta"):
             model = AutoModel.from_config(config, attn_implementation=seam.IMPLEMENTATION)
+        latent.adopt(model)
         norm, size, eps = type(model.norm), config.hidden_size, config.rms_norm_eps
         # Its tables are no weights, so that they have to be computed.
         rotary = type(model.rotary_emb)(config)
@@ -76,8 +77,6 @@ def layer_of(folder: Path) -> Any:
     config.num_hidden_layers = 1
     if getattr(config, "layer_types", None):
         config.layer_types = ["full_attention"]
-    if not getattr(config, "head_dim", None):
-        config.head_dim = config.hidden_size // config.num_attention_heads
     return config
 
 
@@ -89,11 +88,14 @@ def load(folder: Path, target: TargetShape, weight: TargetWeight) -> MtpHead:
     layer, config = layer_of(folder), HeadConfig(folder)
     config.size("hidden_size", layer.hidden_size, target.hidden_size)
     config.size("vocab_size", layer.vocab_size, target.vocab_size)
-    tensors = _stored(folder, _PREFIX.format(target.num_layers))
+    method = getattr(layer, "quantization_config", None) or {}
+    block = method.get("weight_block_size")
+    tensors = _stored(folder, _PREFIX.format(target.num_layers), block)
     has_experts = any(name.startswith("layers.0.mlp.experts.") for name in tensors.held)
     # Which layers have experts is told by their numbers, and this one's is another now.
     layer.first_k_dense_replace = 0 if has_experts else 1
     layer.mlp_only_layers = [] if has_experts else [0]
+    layer.mlp_layer_types = ["sparse" if has_experts else "dense"]
     layer.decoder_sparse_step = 1
     spec = HeadSpec(
         layers=layer, target_hidden_size=target.hidden_size, draft_vocab_size=target.vocab_size
@@ -109,17 +111,29 @@ def load(folder: Path, target: TargetShape, weight: TargetWeight) -> MtpHead:
     return head.requires_grad_(False).eval()
 
 
-def _stored(folder: Path, prefix: str) -> Tensors:
-    """The layer's tensors by our names."""
-    held: dict[str, torch.Tensor] = {}
+def _stored(folder: Path, prefix: str, block: Sequence[int] | None) -> Tensors:
+    """The layer's tensors by our names.  block: rows and columns with a scale, None = none have."""
+    stored: dict[str, torch.Tensor] = {}
     for path in sorted(folder.glob("*.safetensors")):
-        for key, tensor in held_in(path, prefix=prefix).items():
-            name = key.removeprefix(prefix)
-            held[_NAMES.get(name, f"layers.0.{name}")] = tensor
+        stored |= held_in(path, prefix=prefix)
+    _widen(stored, block or ())
+    held: dict[str, torch.Tensor] = {}
+    for key, tensor in stored.items():
+        name = key.removeprefix(prefix)
+        held[_NAMES.get(name, f"layers.0.{name}")] = tensor
     if "joint.weight" not in held:
         mark = f"{prefix}eh_proj.weight"
         raise refused(folder, f"it has no multi-token-prediction layer (a tensor {mark})")
     return Tensors(folder, held)
+
+
+def _widen(held: dict[str, torch.Tensor], block: Sequence[int]) -> None:
+    """Bring weights of 8 bits with a scale for each block, as DeepSeek-V3's are, to bfloat16."""
+    for name in [name for name in held if block and name.endswith("_scale_inv")]:
+        scales, weight = held.pop(name), held[name.removesuffix("_scale_inv")]
+        for dim, size in enumerate(block):
+            scales = scales.repeat_interleave(size, dim).narrow(dim, 0, weight.shape[dim])
+        held[name.removesuffix("_scale_inv")] = (weight.float() * scales).bfloat16()
 
 
 def _join_experts(tensors: Tensors, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from cluster.errors import ConfigError
 from tests.support.architectures import DEFAULT_VOCAB_SIZE
 from tests.support.checkpoints import tiny_checkpoint
 from tests.support.draft.heads import ByRows
-from tests.support.draft.mtp import DIM, EXPERTS, LAYERS, SIZE, with_mtp
+from tests.support.draft.mtp import DIM, EXPERTS, HEADS, LAYERS, SIZE, with_mtp
 from tests.support.draft.plain import CAUSAL, Held, attend, projected, rms, rotated
 from tests.support.engine.driver import load_engine
 
@@ -29,10 +30,39 @@ ROWS = len(TOKENS)
 PLACES = torch.arange(ROWS)
 HIDDEN = torch.randn(ROWS, SIZE, generator=torch.Generator().manual_seed(5))
 PARTS = ("gate", "up", "down")
+ARCHITECTURES = ("glm4-moe", "glm4-moe-lite")
 
 
 def loaded(folder: Path, target: TargetShape = TARGET) -> MtpHead:
     return load(folder, target, WEIGHTS.__getitem__)
+
+
+def by_heads(held: Held, rows: torch.Tensor) -> torch.Tensor:
+    """GLM-4.5: of each head half is rotated."""
+    query, key, value = (projected(held, name, rows).view(ROWS, -1, DIM) for name in "qkv")
+
+    def turned(name: str, heads: torch.Tensor) -> torch.Tensor:
+        first, rest = rms(heads, held[f"self_attn.{name}_norm.weight"]).chunk(2, dim=-1)
+        return torch.cat((rotated(first, PLACES), rest), dim=-1)
+
+    return attend(turned("q", query), turned("k", key), value)
+
+
+def by_latents(held: Held, rows: torch.Tensor) -> torch.Tensor:
+    """GLM-4.7-Flash, as DeepSeek V3: keys of 12 numbers and values of 8 are made of a latent of 16,
+    and all heads share the rotated 8 of a key."""
+
+    def made(name: str, found: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        normed = rms(found, held[f"self_attn.{name}_a_layernorm.weight"])
+        rows = normed @ held[f"self_attn.{name}_b_proj.weight"].T
+        return rows.view(ROWS, HEADS, -1).split((12, 8), dim=2)
+
+    both = rows @ held["self_attn.kv_a_proj_with_mqa.weight"].T
+    query, turning = made("q", rows @ held["self_attn.q_a_proj.weight"].T)
+    key, value = made("kv", both[:, :16])
+    shared = rotated(both[:, None, 16:], PLACES).expand(-1, HEADS, -1)
+    query = torch.cat((query, rotated(turning, PLACES)), dim=-1)
+    return attend(query, torch.cat((key, shared), dim=-1), value)
 
 
 def plain(held: Held) -> tuple[torch.Tensor, torch.Tensor]:
@@ -40,11 +70,6 @@ def plain(held: Held) -> tuple[torch.Tensor, torch.Tensor]:
 
     def normed(name: str, rows: torch.Tensor) -> torch.Tensor:
         return rms(rows, held[f"{name}.weight"])
-
-    def turned(heads: torch.Tensor) -> torch.Tensor:
-        """Half of each head."""
-        first, rest = heads.chunk(2, dim=-1)
-        return torch.cat((rotated(first, PLACES), rest), dim=-1)
 
     def expert(name: str, row: torch.Tensor) -> torch.Tensor:
         gate, up, down = (held[f"mlp.{name}.{part}_proj.weight"] for part in PARTS)
@@ -54,9 +79,8 @@ def plain(held: Held) -> tuple[torch.Tensor, torch.Tensor]:
     both = torch.cat((normed("enorm", embedded), normed("hnorm", HIDDEN)), dim=1)
     rows = both @ held["eh_proj.weight"].T
     inner = normed("input_layernorm", rows)
-    query, key, value = (projected(held, name, inner).view(ROWS, -1, DIM) for name in "qkv")
-    query, key = normed("self_attn.q_norm", query), normed("self_attn.k_norm", key)
-    rows = rows + projected(held, "o", attend(turned(query), turned(key), value).flatten(1))
+    attended = by_latents if "self_attn.kv_b_proj.weight" in held else by_heads
+    rows = rows + projected(held, "o", attended(held, inner).flatten(1))
     outputs = []
     for row in normed("post_attention_layernorm", rows):
         scores = (held["mlp.gate.weight"] @ row).sigmoid()
@@ -69,8 +93,9 @@ def plain(held: Held) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @torch.no_grad()
-def test_logits_equal_a_plain_implementation(tmp_path: Path) -> None:
-    held = with_mtp(tmp_path)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_logits_equal_a_plain_implementation(architecture: str, tmp_path: Path) -> None:
+    held = with_mtp(tmp_path, architecture)
     head = loaded(tmp_path)
     found = head(TOKENS, head.fuse(HIDDEN), PLACES, CAUSAL)
     handed_on, logits = plain(held)
@@ -79,8 +104,11 @@ def test_logits_equal_a_plain_implementation(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_the_keys_and_values_kept_are_those_that_rows_attend_to(tmp_path: Path) -> None:
-    with_mtp(tmp_path)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_keys_and_values_kept_are_those_that_rows_attend_to(
+    architecture: str, tmp_path: Path
+) -> None:
+    with_mtp(tmp_path, architecture)
     head = loaded(tmp_path)
     seen: list[tuple[torch.Tensor, ...]] = []
 
@@ -157,3 +185,32 @@ def test_what_routes_is_not_rounded_with_the_weights(tmp_path: Path) -> None:
     assert narrow.joint.weight.dtype is torch.bfloat16
     bias = held["mlp.gate.e_score_correction_bias"]
     assert torch.equal(narrow.layers[0].mlp.gate.e_score_correction_bias, bias)
+
+
+def test_blocks_of_eight_bits_are_widened(tmp_path: Path) -> None:
+    """With a scale for each block, as DeepSeek V3 stores them."""
+    names = ("self_attn.q_b_proj.weight", "mlp.experts.1.down_proj.weight", "eh_proj.weight")
+    held = with_mtp(tmp_path, "deepseek-v3")
+    change: dict[str, torch.Tensor] = {}
+    for name in names:
+        key = name.replace(".", "__")
+        change[key] = held[name].to(torch.float8_e4m3fn)
+        rows, columns = (-(-size // 16) for size in held[name].shape)
+        change[f"{key}_scale_inv"] = torch.linspace(1, 2, rows * columns).view(rows, columns)
+    with_mtp(tmp_path, "deepseek-v3", **change)
+    config = json.loads((tmp_path / "config.json").read_text("utf-8"))
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [16, 16]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = loaded(tmp_path)
+    attention, mixture = found.layers[0].self_attn, found.layers[0].mlp
+    weights = attention.q_b_proj.weight, mixture.experts.down_proj[1], found.joint.weight
+    for name, weight in zip(names, weights, strict=True):
+        key = name.replace(".", "__")
+        scales = change[f"{key}_scale_inv"]
+        expected = torch.stack(
+            [
+                torch.stack([each * scales[i // 16, j // 16] for j, each in enumerate(row)])
+                for i, row in enumerate(change[key].float())
+            ]
+        )
+        assert torch.equal(weight, expected.bfloat16())

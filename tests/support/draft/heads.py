@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from cluster.engine.types import AttentionOptions
 
@@ -43,23 +43,27 @@ class ByRows:
         return self._attend(layer, query, key, value)[None]
 
 
-def cyclic_target(folder: Path) -> Path:
+def cyclic_target(folder: Path, model_type: str = "llama", **settings: Any) -> Path:
     """A target that goes on with the next token's number, most of the time: its layers do nothing,
-    and its hidden row after the final norm says which token stands there."""
-    config = LlamaConfig(
-        hidden_size=HIDDEN,
-        intermediate_size=32,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=VOCAB_SIZE,
-        max_position_embeddings=512,
-        tie_word_embeddings=False,
-        bos_token_id=0,
-        eos_token_id=None,
-        pad_token_id=1,
+    and its hidden row after the final norm says which token stands there.
+
+    settings: of its configuration."""
+    sizes: dict[str, Any] = {
+        "hidden_size": HIDDEN,
+        "intermediate_size": 32,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": VOCAB_SIZE,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": False,
+        "bos_token_id": 0,
+        "eos_token_id": None,
+        "pad_token_id": 1,
+    }
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(model_type, **{**sizes, **settings})
     )
-    model = LlamaForCausalLM(config)
     for layer in model.model.layers:
         layer.self_attn.o_proj.weight.data.zero_()
         layer.mlp.down_proj.weight.data.zero_()

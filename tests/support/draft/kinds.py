@@ -40,9 +40,11 @@ class Kind:
         )
 
 
-def _random_mtp(folder: Path, target: Path, *, fill: float | None = None) -> Path:
+def _random_mtp(
+    folder: Path, target: Path, *, architecture: str = "glm4-moe", fill: float | None = None
+) -> Path:
     change = {"eh_proj__weight": torch.full((mtp.SIZE, 2 * mtp.SIZE), fill)} if fill else {}
-    mtp.with_mtp(folder, **change)
+    mtp.with_mtp(folder, architecture, **change)
     return folder
 
 
@@ -59,6 +61,12 @@ KINDS: Mapping[str, Kind] = {
         "DFlash or DSpark drafter",
     ),
     "mtp": Kind("mtp", _random_mtp, mtp.right_mtp, (5.0, 1.5)),
+    "mtp-latent": Kind(
+        "mtp",
+        partial(_random_mtp, architecture="deepseek-v3"),
+        mtp.right_latent_mtp,
+        (5.0, 1.5),
+    ),
 }
 
 

@@ -4,75 +4,81 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.support.architectures import DEFAULT_VOCAB_SIZE
+from tests.support.architectures import DEFAULT_VOCAB_SIZE, SERVED
 from tests.support.checkpoints import tiny_checkpoint
 from tests.support.draft.heads import HIDDEN, cyclic_target
 
-SIZE, HEADS, KV_HEADS, DIM, EXPERTS, INNER = 48, 4, 2, 16, 4, 16
+SIZE, HEADS, DIM, EXPERTS = 48, 4, 16, 4
 LAYERS = 3
 
 
-def with_mtp(folder: Path, **change: torch.Tensor | None) -> dict[str, torch.Tensor]:
+def with_mtp(
+    folder: Path, architecture: str = "glm4-moe", **change: torch.Tensor | None
+) -> dict[str, torch.Tensor]:
     """Write the checkpoint; returns the layer's tensors by the names behind their prefix.
 
     change: tensors to put in place of those or, where None, to leave out; __ stands for a dot."""
-    tiny_checkpoint("glm4-moe", folder)
+    tiny_checkpoint(architecture, folder)
     config = json.loads((folder / "config.json").read_text("utf-8"))
     (folder / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
-    changed = {name.replace("__", "."): tensor for name, tensor in change.items()}
-    given = {**_tensors(), **changed}
-    held = {name: tensor for name, tensor in given.items() if tensor is not None}
-    own = load_file(folder / "model.safetensors")
-    own |= {f"model.layers.{LAYERS}.{name}": tensor for name, tensor in held.items()}
-    save_file(own, folder / "model.safetensors", {"format": "pt"})
-    return held
-
-
-def _tensors() -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(3)
 
     def drawn(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator) / shape[-1] ** 0.5
 
-    heads = {"q": HEADS * DIM, "k": KV_HEADS * DIM, "v": KV_HEADS * DIM}
-    matrices = {
-        "self_attn.o_proj": (SIZE, HEADS * DIM),
-        "mlp.gate": (EXPERTS, SIZE),
-        "eh_proj": (SIZE, 2 * SIZE),
-        "shared_head.head": (DEFAULT_VOCAB_SIZE, SIZE),
-        "embed_tokens": (DEFAULT_VOCAB_SIZE, SIZE),
-        **{f"self_attn.{name}_proj": (size, SIZE) for name, size in heads.items()},
+    given: dict[str, torch.Tensor | None] = {
+        name: drawn(*shape) * 2 if len(shape) > 1 else drawn(*shape) + name.endswith("weight")
+        for name, shape in _shapes(folder, DEFAULT_VOCAB_SIZE).items()
     }
-    for part in ("mlp.shared_experts", *(f"mlp.experts.{i}" for i in range(EXPERTS))):
-        matrices |= {f"{part}.{name}_proj": (INNER, SIZE) for name in ("gate", "up")}
-        matrices[f"{part}.down_proj"] = (SIZE, INNER)
-    norms = ("enorm", "hnorm", "shared_head.norm", "input_layernorm", "post_attention_layernorm")
-    sizes = dict.fromkeys(norms, SIZE) | {"self_attn.q_norm": DIM, "self_attn.k_norm": DIM}
-    held = {f"{name}.weight": 2 * drawn(*shape) for name, shape in matrices.items()}
-    held |= {f"{name}.weight": 1 + drawn(size) for name, size in sizes.items()}
-    held |= {f"self_attn.{name}_proj.bias": drawn(size) for name, size in heads.items()}
-    return held | {"mlp.gate.e_score_correction_bias": drawn(EXPERTS)}
+    given |= {name.replace("__", "."): tensor for name, tensor in change.items()}
+    return _added(folder, {name: tensor for name, tensor in given.items() if tensor is not None})
 
 
-def right_mtp(folder: Path) -> Path:
+def right_mtp(folder: Path, model_type: str = "llama", **settings: Any) -> Path:
     """`cyclic_target` with a layer that knows how it goes on: its output is the embedding's row."""
-    cyclic_target(folder)
-    inner = {
-        "gate_proj": (HIDDEN, HIDDEN),
-        "up_proj": (HIDDEN, HIDDEN),
-        "down_proj": (HIDDEN, HIDDEN),
+    cyclic_target(folder, model_type, **settings)
+    shapes = _shapes(folder)
+    held = {
+        name: torch.ones(shape) if len(shape) == 1 else torch.zeros(shape)
+        for name, shape in shapes.items()
     }
-    heads = {name: (HIDDEN // (2 if name in "kv" else 1), HIDDEN) for name in "qkvo"}
-    held = {f"mlp.{name}.weight": torch.zeros(shape) for name, shape in inner.items()}
-    held |= {f"self_attn.{name}_proj.weight": torch.zeros(shape) for name, shape in heads.items()}
-    norms = ("enorm", "hnorm", "shared_head.norm", "input_layernorm", "post_attention_layernorm")
-    held |= {f"{name}.weight": torch.ones(HIDDEN) for name in norms}
-    held["eh_proj.weight"] = torch.eye(HIDDEN, 2 * HIDDEN)
-    own = load_file(folder / "model.safetensors")
-    own |= {f"model.layers.3.{name}": tensor for name, tensor in held.items()}
-    save_file(own, folder / "model.safetensors", {"format": "pt"})
+    _added(folder, held | {"eh_proj.weight": torch.eye(*shapes["eh_proj.weight"])})
     return folder
+
+
+def right_latent_mtp(folder: Path) -> Path:
+    """The same of a target with latent attention."""
+    model_type, settings = SERVED["deepseek-v3"]
+    own = {"hidden_size": HIDDEN, "first_k_dense_replace": LAYERS}
+    return right_mtp(folder, model_type, **{**settings, **own})
+
+
+def _shapes(folder: Path, own_vocabulary: int = 0) -> dict[str, tuple[int, ...]]:
+    """Of the layer's tensors: what the last layer of the model has, and what joins its inputs.
+
+    own_vocabulary: the size of an embedding and an output layer of its own, 0 = it has none."""
+    prefix, stored = f"model.layers.{LAYERS - 1}.", load_file(folder / "model.safetensors")
+    found = {
+        name.removeprefix(prefix): tuple(each.shape)
+        for name, each in stored.items()
+        if name.startswith(prefix)
+    }
+    (size,) = found["input_layernorm.weight"]
+    found |= dict.fromkeys(("enorm.weight", "hnorm.weight", "shared_head.norm.weight"), (size,))
+    found["eh_proj.weight"] = size, 2 * size
+    if own_vocabulary:
+        for name in ("shared_head.head.weight", "embed_tokens.weight"):
+            found[name] = own_vocabulary, size
+    return found
+
+
+def _added(folder: Path, held: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    own = load_file(folder / "model.safetensors")
+    own |= {f"model.layers.{LAYERS}.{name}": tensor for name, tensor in held.items()}
+    save_file(own, folder / "model.safetensors", {"format": "pt"})
+    return held
