@@ -284,6 +284,12 @@ _VISION: dict[str, Any] = {
 }
 _MISTRAL = _DENSE | {"model_type": "mistral", "head_dim": 16, "sliding_window": None}
 _MINISTRAL = {**SERVED["ministral3"][1], "model_type": "ministral3"}
+# Latents, and queries that are scaled by their positions.
+_MISTRAL4 = _LATENT | {
+    "model_type": "mistral4",
+    "rope_parameters": _MINISTRAL["rope_parameters"],
+    "first_k_dense_replace": 3,
+}
 _PIXTRAL = _VISION | {"model_type": "pixtral"}
 # Its rows of positions are those of time, height and width.
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
@@ -315,6 +321,10 @@ BY_TEXT: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "mistral3-tied": (
         "mistral3",
         {"text_config": _MINISTRAL, "vision_config": _PIXTRAL, "tie_word_embeddings": True},
+    ),
+    "mistral4": (
+        "mistral3",
+        {"text_config": _MISTRAL4, "vision_config": _PIXTRAL, "tie_word_embeddings": False},
     ),
     "qwen3-vl": (
         "qwen3_vl",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -137,6 +138,8 @@ def served_part(whole: Any) -> Any:
     alike = _ALIKE.get(text.model_type)
     if alike is not None:
         text = CONFIG_MAPPING[alike].from_dict({**text.to_dict(), "model_type": alike})
+    if text.model_type == "mistral4":  # transformers has the model, and does not list it
+        AutoModelForCausalLM.register(type(text), transformers.Mistral4ForCausalLM, exist_ok=True)
     for name in ("dtype", "tie_word_embeddings", "quantization_config"):
         if getattr(whole, name, None) is not None:
             setattr(text, name, getattr(whole, name))

@@ -26,6 +26,7 @@ CLASSES = {
     "gemma4-vision": "Gemma4ForCausalLM",
     "mistral3": "MistralForCausalLM",
     "mistral3-tied": "Ministral3ForCausalLM",
+    "mistral4": "Mistral4ForCausalLM",
     "qwen3-vl": "Qwen3ForCausalLM",
     "qwen3.5-vision": "Qwen3_5ForCausalLM",
 }
