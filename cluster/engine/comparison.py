@@ -20,7 +20,7 @@ from cluster.engine.memory.kv_cache import KVCache, layer_groups
 from cluster.engine.schedule.batch import Batch, IndexArray, Share
 from cluster.engine.types import AttentionOptions, LayerSpec
 from cluster.records import record
-from cluster.spec.tree import ancestor_mask
+from cluster.spec.tree import ancestor_bits
 
 _PAGE_SIZE = 16
 # In no order, and those of the two sequences mixed; each holds more than the kernel's 64 keys.
@@ -161,17 +161,17 @@ def _share(row_start: int, pages: Sequence[int], context_len: int) -> Share:
     slots: IndexArray = (
         np.array(pages, np.int64)[:, None] * _PAGE_SIZE + np.arange(_PAGE_SIZE)
     ).ravel()
-    mask = ancestor_mask(_PARENTS)
+    bits = ancestor_bits(_PARENTS)
     end = context_len + _NUM_DELTA
-    node_positions = end + mask.sum(axis=1) - 1
+    node_positions = np.array([end - 1 + each.bit_count() for each in bits])
     return Share(
         row_start,
         _NUM_DELTA,
         end,
-        slots[: end + len(mask)],
+        slots[: end + len(bits)],
         np.concatenate((np.arange(context_len, end), node_positions)),
         node_positions,
-        mask,
+        bits,
     )
 
 

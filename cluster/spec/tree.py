@@ -26,18 +26,35 @@ def depths(parents: npt.NDArray[np.int32] | npt.NDArray[np.int64]) -> TokenArray
     return np.array(found, dtype=np.int32)
 
 
-def ancestor_mask(parents: TokenArray) -> npt.NDArray[np.bool_]:
-    """Return the nodes that each node may attend to.
+def ancestor_bits(parents: TokenArray) -> list[int]:
+    """Return for each node the nodes it may attend to: bit j is set for itself and its ancestors.
 
-    parents: int32[n], parents[i] < i, -1 for children of the context.
-    Returns bool[n, n]; row i is True at i and at its ancestors.  O(n^2) memory; n is at most a few
-    hundred.  SpecInfer (Miao et al. 2024), section 4.2.
+    parents: int32[n], parents[i] < i, -1 for children of the context.  A node's depth is the number
+    of its bits.  SpecInfer (Miao et al. 2024), section 4.2.
     """
-    mask = np.eye(len(parents), dtype=np.bool_)
-    for node, parent in enumerate(parents.tolist()):
-        if parent >= 0:
-            mask[node] |= mask[parent]
-    return mask
+    found: list[int] = []
+    own = 1
+    for parent in parents.tolist():
+        found.append(own if parent < 0 else found[parent] | own)
+        own <<= 1
+    return found
+
+
+def packed_bits(bits: Sequence[int], num_bytes: int) -> bytes:
+    """Numbers of so many bytes each, one behind the other, the low byte first."""
+    return b"".join([each.to_bytes(num_bytes, "little") for each in bits])
+
+
+def ancestor_mask(parents: TokenArray) -> npt.NDArray[np.bool_]:
+    """Return `ancestor_bits` as bool[n, n]; n is at most a few hundred."""
+    return mask_of_bits(ancestor_bits(parents), len(parents))
+
+
+def mask_of_bits(bits: Sequence[int], num_nodes: int) -> npt.NDArray[np.bool_]:
+    """bool[len(bits), num_nodes]: the nodes whose bits are set."""
+    num_bytes = -(-num_nodes // 8)
+    packed = np.frombuffer(packed_bits(bits, num_bytes), np.uint8).reshape(len(bits), num_bytes)
+    return np.unpackbits(packed, axis=1, count=num_nodes, bitorder="little").view(np.bool_)
 
 
 def children(parents: TokenArray) -> list[list[int]]:

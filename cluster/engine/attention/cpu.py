@@ -91,7 +91,7 @@ class _Rows:
             assert share.slots.flags.c_contiguous, "slots are a view of one array"
             slots.append(share.slots.ctypes.data)
             counts.append(share.num_rows)
-            num_nodes = len(share.node_mask)
+            num_nodes = len(share.node_bits)
             contexts.append(share.positions[: share.num_delta] + 1)
             path_lens.append(np.zeros(share.num_delta, np.int64))
             if num_nodes:
@@ -99,7 +99,7 @@ class _Rows:
                 # Ascending in each row: ancestors come before their descendants.
                 nodes = share.node_mask.nonzero()[1]
                 paths.append(share.slots[share.context_len + nodes])
-                path_lens.append(share.node_mask.sum(axis=1))
+                path_lens.append(np.array([each.bit_count() for each in share.node_bits]))
             tasks.extend(range(share.row_start, share.row_stop, _MAX_TASK_ROWS))
         lens = np.concatenate(path_lens)
         starts = np.cumsum(lens) - lens

@@ -19,10 +19,12 @@ from cluster.engine.taps import TapRows, Taps
 from cluster.engine.types import Ability, needs
 from cluster.engine.work import Work
 from cluster.records import record
-from cluster.spec.tree import ancestor_mask, depths
+from cluster.spec.tree import ancestor_bits, mask_of_bits
 
 IndexArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
+
+_NO_POSITIONS: IndexArray = np.empty(0, np.int64)
 
 
 @record
@@ -33,7 +35,7 @@ class Share:
     context_len: committed tokens after them; keys below it are the context's.
     slots: int64[key_len], slot by position, nodes behind the context.
     positions: int64[rows], absolute.  node_positions: int64[nodes], those of all nodes, cached
-    ones first.  node_mask: bool[new nodes, nodes], which nodes each new node sees, itself included.
+    ones first.  node_bits: of each new node, which nodes it sees, see `ancestor_bits`.
     border, state: see `Sequence`.  next_border: whose matrices the step writes to `spare`; the same
     where it writes none.
     """
@@ -44,11 +46,16 @@ class Share:
     slots: IndexArray
     positions: IndexArray
     node_positions: IndexArray
-    node_mask: BoolArray
+    node_bits: SequenceOf[int]
     border: int = 0
     state: int = 0
     next_border: int = 0
     spare: int = 0
+
+    @property
+    def node_mask(self) -> BoolArray:
+        """`node_bits` as bool[new nodes, nodes]."""
+        return mask_of_bits(self.node_bits, len(self.node_positions))
 
     @property
     def num_rows(self) -> int:
@@ -72,7 +79,7 @@ class Share:
         """int64[rows, length]: the slots of the last tokens that each row sees, its own last; -1
         in the places before a text's beginning."""
         keys = self.positions[: self.num_delta, None] - np.arange(length)[::-1]
-        if len(self.node_mask):
+        if self.node_bits:
             # Ancestors stand before their descendants, and the whole context before them.
             seen = np.pad(self.node_mask, ((0, 0), (length, 0)), constant_values=True)
             from_last = seen[:, ::-1].cumsum(axis=1)[:, ::-1]
@@ -87,7 +94,7 @@ class Share:
         context = np.arange(start, self.context_len)
         mask = np.zeros((self.num_rows, self.key_len - start), dtype=np.bool_)
         mask[:, : len(context)] = context <= rows
-        if len(self.node_mask):
+        if self.node_bits:
             mask[self.num_delta :, len(context) :] = self.node_mask
         if window is not None:
             mask &= np.concatenate((context, self.node_positions)) > rows - window
@@ -258,22 +265,22 @@ def _share(pick: Pick, row_start: int) -> tuple[Share, npt.NDArray[np.int32]]:
             context_len,
             slots[:context_len],
             positions,
-            np.empty(0, np.int64),
-            np.empty((0, 0), np.bool_),
+            _NO_POSITIONS,
+            (),
             *kept,
         )
         return share, tokens
-    mask = ancestor_mask(work.tree.parents)
-    node_positions = context_len + depths(work.tree.parents).astype(np.int64) - 1
+    bits = ancestor_bits(work.tree.parents)
+    node_positions = np.array([context_len - 1 + each.bit_count() for each in bits])
     first_new = work.num_cached_nodes
     share = Share(
         row_start,
         pick.num_delta,
         context_len,
-        slots[: context_len + len(work.tree)],
+        slots[: context_len + len(bits)],
         np.concatenate((positions, node_positions[first_new:])),
         node_positions,
-        mask[first_new:],
+        bits[first_new:],
         *kept,
     )
     return share, np.concatenate((tokens, work.tree.token_ids[first_new:]))

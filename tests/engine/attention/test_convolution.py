@@ -21,7 +21,7 @@ from cluster.engine.memory import pool_sizes
 from cluster.engine.schedule.batch import IndexArray, Share
 from cluster.engine.work import Work
 from cluster.errors import ConfigError
-from cluster.spec.tree import ancestor_mask
+from cluster.spec.tree import ancestor_bits, ancestor_mask
 from tests.support.choices import by_day, by_night
 from tests.support.engine.adapters import merged_oracle, write_adapter
 from tests.support.engine.driver import (
@@ -169,7 +169,7 @@ def test_a_row_reads_the_last_tokens_of_its_path(data: st.DataObject) -> None:
         slots,
         np.concatenate((np.arange(start, context_len), node_positions[num_cached:])),
         node_positions,
-        mask[num_cached:],
+        ancestor_bits(parents)[num_cached:],
     )
 
     def path(key: int) -> list[int]:

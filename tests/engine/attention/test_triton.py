@@ -101,7 +101,7 @@ def _plain_batch(specs: list[tuple[int, int]], num_rows: int) -> Batch:
                 np.arange(length),
                 np.arange(cached, length),
                 np.empty(0, np.int64),
-                np.empty((0, 0), np.bool_),
+                (),
             )
         )
         row += new

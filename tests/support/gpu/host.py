@@ -1,7 +1,8 @@
 """What the host takes for a step beside the forward: the real engine, verifier and draws.
 
 The forward is `load.NullModel`'s, by graphs that run again what they recorded; that time is taken
-off.  It needs Triton's interpreter, on which the model attends while the engine is made.
+off.  It is the processor's time, so that others on the machine count little.  It needs Triton's
+interpreter, on which the model attends while the engine is made.
 
     TRITON_INTERPRET=1 python -m tests.support.gpu.host     ms of a step, the fastest of 160
 """
@@ -17,6 +18,7 @@ from pathlib import Path
 import torch
 
 from cluster.core import EMPTY_TREE, SamplingParams, TokenTree
+from cluster.engine.graphs.forward import LOGIT_ROWS
 from cluster.worker.verifier import Verifier
 from tests.support.checkpoints import tiny_checkpoint
 from tests.support.engine.captures import Recorder
@@ -36,29 +38,29 @@ class Timed(Recorder):
         replay = super().__call__(run)
 
         def timed() -> None:
-            began_s = time.perf_counter()
+            began_s = time.thread_time()
             replay()
-            self.total_s += time.perf_counter() - began_s
+            self.total_s += time.thread_time() - began_s
 
         return timed
 
 
-def eight_nodes(text: list[int], length: int) -> TokenTree:
-    """The four tokens that follow, each behind a wrong one: what is accepted has to move."""
-    ids, parents, node = [], [], -1
+def tree_around(text: list[int], length: int, num_nodes: int) -> TokenTree:
+    """The tokens that follow, each behind a wrong one: what is accepted has to move."""
+    ids, parents, node = list[int](), list[int](), -1
     for token in text[length : length + 4]:
         ids += [(token + 1) % VOCAB_SIZE, token]
         parents += [node, node]
         node = len(ids) - 1
-    return TokenTree.of(ids, parents)
+    return TokenTree.of(ids[:num_nodes], parents[:num_nodes])
 
 
-def host_ms(folder: Path, num_texts: int, *, drafts: bool) -> float:
-    """Of a step of so many texts of 1,024 tokens and more."""
+def host_ms(folder: Path, num_texts: int, num_nodes: int) -> float:
+    """Of a step of so many texts of 1,024 tokens and more, each with a tree of so many nodes."""
     timed, params = Timed(), SamplingParams(temperature=0.0, max_tokens=10_000)
     engine = null_engine(folder, timed, num_pages=8192, page_size=16)
     verifier = Verifier(engine)
-    length = _CONTEXT_LEN + 5 * (_NUM_STEPS + 2)
+    length = _CONTEXT_LEN + 6 * _NUM_STEPS
     truth = {str(name): text_behind([name], length) for name in range(num_texts)}
     sessions = {name: Session(name, text[:_CONTEXT_LEN], params) for name, text in truth.items()}
     idle, times_s = [*sessions], list[float]()
@@ -66,13 +68,14 @@ def host_ms(folder: Path, num_texts: int, *, drafts: bool) -> float:
         asked = []
         for name in idle:
             length = len(sessions[name].record.tokens)
-            is_drafted = drafts and length > _CONTEXT_LEN
-            tree = eight_nodes(truth[name], length) if is_drafted else EMPTY_TREE
+            # Once all prompts have been read.
+            is_drafted = len(idle) == num_texts and length > _CONTEXT_LEN
+            tree = tree_around(truth[name], length, num_nodes) if is_drafted else EMPTY_TREE
             asked.append(sessions[name].item(tree))
-        timed.total_s, began_s = 0.0, time.perf_counter()
+        timed.total_s, began_s = 0.0, time.thread_time()
         verifier.submit(asked)
         verdicts = verifier.step().verdicts
-        took_s = time.perf_counter() - began_s - timed.total_s
+        took_s = time.thread_time() - began_s - timed.total_s
         if len(verdicts) == len(asked) == num_texts:
             times_s.append(took_s)
         idle = [verdict.request_id for verdict in verdicts]
@@ -86,10 +89,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = tiny_checkpoint("llama", Path(name))
         for num_texts in (1, 8, 32):
-            for drafts in (False, True):
-                took = host_ms(folder, num_texts, drafts=drafts)
-                words = " with 8 nodes" if drafts else ""
-                sys.stdout.write(f"{num_texts} texts{words}: {took:.2f} ms\n")
+            # As many as a graph's rows with logits let there be.
+            for num_nodes in (0, min(8, LOGIT_ROWS // num_texts - 1)):
+                took = host_ms(folder, num_texts, num_nodes)
+                sys.stdout.write(f"{num_texts} texts with {num_nodes} nodes: {took:.2f} ms\n")
 
 
 if __name__ == "__main__":
