@@ -287,7 +287,8 @@ class Engine:
     def _commit(self, picks: Sequence[Pick], logits: torch.Tensor) -> list[Output]:
         """Record what has been written, and answer the works that are over."""
         outputs: list[Output] = []
-        row = 0
+        sizes = [pick.num_logit_rows for pick in picks if pick.completes]
+        rows_of = iter(logits.split_with_sizes(sizes))
         for pick in picks:
             sequence = pick.sequence
             self.page_owners.commit(sequence, pick.delta())
@@ -295,8 +296,7 @@ class Engine:
                 continue
             num_cached, sequence.pending = sequence.num_adopted, None
             sequence.tree = pick.work.tree
-            rows = logits[row : row + pick.num_logit_rows]
-            row += len(rows)
+            rows = next(rows_of)
             found = Output(pick.work.request_id, rows, None, None, pick.work.top(rows), num_cached)
             outputs.append(found)
         return outputs

@@ -118,7 +118,9 @@ def _malformed(work: Work, vocab_size: int) -> RequestError | None:
         if not -1 <= parent < node:
             return RequestError(f"node {node} has parent {parent}; parents stand before children")
     for name, token_ids in (("delta", work.delta), ("tree", tree.token_ids)):
-        if len(token_ids) and not 0 <= token_ids.min() <= token_ids.max() < vocab_size:
+        # NumPy takes longer to begin with so few than this does for them all.
+        known = token_ids.tolist()
+        if known and not 0 <= min(known) <= max(known) < vocab_size:
             return RequestError(
                 f"the {name} holds token ids outside the vocabulary 0..{vocab_size - 1}"
             )

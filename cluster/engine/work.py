@@ -63,7 +63,7 @@ class Work:
 
     @property
     def num_new_nodes(self) -> int:
-        return len(self.tree) - self.num_cached_nodes
+        return len(self.tree.token_ids) - self.num_cached_nodes
 
 
 @record

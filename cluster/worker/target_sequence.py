@@ -98,8 +98,13 @@ class TargetSequence:
         self.tree = TokenTree(tree.token_ids[kept], places[tree.parents[kept]])
 
     @property
+    def num_rows(self) -> int:
+        """Of `logits`."""
+        return len(self.tree.token_ids) + 1
+
+    @property
     def rows(self) -> slice:
-        return slice(self.start, self.start + len(self.logits))
+        return slice(self.start, self.start + self.num_rows)
 
     @property
     def positions(self) -> Indices:
@@ -142,13 +147,13 @@ def draw_all(
     native: faster draws for logits on the CPU; fused: for logits on a GPU.  The draws are the same
     without them.  If a sequence's output is given, its tokens replace the draws.
     """
-    rows = np.cumsum([len(each.logits) for each in batch])
+    rows = np.cumsum([each.num_rows for each in batch])
     count = max(int((rows <= ROWS_AT_ONCE).sum()), 1)
     batch, others = batch[:count], batch[count:]
     start = 0
     coupled = [each for each in batch if each.params.is_coupled]
     for each in coupled:
-        each.start, start = start, start + len(each.logits)
+        each.start, start = start, start + each.num_rows
         each.ask_hook()
     token_ids = _draw_all(coupled, native, fused) if coupled else EMPTY_TOKENS
     found = [
@@ -237,7 +242,7 @@ def _draw_natively(
         DrawShare(
             row.data_ptr(),
             each.tree.parents.tobytes(),
-            len(each.tree) + 1,
+            each.num_rows,
             each.seed,
             each.text.output_len,
             each.params.stream,
@@ -271,7 +276,7 @@ def _draw_rows(batch: Sequence[TargetSequence]) -> DrawRows | None:
     """Return the inputs of the rows' draws; None if all are greedy."""
     if all(each.params.temperature == 0.0 for each in batch):
         return None
-    sizes = [len(each.logits) for each in batch]
+    sizes = [each.num_rows for each in batch]
     return DrawRows(
         packed=np.repeat(np.array([each.packed for each in batch]), sizes, axis=0),
         truncated=np.repeat(np.array([each.truncated for each in batch]), sizes),

@@ -93,8 +93,8 @@ def stale_page(engine: Engine, generator: np.random.Generator) -> None:
         if len(pages) > 1:
             size = engine.cache.page_size
             source, place = (int(each) for each in generator.choice(len(pages), 2, replace=False))
-            slots = np.arange(size, dtype=np.int64)
-            engine.cache.move(0, pages[source] * size + slots, pages[place] * size + slots)
+            first, others = (size * pages[each] for each in (source, place))
+            engine.cache.move(0, range(first, first + size), range(others, others + size))
 
 
 def one_of(turns: Iterator[int], at: int, act: Callable[[], None]) -> None:

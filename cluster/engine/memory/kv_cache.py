@@ -13,7 +13,6 @@ import logging
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from cluster.engine.device import zeros_in_huge_pages
@@ -106,8 +105,6 @@ def layer_groups(layers: Sequence[LayerSpec], page_size: int) -> tuple[LayerGrou
 
 log = logging.getLogger(__name__)
 
-SlotArray = npt.NDArray[np.int64]
-
 
 class KVCache:
     """Per layer one tensor [slots, 2, kv_heads, head_dim] (keys, then values).
@@ -136,9 +133,8 @@ class KVCache:
         self.groups = layer_groups(layers, page_size)
         self.group_of = [0] * len(layers)  # by layer
         self._stacks: list[list[torch.Tensor]] = []  # by group
-        # Moves that are still to be made, by group: from where and to where.
-        self._moves: list[list[tuple[SlotArray, SlotArray]]] = [[] for _ in self.groups]
-        self._written: list[set[int]] = [set() for _ in self.groups]  # by these moves
+        # Moves that are still to be made, by group: to where and from where.
+        self._moves: list[dict[int, int]] = [{} for _ in self.groups]
         by_layer: dict[int, torch.Tensor] = {}
         for number, (group, pages) in enumerate(zip(self.groups, num_pages, strict=True)):
             num_slots = (pages + 1) * page_size
@@ -179,25 +175,22 @@ class KVCache:
     def scratch_slots(self) -> list[int]:
         return [pages * self.page_size for pages in self.num_pages]
 
-    def move(self, group: int, source: SlotArray, destination: SlotArray) -> None:
+    def move(self, group: int, source: Sequence[int], destination: Sequence[int]) -> None:
         """Copy slots to slots in all layers of a group, once `settle` is called; the two sets may
-        overlap.  The arrays are kept until then."""
-        written = self._written[group]
-        places = destination.tolist()
-        if not written.isdisjoint(places) or not written.isdisjoint(source.tolist()):
+        overlap."""
+        moves = self._moves[group]
+        if not (moves.keys().isdisjoint(destination) and moves.keys().isdisjoint(source)):
             self.settle()  # what is moved again has to be there
-        written.update(places)
-        self._moves[group].append((source, destination))
+        moves.update(zip(destination, source, strict=True))
 
     def settle(self) -> None:
         """Make the moves that were asked for, all at once; to be called before anyone reads or
         writes what the slots hold."""
-        for stacks, moves, written in zip(self._stacks, self._moves, self._written, strict=True):
+        for stacks, moves in zip(self._stacks, self._moves, strict=True):
             if not moves:
                 continue
-            slots = np.stack([np.concatenate(each) for each in zip(*moves, strict=True)])
+            slots = np.array([[*moves.values()], [*moves]])
             moves.clear()
-            written.clear()
             by_device = {each: sent(slots, each) for each in {stack.device for stack in stacks}}
             for stack in stacks:
                 source, destination = by_device[stack.device]

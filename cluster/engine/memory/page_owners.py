@@ -17,7 +17,7 @@ from collections.abc import Sequence as Indices
 import numpy as np
 
 from cluster.config.schema import EngineConfig
-from cluster.core import TokenArray, TokenTree
+from cluster.core import EMPTY_TREE, TokenArray, TokenTree
 from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.memory.prefix_cache import CachedPage, PagePool, PrefixCache, num_usable
 from cluster.engine.memory.sequence import Sequence, check_retained, starts_with
@@ -32,6 +32,9 @@ class PageOwners:
         self._cache = cache
         self._page_size = cache.page_size
         self._reaches = [group.reach for group in cache.groups]
+        self._windowed = [
+            group for group, reach in enumerate(self._reaches) if reach.window is not None
+        ]
         self._prefixes = PrefixCache(
             cache.page_size, len(cache.groups) + 1, enabled=config.prefix_cache
         )
@@ -101,6 +104,9 @@ class PageOwners:
         begins; without nodes.
 
         The sequence loses all its pages where some that would be read again have been released."""
+        if length == sequence.cached_len:
+            sequence.tree = EMPTY_TREE
+            return
         if length < len(sequence.shared) * self._page_size:
             length -= length % self._page_size
         pairs = zip(sequence.tables, self._reaches, strict=True)
@@ -201,16 +207,16 @@ class PageOwners:
         """Share what more tokens allow to, and let go of what they make needless."""
         self._publish(sequence)
         self.states.share(sequence)
-        for group, reach in enumerate(self._reaches):
-            first = reach.first_page_kept(sequence.cached_len)
+        for group in self._windowed:
+            first = self._reaches[group].first_page_kept(sequence.cached_len)
             self._release(sequence, group, self.states.first_page_kept(sequence, first))
 
     def _publish(self, sequence: Sequence) -> None:
         """Enter full pages of committed tokens into the prefix cache."""
         if not self._prefixes.enabled:
             return
-        size = self._page_size
-        while (len(sequence.shared) + 1) * size <= sequence.cached_len:
+        size, length = self._page_size, sequence.cached_len
+        while (len(sequence.shared) + 1) * size <= length:
             index = len(sequence.shared)
             parent = sequence.prefix_end
             page_tokens = sequence.tokens[index * size : (index + 1) * size]
@@ -241,13 +247,14 @@ class PageOwners:
         # Slots up to the first node that moves are in place already.
         first = next((place for place, node in enumerate(survivors) if place != node), None)
         if first is not None:
-            nodes = np.array(survivors[first:])
             for group, table in enumerate(sequence.tables):
-                destination = table.slots[start + first : start + len(survivors)]
-                # A copy: the table may change before the keys are moved.
-                self._cache.move(group, table.slots[start + nodes], destination.copy())
-        sequence.append(tree.token_ids[list(path)])
-        self._settle(sequence)
+                slots = table.slots[start : start + len(tree)].tolist()
+                source = [slots[node] for node in survivors[first:]]
+                self._cache.move(group, source, slots[first : len(survivors)])
+        if path:
+            sequence.append(tree.token_ids.take(path))
+            self._settle(sequence)
+        sequence.tree = EMPTY_TREE
         if keep:
             sequence.tree = TokenTree(tree.token_ids[list(keep)], new_parents)
         self.trim(sequence)

@@ -195,23 +195,23 @@ def starts_with(sequence: Sequence, work: Work) -> bool:
 
 def check_retained(tree: TokenTree, path: Indices[int], keep: Indices[int]) -> TokenArray:
     """The kept nodes' new parents; raises ProtocolError where path or keep is none of the tree."""
-    parent = -1
+    parent, parents = -1, tree.parents.tolist()
     for node in path:
-        if not 0 <= node < len(tree) or tree.parents[node] != parent:
+        if not 0 <= node < len(parents) or parents[node] != parent:
             raise ProtocolError(
                 f"path {list(path)} is no path from the context in a tree of {len(tree)} live nodes"
             )
-        parent = int(node)
+        parent = node
     renumbered = {parent: -1}
     new_parents = np.empty(len(keep), dtype=np.int32)
     former = -1
     for index, node in enumerate(keep):
-        if not former < node < len(tree) or int(tree.parents[node]) not in renumbered:
+        if not former < node < len(parents) or parents[node] not in renumbered:
             raise ProtocolError(
                 f"kept node {node} is out of order, or neither its parent is kept nor the end of "
                 f"the path ({len(tree)} live nodes)"
             )
-        new_parents[index] = renumbered[int(tree.parents[node])]
-        renumbered[int(node)] = index
+        new_parents[index] = renumbered[parents[node]]
+        renumbered[node] = index
         former = node
     return new_parents

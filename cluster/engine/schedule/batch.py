@@ -7,7 +7,7 @@ nodes of the tree.
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -143,7 +143,7 @@ class Batch:
         return replace(self, shares=shares, slots=slots)
 
 
-@record
+@dataclass(slots=True, eq=False)
 class Pick:
     """The scheduler's choice for one sequence: the `num_delta` tokens of the work that follow
     the cached ones, then all new nodes if it completes the work.
@@ -156,10 +156,10 @@ class Pick:
     num_delta: int
     completes: bool
     is_prefill: bool = False
+    num_rows: int = field(init=False)
 
-    @property
-    def num_rows(self) -> int:
-        return self.num_delta + (self.work.num_new_nodes if self.completes else 0)
+    def __post_init__(self) -> None:
+        self.num_rows = self.num_delta + (self.work.num_new_nodes if self.completes else 0)
 
     @property
     def num_prompt_rows(self) -> int:
@@ -194,17 +194,17 @@ def build_batch(
     token_ids: list[npt.NDArray[np.int32]] = []
     positions: list[IndexArray] = []
     slots: list[IndexArray] = []
-    logit_rows: list[IndexArray] = []
+    logit_rows: list[int] = []
     row = 0
     for pick in picks:
         share, tokens = _share(pick, row)
         shares.append(share)
-        token_ids.append(tokens)
+        token_ids += tokens
         positions.append(share.positions)
         start = share.key_len - share.num_rows  # new rows take the last positions
         slots.append(share.slots[start:])
         row = share.row_stop
-        logit_rows.append(np.arange(row - pick.num_logit_rows, row))
+        logit_rows += range(row - pick.num_logit_rows, row)
     if row < min_rows:
         padding = np.zeros(min_rows - row, dtype=np.int64)
         token_ids.append(padding.astype(np.int32))
@@ -212,12 +212,12 @@ def build_batch(
         slots.append(np.full_like(padding, scratch_slot))
     return Batch(
         shares,
-        np.concatenate(token_ids).astype(np.int64),
+        np.concatenate(token_ids, dtype=np.int64),
         # A tree may reach beyond the limit, where learned position tables end.  Nothing drawn there
         # is ever emitted, so any position does.
         np.minimum(np.concatenate(positions), max_context_len - 1),
         np.concatenate(slots),
-        np.concatenate(logit_rows),
+        np.array(logit_rows, np.int64),
         taps,
         _adapters(picks, max(row, min_rows)),
     )
@@ -248,12 +248,11 @@ def _adapters(picks: SequenceOf[Pick], num_rows: int) -> IndexArray | None:
     return adapters
 
 
-def _share(pick: Pick, row_start: int) -> tuple[Share, npt.NDArray[np.int32]]:
+def _share(pick: Pick, row_start: int) -> tuple[Share, SequenceOf[TokenArray]]:
     sequence, work = pick.sequence, pick.work
     slots = sequence.tables[0].slots
     start = sequence.cached_len
     context_len = start + pick.num_delta
-    positions = np.arange(start, context_len)
     tokens = pick.delta()
     border, spare = sequence.border, sequence.spare
     next_border = sequence.border_in(context_len) if spare else border
@@ -264,23 +263,24 @@ def _share(pick: Pick, row_start: int) -> tuple[Share, npt.NDArray[np.int32]]:
             pick.num_delta,
             context_len,
             slots[:context_len],
-            positions,
+            np.arange(start, context_len),
             _NO_POSITIONS,
             (),
             *kept,
         )
-        return share, tokens
+        return share, (tokens,)
     bits = ancestor_bits(work.tree.parents)
-    node_positions = np.array([context_len - 1 + each.bit_count() for each in bits])
-    first_new = work.num_cached_nodes
+    depths = [each.bit_count() for each in bits]
+    positions = np.array([*range(start, context_len), *(context_len - 1 + each for each in depths)])
+    first_new = work.num_cached_nodes  # 0 where there is a delta
     share = Share(
         row_start,
         pick.num_delta,
         context_len,
         slots[: context_len + len(bits)],
-        np.concatenate((positions, node_positions[first_new:])),
-        node_positions,
+        positions[first_new:],
+        positions[pick.num_delta :],
         bits[first_new:],
         *kept,
     )
-    return share, np.concatenate((tokens, work.tree.token_ids[first_new:]))
+    return share, (tokens, work.tree.token_ids[first_new:])

@@ -59,14 +59,15 @@ class Scheduler:
         self._page_size = config.page_size
         # Prefills get at least so many rows of every step, or decoding would starve them.
         self._prefill_rows = max(1, self._max_rows // 4)
-        self._prompt_rows = self._max_rows  # of this step
+        # The most rows of a work that runs in one piece beside decoding, in this step.
+        self._short_rows = _SHORT_ROWS
 
     def schedule(self, waiting: list[Sequence], prompt_rows: int) -> Schedule:
         """Pick from the sequences with a pending work, given in order of submission.
 
         prompt_rows: at most so many rows of works that bring more than one token, at least 1."""
         schedule = Schedule()
-        self._prompt_rows = prompt_rows
+        self._short_rows = min(_SHORT_ROWS, self._max_rows - self._prefill_rows, prompt_rows)
         short: list[Sequence] = []
         long: list[Sequence] = []
         for sequence in waiting:
@@ -82,18 +83,10 @@ class Scheduler:
             self._pick(sequence, self._max_rows, prompt_rows, schedule)
         return schedule
 
-    @property
-    def _short_rows(self) -> int:
-        """The most rows of a work that runs in one piece beside decoding."""
-        return min(_SHORT_ROWS, self._max_rows - self._prefill_rows, self._prompt_rows)
-
-    def _is_prefill(self, sequence: Sequence) -> bool:
-        return _num_delta_left(sequence) > self._short_rows
-
     def _goes_with_decoding(self, sequence: Sequence) -> bool:
         """False if it could never run beside the rows that are reserved for prefills."""
         fits = _num_rows_left(sequence) <= self._max_rows - self._prefill_rows
-        return fits and not self._is_prefill(sequence)
+        return fits and _num_delta_left(sequence) <= self._short_rows
 
     def _open(self, sequence: Sequence, schedule: Schedule) -> bool:
         """True if the work may run; answers it where the cache lacks what it presumes."""
@@ -141,18 +134,23 @@ class Scheduler:
             ahead = sequence.known_len - sequence.cached_len
             if ahead > self._short_rows:
                 rows = min(rows, ahead + 1)
-        left = max_prompt_rows - schedule.num_prompt_rows
-        if _num_delta_left(sequence) > 1:
-            rows = min(rows, left + pending.work.num_new_nodes)
-        num_delta, completes = _cut(sequence, rows, left)
-        may_be_cut = _num_rows_left(sequence) > self._short_rows
-        if not completes and (num_delta == 0 or not may_be_cut):
-            return
-        is_prefill = self._is_prefill(sequence)
-        length = sequence.cached_len + num_delta + (len(pending.work.tree) if completes else 0)
+        left, work = max_prompt_rows - schedule.num_prompt_rows, pending.work
+        num_delta, num_nodes = _num_delta_left(sequence), work.num_new_nodes
+        is_prefill = num_delta > self._short_rows
+        if num_delta > 1:
+            rows = min(rows, left + num_nodes)
+        completes = num_delta + num_nodes <= rows
+        if not completes:
+            may_be_cut = num_delta + num_nodes > self._short_rows
+            # The last token stays with the tree: they are evaluated in one forward.
+            num_delta = max(0, min(rows, left, num_delta - 1))
+            if num_delta == 0 or not may_be_cut:
+                return
+        context_len = sequence.cached_len + num_delta
+        length = context_len + (len(work.tree) if completes else 0)
         if self._find_pages(sequence, length, schedule):
-            self._pages.reserve(sequence, length, sequence.cached_len + num_delta)
-            pick = Pick(sequence, pending.work, num_delta, completes, is_prefill)
+            self._pages.reserve(sequence, length, context_len)
+            pick = Pick(sequence, work, num_delta, completes, is_prefill)
             schedule.picks.append(pick)
             schedule.num_rows += pick.num_rows
             schedule.num_prompt_rows += pick.num_prompt_rows
@@ -192,7 +190,7 @@ class Scheduler:
         """Make enough pages available, at the cost of younger requests where that suffices."""
         page_owners = self._pages
         missing = page_owners.num_pages_missing(sequence, length)
-        if missing <= page_owners.num_available:
+        if not missing or missing <= page_owners.num_available:
             return True
         victims = page_owners.younger_holders(sequence.arrival)
         if missing > page_owners.num_available_without(victims):
@@ -229,17 +227,6 @@ def _num_delta_left(sequence: Sequence) -> int:
 def _num_rows_left(sequence: Sequence) -> int:
     assert sequence.pending is not None
     return _num_delta_left(sequence) + sequence.pending.work.num_new_nodes
-
-
-def _cut(sequence: Sequence, rows: int, chunk_rows: int) -> tuple[int, bool]:
-    """The number of delta tokens to run in `rows` rows, and True if that completes the work.
-
-    chunk_rows: at most so many tokens where it does not."""
-    num_delta = _num_delta_left(sequence)
-    if _num_rows_left(sequence) <= rows:
-        return num_delta, True
-    # The last token stays with the tree: they are evaluated in one forward.
-    return max(0, min(rows, chunk_rows, num_delta - 1)), False
 
 
 # How many rows of prompts a step may have, so that nobody waits for long for it.

@@ -31,7 +31,7 @@ def test_moves_that_wait_are_those_made_one_by_one(
         layer[:] = torch.arange(NUM_SLOTS).view(-1, 1, 1, 1).float()
     for group, sources, destinations in moves:
         size = min(len(sources), len(destinations))
-        source, destination = np.array(sources[:size]), np.array(destinations[:size])
+        source, destination = sources[:size], destinations[:size]
         cache.move(group, source, destination)
         expected[group][destination] = expected[group][source]
     cache.settle()

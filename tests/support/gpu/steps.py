@@ -281,7 +281,7 @@ def move() -> Counts:
     cache = cache_of(built(config_of("Llama-3.1-8B", _FEW)))
     with torch.no_grad(), Counting() as counting:
         for first in range(0, 32 * _PAGE, _PAGE):
-            cache.move(0, first + np.array([3, 5]), first + np.array([2, 3]))
+            cache.move(0, [first + 3, first + 5], [first + 2, first + 3])
         cache.settle()
     return asked(counting)
 
