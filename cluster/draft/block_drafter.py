@@ -100,8 +100,7 @@ class BlockDrafter(HeadDrafter[BlockHead]):
         for place, (index, request, end) in enumerate(chains):
             child = int(drawn[place]), float(shares[place])
             request.expand(end, ranked.row(place), [child])
-            tree = request.tree
-            assert tree is not None
+            tree = request.live
             if tree.best_leaf_survival() > 0.0 and len(tree) < sizes[index]:
                 ends[index] = tree.pop_leaf()
             else:

@@ -61,9 +61,30 @@ class RequestState:
         return self.tenant, self.task
 
     @property
+    def group(self) -> tuple[str, bool]:
+        """Those that learn together how sure drafts are: a task class, greedy and sampled apart."""
+        return self.task, self.params.temperature == 0.0
+
+    @property
     def next_position(self) -> int:
         """Output position of the token that follows the committed text."""
         return len(self.text) - self.prompt_len
+
+    def proposed(
+        self, tree: TokenTree, survival: FloatArray, drafter: str, *, is_complete: bool = True
+    ) -> Proposal:
+        """A tree behind the committed text."""
+        length = len(self.text)
+        return Proposal(
+            self.request_id,
+            self.generation,
+            length,
+            self.text.hash_at(length),
+            tree,
+            survival,
+            drafter,
+            is_complete,
+        )
 
 
 State = TypeVar("State", bound=RequestState)
@@ -216,16 +237,7 @@ class WholeTreeDrafter(CommittedTextDrafter[Drafted]):
         for request, max_nodes in asked:
             request.drafted_nodes = max_nodes
         return [
-            Proposal(
-                request.request_id,
-                request.generation,
-                len(request.text),
-                request.text.hash_at(len(request.text)),
-                tree,
-                survival,
-                self._name,
-                is_complete=True,
-            )
+            request.proposed(tree, survival, self._name)
             for request, tree, survival in self._drafts(asked)
             if len(tree)
         ]

@@ -54,7 +54,6 @@ class CountDrafter(WholeTreeDrafter[State]):
 
         super().__init__(context, opened)
         self._min_survival = min_survival
-        # Greedy and sampled requests of a task class have separate hit rates.
         self._rates = by_key(native.HitRates)
         self._changes: list[native.Change] = []
 
@@ -102,7 +101,7 @@ class CountDrafter(WholeTreeDrafter[State]):
             position = state.next_position
             source = self._source(state) if position >= 0 else None
             if source is not None:
-                state.rates = self._rates((state.task, state.params.temperature == 0.0))
+                state.rates = self._rates(state.group)
                 room = self._room(state, max_nodes)
                 states.append(state)
                 wishes.append(native.Wish(state.counted, source, state.rates, position, room))

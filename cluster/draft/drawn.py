@@ -15,6 +15,7 @@ import numpy as np
 from cluster.core import SamplingParams
 from cluster.draft.bounded import by_key
 from cluster.draft.candidates import Ranking
+from cluster.draft.committed_text import RequestState
 from cluster.draft.live_tree import ROOT, LiveTree
 from cluster.requests.fields import DraftLaw, Laws
 from cluster.spec.noise import gumbel
@@ -62,26 +63,24 @@ class DrawnTrees:
         self._shares = by_key(RankShares)
 
     def children(
-        self, tree: LiveTree, node: int, ranking: Ranking, task: str, params: SamplingParams
+        self, request: RequestState, tree: LiveTree, node: int, ranking: Ranking
     ) -> list[tuple[int, float]]:
         """Return the children of a node as pairs of token and claimed probability."""
         depth = min(tree.depths[node], len(self._widths) - 1)
-        width = self._widths[depth] if params.law == "multi_step" else 1
+        width = self._widths[depth] if request.params.law == "multi_step" else 1
         alive = ranking.token_ids[: np.isfinite(ranking.scores).sum()][:width].tolist()
-        return list(zip(alive, self._shares((task, params.law)).claims(), strict=False))
+        return list(zip(alive, self._shares_of(request).claims(), strict=False))
 
     def learn(
-        self,
-        tree: LiveTree,
-        path: Sequence[int],
-        token_ids: Sequence[int],
-        task: str,
-        params: SamplingParams,
+        self, request: RequestState, tree: LiveTree, path: Sequence[int], token_ids: Sequence[int]
     ) -> None:
         """Enter the tokens that a text went on with.  path: their nodes, as far as it goes."""
-        shares = self._shares((task, params.law))
+        shares = self._shares_of(request)
         for node, token in zip((ROOT, *path), token_ids, strict=False):
             shares.learn(tree.child_tokens(node), token)
+
+    def _shares_of(self, request: RequestState) -> RankShares:
+        return self._shares((request.task, request.params.law))
 
 
 def laws_of(tree: LiveTree, nodes: Sequence[int], params: SamplingParams, position: int) -> Laws:

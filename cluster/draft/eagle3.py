@@ -76,8 +76,7 @@ class Eagle3Drafter(HeadDrafter[Head]):
         growing = [each for each in asked if each[0].growth is not None]
         rows = self._roots(self._begun(asked))
         for request, leaves in self._leaves(growing):
-            assert request.tree is not None
-            request.tree.assign_slots(leaves)
+            request.live.assign_slots(leaves)
             rows += [(request, leaf) for leaf in leaves]
         self._run(rows)
         grown = {request for request, _ in rows}
@@ -145,10 +144,9 @@ class Eagle3Drafter(HeadDrafter[Head]):
 
         def node_of(row: int) -> int | None:
             text, place = rows[row]
-            each, tree = rounds[text], rounds[text].request.tree
+            each, tree = rounds[text], rounds[text].request.live
             node: int | None = ROOT
             if place:
-                assert tree is not None
                 parent = each.nodes[int(expanded.parents[text, place])]
                 child = -1 if parent is None else tree.child(parent, expanded.tokens[text, place])
                 node = None if child < 0 else child

@@ -107,11 +107,6 @@ class LMRequest(TreeRequest):
         """See `TreeRequest`."""
         return self.read.len_at(length - self.window_start)
 
-    def _engine_tree(self, tree: TokenTree) -> TokenTree:
-        if self.vocabulary is None:
-            return tree
-        return TokenTree(self.vocabulary.read(tree.token_ids), tree.parents)
-
     def forget_cache(self, cached_len: int) -> None:
         """Drop the tree and assume that the engine holds only `cached_len` tokens."""
         self.cached_len = cached_len
@@ -134,14 +129,15 @@ class LMRequest(TreeRequest):
         self._take_graft()
         self.pending = "text"
         self._mark_submitted()
-        return Work(
-            self.request_id,
-            base_len,
-            text.token_ids[base_len:].copy(),
-            self._engine_tree(self.judged),
-            prefix_hash=text.hash_at(base_len),
-            tenant=self.tenant,
-        )
+        return self._work(base_len, text.token_ids[base_len:].copy(), self.judged)
+
+    def _work(self, base_len: int, delta: TokenArray, tree: TokenTree, num_cached: int = 0) -> Work:
+        """Work behind the first tokens of `read`; tree: of the target's tokens."""
+        self.in_engine = True
+        if self.vocabulary is not None:
+            tree = TokenTree(self.vocabulary.read(tree.token_ids), tree.parents)
+        prefix_hash = self.read.log.hash_at(base_len)
+        return Work(self.request_id, base_len, delta, tree, num_cached, prefix_hash, self.tenant)
 
     def _take_graft(self) -> None:
         self.judged, self.graft, self.num_kept = self.graft, EMPTY_TREE, None
@@ -150,25 +146,17 @@ class LMRequest(TreeRequest):
         """Put the graft into the tree; return the nodes that a pass has to judge.
 
         share_of: see `LiveTree.graft`."""
-        assert self.tree is not None, "grafts stand on the text's end"
         self._take_graft()
-        return self.tree.graft(self.judged, share_of)
+        return self.live.graft(self.judged, share_of)
 
     def leaves_work(self, leaves: list[int]) -> Work:
         """Work for the tree with `leaves` (ascending) as new nodes; marks them as pending."""
-        assert self.tree is not None, "leaves belong to a tree"
-        num_cached = self.tree.num_slots
-        self.tree.assign_slots(leaves)
+        num_cached = self.live.num_slots
+        self.live.assign_slots(leaves)
         self.pending = leaves
         self._mark_submitted()
-        return Work(
-            self.request_id,
-            self.cached_len,
-            self.text.token_ids[:0],
-            self._engine_tree(self.tree.engine_tree()),
-            num_cached,
-            self.read.log.hash_at(self.cached_len),
-        )
+        nothing, tree = self.text.token_ids[:0], self.live.engine_tree()
+        return self._work(self.cached_len, nothing, tree, num_cached)
 
     def can_grow_natively(self, max_slots: int, min_survival: float) -> bool:
         """True if the native code supports the request's parameters and has something to grow."""
@@ -192,19 +180,9 @@ class LMRequest(TreeRequest):
             leaves.token_ids = vocabulary.read(token_array(leaves.token_ids)).tolist()
             written = map(vocabulary.draft_id_of, stop_token_ids)
             stop_token_ids = tuple(each for each in written if each is not None)
-        self.in_engine = True
-        expanded = self._engine_tree(tree.engine_tree())
-        work = Work(
-            self.request_id,
-            base_len,
-            text.token_ids[base_len:],
-            expanded,
-            len(expanded),
-            text.hash_at(base_len),
-            self.tenant,
-        )
+        expanded = tree.engine_tree()
         return Growing(
-            work,
+            self._work(base_len, text.token_ids[base_len:], expanded, len(expanded)),
             leaves,
             len(tree) + 1,
             max_slots,
@@ -236,7 +214,6 @@ class LMRequest(TreeRequest):
         self.tree.adopt(answer)
 
     def _mark_submitted(self) -> None:
-        self.in_engine = True
         self._pending_len = self._valid_len = self.read.num_read
 
     def completed(self, output: Output) -> Sequence[int]:

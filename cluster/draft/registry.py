@@ -42,21 +42,32 @@ _CONSTRUCTOR = ("context", "options")
 
 @frozen
 class Kind:
-    """The classes of one kind, as module:Class.
+    """One kind.
 
-    drafter: a class that is called with (DrafterContext, options).  options: a frozen dataclass in
-    a module without torch, with ranges as in `cluster.config.schema`; its __post_init__ raises
-    ConfigError for values that do not fit together.  has_laws: its proposals come with the
+    named: module:NAME of a class NAMEDrafter that is called with (DrafterContext, options).
+    settings: of NAMEOptions, where that is another one: a frozen dataclass in a module without
+    torch, with ranges as in `cluster.config.schema`; its __post_init__ raises ConfigError for
+    values that do not fit together.  has_laws: its proposals come with the
     laws that the drafts were drawn from, where a request's law asks for them.  is_inside: it
     runs inside the target alone.  is_native: it looks texts up by native code, and cannot draft
     without.
     """
 
-    drafter: str
-    options: str
+    named: str
+    settings: str = ""
     has_laws: bool = False
     is_inside: bool = False
     is_native: bool = False
+
+    @property
+    def drafter(self) -> str:
+        """The drafter's class, as module:Class."""
+        return f"cluster.draft.{self.named}Drafter"
+
+    @property
+    def options(self) -> str:
+        """The class of its options, as module:Class."""
+        return f"cluster.draft.{self.settings or self.named}Options"
 
 
 @frozen
@@ -64,50 +75,37 @@ class NoOptions:
     """Settings of an external drafter that has none."""
 
 
-def _kind(
-    drafter: str,
-    options: str = "",
-    *,
-    has_laws: bool = False,
-    is_inside: bool = False,
-    is_native: bool = False,
-) -> Kind:
-    """module:NAME of NAMEDrafter and of NAMEOptions, where that is another one."""
-    package, named = "cluster.draft", options or drafter
-    drafter, named = f"{package}.{drafter}Drafter", f"{package}.{named}Options"
-    return Kind(drafter, named, has_laws, is_inside, is_native)
-
-
 KINDS: Mapping[str, Kind] = MappingProxyType(
     {
-        "lm": _kind("lm:LM", "options:LM", has_laws=True),
-        "prompt_lookup": _kind("suffix:Suffix", "suffix:PromptLookup", is_native=True),
-        "suffix": _kind("suffix:Suffix", is_native=True),
-        "ngram_cache": _kind("suffix:Suffix", "suffix:NgramCache", is_native=True),
-        "prediction": _kind("prediction:Prediction", is_native=True),
-        "token_recycling": _kind("token_recycling:TokenRecycling", is_inside=True, is_native=True),
-        "lookahead": _kind(
+        "lm": Kind("lm:LM", "options:LM", has_laws=True),
+        "prompt_lookup": Kind("suffix:Suffix", "suffix:PromptLookup", is_native=True),
+        "suffix": Kind("suffix:Suffix", is_native=True),
+        "ngram_cache": Kind("suffix:Suffix", "suffix:NgramCache", is_native=True),
+        "prediction": Kind("prediction:Prediction", is_native=True),
+        "token_recycling": Kind("token_recycling:TokenRecycling", is_inside=True, is_native=True),
+        "lookahead": Kind(
             "token_recycling:TokenRecycling",
             "token_recycling:Lookahead",
             is_inside=True,
             is_native=True,
         ),
-        "early_exit": _kind(
+        "early_exit": Kind(
             "own_layers:EarlyExit", "options:EarlyExit", has_laws=True, is_inside=True
         ),
-        "layer_skip": _kind(
+        "layer_skip": Kind(
             "own_layers:LayerSkip", "options:LayerSkip", has_laws=True, is_inside=True
         ),
-        "eagle3": _kind("eagle3:Eagle3", "options:Eagle3", is_inside=True),
-        "peagle": _kind("product:Peagle", "options:Peagle", is_inside=True),
-        "medusa": _kind("product:Medusa", "options:Medusa", is_inside=True),
-        "block": _kind("block_drafter:Block", "options:Block", is_inside=True),
-        "mtp": _kind("eagle3:Mtp", "options:Mtp", is_inside=True),
-        "grammar": _kind("grammar:Grammar", is_inside=True),
-        CASCADE: _kind("cascade:Cascade", "options:Cascade"),
-        RECORDER: _kind("recorder:Recorder", "options:Recorder", is_inside=True),
+        "eagle3": Kind("eagle3:Eagle3", "options:Eagle3", is_inside=True),
+        "peagle": Kind("product:Peagle", "options:Peagle", is_inside=True),
+        "medusa": Kind("product:Medusa", "options:Medusa", is_inside=True),
+        "block": Kind("block_drafter:Block", "options:Block", is_inside=True),
+        "mtp": Kind("eagle3:Mtp", "options:Mtp", is_inside=True),
+        "grammar": Kind("grammar:Grammar", is_inside=True),
+        CASCADE: Kind("cascade:Cascade", "options:Cascade"),
+        RECORDER: Kind("recorder:Recorder", "options:Recorder", is_inside=True),
     }
 )
+_EXTERNAL = Kind("")  # what is believed of somebody else's
 _NO_NATIVE_CODE = (
     "look-ups need native code: install a C++ compiler (on Debian and Ubuntu: apt install g++) or "
     "the wheel for this platform, or unset DRAFTHOUSE_NATIVE=0"
@@ -142,12 +140,12 @@ def check(name: str, config: DrafterConfig) -> Any:
 
 def has_laws(kind: str) -> bool:
     """True if drafters of a kind draw their drafts, and their word about the laws is believed."""
-    return kind in KINDS and KINDS[kind].has_laws
+    return KINDS.get(kind, _EXTERNAL).has_laws
 
 
 def why_refused(kind: str) -> str:
     """Why drafters of a kind cannot draft in this process, and the remedy; "" where they can."""
-    is_native = kind in KINDS and KINDS[kind].is_native
+    is_native = KINDS.get(kind, _EXTERNAL).is_native
     return _NO_NATIVE_CODE if is_native and not lookups.is_available() else ""
 
 

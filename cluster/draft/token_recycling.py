@@ -136,14 +136,13 @@ class TokenRecyclingDrafter(CountDrafter[RecyclingState]):
         """With the window's guesses."""
         if not state.drafted:
             return tree, survival
-        return with_chain(tree, survival, state.drafted, self._guess_rates_of(state).rate(_GUESS))
-
-    def _guess_rates_of(self, state: RecyclingState) -> native.HitRates:
-        return self._guess_rates((state.task, state.params.temperature == 0.0))
+        return with_chain(
+            tree, survival, state.drafted, self._guess_rates(state.group).rate(_GUESS)
+        )
 
     def _advance(self, state: RecyclingState, kept_len: int, token_ids: TokenArray) -> None:
         if state.drafted and kept_len == len(state.text):
-            rates = self._guess_rates_of(state)
+            rates = self._guess_rates(state.group)
             for guess, token in zip(state.drafted, token_ids.tolist(), strict=False):
                 rates.record(_GUESS, hit=guess == token)
                 if guess != token:

@@ -52,8 +52,7 @@ class TreeDrafter(CommittedTextDrafter[Request]):
         return 1
 
     def _fits_of(self, request: Request) -> list[Sharpness]:
-        # Greedy and sampled requests of a task class are calibrated separately.
-        return self._sharpness((request.task, request.params.temperature == 0.0))
+        return self._sharpness(request.group)
 
     def _ranked(self, logits: torch.Tensor, rows: Sequence[RowContext]) -> RankedRows:
         return rank_rows(logits, rows, self._options.num_candidates, self._vocabulary)
@@ -61,11 +60,10 @@ class TreeDrafter(CommittedTextDrafter[Request]):
     def _learn(self, request: Request) -> list[int]:
         """Learn from the text behind the tree's root; returns the tree's nodes of it, as far as it
         has them."""
-        tree, token_ids = request.tree, request.text.token_ids[request.root_len :].tolist()
-        assert tree is not None
+        tree, token_ids = request.live, request.text.token_ids[request.root_len :].tolist()
         path = tree.walk(token_ids)
         if self._drawn is not None and not request.params.is_coupled:
-            self._drawn.learn(tree, path, token_ids, request.task, request.params)
+            self._drawn.learn(request, tree, path, token_ids)
             return path
         # The draws at the root and below it, the last fit for all that follow.
         fits = self._fits_of(request)
@@ -98,12 +96,11 @@ class TreeDrafter(CommittedTextDrafter[Request]):
         tokens = ranked.token_ids[:, :num_children].tolist()
         best = shares[:, :num_children].tolist()
         for index, request in enumerate(requests):
-            tree, node, ranking = request.tree, node_of(index), ranked.row(index)
-            assert tree is not None
+            tree, node, ranking = request.live, node_of(index), ranked.row(index)
             if node is None or tree.is_dropped(node):
                 continue
             if self._drawn is not None and not request.params.is_coupled:
-                children = self._drawn.children(tree, node, ranking, request.task, request.params)
+                children = self._drawn.children(request, tree, node, ranking)
             else:
                 children = list(zip(tokens[index], best[index], strict=True))
                 for token in tree.grafts_below(node):
@@ -123,9 +120,8 @@ class TreeDrafter(CommittedTextDrafter[Request]):
 
         def offer(index: int) -> None:
             (request, num_asked), num_chosen = growing[index], len(chosen[index])
-            assert request.tree is not None
-            survival = request.tree.best_leaf_survival()
-            room = self._num_expanded(num_asked) - request.tree.num_slots - num_chosen
+            survival = request.live.best_leaf_survival()
+            room = self._num_expanded(num_asked) - request.live.num_slots - num_chosen
             if room > 0 and survival >= leasts[index]:
                 heapq.heappush(best, (-survival, index))
 
@@ -135,9 +131,7 @@ class TreeDrafter(CommittedTextDrafter[Request]):
             if not best:
                 break
             _, index = heapq.heappop(best)
-            tree = growing[index][0].tree
-            assert tree is not None
-            chosen[index].append(tree.pop_leaf())
+            chosen[index].append(growing[index][0].live.pop_leaf())
             offer(index)
         pairs = zip(growing, chosen, strict=True)
         return [(request, sorted(leaves)) for (request, _), leaves in pairs if leaves]

@@ -5,23 +5,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from cluster.core import (
     EMPTY_FLOATS,
     EMPTY_TREE,
-    FloatArray,
     Proposal,
-    TokenTree,
 )
 from cluster.draft.base import is_useful
 from cluster.draft.candidates import Ranking, RowContext
 from cluster.draft.committed_text import RequestState
 from cluster.draft.drawn import laws_of
 from cluster.draft.live_tree import LiveTree
-from cluster.requests.fields import NO_LAWS
 
 # While a tree grows, it is sent only if it gains this many expected accepted tokens.
 _MIN_NEWS = 0.1
@@ -42,10 +39,15 @@ class TreeRequest(RequestState):
     _output_counts: Counter[int] | None = None
     _seen: frozenset[int] = frozenset()
 
+    @property
+    def live(self) -> LiveTree:
+        """The tree, where there is one."""
+        assert self.tree is not None
+        return self.tree
+
     def position_after(self, node: int) -> int:
         """Output position of the token that follows `node`."""
-        assert self.tree is not None
-        return self.root_len - self.prompt_len + self.tree.depths[node]
+        return self.root_len - self.prompt_len + self.live.depths[node]
 
     def network_len(self, length: int) -> int:
         """Tokens that the network reads of the text's first `length`."""
@@ -62,11 +64,9 @@ class TreeRequest(RequestState):
         position, params = self.position_after(node), self.params
         if not params.has_penalties:
             return RowContext(params, position)
-        assert self.tree is not None
         self._count_tokens()
-        path = self.tree.path_tokens(node)
         counts = Counter(self._output_counts)
-        counts.update(path)
+        counts.update(self.live.path_tokens(node))
         return RowContext(params, position, counts, self._seen)
 
     def _count_tokens(self) -> None:
@@ -102,9 +102,7 @@ class TreeRequest(RequestState):
         max_context_len: int = NO_LIMIT,
     ) -> None:
         """Add children to `node`.  candidates: (token, conditional probability), best first."""
-        tree = self.tree
-        assert tree is not None
-        position = self.position_after(node)
+        tree, position = self.live, self.position_after(node)
         survival = tree.survivals[node]
         children = [
             (token, survival * conditional)
@@ -135,38 +133,29 @@ class TreeRequest(RequestState):
         if self.tree is not None and self.root_len == len(self.text):
             nodes = self.tree.best_nodes(max_nodes, min_survival)
             tree, survival = self.tree.of(nodes)
-        former, base_len = self._proposed, len(self.text)
-        prefix_hash = self.text.hash_at(base_len)
-        continues = (
-            former is not None
-            and former.base_len == base_len
-            and former.prefix_hash == prefix_hash
-            and former.generation == self.generation
-        )
-        if former is None or not continues or _is_news(former, tree, survival, is_growing):
-            laws = NO_LAWS
-            if self.tree is not None and nodes and not self.params.is_coupled:
-                laws = laws_of(self.tree, nodes, self.params, self.next_position)
-            former = Proposal(
-                self.request_id,
-                self.generation,
-                base_len,
-                prefix_hash,
-                tree,
-                survival,
-                drafter,
-                is_complete=not is_growing and len(tree) > 0,
-                laws=laws,
-            )
-            self._proposed = former
-        return former
+        is_complete = not is_growing and len(tree) > 0
+        found = self.proposed(tree, survival, drafter, is_complete=is_complete)
+        former = self._proposed
+        if former is not None and not _is_news(former, found, is_growing):
+            return former
+        if nodes and not self.params.is_coupled:
+            laws = laws_of(self.live, nodes, self.params, self.next_position)
+            found = replace(found, laws=laws)
+        self._proposed = found
+        return found
 
 
-def _is_news(former: Proposal, tree: TokenTree, survival: FloatArray, is_growing: bool) -> bool:
-    """True if `tree`, which continues the same text as `former`, is worth a frame."""
-    if is_growing and float(survival.sum() - former.survival.sum()) < _MIN_NEWS:
+def _is_news(former: Proposal, found: Proposal, is_growing: bool) -> bool:
+    """True if the tree of `found` is worth a frame."""
+    if (former.base_len, former.prefix_hash, former.generation) != (
+        found.base_len,
+        found.prefix_hash,
+        found.generation,
+    ):
+        return True
+    if is_growing and float(found.survival.sum() - former.survival.sum()) < _MIN_NEWS:
         return False
     return not (
-        np.array_equal(former.tree.token_ids, tree.token_ids)
-        and np.array_equal(former.tree.parents, tree.parents)
+        np.array_equal(former.tree.token_ids, found.tree.token_ids)
+        and np.array_equal(former.tree.parents, found.tree.parents)
     )

@@ -132,28 +132,20 @@ def readable_vocabulary(
     model whose token ids differ in meaning from the target's.  Hashes are compared first: models
     pad their vocabularies, and vocabularies of equal size may differ.
     """
-    name, param = f"drafters.{context.name}", f"drafters.{context.name}.options.engine.model"
+    problem, remedy = "", "use a draft model with the target's tokenizer"
     theirs, ours, size = context.tokenizer_hash, model_hash, model_size
     if reduced is not None:
-        if len(reduced.target_ids) != model_size:
-            raise ConfigError(
-                f"{name}: its {FILE_NAME} has {len(reduced.target_ids)} tokens, its model "
-                f"{model_size}; they belong to different models",
-                param=param,
-            )
         ours, size = reduced.tokenizer_hash, len(reduced.draft_ids)
-    if theirs and ours:
+        if len(reduced.target_ids) != model_size:
+            problem = f"{FILE_NAME} has {len(reduced.target_ids)} tokens, its model {model_size}"
+            remedy = "they belong to different models"
+    if not problem and theirs and ours:
         if theirs != ours:
-            raise ConfigError(
-                f"{name}: its tokenizer has hash {ours}, the target's {theirs}; "
-                "use a draft model with the target's tokenizer",
-                param=param,
-            )
+            problem = f"tokenizer has hash {ours}, the target's {theirs}"
         size = min(context.vocab_size or size, size)
-    elif context.vocab_size and context.vocab_size != size:
-        raise ConfigError(
-            f"{name}: its vocabulary has {size} tokens, the target's {context.vocab_size}; "
-            "use a draft model with the target's tokenizer",
-            param=param,
-        )
+    elif not problem and context.vocab_size not in (0, size):
+        problem = f"vocabulary has {size} tokens, the target's {context.vocab_size}"
+    if problem:
+        name = f"drafters.{context.name}"
+        raise ConfigError(f"{name}: its {problem}; {remedy}", param=f"{name}.options.engine.model")
     return ours, size

@@ -26,7 +26,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
     Qwen3RotaryEmbedding,
 )
 
-from cluster.draft.heads.checkpoint import HeadConfig, Into, TargetShape
+from cluster.draft.heads.checkpoint import HeadConfig, Into, TargetShape, read_tensors
 from cluster.draft.heads.dflash2 import CandidateSelector, ConvolvedLayer, SecondSpec
 from cluster.draft.heads.dspark import MARKOV_KINDS, ConfidenceHead, MarkovHead, MarkovSpec
 from cluster.draft.heads.head import Head, HeadSpec, KeysValues, Sight, keys_values, planned
@@ -167,13 +167,12 @@ def layers_of(config: HeadConfig) -> Qwen3Config:
 def read_spec(config: HeadConfig, into: Into) -> BlockSpec:
     """The configuration of a drafter in either form; raises ConfigError where it does not fit."""
     said, target, layers = config.said, into.target, layers_of(config)
-    vocab_size = config.layers.get("vocab_size", target.vocab_size)
-    size = said("target_hidden_size") or layers.hidden_size
+    target_hidden_size, draft_vocab_size = config.sizes(layers, target)
     spec = BlockSpec(
         layers=layers,
         sights=_sights(config, layers.num_hidden_layers),
-        target_hidden_size=config.size("target_hidden_size", size, target.hidden_size),
-        draft_vocab_size=int(said("draft_vocab_size") or vocab_size),
+        target_hidden_size=target_hidden_size,
+        draft_vocab_size=draft_vocab_size,
         taps=config.taps(_taps(config, layers.num_hidden_layers, target), target),
         block_size=_number(config, "block_size"),
         mask_token_id=_number(config, "mask_token_id"),
@@ -192,7 +191,6 @@ def read_spec(config: HeadConfig, into: Into) -> BlockSpec:
         raise config.refused("its confidence_head_with_markov needs a markov_rank above 0")
     if said("is_neox_style") is False:
         raise config.refused("its rotary embedding is interleaved, which is not served")
-    config.size("vocab_size", vocab_size, target.vocab_size)
     named = said("num_target_layers", default=target.num_layers)
     config.size("num_target_layers", named, target.num_layers)
     return spec
@@ -277,7 +275,7 @@ def _markov(config: HeadConfig) -> MarkovSpec | None:
 
 def load(config: HeadConfig, into: Into) -> BlockHead:
     """The drafter of a folder; it may leave out the embedding and the output layer."""
-    tensors = into.read(config.folder, lambda name: name.removeprefix("model."))
+    tensors = read_tensors(config.folder, lambda name: name.removeprefix("model."), into.device)
     spec = read_spec(config, into)
     hidden, size = spec.layers.hidden_size, spec.draft_vocab_size
     ids = tensors.token_map(size, into.target)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from torch import nn
 from cluster.errors import ConfigError
 from cluster.records import frozen
 
-# Block drafters' keys stand in these in some folders.
-_TABLES = ("dflash_config", "dspark_config")
+# A head's keys stand in these in some folders.
+_TABLES = ("dflash_config", "dspark_config", "eagle_config")
 CPU, META = torch.device("cpu"), torch.device("meta")
 # So many names in one message; a wrong file would name hundreds.
 _MAX_NAMED = 6
@@ -167,11 +168,20 @@ class HeadConfig:
 
     def said(self, *keys: str, default: Any = None) -> Any:
         """The value of the first of these keys that has one, at the top or in a table."""
-        for key in keys:
-            for table in (self.data, *(self.data.get(name) or {} for name in _TABLES)):
-                if table.get(key) is not None:
-                    return table[key]
+        tables = (self.data, *(self.data.get(name) for name in _TABLES))
+        for key, table in product(keys, tables):
+            if isinstance(table, Mapping) and table.get(key) is not None:
+                return table[key]
         return default
+
+    def sizes(self, layers: Any, target: TargetShape) -> tuple[int, int]:
+        """The target's hidden size and the tokens that the head writes; raises ConfigError where
+        the folder is of another target.  layers: what it says of its own layers."""
+        vocab_size = self.layers.get("vocab_size", target.vocab_size)
+        hidden_size = self.said("target_hidden_size") or layers.hidden_size
+        self.size("vocab_size", vocab_size, target.vocab_size)
+        hidden_size = self.size("target_hidden_size", hidden_size, target.hidden_size)
+        return hidden_size, int(self.said("draft_vocab_size") or vocab_size)
 
     def size(self, name: str, value: Any, target_value: int) -> int:
         """A size, as a number; raises ConfigError where it differs from the target's."""
@@ -258,10 +268,6 @@ class Into:
     target: TargetShape
     weight: TargetWeight
     device: torch.device = CPU
-
-    def read(self, folder: Path, rename: Callable[[str], str] = str) -> Tensors:
-        """A folder's tensors, see `read_tensors`."""
-        return read_tensors(folder, rename, self.device)
 
 
 def _is_map(name: str) -> bool:

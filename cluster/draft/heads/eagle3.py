@@ -27,7 +27,7 @@ from transformers.models.llama.modeling_llama import (
     LlamaRotaryEmbedding,
 )
 
-from cluster.draft.heads.checkpoint import HeadConfig, Into
+from cluster.draft.heads.checkpoint import HeadConfig, Into, read_tensors
 from cluster.draft.heads.head import Head, HeadSpec, planned
 
 # Tokens of a pass where the folder does not say: what vLLM's release of the format measured best.
@@ -149,47 +149,43 @@ def layers_of(config: HeadConfig) -> LlamaConfig:
 
 def read_spec(config: HeadConfig, into: Into) -> Eagle3Spec:
     """The configuration of a head in either form; raises ConfigError where it does not fit."""
-    own, data, layers = config.layers, config.data, layers_of(config)
-    eagle = data.get("eagle_config", {})
+    said, target, layers = config.said, into.target, layers_of(config)
+    eagle = config.data.get("eagle_config", {})
     if not isinstance(eagle, dict):
         raise config.refused(f"eagle_config is {eagle!r}; it must be a mapping, or be left out")
-    said = {**data, **eagle}
-    if said.get("use_aux_hidden_state") is False:
+    if said("use_aux_hidden_state") is False:
         raise config.refused(
             "use_aux_hidden_state is false: a head that reads the target's last layer alone is not "
             "served"
         )
-    if said.get("kv_lora_rank"):
+    if said("kv_lora_rank"):
         raise config.refused(
             "its layer has multi-head latent attention (MLA), which is not served; draft with an "
             "EAGLE-3 head of Llama's layer"
         )
-    target, taps = into.target, said.get("eagle_aux_hidden_state_layer_ids")
-    vocab_size = own.get("vocab_size", target.vocab_size)
-    size = data.get("target_hidden_size") or layers.hidden_size
-    spec = Eagle3Spec(
+    if "sliding_attention" in (config.layers.get("layer_types") or ()):
+        raise config.refused("its layers attend in a sliding window, which is not served")
+    target_hidden_size, draft_vocab_size = config.sizes(layers, target)
+    taps = said("eagle_aux_hidden_state_layer_ids", default=default_taps(target.num_layers))
+    return Eagle3Spec(
         layers=layers,
-        target_hidden_size=config.size("target_hidden_size", size, target.hidden_size),
-        draft_vocab_size=int(data.get("draft_vocab_size") or vocab_size),
-        taps=config.taps(default_taps(target.num_layers) if taps is None else taps, target),
+        target_hidden_size=target_hidden_size,
+        draft_vocab_size=draft_vocab_size,
+        taps=config.taps(taps, target),
         # Absent means False, for the authors' folders and for `speculators`.
-        norm_before_residual=bool(said.get("norm_before_residual")),
-        has_tap_norms=bool(said.get("fc_norm")),
-        norms_all_taps=bool(said.get("norm_before_fc")),
-        norms_output=bool(said.get("norm_output")),
+        norm_before_residual=bool(said("norm_before_residual")),
+        has_tap_norms=bool(said("fc_norm")),
+        norms_all_taps=bool(said("norm_before_fc")),
+        norms_output=bool(said("norm_output")),
         mask_token_id=_mask_token_of(config, target.vocab_size) if is_parallel(config) else -1,
         num_drafts=int(config.proposed or DEFAULT_DRAFTS) if is_parallel(config) else 0,
     )
-    config.size("vocab_size", vocab_size, target.vocab_size)
-    if "sliding_attention" in (own.get("layer_types") or ()):
-        raise config.refused("its layers attend in a sliding window, which is not served")
-    return spec
 
 
 def load(config: HeadConfig, into: Into) -> Eagle3Head:
     """The head of a folder, of which the target's embedding stands in for a missing one."""
     spec = read_spec(config, into)
-    tensors = into.read(config.folder, _name_of)
+    tensors = read_tensors(config.folder, _name_of, into.device)
     if spec.num_drafts and (mask := tensors.held.get("mask_hidden")) is not None:
         # Written with one or two leading dimensions of one, by what trained it.
         tensors.held["mask_hidden"] = mask.flatten()
@@ -212,7 +208,7 @@ def default_taps(num_layers: int) -> tuple[int, int, int]:
 
 
 def _mask_token_of(config: HeadConfig, vocab_size: int) -> int:
-    found = next((config.data[key] for key in _MASK_KEYS if config.data.get(key) is not None), None)
+    found = config.said(*_MASK_KEYS)
     if found is None:
         raise config.refused(
             f"its configuration names no mask token ({', '.join(_MASK_KEYS)}), which a P-EAGLE "

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from cluster.draft.heads.checkpoint import HeadConfig, Into
+from cluster.draft.heads.checkpoint import HeadConfig, Into, read_tensors
 
 ARCHITECTURE = "EarlyExit"
 
@@ -54,7 +54,7 @@ def load(config: HeadConfig, into: Into) -> ExitHead:
             f"its exit_layer {exit_layer} does not lie between the target's {target.num_layers} "
             "layers"
         )
-    tensors = into.read(config.folder)
+    tensors = read_tensors(config.folder, device=into.device)
     with tensors.device:
         head = ExitHead(exit_layer, size)
     tensors.fill(head, {})

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from cluster.draft.heads.checkpoint import HeadConfig, Into, Tensors
+from cluster.draft.heads.checkpoint import HeadConfig, Into, Tensors, read_tensors
 from cluster.draft.heads.head import HeadModule
 from cluster.records import frozen
 
@@ -80,10 +80,11 @@ class MedusaHead(HeadModule):
 def load(config: HeadConfig, into: Into) -> MedusaHead:
     """The heads of a folder, of which some draft by the target's output layer; raises ConfigError
     where they do not fit the target."""
-    folder, data, target = config.folder, config.data, into.target
+    data, target = config.data, into.target
     size = data.get("hidden_size", target.hidden_size)
     config.size("hidden_size", size, target.hidden_size)
-    tensors = into.read(folder, lambda name: name.removeprefix("medusa_heads."))
+    strip = "medusa_heads."
+    tensors = read_tensors(config.folder, lambda name: name.removeprefix(strip), into.device)
     is_vllm_form = any(name.startswith("blocks.") for name in tensors.held)
     num_heads, num_layers = _counted(config, tensors, _VLLM if is_vllm_form else _AUTHORS)
     shares = is_vllm_form and "lm_head.weight" in tensors.held
