@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from cluster import cpp
-from cluster.engine.cpu import kernels as native
 from cluster.engine.cpu.kernels import Format, Kernels
 from cluster.engine.cpu.narrow import multiply_in_groups
 from cluster.engine.cpu.packed_linear import PackedLinear
 from cluster.errors import ConfigError
 from tests.support.choices import absent
+from tests.support.compiled import SOURCES, ahead, program
 from tests.support.engine import groups
 from tests.support.models.grouped_weights import grouped_weight
 
@@ -39,16 +39,14 @@ def test_products_are_those_of_plain_c_to_the_bit(kernels: Kernels, products: st
 
 
 @pytest.fixture(scope="module")
-def spelled(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
+def spelled() -> Kernels:
     """A library in which the instructions that a machine may lack are loops."""
     if shutil.which("g++") is None or "avx2" not in cpp.products():
         pytest.skip("needs g++ and an x86-64 processor with AVX2")
-    library = tmp_path_factory.mktemp("spelled") / "spelled.so"
     header = Path(groups.__file__).with_name("spelled.h")
-    sources = sorted(Path(native.__file__).parent.glob("*.cpp"))
     options = ["-std=c++17", "-O1", "-march=native", "-fPIC", "-shared", "-pthread"]
-    command = ["g++", *options, f'-DDRAFTHOUSE_SPELLED="{header}"', "-o", library, *sources]
-    subprocess.run(command, check=True, timeout=900)
+    spelled = f'-DDRAFTHOUSE_SPELLED="{header}"'
+    library = program("g++", *options, spelled, *SOURCES, header=header)
     kernels = Kernels(ctypes.CDLL(str(library)), "spelled")
     kernels.num_threads = 2
     return kernels
@@ -63,25 +61,21 @@ def test_products_of_other_x86_processors_are_those_of_plain_c_to_the_bit(
 
 
 @pytest.fixture(scope="module")
-def on_arm(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], tuple[int, bytes]]:
+def on_arm() -> Callable[[str, str], tuple[int, bytes]]:
     """Runs tests/native/groups.cpp on a processor of that name with our libraries for aarch64."""
     compiler, machine = shutil.which("aarch64-linux-gnu-g++"), shutil.which("qemu-aarch64")
     if compiler is None or machine is None:
         absent("needs g++-aarch64-linux-gnu and qemu-user")
-    folder, package = tmp_path_factory.mktemp("arm"), Path(cpp.__file__).parent
-    sources = ("draft/native", "engine/cpu", "spec/native")
-    for each in sources:
-        ignored = shutil.ignore_patterns("ahead", "__pycache__")
-        shutil.copytree(package / each, folder / each, ignore=ignored)
-    libraries = list(cpp.compile_ahead(folder, machine="aarch64"))
-    assert len(libraries) == len(sources)
-    test = Path(__file__).parents[2] / "native" / "groups.cpp"
-    command = [compiler, "-std=c++17", "-O2", f"-I{folder / 'engine/cpu'}", "-o", folder / "test"]
-    subprocess.run([*command, test, "-ldl"], check=True, timeout=900)
+    folders = cpp._folders(Path(cpp.__file__).parent)
+    made = [ahead(each, cpp.PROCESSORS, "aarch64") for each in folders]
+    libraries = [library for each in made for library in each.glob("ahead/*.so")]
+    assert len(libraries) == len(folders) == 3
+    native = Path(__file__).parents[2] / "native" / "groups.cpp"
+    test = program(compiler, "-std=c++17", "-O2", native, "-ldl")
 
     def run(processor: str, products: str) -> tuple[int, bytes]:
         emulated = [machine, "-L", "/usr/aarch64-linux-gnu", "-cpu", processor]
-        command = [*emulated, folder / "test", products, *libraries]
+        command = [*emulated, test, products, *libraries]
         done = subprocess.run(command, capture_output=True, timeout=900)
         return done.returncode, done.stdout.splitlines()[-1]
 

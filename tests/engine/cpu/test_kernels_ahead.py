@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
 
 from cluster import cpp
-from cluster.engine.cpu import kernels as native
 from cluster.engine.cpu.kernels import Kernels
 from cluster.engine.cpu.structures import STRUCTURES
+from tests.support.compiled import CPU, ahead
 from tests.support.engine.products import check_products
 
 (_LEAST,) = (each for each in cpp.PROCESSORS if each.name == "avx2")
@@ -23,11 +23,9 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
+def kernels() -> Kernels:
     """Of copied sources, loaded without a compiler on a processor that has AVX2 and no more."""
-    folder = tmp_path_factory.mktemp("package") / "cpu"
-    shutil.copytree(Path(native.__file__).parent, folder, ignore=shutil.ignore_patterns("ahead"))
-    assert len(list(cpp.compile_ahead(folder, [_LEAST]))) == 1
+    folder = ahead(CPU, [_LEAST], platform.machine())
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(cpp, "cpu_flags", lambda: _LEAST.flags)
         patched.setattr(cpp.shutil, "which", lambda name: None)

@@ -9,29 +9,31 @@ from pathlib import Path
 import pytest
 
 from cluster import cpp
-from cluster.engine.cpu import kernels as native
 from tests.support.choices import IS_NIGHT
+from tests.support.compiled import CPU, SOURCES, ahead, program
 
-_FOLDER = Path(native.__file__).parent
 _PROGRAM = Path(__file__).parents[2] / "native" / "bits.cpp"
 # Those of serving, but for the kind of output.
-_OPTIONS = (*(each for each in cpp._OPTIONS if each != "-shared"), "-static", f"-I{_FOLDER}")
+_OPTIONS = [each for each in cpp._OPTIONS if each != "-shared"]
 
 
-def _told(folder: Path, command: str, *options: str, run: tuple[str, ...] = ()) -> list[str]:
-    """The lines of the program, compiled with these options."""
-    program = folder / "-".join((command, *options))
-    sources = [_PROGRAM, *sorted(_FOLDER.glob("*.cpp"))]
-    subprocess.run([command, *_OPTIONS, *options, "-o", program, *sources], check=True, timeout=900)
-    done = subprocess.run([*run, program], check=True, capture_output=True, text=True)
+def _told(made: Path, *run: str) -> list[str]:
+    """The lines of the program."""
+    done = subprocess.run([*run, made], check=True, capture_output=True, text=True)
     return done.stdout.splitlines()
 
 
+def _compiled(*options: str) -> list[str]:
+    return _told(program("g++", *_OPTIONS, "-O1", *options, _PROGRAM, *SOURCES))
+
+
 @pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def here() -> list[str]:
+    """By the library that serves here."""
     if shutil.which("g++") is None:
         pytest.skip("needs g++")
-    return _told(tmp_path_factory.mktemp("here"), "g++", "-O2", "-march=native")
+    library = cpp._built(CPU, (*cpp._OPTIONS, *cpp._NATIVE))
+    return _told(program("g++", *_OPTIONS, *cpp._NATIVE, _PROGRAM, library))
 
 
 def test_every_part_is_told_of(here: list[str]) -> None:
@@ -43,17 +45,20 @@ def test_every_part_is_told_of(here: list[str]) -> None:
 
 @pytest.mark.skipif(not IS_NIGHT, reason="ARM has four, too; a night tests both")
 def test_registers_of_four_floats_without_fused_instructions_give_the_same(
-    here: list[str], tmp_path: Path
+    here: list[str],
 ) -> None:
-    assert _told(tmp_path, "g++", "-O1", "-DDRAFTHOUSE_LANES=4") == here
+    assert _compiled("-DDRAFTHOUSE_LANES=4") == here
 
 
-def test_registers_of_sixteen_floats_give_the_same(here: list[str], tmp_path: Path) -> None:
-    assert _told(tmp_path, "g++", "-O1", "-Wno-psabi", "-DDRAFTHOUSE_LANES=16") == here
+def test_registers_of_sixteen_floats_give_the_same(here: list[str]) -> None:
+    assert _compiled("-Wno-psabi", "-DDRAFTHOUSE_LANES=16") == here
 
 
-def test_arm_gives_the_same(here: list[str], tmp_path: Path) -> None:
+def test_arm_gives_the_same(here: list[str]) -> None:
+    """By the library of the wheel."""
     compiler, machine = "aarch64-linux-gnu-g++", "qemu-aarch64"
     if shutil.which(compiler) is None or shutil.which(machine) is None:
         pytest.skip("needs g++-aarch64-linux-gnu and qemu-user")
-    assert _told(tmp_path, compiler, "-O1", run=(machine, "-cpu", "max")) == here
+    (library,) = (ahead(CPU, cpp.PROCESSORS, "aarch64") / "ahead").glob("*.so")
+    made = program(compiler, *_OPTIONS, _PROGRAM, library)
+    assert _told(made, machine, "-L", "/usr/aarch64-linux-gnu", "-cpu", "max") == here
