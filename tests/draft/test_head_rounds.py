@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from cluster.core import Commit, DraftTask, Proposal, SamplingParams, token_array
+from tests.support.choices import by_day
 from tests.support.draft.inside import Inside, config_of
 from tests.support.draft.kinds import KINDS
 from tests.support.engine.captures import Failing, Recorder
@@ -77,7 +78,7 @@ def test_trees_are_those_of_the_host(
     """Of one text to three at a time, step after step, by one calibration."""
     host, graphs, recorder = pair(name, llama_folder, tmp_path, {})
     sizes = set[int]()
-    for seed in range(6):
+    for seed in range(by_day(3, 6)):
         params = SamplingParams(seed=seed, **LAWS[law])
         lengths = [9 + 5 * seed + 7 * each for each in range(1 + seed % 3)]
         texts = [prompt(each, seed=seed + each).tolist() for each in lengths]

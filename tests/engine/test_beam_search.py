@@ -17,6 +17,7 @@ from cluster.engine.engine import Engine
 from cluster.errors import RequestError
 from cluster.requests.fields import BeamSpec, EarlyStopping
 from cluster.spec.beam_search import Hypothesis
+from tests.support.choices import by_day
 from tests.support.engine.beam_search import beam_search
 from tests.support.engine.driver import load_engine, load_oracle, prompt
 
@@ -92,7 +93,7 @@ def check(
     return num_stopped
 
 
-@pytest.mark.parametrize("num_beams", [2, 3, 4, 5])
+@pytest.mark.parametrize("num_beams", by_day([2, 5], [2, 3, 4, 5]))
 def test_many_prompts_at_once_have_the_texts_and_scores_of_transformers(
     engine: Engine, oracle: Any, num_beams: int
 ) -> None:

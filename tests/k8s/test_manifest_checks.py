@@ -36,8 +36,11 @@ def service(objects: list[dict[str, Any]]) -> dict[str, Any]:
     return dict(only("RayService", objects))
 
 
+_NOTHING = object()
+
+
 def _set(path: str, value: object) -> Breakage:
-    """A breakage that sets one key; the path's `*` is any group of workers."""
+    """A breakage that sets one key, or takes it away; the path's `*` is any group of workers."""
 
     def break_it(manifest: Any) -> None:
         *way, last = path.split(".")
@@ -45,6 +48,8 @@ def _set(path: str, value: object) -> Breakage:
         for part in way:
             node = node[0] if part == "*" else node.setdefault(part, {})
         node[last] = value
+        if value is _NOTHING:
+            del node[last]
 
     return break_it
 
@@ -53,17 +58,6 @@ def _variable(group: str, name: str, value: str) -> Breakage:
     def break_it(service: Any) -> None:
         environment: Any = container_of(groups(service)[group])["env"]
         environment.append({"name": name, "value": value})
-
-    return break_it
-
-
-def _removed(path: str) -> Breakage:
-    def break_it(manifest: Any) -> None:
-        *way, last = path.split(".")
-        node = manifest
-        for part in way:
-            node = node[0] if part == "*" else node[part]
-        del node[last]
 
     return break_it
 
@@ -123,7 +117,7 @@ def _upgraded(**options: object) -> Breakage:
             "rayClusterDeletionDelaySeconds: '900' is not of type 'integer'",
         ),
         (_set(f"{_HEAD}.rayStartParams.num-cpus", 0), "0 is not of type 'string'"),
-        (_removed(f"{_HEAD}.template"), "'template' is a required property"),
+        (_set(f"{_HEAD}.template", _NOTHING), "'template' is a required property"),
         (_set(f"{_CLUSTER}.authOptions.mode", "tokens"), "'tokens' is not one of"),
         (_set("spec.managedBy", "somebody"), "must be either 'ray.io/kuberay-operator' or"),
     ],
@@ -160,7 +154,7 @@ def test_the_schema_and_its_rules_catch_a_broken_manifest(
             "keep those in `resources`",
         ),
         (_set(f"{_GROUP}.template.spec.containers", []), "add the one that Ray runs in"),
-        (_removed(f"{_GROUP}.maxReplicas"), "minReplicas and maxReplicas must be set"),
+        (_set(f"{_GROUP}.maxReplicas", _NOTHING), "minReplicas and maxReplicas must be set"),
         (_both(_set(f"{_GROUP}.minReplicas", 9), _set(f"{_GROUP}.maxReplicas", 8)), "swap them"),
         (_set(f"{_GROUP}.replicas", 0), "replicas 0 is not from"),
         (_set(f"{_GROUP}.idleTimeoutSeconds", -1), "0 or more"),

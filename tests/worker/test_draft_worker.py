@@ -8,7 +8,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from cluster.core import DraftTask, Observation, Proposal
+import pytest
+
+from cluster.core import Commit, DraftTask, Observation, Proposal
 from cluster.draft.base import DrafterContext
 from cluster.draft.suffix import SuffixDrafter, SuffixOptions
 from cluster.engine.engine import Engine
@@ -214,16 +216,6 @@ class OneAtATime(CountingDrafter):
         return name == next(iter(self.texts), None) and super()._grow(name)
 
 
-async def test_what_a_release_frees_lets_waiting_requests_grow() -> None:
-    drafter = OneAtATime(slices=2)
-    async with peer_of(drafter, opening("a", [1]), opening("b", [2])) as peer:
-        await drafter.content()
-        await peer.house.idle()
-        assert drafter.grown["1/b"] == 0
-        await peer.send(released=["a"])
-        assert (await peer.proposal("b")).base_len == 1
-
-
 class Following(CountingDrafter):
     """The tree of "b" grows only once "a" has two tokens: its work waited in the drafter."""
 
@@ -232,13 +224,20 @@ class Following(CountingDrafter):
         return may_grow and super()._grow(name)
 
 
-async def test_a_commit_lets_other_requests_finish_what_waited_in_the_drafter() -> None:
-    drafter = Following(slices=2)
+@pytest.mark.parametrize(
+    ("kind", "commits", "released"),
+    [(OneAtATime, [], ["a"]), (Following, [extension("a", [1], [3])], [])],
+    ids=["release", "commit"],
+)
+async def test_what_is_told_of_one_request_lets_others_grow_that_waited_for_it(
+    kind: type[CountingDrafter], commits: list[Commit], released: list[str]
+) -> None:
+    drafter = kind(slices=2)
     async with peer_of(drafter, opening("a", [1]), opening("b", [2])) as peer:
         await drafter.content()
         await peer.house.idle()
         assert drafter.grown["1/b"] == 0
-        await peer.send(extension("a", [1], [3]))
+        await peer.send(*commits, released=released)
         assert (await peer.proposal("b")).base_len == 1
 
 

@@ -39,18 +39,20 @@ def drafters_around(text: list[int], vocab_size: int) -> list[Drafter]:
     ]
 
 
-@pytest.mark.parametrize(
-    "architecture", ["qwen3", "mistral-sliding", "mixtral", "qwen3-moe", "phi3", "starcoder2"]
+@pytest.fixture(
+    scope="module",
+    params=["qwen3", "mistral-sliding", "mixtral", "qwen3-moe", "phi3", "starcoder2"],
 )
+def other(request: pytest.FixtureRequest, checkpoint_factory: Callable[..., Path]) -> Engine:
+    return load_engine(checkpoint_factory(request.param))
+
+
 @pytest.mark.parametrize("name", ["greedy", "top_p", "everything"])
-def test_other_architectures_keep_their_text_too(
-    checkpoint_factory: Callable[..., Path], architecture: str, name: str
-) -> None:
-    engine = load_engine(checkpoint_factory(architecture))
-    verifier = Verifier(engine)
+def test_other_architectures_keep_their_text_too(other: Engine, name: str) -> None:
+    verifier = Verifier(other)
     plain = decode(verifier, PROMPT, OPTIONS[name], num_tokens=NUM_TOKENS + 5)
 
-    for drafter in drafters_around(PROMPT + plain, engine.vocab_size)[1:]:
+    for drafter in drafters_around(PROMPT + plain, other.vocab_size)[1:]:
         assert decode(verifier, PROMPT, OPTIONS[name], drafter, NUM_TOKENS) == plain[:NUM_TOKENS]
 
 
