@@ -77,8 +77,11 @@ def delta_rule(
         piece = piece.to(lines.device)
         rows, num_past = piece.rows, piece.past.shape[1]
         read = lines[piece.past]
-        kept = read[..., keys:].contiguous().view(torch.float32).unflatten(2, (heads, 1 + size))
-        brought = torch.cat((read[..., :keys].unflatten(2, key.shape[1:]), key[rows].to(read)), 1)
+        kept = read[..., keys:].contiguous().view(torch.float32)
+        kept = kept.view(*read.shape[:2], heads, 1 + size)
+        brought = torch.cat(
+            (read[..., :keys].reshape(*read.shape[:2], *key.shape[1:]), key[rows].to(read)), 1
+        )
         q, k = by_head(_unit(query[rows])) / scaling, by_head(_unit(brought))
         g = by_head(torch.cat((kept[..., :1], decay[rows]), dim=1)).mT  # [texts, heads, 1, keys]
         # How much of a token is left at each row, and of the state at the border: the decays of

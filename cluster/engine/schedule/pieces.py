@@ -39,9 +39,10 @@ class Piece:
     borders: torch.Tensor | None = None
 
     def to(self, device: torch.device) -> Piece:
-        fields = (self.states, self.past, self.rows, self.slots, self.seen)
-        borders = None if self.borders is None else self.borders.to(device)
-        return Piece(*(each.to(device) for each in fields), borders)
+        fields = [self.states, self.past, self.rows, self.slots, self.seen]
+        if self.borders is not None:
+            fields.append(self.borders)
+        return Piece(*(each.to(device) for each in fields))
 
 
 def pieces_of(batch: Batch, scratch_slot: int, device: torch.device) -> list[Piece]:
