@@ -112,12 +112,7 @@ def lay_out(
     """
     tiles = _tiles(batch, tiling.rows_per_tile)
     items, partials = _items([tile[-1] for tile in tiles], tiling)
-    split_rows = [
-        (index, row)
-        for index, (_, count) in enumerate(partials)
-        if count
-        for row in range(tiles[index][1])
-    ]
+    split_rows = _split_rows([tile[1] for tile in tiles], partials)
     if frame is None:
         frame = Frame(
             num_items=len(items),
@@ -225,6 +220,18 @@ def _items(
         partials.append((num_partials, len(starts)))
         num_partials += len(starts)
     return items, partials
+
+
+def _split_rows(
+    row_counts: Sequence[int], partials: Sequence[tuple[int, int]]
+) -> list[tuple[int, int]]:
+    """The rows whose partial results are to be added up, each with its tile before it."""
+    return [
+        (index, row)
+        for index, (num_rows, (_, count)) in enumerate(zip(row_counts, partials, strict=True))
+        if count
+        for row in range(num_rows)
+    ]
 
 
 def _words_per_row(share: Share) -> int:
