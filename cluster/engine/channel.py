@@ -74,7 +74,7 @@ def connect(rank: int, world_size: int, host: str, store: Store) -> Channel:
     secret, peers = secrets.token_bytes(), list[Connection]()
     family = socket.getaddrinfo(host, None)[0][0]
     with socket.create_server((host, 0), family=family, backlog=world_size) as server:
-        server.settimeout(store.timeout.total_seconds())
+        server.settimeout(store.timeout.total_seconds())  # type: ignore[attr-defined]
         store.set(key, json.dumps([server.getsockname()[1], secret.hex()]))
         while len(peers) < world_size - 1:
             taken, _ = server.accept()

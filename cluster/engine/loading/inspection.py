@@ -117,10 +117,8 @@ def check_splittable(config: Any, tensor_parallel: int) -> None:
     """Raise ConfigError unless every rank gets whole key-value heads by transformers' plan."""
     if tensor_parallel == 1:
         return
-    unsplit = [*followed_layers(config).values()]
-    if getattr(config, "kv_lora_rank", None):
-        unsplit.append("latents")
-    for kind in unsplit:
+    latents = ["latents"] if getattr(config, "kv_lora_rank", None) else []
+    for kind in [*followed_layers(config).values(), *latents]:
         raise ConfigError(
             f"tensor_parallel {tensor_parallel}: the {kind} of {config.model_type} are not "
             "split; use tensor_parallel: 1",
