@@ -38,7 +38,7 @@ BOUNDS = {
     "cluster/simulate": 6_350,
     "cluster/spec": 18_000,  # masses alike everywhere; draws that do not wait; trees as bits
     "cluster/text": 8_800,
-    "cluster/train": 14_260,  # Muon where products of bfloat16 are emulated
+    "cluster/train": 14_290,  # Muon where products of bfloat16 are emulated; noise by prompt
     "cluster/worker": 21_300,  # trees checked at once; builds of equal bits; no room on a card
     "deployments": 28_610,  # parts get the environment of the command that starts them; templates
     "deployments/bench": 3_950,

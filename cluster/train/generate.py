@@ -67,10 +67,11 @@ def write_with(
     which is included.
 
     All prompts run at once; the engine shares what they have in common.  Prompt i is continued at
-    temperature i modulo their number.  taps: hidden rows to
-    record (`cluster.engine.taps`); the engine must be without a prefix cache then, because rows
-    that it finds there have none.
+    temperature i modulo their number.  Its noise is its own, however the engine divides prompts
+    into steps, which is by the clock.  taps: hidden rows to record (`cluster.engine.taps`); the
+    engine must be without a prefix cache then, because rows that it finds there have none.
     """
+    noise = torch.rand(len(prompts), sampling.max_new_tokens, generator=generator)
     temperatures = sampling.temperatures
     writing = {
         str(index): _Writing(temperatures[index % len(temperatures)], len(prompt))
@@ -100,7 +101,9 @@ def write_with(
         log_probs = (best.values - logits.logsumexp(dim=-1, keepdim=True)).half().numpy()
         ids = best.indices.int().numpy()
         chosen = [writing[output.request_id] for output in drawn]
-        tokens = _draw_laws(logits, [each.temperature for each in chosen], generator)
+        prompt_of = [int(output.request_id) for output in drawn]
+        uniform = noise[prompt_of, [len(each.token_ids) for each in chosen]]
+        tokens = _draw_laws(logits, [each.temperature for each in chosen], uniform)
         for row, (output, each, token) in enumerate(zip(drawn, chosen, tokens, strict=True)):
             each.token_ids.append(token)
             each.candidates.append(ids[row])
@@ -143,20 +146,20 @@ def _record(
 
 
 def _draw_laws(
-    logits: torch.Tensor, temperatures: Sequence[float], generator: torch.Generator
+    logits: torch.Tensor, temperatures: Sequence[float], uniform: torch.Tensor
 ) -> list[int]:
-    """One token a row: the most likely one at temperature 0, else by inversion of the law.
+    """One token a row: the most likely one at temperature 0, else by inversion of the law, at a
+    number of [0, 1) for each row.
 
     Noise for every token of the vocabulary would take longer than all else.
     """
     tokens = logits.argmax(dim=-1)
-    uniform = torch.rand(len(logits), 1, generator=generator)
     heat = torch.tensor(temperatures)
     sampled = (heat > 0.0).nonzero().flatten()
     if len(sampled):
         probs = torch.softmax(logits[sampled] / heat[sampled, None], dim=-1)
         sums = probs.cumsum(dim=-1)
-        places = torch.searchsorted(sums, uniform[sampled] * sums[:, -1:], right=True)[:, 0]
+        places = torch.searchsorted(sums, uniform[sampled, None] * sums[:, -1:], right=True)[:, 0]
         tokens[sampled] = places.clamp(max=logits.shape[1] - 1)
     drawn: list[int] = tokens.tolist()
     return drawn

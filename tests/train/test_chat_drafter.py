@@ -88,6 +88,16 @@ def test_a_continued_run_keeps_its_shards_and_draws_the_ones_that_are_missing(
     draw_shards(folder, tmp_path, 200, 0, ANSWERS)
 
 
+def test_answers_depend_on_the_seed_and_not_on_how_prompts_come_into_steps(folder: Path) -> None:
+    def token_ids(max_batch_tokens: int) -> list[list[int]]:
+        engine = draft_engine(folder, max_batch_tokens=max_batch_tokens, prefix_cache=False)
+        model = ChatModel(engine, chat_answers.load_pretrained_tokenizer(folder))
+        answers = model.answers(ANSWERS, torch.Generator().manual_seed(1))
+        return [each.token_ids.tolist() for each in answers]
+
+    assert token_ids(16) == token_ids(256)
+
+
 def test_a_system_prompt_stands_before_every_question_and_is_kept_with_the_answers(
     folder: Path, tmp_path: Path
 ) -> None:
