@@ -83,6 +83,9 @@ class ChatModel:
             threads=torch.get_num_threads(),
             max_running_sequences=settings.conversations_per_shard,
             max_context_len=context_len(source, settings),
+            # Nobody reads along: prompts are cut by their length, not by the clock, because other
+            # rows in a step would change the last bits of hidden rows.
+            max_chunk_s=3600,
             prefix_cache=not settings.taps,
         )
         return cls(Engine.load(config), load_pretrained_tokenizer(source), settings.taps)
