@@ -156,7 +156,7 @@ def load_model(
     text_config, max_context_len = described.text_config, described.max_context_len
     device = resolve_device(config.device)
     check_few_bits(config, device)
-    inspection.check_packages(described, config)
+    is_unpacked = bool(inspection.check_packages(described, config))
     stored = getattr(text_config, "dtype", None)
     is_narrow = may_stay_narrow(config, device, described.config)
     dtype = weights_dtype(config, device, stored, is_narrow=is_narrow)
@@ -166,7 +166,7 @@ def load_model(
     with telling_of_weights(Folder(source)):
         first = torch.float32 if is_wide else dtype
         module = load_module(source, described, config, device, first)
-        if is_wide:
+        if is_wide or is_unpacked:  # transformers leaves what it unpacks in the scales' format
             convert(module, text_config.dtype if isinstance(dtype, str) else dtype)
     if numbering is not None:
         numbering.apply(module)

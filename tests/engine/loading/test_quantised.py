@@ -10,13 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from transformers import GptOssConfig
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from cluster.config.schema import EngineConfig
 from cluster.engine.loading.inspection import check_loadable, describe
 from cluster.engine.loading.model import load_model
+from cluster.engine.work import Work
 from cluster.errors import ConfigError
+from tests.support.engine.driver import load_engine, prompt, rows, run
 
 Factory = Callable[..., Path]
 # Of each method: the package that its refusal names, or what else stands in the way on a CPU.
@@ -113,6 +117,34 @@ def test_what_transformers_widens_is_said(
     config = EngineConfig(model=str(folder), device="cpu")
     said = check_loadable(folder, config, is_here=True).weights
     assert said.startswith(f"weights {method} are widened to bfloat16")
+
+
+@pytest.mark.usefixtures("without_packages")
+def test_blocks_of_eight_bits_are_widened_whatever_their_scales_are(
+    checkpoint_factory: Factory, tmp_path: Path
+) -> None:
+    """DeepSeek's are of float32, and the other weights of bfloat16."""
+    folder = stored(checkpoint_factory("llama"), tmp_path / "model", "fp8")
+    plain = stored(checkpoint_factory("llama"), tmp_path / "plain", None)
+    file = folder / "config.json"
+    described = json.loads(file.read_text("utf-8")) | {"dtype": "bfloat16"}
+    described["quantization_config"]["weight_block_size"] = [8, 8]
+    file.write_text(json.dumps(described))
+    weights = {k: v.bfloat16() for k, v in load_file(plain / "model.safetensors").items()}
+    wide = {name: each.float() for name, each in weights.items()}
+    for name in [name for name in weights if name.endswith("_proj.weight")]:
+        blocks = weights[name].float().unflatten(1, (-1, 8)).unflatten(0, (-1, 8))
+        scales = blocks.abs().amax(dim=(1, 3), keepdim=True) / 448
+        rounded = (blocks / scales).to(torch.float8_e4m3fn)
+        weights[name] = rounded.flatten(2).flatten(0, 1)
+        weights[f"{name}_scale_inv"] = scales[:, 0, :, 0].contiguous()
+        wide[name] = (rounded.float() * scales).flatten(2).flatten(0, 1)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(wide, plain / "model.safetensors", metadata={"format": "pt"})
+    found, wanted = (
+        rows(run(load_engine(each), Work("a", 0, prompt(20)))) for each in (folder, plain)
+    )
+    torch.testing.assert_close(found, wanted)
 
 
 @pytest.mark.usefixtures("without_packages")
