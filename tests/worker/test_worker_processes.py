@@ -94,7 +94,7 @@ def serve_file(
             "lookup": {"kind": "prompt_lookup", "placement": OWN},
         },
         # For so small a target no draft may ever pay; here they are to be verified all the same.
-        "coordinator": {"budget": "fixed", "nice": 5},
+        "coordinator": {"budget": "fixed"},
         **sections,
     }
     path = folder / "serve.yaml"
@@ -132,6 +132,14 @@ def closed(folder: Path) -> DataPlaneConfig:
     return DataPlaneConfig(str(folder / "secret"), PartsTlsConfig(*named))
 
 
+async def test_a_coordinator_is_as_nice_as_its_file_says(
+    llama_folder: Path, draft_folder: Path, tmp_path: Path
+) -> None:
+    config = serve_file(tmp_path, llama_folder, draft_folder, 1, coordinator={"nice": 5})
+    async with process("cluster.lead", config, "--target", "127.0.0.1:9"):
+        assert niceness_of("cluster.lead", config) == min(os.nice(0) + 5, 19)
+
+
 _LM_ACCEPTED = 'drafthouse_accepted_draft_tokens_total{drafter="lm"'
 
 
@@ -166,7 +174,6 @@ async def test_hand_started_workers_decode_the_targets_text(
         ]
         leading = process("cluster.lead", config, "--target", target, *joining)
         coordinator = await stack.enter_async_context(leading)
-        assert niceness_of("cluster.lead", config) == min(os.nice(0) + 5, 19)
         if doors.secret_file:
             for address in (target, *drafters, coordinator):
                 with pytest.raises(WorkerError, match=r"data_plane\.tls"):
