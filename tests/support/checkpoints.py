@@ -6,6 +6,7 @@ wrong mask or position changes it.  The tokenizer is byte-level: every id decode
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def tiny_checkpoint(
     }
     if architecture in BY_TEXT:
         own = {"text_config": {**fields["text_config"], **own}}
-    config = AutoConfig.for_model(model_type, **{**fields, **own})
+    config = AutoConfig.for_model(model_type, **copy.deepcopy({**fields, **own}))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         factory = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
