@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Container
 
+import numpy as np
+
 from cluster.config.schema import EngineConfig
 from cluster.engine.loading.inspection import check_sizes
 from cluster.engine.memory.kv_cache import LayerGroup, Reach
@@ -118,9 +120,8 @@ def _malformed(work: Work, vocab_size: int) -> RequestError | None:
         if not -1 <= parent < node:
             return RequestError(f"node {node} has parent {parent}; parents stand before children")
     for name, token_ids in (("delta", work.delta), ("tree", tree.token_ids)):
-        # NumPy takes longer to begin with so few than this does for them all.
-        known = token_ids.tolist()
-        if known and not 0 <= min(known) <= max(known) < vocab_size:
+        # One comparison for both ends: a negative id is a large one without its sign.
+        if len(token_ids) and token_ids.view(np.uint32).max() >= vocab_size:
             return RequestError(
                 f"the {name} holds token ids outside the vocabulary 0..{vocab_size - 1}"
             )
