@@ -46,6 +46,16 @@ _SHARED_EXPERT = {
     "moe_intermediate_size": 16,
     "shared_expert_intermediate_size": 16,
 }
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 16.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 32,
+}
 # Latents of 16 numbers, of which keys of 12 and values of 8 are made, and rotated parts of 8.
 _LATENT: dict[str, Any] = _DENSE | {
     "num_key_value_heads": 4,
@@ -232,19 +242,7 @@ SERVED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     # DeepSeek V3: its scores are scaled once more where its rotation is stretched.
     "deepseek-v3": (
         "deepseek_v3",
-        _LATENT
-        | {
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 10000.0,
-                "factor": 16.0,
-                "beta_fast": 32.0,
-                "beta_slow": 1.0,
-                "mscale": 1.0,
-                "mscale_all_dim": 1.0,
-                "original_max_position_embeddings": 32,
-            },
-        },
+        _LATENT | {"rope_parameters": _YARN},
     ),
     # Its queries have no latents; it rotates by complex numbers.
     "deepseek-v2": ("deepseek_v2", _LATENT | {"q_lora_rank": None, "topk_method": "greedy"}),
@@ -258,17 +256,7 @@ SERVED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         _DENSE
         | {
             "head_dim": 16,
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 10000.0,
-                "factor": 16.0,
-                "beta_fast": 32.0,
-                "beta_slow": 1.0,
-                "mscale": 1.0,
-                "mscale_all_dim": 1.0,
-                "original_max_position_embeddings": 32,
-                "llama_4_scaling_beta": 0.5,
-            },
+            "rope_parameters": _YARN | {"llama_4_scaling_beta": 0.5},
         },
     ),
 }
