@@ -17,7 +17,7 @@ from cluster.core import TokenArray, TokenTree
 from cluster.engine.adapters import Adapters
 from cluster.engine.limits import EngineLimits
 from cluster.engine.schedule.scheduler import PromptPace
-from cluster.engine.work import Output, StepSummary, Work
+from cluster.engine.work import Drawn, Output, StepSummary, Work
 from cluster.spec.tree import depths
 
 VOCAB_SIZE = 49152
@@ -102,6 +102,9 @@ class NullEngine:
             return Output(work.request_id, self._laws[start : start + len(deep) + 1])
         places = (np.concatenate(([0], deep)) + start) % PERIOD
         return Output(work.request_id, self._laws[torch.from_numpy(places)])
+
+    def run_ahead(self, works: Sequence[Work], drawn: Drawn) -> None:
+        """Its steps take turns with all else."""
 
     def retain(self, request_id: str, path: Sequence[int], keep: Sequence[int] = ()) -> None:
         self._lengths[request_id] += len(path)

@@ -3,7 +3,6 @@
 engine = Engine.load(config)
 engine.submit(Work("a", base_len=0, delta=prompt, tree=drafts))
 for output in engine.step(): ...      # one forward over what the scheduler picks
-engine.last_step.taps                 # hidden states, where step(taps=...) asked for some
 engine.retain("a", accepted_path)     # keep the KV of accepted nodes
 engine.release("a")  # one thread owns an engine
 """
@@ -11,12 +10,10 @@ engine.release("a")  # one thread owns an engine
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
-import torch
 
 from cluster.config.schema import EngineConfig
 from cluster.core import EMPTY_TOKENS, TokenArray
@@ -35,14 +32,17 @@ from cluster.engine.memory.kv_cache import KVCache, layer_groups
 from cluster.engine.memory.page_owners import PageOwners
 from cluster.engine.memory.pool_sizes import derive_num_pages, derive_num_states
 from cluster.engine.memory.reserve import measured, num_logit_rows
-from cluster.engine.memory.sequence import Pending
+from cluster.engine.memory.sequence import Pending, Slots
 from cluster.engine.parallel import RankGroup
-from cluster.engine.schedule.batch import Pick, tapped
+from cluster.engine.paths import Events
+from cluster.engine.schedule.batch import tapped
 from cluster.engine.schedule.digest import step_digest
+from cluster.engine.schedule.launched import Launched
 from cluster.engine.schedule.scheduler import PromptPace, Scheduler
 from cluster.engine.step import Forward
+from cluster.engine.target_engine import Finish
 from cluster.engine.types import LayerSpec
-from cluster.engine.work import Output, StepSummary, Work
+from cluster.engine.work import Drawn, Output, StepSummary, Work
 from cluster.errors import ProtocolError
 from cluster.spec.step_profile import StepProfile
 
@@ -88,7 +88,7 @@ class Engine:
         self.max_context_len = model.max_context_len
         self.eos_token_ids = model.eos_token_ids
         self.layers = layers
-        self._last_step = StepSummary()
+        self._last_step: tuple[StepSummary, Events | None] = StepSummary(), None
         self.model = model
         num_states = derive_num_states(config, layers, self.reserve.total)
         self.cache = KVCache(layers, num_pages, config.page_size, num_states)
@@ -142,8 +142,8 @@ class Engine:
     @property
     def last_step(self) -> StepSummary:
         """Waits until a GPU is done with the step; raises WorkerError where it fails there."""
-        self._last_step = self.forward.timed(self._last_step)
-        return self._last_step
+        self._last_step = self.forward.timed(*self._last_step), None
+        return self._last_step[0]
 
     @property
     def adapters(self) -> Adapters:
@@ -192,15 +192,10 @@ class Engine:
         sequence = self.page_owners.sequences.get(request_id)
         return EMPTY_TOKENS if sequence is None else sequence.tokens.copy()
 
-    def slots(self, request_id: str, layer: int = -1) -> npt.NDArray[np.int64]:
+    def slots(self, request_id: str, layer: int = -1) -> Slots:
         """The slots of the request's tokens and nodes in that layer of `cache`, a copy until the
         next call on it or step: int64[tokens + nodes].  Rows that left a window: scratch ones."""
-        sequence = self.page_owners.sequences.get(request_id)
-        if sequence is None:
-            return np.empty(0, np.int64)
-        self.cache.settle()  # who asks for slots reads them
-        table = sequence.tables[self.cache.group_of[layer]]
-        return table.slots[: sequence.num_slots_used].copy()
+        return self.page_owners.slots(request_id, layer)
 
     def profile_steps(self) -> StepProfile | None:
         """Measure what steps take by their rows, for some seconds; while nobody is served."""
@@ -243,33 +238,55 @@ class Engine:
         anything runs, and WorkerError when the device or another rank fails; discard it then.
         Where memory is short, OutOfMemoryError: release the requests, and run fewer at a time.
         """
-        self.pace.learn(self.last_step)  # not when it ended: nobody is to wait for a GPU before
+        return self._finish(self._launch(taps, prompt_rows))
+
+    def run_ahead(self, works: Sequence[Work], drawn: Drawn) -> Finish | None:
+        """See `TargetEngine`."""
+        is_alone = self._group is None and not self._waiting
+        has_room = 2 * len(works) <= self._logit_rows  # two steps have logits at a time
+        if not (works and has_room and is_alone and self.uses_graphs):
+            return None
+        for work in works:
+            self.submit(work)
+        return partial(self._finish, self._launch(drawn=drawn))
+
+    def _launch(
+        self,
+        taps: Sequence[int] = (),
+        prompt_rows: int | None = None,
+        drawn: Drawn | None = None,
+    ) -> Launched:
+        if drawn is None:  # else the last step may not be done, and nobody is to wait for a GPU
+            self.pace.learn(self.last_step)
         start = self._clock()
         wanted = self.model.resolve_taps(taps)
-        sequences = self.page_owners.sequences
-        waiting = [sequences[name] for name in self._waiting]
+        waiting = [self.page_owners.sequences[name] for name in self._waiting]
         prompt_rows = prompt_rows or self.pace.rows(waiting)
         if self._group is not None and self._group.leads:
             self._group.send("step", taps, prompt_rows)
         schedule = self._scheduler.schedule(waiting, prompt_rows)
-        outputs = [*self._refused.values(), *schedule.answers]
-        self._refused.clear()
-        self._blocked = not schedule.picks and not outputs
         # Shares of similar length stand side by side, so that a backend can serve them together.
-        picks = sorted(schedule.picks, key=lambda pick: pick.sequence.cached_len)
+        schedule.picks.sort(key=lambda pick: pick.sequence.cached_len)
+        agreed: AbstractContextManager[None] = nullcontext()
+        if self._group is not None:
+            digest = step_digest(schedule, self.page_owners.pools)
+            agreed = self._group.agreeing(digest, "what this step is to run", self.device)
+        schedule.answers[:0] = self._refused.values()  # which rank 0 alone may have
+        self._refused.clear()
+        self._blocked = not schedule.picks and not schedule.answers
         forward_start = self._clock()
-        if self._group is None:
-            found = self.forward(picks, wanted)
-        else:
-            digest = step_digest(schedule, picks, self.page_owners.pools)
-            with self._group.agreeing(digest, "what this step is to run", self.device):
-                found = self.forward(picks, wanted)
-        forward_time_s = self._clock() - forward_start
-        taps_found = tapped(picks, found.taps)
-        outputs += self._commit(picks, found.logits)
-        for output in outputs:
-            self._waiting.pop(output.request_id, None)
-        self._last_step = schedule.summary(forward_time_s, self._clock() - start, taps_found)
+        with agreed:
+            found = self.forward(schedule.picks, wanted, drawn)
+        times_s = self._clock() - forward_start, self._clock() - start
+        return Launched(schedule, found, tapped(schedule.picks, found.taps), *times_s)
+
+    def _finish(self, launched: Launched, lost: Collection[str] = ()) -> list[Output]:
+        start = self._clock()
+        outputs = launched.commit(self.page_owners, lost)
+        for name in [*lost, *(each.request_id for each in outputs)]:
+            self._waiting.pop(name, None)
+        launched.step_time_s += self._clock() - start
+        self._last_step = launched.summary, launched.found.events
         return outputs
 
     def grow(self, trees: Sequence[Growing], rules: GrowthRules) -> list[Output | Grown | None]:
@@ -283,23 +300,6 @@ class Engine:
             self._check_idle(tree.work.request_id)
         ways = ResidentGrowth(self.page_owners, self.vocab_size)
         return grow(self.grower, self.cache, trees, rules, ways.opened, ways.written)
-
-    def _commit(self, picks: Sequence[Pick], logits: torch.Tensor) -> list[Output]:
-        """Record what has been written, and answer the works that are over."""
-        outputs: list[Output] = []
-        sizes = [pick.num_logit_rows for pick in picks if pick.completes]
-        rows_of = iter(logits.split_with_sizes(sizes))
-        for pick in picks:
-            sequence = pick.sequence
-            self.page_owners.commit(sequence, pick.delta())
-            if not pick.completes:
-                continue
-            num_cached, sequence.pending = sequence.num_adopted, None
-            sequence.tree = pick.work.tree
-            rows = next(rows_of)
-            found = Output(pick.work.request_id, rows, None, None, pick.work.top(rows), num_cached)
-            outputs.append(found)
-        return outputs
 
     def retain(self, request_id: str, path: Sequence[int], keep: Sequence[int] = ()) -> None:
         """After a step: commit the nodes `path`, keep the nodes `keep`, drop all others.

@@ -10,6 +10,9 @@ from cluster.engine.attention.seam import PathPlan
 from cluster.engine.types import Ability, needs
 from cluster.records import record
 
+# On a GPU: before and behind a forward.
+Events = tuple[torch.cuda.Event, torch.cuda.Event]
+
 
 @record
 class StepInputs:
@@ -35,10 +38,12 @@ class StepInputs:
 
 @record
 class StepOutputs:
-    """logits: float32 [wanted, vocab].  taps: [rows, taps, hidden], None where none were asked."""
+    """logits: float32 [wanted, vocab].  taps: [rows, taps, hidden], None where none were asked.
+    events: None on a CPU."""
 
     logits: torch.Tensor
     taps: torch.Tensor | None = None
+    events: Events | None = None
 
 
 class Path(Protocol):

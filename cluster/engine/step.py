@@ -20,12 +20,12 @@ from cluster.engine.graphs.forward import GraphedForward, create_graphs
 from cluster.engine.loading.inspection import MIN_ROWS
 from cluster.engine.loading.model import LoadedModel
 from cluster.engine.memory.kv_cache import KVCache
-from cluster.engine.paths import StepInputs, StepOutputs
+from cluster.engine.paths import Events, StepInputs, StepOutputs
 from cluster.engine.reminder import Reminder
 from cluster.engine.schedule.batch import Batch, Pick, build_batch
 from cluster.engine.schedule.pieces import Piece, pieces_of
 from cluster.engine.types import Vote
-from cluster.engine.work import StepSummary
+from cluster.engine.work import Drawn, StepSummary
 from cluster.errors import ConfigError, WorkerError
 from cluster.spec.transfer import sent
 
@@ -56,8 +56,6 @@ class Forward:
         self._min_rows = _MIN_ROWS_ON_CPU if model.device.type == "cpu" else 1
         self._noted: list[str] = []
         self._reminder = Reminder(clock) if model.device.type == "cuda" else None
-        # On a GPU: before and behind the last forward, until somebody asks for its time.
-        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
         if config.attention == "auto" and isinstance(self._backend, SdpaBackend):
             wants = "triton package" if model.device.type == "cuda" else "C++ compiler"
             self._noted.append(f"attention: the slower reference is used: there is no {wants}")
@@ -161,9 +159,13 @@ class Forward:
             self.graphs.capture_ahead(MIN_ROWS)
             self.graphs.keep_if(check)
 
-    def __call__(self, picks: Sequence[Pick], taps: tuple[int, ...] = ()) -> StepOutputs:
+    def __call__(
+        self, picks: Sequence[Pick], taps: tuple[int, ...] = (), drawn: Drawn | None = None
+    ) -> StepOutputs:
         """Logits in the order of the picks, taps of their rows.  Raises WorkerError when the device
-        fails, and OutOfMemoryError where a smaller step may have room."""
+        fails, and OutOfMemoryError where a smaller step may have room.
+
+        drawn: the picks' tokens, one of each, where the host does not know them."""
         num_rows = sum(pick.num_rows for pick in picks)
         if not num_rows:
             nothing = (0, self._model.num_columns)
@@ -185,13 +187,14 @@ class Forward:
             with torch.inference_mode():
                 began = self._event()
                 self._cache.settle()
-                outputs = None
+                outputs, token_ids = None, None if drawn is None else _tokens(drawn, picks)
                 if self.graphs is not None and batch.needs <= self.graphs.abilities:
-                    outputs = self.graphs(batches)
+                    outputs = self.graphs(batches, token_ids)
                 if outputs is None:
-                    outputs = self._eager(batches)
+                    outputs = self._eager(batches, token_ids)
                 ended = self._event()
-                self._events = (began, ended) if began and ended else None
+                if began and ended:
+                    outputs = replace(outputs, events=(began, ended))
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError) and self._vote is None:
                 raise  # other ranks would wait for this one's collectives
@@ -205,12 +208,12 @@ class Forward:
         event.record(torch.cuda.current_stream(self._model.device))
         return event
 
-    def timed(self, step: StepSummary) -> StepSummary:
-        """The summary of the last call's step with the times of the GPU, once it is done, in place
-        of those of the launches; of a CPU as it is.  Raises WorkerError when the device fails."""
-        if self._events is None:
+    def timed(self, step: StepSummary, events: Events | None) -> StepSummary:
+        """The summary of a step with the times of the GPU, once it is done, in place of those of
+        the launches; of a CPU as it is.  Raises WorkerError when the device fails."""
+        if events is None:
             return step
-        (began, ended), self._events = self._events, None
+        began, ended = events
         try:
             # The whole device must not be waited for while another thread captures.
             ended.synchronize()
@@ -220,8 +223,11 @@ class Forward:
         rest_s = step.step_time_s - step.forward_time_s
         return replace(step, forward_time_s=time_s, step_time_s=rest_s + time_s)
 
-    def _eager(self, batches: Sequence[Batch]) -> StepOutputs:
+    def _eager(self, batches: Sequence[Batch], known_ids: torch.Tensor | None) -> StepOutputs:
         batch = batches[0]
+        token_ids = self._on_device(batch.token_ids)
+        if known_ids is not None:
+            token_ids[: len(known_ids)] = known_ids
         plan = AttentionStep(
             self._cache,
             self._model.layers,
@@ -235,7 +241,7 @@ class Forward:
         )
         return self._model.forward(
             StepInputs(
-                self._on_device(batch.token_ids),
+                token_ids,
                 self._on_device(batch.positions),
                 self._on_device(batch.logit_rows),
                 plan,
@@ -254,6 +260,12 @@ class Forward:
 
     def _on_device(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
         return sent(array, self._model.device)
+
+
+def _tokens(drawn: Drawn, picks: Sequence[Pick]) -> torch.Tensor:
+    """The picks' tokens, int32[picks]; any token where none was drawn."""
+    rows = np.array([drawn.rows[pick.work.request_id] for pick in picks])
+    return drawn.token_ids[sent(rows, drawn.token_ids.device)].clamp_(min=0)
 
 
 def _failure(check: Callable[[], None]) -> ConfigError | None:

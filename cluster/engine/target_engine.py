@@ -6,7 +6,7 @@ drafters) belongs to whoever builds the target.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 import torch
@@ -14,7 +14,10 @@ import torch
 from cluster.engine.adapters import Adapters
 from cluster.engine.limits import EngineLimits
 from cluster.engine.schedule.scheduler import PromptPace
-from cluster.engine.work import Output, Steps, StepSummary
+from cluster.engine.work import Drawn, Output, Steps, StepSummary, Work
+
+# Ends a step that ran ahead; returns the works that it answered.
+Finish = Callable[[Collection[str]], list[Output]]
 
 
 class TargetEngine(Steps, Protocol):
@@ -59,6 +62,13 @@ class TargetEngine(Steps, Protocol):
         """Run one forward; returns the works that it answered, whose logits a GPU may still be at.
 
         taps: layers whose hidden rows `last_step` is to have, "behind layer t" by number."""
+
+    def run_ahead(self, works: Sequence[Work], drawn: Drawn) -> Finish | None:
+        """Begin the step behind the last one, whose works bring a token each that is not known yet.
+
+        What is returned ends it, once it is known: to be called, before anything else is asked of
+        the engine, with the requests that are to be left as they were; the `delta` of the other
+        works holds its token by then.  None: this step cannot run ahead, and nothing was done."""
 
     def cached_len(self, request_id: str) -> int:
         """Committed tokens of a request that are cached; 0 where it is unknown."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -64,6 +64,17 @@ class Work:
     @property
     def num_new_nodes(self) -> int:
         return len(self.tree.token_ids) - self.num_cached_nodes
+
+
+@record
+class Drawn:
+    """The tokens of works that the host does not know yet.
+
+    token_ids: int32[rows], on the device, which may still be drawing them; below 0 where it draws
+    none.  rows: of each request, where its token stands."""
+
+    token_ids: torch.Tensor
+    rows: Mapping[str, int]
 
 
 @record

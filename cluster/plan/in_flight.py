@@ -64,6 +64,11 @@ class Plan:
     why: PlainWhy = PlainWhy.NONE
     masks: Sequence[int] = ()
 
+    @property
+    def is_plain(self) -> bool:
+        """True if nothing is to be verified, nor drafted after the step."""
+        return not (self.ask.num_nodes or any(len(each.tree) for each in self.in_flight))
+
     @classmethod
     def plain(
         cls,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -22,7 +23,7 @@ from cluster.spec.sampling import (
     single_precision,
     survivors,
 )
-from cluster.spec.transfer import received, sent
+from cluster.spec.transfer import Transfer, received, sent
 
 Indices = npt.NDArray[np.int64]
 
@@ -92,8 +93,40 @@ class FusedDraw(Protocol):
         ...
 
 
+class Draws:
+    """One token per row, int32[rows], that a GPU may still be drawing.
+
+    token_ids: on the logits' device; below 0 where `taken` may give another one.
+    """
+
+    def __init__(
+        self,
+        token_ids: torch.Tensor,
+        settle: Callable[[TokenArray], TokenArray] = lambda drawn: drawn,
+    ) -> None:
+        """settle: draws on the host what the device has left open."""
+        self.token_ids = token_ids
+        self._transfer, self._settle = Transfer(token_ids), settle
+
+    @property
+    def on_device(self) -> TokenArray:
+        """`token_ids` on the host, once the device has drawn them."""
+        return self._transfer.received()
+
+    def taken(self) -> TokenArray:
+        """The tokens, once they are drawn."""
+        return self._settle(self.on_device.copy())
+
+
 def draw(logits: torch.Tensor, rows: DrawRows | None, fused: FusedDraw | None = None) -> TokenArray:
-    """Draw one token per row, int32[rows]; equal scores go to the lowest token id.
+    """Draw as `begin_draw` does, and wait for it: int32[rows]."""
+    return begin_draw(logits, rows, fused).taken()
+
+
+def begin_draw(
+    logits: torch.Tensor, rows: DrawRows | None, fused: FusedDraw | None = None
+) -> Draws:
+    """Draw one token per row; equal scores go to the lowest token id.
 
     -1: the row's logits have no finite maximum (NaN, infinite, or everything banned), so there is
     no law to draw from.
@@ -112,15 +145,18 @@ def draw(logits: torch.Tensor, rows: DrawRows | None, fused: FusedDraw | None = 
             token_ids[index] = _draw_sampled(
                 logits[index], maxima[index], rows.take(sampled), fused
             )
-    drawn: TokenArray = received(torch.where(maxima.abs() < torch.inf, token_ids, -1).int())
-    unsettled = np.flatnonzero(drawn == _UNSETTLED)
-    if rows is not None and len(unsettled):
-        index = sent(unsettled, logits.device)
-        late = rows.take(unsettled)
-        drawn[unsettled] = received(
-            _draw_sampled(logits[index], maxima[index], late, fused, sorts=True)
-        )
-    return drawn
+
+    def settle(drawn: TokenArray) -> TokenArray:
+        unsettled = np.flatnonzero(drawn == _UNSETTLED)
+        if rows is not None and len(unsettled):
+            index = sent(unsettled, logits.device)
+            late = rows.take(unsettled)
+            drawn[unsettled] = received(
+                _draw_sampled(logits[index], maxima[index], late, fused, sorts=True)
+            )
+        return drawn
+
+    return Draws(torch.where(maxima.abs() < torch.inf, token_ids, -1).int(), settle)
 
 
 def _draw_sampled(

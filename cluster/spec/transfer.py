@@ -19,9 +19,24 @@ def sent(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
     return tensor.to(device, non_blocking=True)
 
 
+class Transfer:
+    """A tensor's numbers on their way to the host."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._copy = tensor.to("cpu", non_blocking=True)  # pinned, of a GPU's
+        self._done: torch.cuda.Event | None = None
+        if tensor.is_cuda:
+            self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._done.record(torch.cuda.current_stream(tensor.device))
+
+    def received(self) -> npt.NDArray[Any]:
+        """The numbers, once the device has done all that it was asked before the transfer."""
+        if self._done is not None:
+            self._done.synchronize()
+        array: npt.NDArray[Any] = self._copy.numpy()
+        return array
+
+
 def received(tensor: torch.Tensor) -> npt.NDArray[Any]:
     """The tensor's numbers on the host, once the device has done all that it was asked before."""
-    array: npt.NDArray[Any] = tensor.to("cpu", non_blocking=True).numpy()  # pinned, of a GPU's
-    if tensor.is_cuda:
-        torch.cuda.current_stream(tensor.device).synchronize()
-    return array
+    return Transfer(tensor).received()

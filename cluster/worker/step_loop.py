@@ -17,7 +17,7 @@ from cluster.core import Clock
 from cluster.messages import StepReport, TextVerdict, VerdictFrame, WorkerDescription
 from cluster.plan.controller import Controller
 from cluster.plan.fence import Fence
-from cluster.plan.in_flight import InFlight, Moment, Plan, Round
+from cluster.plan.in_flight import PLAIN, InFlight, Moment, Plan, Round
 from cluster.requests.fields import NO_LAWS, PlainWhy
 from cluster.spec.budget import NO_DRAFTS, Ask
 from cluster.worker.mailbox import Mail, TargetStream
@@ -36,7 +36,8 @@ class Step:
 
     former_at: when the last one began; 0 = this one does not follow at once.  asked, drafted: the
     drafts since then, and the ask that led to them.  settled_s: the time of all other work since
-    then.  began_at: when it began itself.  decoding: the texts that `plan` is for.
+    then.  began_at: when it began itself.  decoding: the texts that `plan` is for.  ahead: those
+    whose next step may begin before this one's tokens are known.
     """
 
     former_at: float = 0.0
@@ -45,6 +46,7 @@ class Step:
     settled_s: float = 0.0
     began_at: float = 0.0
     decoding: Sequence[TargetText] = ()
+    ahead: Sequence[TargetText] = ()
     plan: Plan = field(default_factory=lambda: Plan([]))
 
     def told(self, stepped: StepAnswers) -> StepReport:
@@ -132,7 +134,7 @@ class StepLoop:
     # A step
 
     def _step(self, step: Step) -> None:
-        stepped = self._verify(self._choose(step))
+        stepped = self._verify(step, self._choose(step))
         if stepped is None:
             step.former_at = step.began_at
             return
@@ -154,12 +156,22 @@ class StepLoop:
         self._coming = Step(step.began_at, step.plan.ask, drafted, settled_s)
 
     def _choose(self, step: Step) -> list[TargetText]:
-        """Choose the texts of a step, and the nodes to verify; returns the texts."""
+        """Choose the texts of a step, and the nodes to verify; returns the texts to submit."""
         step.began_at = self._clock()
-        batch = self.texts.next_batch(self._max_rows)
+        # A step that runs already has its texts alone: the others wait for the one behind it.
+        begun = self._verifier.ahead
+        for text in begun:
+            text.in_flight = PLAIN
+        ready = self.texts.next_batch(self._max_rows)
+        batch = begun or ready
         step.decoding = [text for text in batch if text.is_decoding]
         others = [text for text in batch if not text.is_decoding]
         step.plan = self._plan(step.decoding)
+        step.ahead = [text for text in batch if text.remaining > 1 and not text.stream.is_parked]
+        if others or (begun and ready) or not step.plan.is_plain:
+            step.ahead = []
+        if begun:
+            step.plan = replace(step.plan, in_flight=[PLAIN] * len(begun))
         for text, in_flight in zip(step.decoding, step.plan.in_flight, strict=True):
             text.in_flight, text.chosen_at = in_flight, step.began_at
         # Texts that are scored share the rows of a chunk, which leaves room for decoding texts.
@@ -167,7 +179,7 @@ class StepLoop:
         rows //= max(sum(text.is_scored for text in others), 1)
         for text in others:
             text.in_flight, text.chosen_at = InFlight(text.forced_tree(rows)), None
-        return batch
+        return [] if begun else ready
 
     def _plan(self, decoding: Sequence[TargetText]) -> Plan:
         if not decoding:
@@ -195,7 +207,7 @@ class StepLoop:
             text.ask = NO_DRAFTS
         return Plan.plain(decoding, PlainWhy.FAULT)
 
-    def _verify(self, batch: Sequence[TargetText]) -> StepAnswers | None:
+    def _verify(self, step: Step, batch: Sequence[TargetText]) -> StepAnswers | None:
         """Make the engine's step; returns None if there is none, or it failed and is contained."""
         verifier = self._verifier
         try:
@@ -205,7 +217,7 @@ class StepLoop:
             self.texts.take_refusals(refused)
             if not verifier.has_pending:
                 return None
-            stepped = verifier.step()
+            stepped = verifier.step(step.ahead)
         except Exception as error:
             log.exception("engine step failed count=%d", len(batch))
             self.texts.contain(error)

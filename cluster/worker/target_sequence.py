@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from cluster.core import EMPTY_TOKENS, EMPTY_TREE, TokenArray, TokenTree, token_array
+from cluster.core import EMPTY_TREE, TokenArray, TokenTree, token_array
 from cluster.engine.beam_search import BeamRun
 from cluster.engine.draw.native import DrawKernels, DrawShare
 from cluster.errors import RequestError, WorkerError
@@ -17,9 +17,10 @@ from cluster.requests.fields import Redraw
 from cluster.spec.draw import (
     ROWS_AT_ONCE,
     DrawRows,
+    Draws,
     FusedDraw,
     Indices,
-    draw,
+    begin_draw,
     gap_of,
     winner_among,
 )
@@ -30,6 +31,7 @@ from cluster.spec.tree import depths
 from cluster.worker.texts import TargetText
 
 NO_LOGITS = torch.empty(0)
+_NO_DRAWS = Draws(torch.empty(0, dtype=torch.int32))
 
 
 class TargetSequence:
@@ -135,31 +137,50 @@ class TargetSequence:
         return self._counts
 
 
-def draw_all(
-    batch: Sequence[TargetSequence],
-    native: DrawKernels | None = None,
-    fused: FusedDraw | None = None,
-) -> list[TokenArray | None]:
-    """Return the target's draws of each sequence, int32[n + 1]; -1 for a row without a valid law.
+class BatchDraws:
+    """The target's draws of each sequence of a step; the first ones are under way at once.
 
-    None: the sequence's law of acceptance draws nothing beforehand (`cluster.worker.step_rows`).
-
-    native: faster draws for logits on the CPU; fused: for logits on a GPU.  The draws are the same
-    without them.  If a sequence's output is given, its tokens replace the draws.
+    token_ids: int32[rows] of these, on the logits' device; see `Draws`, and `TargetSequence.start`.
     """
-    rows = np.cumsum([each.num_rows for each in batch])
-    count = max(int((rows <= ROWS_AT_ONCE).sum()), 1)
-    batch, others = batch[:count], batch[count:]
-    start = 0
-    coupled = [each for each in batch if each.params.is_coupled]
-    for each in coupled:
-        each.start, start = start, start + each.num_rows
-        each.ask_hook()
-    token_ids = _draw_all(coupled, native, fused) if coupled else EMPTY_TOKENS
-    found = [
-        _forced(each, token_ids[each.rows]) if each.params.is_coupled else None for each in batch
-    ]
-    return found + draw_all(others, native, fused) if others else found
+
+    def __init__(
+        self,
+        batch: Sequence[TargetSequence],
+        native: DrawKernels | None = None,
+        fused: FusedDraw | None = None,
+    ) -> None:
+        """native: faster draws for logits on the CPU; fused: for logits on a GPU.  The draws are
+        the same without them."""
+        self._native, self._fused = native, fused
+        rows = np.cumsum([each.num_rows for each in batch])
+        count = max(int((rows <= ROWS_AT_ONCE).sum()), 1)
+        self._batch, self._others = batch[:count], batch[count:]
+        start = 0
+        coupled = [each for each in self._batch if each.params.is_coupled]
+        for each in coupled:
+            each.start, start = start, start + each.num_rows
+            each.ask_hook()
+        self._draws = _draw_all(coupled, native, fused) if coupled else _NO_DRAWS
+        self.token_ids = self._draws.token_ids
+
+    @property
+    def on_device(self) -> TokenArray:
+        """`token_ids` on the host, once the device has drawn them."""
+        return self._draws.on_device
+
+    def taken(self) -> list[TokenArray | None]:
+        """Return int32[n + 1] of each sequence, -1 for a row without a valid law; None: its law of
+        acceptance draws nothing beforehand (`cluster.worker.step_rows`).
+
+        If a sequence's output is given, its tokens replace the draws."""
+        token_ids = self._draws.taken()
+        found = [
+            _forced(each, token_ids[each.rows]) if each.params.is_coupled else None
+            for each in self._batch
+        ]
+        if self._others:
+            found += BatchDraws(self._others, self._native, self._fused).taken()
+        return found
 
 
 def _forced(sequence: TargetSequence, draws: TokenArray) -> TokenArray:
@@ -194,7 +215,7 @@ def _draw_all(
     batch: Sequence[TargetSequence],
     native: DrawKernels | None,
     fused: FusedDraw | None,
-) -> TokenArray:
+) -> Draws:
     is_adjusted, masks = any(map(_is_adjusted, batch)), [each.mask for each in batch]
     if any(each.truncated and each.params.temperature > 0.0 for each in batch):
         native = None
@@ -209,7 +230,7 @@ def _draw_all(
     if native is not None:
         rows = [logits[each.rows] for each in batch]
         return _draw_natively(batch, rows, [None] * len(batch), native)
-    return draw(logits, _draw_rows(batch), fused)
+    return begin_draw(logits, _draw_rows(batch), fused)
 
 
 def adjusted(sequence: TargetSequence) -> torch.Tensor:
@@ -235,7 +256,7 @@ def _draw_natively(
     logits: Sequence[torch.Tensor],
     masks: Sequence[TokenMask | None],
     native: DrawKernels,
-) -> TokenArray:
+) -> Draws:
     """Draw at all rows; no law may truncate.  logits, masks: of each sequence."""
     rows = [each.contiguous() for each in logits]
     shares = [
@@ -261,7 +282,7 @@ def _draw_natively(
             among = _allowed(masks[index], inner, values.shape[1])
         triple = (sequence.seed, int(sequence.positions[inner]), params.stream)
         winners.token_ids[row] = winner_among(values[inner], among, params.temperature, triple)
-    return winners.token_ids
+    return Draws(torch.from_numpy(winners.token_ids))
 
 
 def _allowed(mask: TokenMask | None, row: int, vocab_size: int) -> Indices:

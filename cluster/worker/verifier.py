@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from cluster.core import Clock, TokenArray, TokenLogprob, TokenTree, Verdict
+from cluster.core import EMPTY_TREE, Clock, TokenArray, TokenLogprob, TokenTree, Verdict
 from cluster.draft.inside import WANTS_NOTHING, StepRows, StepWants
 from cluster.engine.cpu import kernels
-from cluster.engine.work import Output, Work
+from cluster.engine.work import Drawn, Output, Work
 from cluster.errors import DrafthouseError, RequestError, WorkerError
 from cluster.messages import StepReport
 from cluster.records import record
@@ -29,6 +29,7 @@ from cluster.spec.logits_hook import LogitsHook
 from cluster.spec.logprobs import token_logprobs
 from cluster.spec.tree import walk_draws
 from cluster.spec.tree_check import are_sound, check_tree
+from cluster.worker.next_step import NextStep
 from cluster.worker.step_rows import (
     Answered,
     beam_verdict,
@@ -36,7 +37,7 @@ from cluster.worker.step_rows import (
     rows_of_step,
     walk_by_ratio,
 )
-from cluster.worker.target_sequence import NO_LOGITS, TargetSequence, draw_all, no_law
+from cluster.worker.target_sequence import NO_LOGITS, BatchDraws, TargetSequence, no_law
 from cluster.worker.texts import TargetText
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ class Verifier:
         self._fused = fused_draw(engine.device, engine.vocab_size)
         self._sequences: dict[str, TargetSequence] = {}
         self._num_beam_rows = 0  # in the engine's answers of the present step
+        self._next = NextStep(engine)
 
     @property
     def drawn_by(self) -> str:
@@ -96,7 +98,12 @@ class Verifier:
     @property
     def has_pending(self) -> bool:
         """True if `step` has something to do."""
-        return self._engine.has_pending
+        return bool(self._next.outputs) or self._engine.has_pending
+
+    @property
+    def ahead(self) -> list[TargetText]:
+        """The texts whose next step runs already, without drafts; `step` answers these."""
+        return [*self._next.texts.values()]
 
     def submit(self, asked: Sequence[tuple[TargetText, TokenTree]]) -> dict[str, DrafthouseError]:
         """Queue texts, each with a tree that continues it; `step` answers them.
@@ -123,12 +130,16 @@ class Verifier:
         Their adapters are freed later, because a text may come back in another generation."""
         for request_id in request_ids:
             sequence = self._sequences.pop(request_id, None)
+            self._next.drop(request_id)
             if sequence is not None:
                 sequence.text.held_len = 0
                 self._engine.release(request_id)
 
-    def step(self) -> StepAnswers:
-        """Run one forward over the texts that the engine picks; answers each completed one."""
+    def step(self, ahead: Sequence[TargetText] = ()) -> StepAnswers:
+        """Run one forward over the texts that the engine picks; answers each completed one.
+
+        ahead: texts of this step whose next one has no drafts: where the engine can, and this one
+        has no drafts either, it begins before the host knows what this one draws (`ahead`)."""
         started_at = self._clock()
         self.last_rows, self._num_beam_rows = (), 0
         outputs: list[Output] = []
@@ -136,10 +147,13 @@ class Verifier:
         verdicts: list[Verdict] = []
         missed: list[str] = []
         refused: dict[str, DrafthouseError] = {}
-        for output in self._engine.step(self._wants.taps):
+        begun = self._next.taken()
+        for output in begun or self._engine.step(self._wants.taps):
             name = output.request_id
             sequence = self._sequences[name]
             sequence.is_pending = False
+            if begun:
+                sequence.begin(EMPTY_TREE)
             if sequence.search is not None:
                 self._search(sequence, output, verdicts, refused)
             elif output.logits is not None:
@@ -152,8 +166,10 @@ class Verifier:
                 sequence.text.held_len = output.have_len or 0
                 missed.append(name)
         answered: list[Answered] = []
-        draws = draw_all(batch, self._native, self._fused) if batch else []
-        for sequence, output, drawn in zip(batch, outputs, draws, strict=True):
+        draws = BatchDraws(batch, self._native, self._fused)
+        if ahead and self._wants == WANTS_NOTHING and len(draws.token_ids) == len(batch):
+            self._begin_next({text.id for text in ahead}, batch, draws)
+        for sequence, output, drawn in zip(batch, outputs, draws.taken(), strict=True):
             try:
                 verdict = self._conclude(sequence, drawn, output.num_cached)
             except (WorkerError, RequestError) as error:
@@ -169,8 +185,18 @@ class Verifier:
         report = self._report(started_at, batch, answered)
         taps = self._engine.last_step.taps
         self.last_rows = rows_of_step(self._wants, taps, answered, self._sequences.values())
+        self._next.end(answered, draws)
         self._engine.drop_unused_adapters()
         return StepAnswers(verdicts, missed, refused, report)
+
+    def _begin_next(
+        self, names: set[str], batch: Sequence[TargetSequence], draws: BatchDraws
+    ) -> None:
+        # Of those alone that have an answer: the engine may have lost tokens of the others.
+        going = [each for each in batch if each.text.id in names]
+        works = [self._work(each, len(each.text.tokens), np.zeros(1, np.int32)) for each in going]
+        rows = {each.text.id: each.start for each in going}
+        self._next.begin(works, Drawn(draws.token_ids, rows))
 
     def _admit(self, text: TargetText, tree: TokenTree) -> None:
         """Queue one text; raises if it cannot be served."""
@@ -181,21 +207,25 @@ class Verifier:
         if sequence.search is not None:
             work = sequence.search.work()
         else:
-            held = text.held_len
-            work = Work(
-                text.id,
-                held,
-                text.tokens.since(held),
-                sequence.tree,
-                0,
-                text.tokens.hash_at(held),
-                text.opened.tenant,
-                self._num_top(text),
-                adapter=sequence.adapter,
-            )
+            work = self._work(sequence, text.held_len, text.tokens.since(text.held_len))
         self._engine.submit(work)
         sequence.is_pending = True
         self._sequences[text.id] = sequence
+
+    def _work(self, sequence: TargetSequence, held_len: int, delta: TokenArray) -> Work:
+        """The work for the text's tokens behind those that the engine holds, and for its tree."""
+        text = sequence.text
+        return Work(
+            text.id,
+            held_len,
+            delta,
+            sequence.tree,
+            0,
+            text.tokens.hash_at(held_len),
+            text.opened.tenant,
+            self._num_top(text),
+            adapter=sequence.adapter,
+        )
 
     def _open(self, text: TargetText) -> TargetSequence:
         engine, hook, beams = self._engine, self._open_hook(text), text.params.beams
@@ -219,7 +249,8 @@ class Verifier:
         context_len = len(text.tokens)
         if token_ids[-1] < 0:
             raise no_law(context_len + len(path))
-        self._engine.retain(text.id, path.tolist())
+        if len(sequence.tree):
+            self._engine.retain(text.id, path.tolist())
         text.held_len = context_len + len(path)
         logprobs = _logprobs(sequence, path, token_ids)
         return Verdict(

@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from cluster.core import SamplingParams
 from tests.support.engine.captures import Recorder
 from tests.support.engine.interpreter import interpreted
 from tests.support.gpu.load import VOCAB_SIZE, Arrival, null_engine, play, text_behind
@@ -52,19 +53,46 @@ def _are_right(arrivals: list[Arrival], outputs: dict[int, list[int]]) -> bool:
 
 
 @interpreted
-@pytest.mark.parametrize("drafts", [False, True], ids=["plain", "drafts"])
+@pytest.mark.parametrize("way", ["plain", "ahead", "drafts"])
 @pytest.mark.parametrize("seed", range(4))
 def test_texts_that_stop_are_cancelled_and_preempted_say_what_they_say_alone(
-    llama_folder: Path, seed: int, *, drafts: bool
+    llama_folder: Path, seed: int, way: str
 ) -> None:
     arrivals, recorder = _arrivals(seed), Recorder()
     engine = null_engine(llama_folder, recorder, num_pages=_FEW_PAGES, page_size=16)
     before = recorder.num_replays
-    played = play(engine, arrivals, max_running=8, drafts=drafts, seed=seed)
+    is_ahead = way == "ahead"
+    played = play(
+        engine, arrivals, max_running=8, drafts=way == "drafts", ahead=is_ahead, seed=seed
+    )
     assert _are_right(arrivals, played.outputs)
     assert {i for i, each in enumerate(arrivals) if each.cancelled_at is None} <= {*played.outputs}
     assert played.num_missed > 0, "nothing was preempted"
     assert recorder.num_replays - before > played.num_steps // 2
+    assert (played.num_ahead > played.num_steps // 8) == is_ahead
+
+
+@interpreted
+@pytest.mark.parametrize(
+    "params",
+    [{}, {"top_p": 0.9, "min_p": 0.01}, {"presence_penalty": 1.0, "frequency_penalty": 0.5}],
+    ids=["all", "truncated", "penalised"],
+)
+def test_a_step_that_runs_ahead_draws_as_others_do(
+    llama_folder: Path, params: dict[str, float]
+) -> None:
+    drawn = SamplingParams(temperature=3.0, seed=7, max_tokens=10_000, **params)
+    engine = null_engine(llama_folder, Recorder(), num_pages=_FEW_PAGES, page_size=16)
+    one, other = (
+        play(engine, _arrivals(1), max_running=8, drafts=False, ahead=ahead, params=drawn)
+        for ahead in (False, True)
+    )
+    assert other.num_ahead > 0 == one.num_ahead
+    both = one.outputs.keys() & other.outputs.keys()
+    assert len(both) > 8
+    for index in both:
+        length = min(len(one.outputs[index]), len(other.outputs[index]))
+        assert one.outputs[index][:length] == other.outputs[index][:length]
 
 
 @interpreted

@@ -13,6 +13,7 @@ from cluster.messages import PoolTree, TextName
 from tests.support.worker.residents import GreedyOracle, resident
 from tests.support.worker.steps import desk_of, steps, written
 from tests.support.worker.texts import GREEDY, PROMPT, VOCAB_SIZE, opened, plain, pool_tree
+from tests.support.worker.toy_engine import ToyEngine
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "another hash": ({"prefix_hash": 5}, "prefix_hash is not that of token_ids"),
@@ -209,17 +210,21 @@ async def test_a_pool_tree_that_does_not_fit_is_dropped_without_an_answer(
     assert not any(desk.refusals.values())
 
 
-async def test_a_pool_tree_that_was_overtaken_is_dropped() -> None:
-    text = plain()
-    async with desk_of(opened(drafters=("p",))) as desk:
+@pytest.mark.parametrize("ahead", [0, 1])
+async def test_a_pool_tree_that_was_overtaken_is_dropped(ahead: int) -> None:
+    """And one that comes while a step runs ahead is verified by the step behind it."""
+    text, engine = plain(), ToyEngine(runs_ahead=ahead > 0)
+    async with desk_of(opened(drafters=("p",)), engine=engine) as desk:
         for _ in range(3):
             await desk.turn()
-        newer = pool_tree([*PROMPT, *text[:3]], TokenTree.chain(text[3:5]))
+        newer = pool_tree([*PROMPT, *text[:3]], TokenTree.chain(text[3:6]))
         older = pool_tree([*PROMPT, *text[:2]], TokenTree.chain(text[2:9]))
         desk.post(trees=[newer])
         desk.post(trees=[older])
-        await desk.turn()
-    assert desk.verdicts["r"][3].num_nodes == 2
+        for _ in range(1 + ahead):
+            await desk.turn()
+    assert [each.num_nodes for each in desk.verdicts["r"][3:]] == [[3], [0, 2]][ahead]
+    assert engine.num_ahead == 2 * ahead
 
 
 async def test_parameters_reach_the_draws() -> None:

@@ -15,6 +15,7 @@ from cluster.requests.fields import PlainWhy
 from tests.support.worker.residents import GreedyOracle, resident
 from tests.support.worker.steps import Desk, Steps, desk_of, steps
 from tests.support.worker.texts import LAWS, PROMPT, opened, plain, pool_tree
+from tests.support.worker.toy_engine import ToyEngine
 
 NAMES = ("b", "p", "a", "q")  # as an `Open` has them: neither the pool's nor the residents' order
 B, P, A, Q = 1, 2, 4, 8
@@ -67,7 +68,7 @@ async def test_each_node_counts_for_all_that_proposed_it() -> None:
 
 
 async def test_a_tree_of_the_pool_that_is_some_steps_old_is_followed_with_its_sources() -> None:
-    async with steps() as target:
+    async with steps(ToyEngine(runs_ahead=False)) as target:
         desk = await begun(target)
         for _ in range(2):
             await target.turn()

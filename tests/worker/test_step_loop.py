@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
 
-from cluster.core import FinishReason, SamplingParams, TokenTree
+from cluster.core import FinishReason, SamplingParams, TokenArray, TokenTree
 from cluster.messages import Heartbeat, TextName
 from cluster.requests.fields import PlainWhy
+from cluster.worker.target_sequence import BatchDraws
 from tests.support.worker.residents import GreedyOracle, resident
 from tests.support.worker.steps import desk_of, steps, written
 from tests.support.worker.texts import GREEDY, LAWS, PROMPT, SEEDED, opened, plain, pool_tree
@@ -25,6 +27,23 @@ async def test_a_text_runs_to_its_end_without_a_word_from_the_coordinator(
     assert (desk.text(), desk.reason()) == (plain(params=params), LENGTH)
     assert desk.target.engine.contexts == {}
     assert len(desk.target.texts) == 0
+
+
+@LAWS
+@pytest.mark.parametrize("every", [1, 2, 3])
+async def test_a_step_that_runs_ahead_with_another_token_than_was_drawn_has_no_part_in_the_text(
+    params: SamplingParams, every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counter, right = itertools.count(), BatchDraws.on_device.fget
+
+    def on_device(draws: BatchDraws) -> TokenArray:
+        return right(draws) - (next(counter) % every == 0)
+
+    monkeypatch.setattr(BatchDraws, "on_device", property(on_device))
+    desk = await written(opened(params=params))
+    assert desk.text() == plain(params=params)
+    # All of them began one, but the prompt's and the last two.
+    assert next(counter) == params.max_tokens - 2
 
 
 @LAWS

@@ -129,11 +129,14 @@ class GraphedForward:
         fitting = () if self.has_failed else (each for each in self._widths if each >= num_rows)
         return next(iter(fitting), num_rows)
 
-    def __call__(self, batches: Sequence[Batch]) -> StepOutputs | None:
+    def __call__(
+        self, batches: Sequence[Batch], token_ids: torch.Tensor | None = None
+    ) -> StepOutputs | None:
         """The caller's own tensors; None: run the step eagerly.
 
-        batches: of each group of layers one, padded to its `width`.  Call in inference mode.
-        Raises RuntimeError when the device fails."""
+        batches: of each group of layers one, padded to its `width`.  token_ids: of the first rows,
+        on the device, in place of the batch's.  Call in inference mode.  Raises RuntimeError when
+        the device fails."""
         batch = batches[0]
         if (
             self.has_failed
@@ -149,6 +152,9 @@ class GraphedForward:
         replay = self._replays.get((form, taps)) or self._captured(form, batch.num_rows, taps)
         if replay is None:
             return None
+        if token_ids is not None:
+            words = self._stagings[0].words[: self._num_index_words(batch.num_rows)]
+            words.view(torch.int64)[: len(token_ids)] = token_ids
         replay()
         logits = self._logits[: len(batch.logit_rows)].clone()
         return StepOutputs(logits, self._taps[taps][: batch.num_rows].clone() if taps else None)

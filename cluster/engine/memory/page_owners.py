@@ -20,7 +20,7 @@ from cluster.config.schema import EngineConfig
 from cluster.core import EMPTY_TREE, TokenArray, TokenTree
 from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.memory.prefix_cache import CachedPage, PagePool, PrefixCache, num_usable
-from cluster.engine.memory.sequence import Sequence, check_retained, starts_with
+from cluster.engine.memory.sequence import NO_SLOTS, Sequence, Slots, check_retained, starts_with
 from cluster.engine.memory.states import StateOwners
 from cluster.engine.work import Work
 
@@ -61,6 +61,15 @@ class PageOwners:
         sequence = self.sequences.pop(request_id, None)
         if sequence is not None:
             self.evacuate(sequence)
+
+    def slots(self, request_id: str, layer: int) -> Slots:
+        """A copy of the slots of the request's tokens and nodes: int64[tokens + nodes]."""
+        sequence = self.sequences.get(request_id)
+        if sequence is None:
+            return NO_SLOTS
+        self._cache.settle()  # who asks for slots reads them
+        table = sequence.tables[self._cache.group_of[layer]]
+        return table.slots[: sequence.num_slots_used].copy()
 
     def adapters_in_use(self) -> set[int]:
         """The adapters that requests run with, or are about to."""

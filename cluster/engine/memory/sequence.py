@@ -15,6 +15,8 @@ from cluster.engine.work import Work
 from cluster.errors import ProtocolError
 from cluster.spec.token_log import TokenLog
 
+Slots = npt.NDArray[np.int64]
+NO_SLOTS: Slots = np.empty(0, np.int64)
 _INITIAL_CAPACITY = 256
 
 
@@ -29,12 +31,10 @@ class PageTable:
     page_size: int
     pages: list[int] = field(default_factory=list)
     num_released: int = 0
-    _slots: npt.NDArray[np.int64] = field(
-        default_factory=lambda: np.empty(_INITIAL_CAPACITY, np.int64)
-    )
+    _slots: Slots = field(default_factory=lambda: np.empty(_INITIAL_CAPACITY, np.int64))
 
     @property
-    def slots(self) -> npt.NDArray[np.int64]:
+    def slots(self) -> Slots:
         """int64[len(pages) * page_size], slot by position; a view."""
         return self._slots[: len(self.pages) * self.page_size]
 

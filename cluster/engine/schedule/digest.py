@@ -11,22 +11,21 @@ import hashlib
 from collections.abc import Sequence
 
 from cluster.engine.memory.prefix_cache import PagePool
-from cluster.engine.schedule.batch import Pick
 from cluster.engine.schedule.scheduler import Schedule
 
 _DIGEST_BYTES = 8  # a tensor element
 
 
-def step_digest(schedule: Schedule, picks: Sequence[Pick], pools: Sequence[PagePool]) -> int:
+def step_digest(schedule: Schedule, pools: Sequence[PagePool]) -> int:
     """An int64 digest of the rows, tokens and slots of a step, of its answers without a forward,
     and of the numbers of free and cached pages, which later steps depend on.
 
-    picks: in the order of their rows, not committed yet.  O(rows), not of the contexts' lengths:
-    these enter by the prefix hash and the number of their pages.
+    Its picks are not committed yet.  O(rows), not of the contexts' lengths: these enter by the
+    prefix hash and the number of their pages.
     """
     told: list[object] = [schedule.num_rows, schedule.num_preempted]
     told += [(pool.num_free, pool.num_idle) for pool in pools]
-    for pick in picks:
+    for pick in schedule.picks:
         sequence, work = pick.sequence, pick.work
         length, tree = sequence.cached_len, work.tree
         stop = length + pick.num_delta + len(tree)

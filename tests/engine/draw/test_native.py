@@ -15,7 +15,7 @@ from cluster.messages import Open
 from cluster.spec.logits_hook import TokenMask
 from cluster.spec.logprobs import top_tokens
 from cluster.spec.noise import gumbel, gumbel_rows
-from cluster.worker.target_sequence import TargetSequence, draw_all
+from cluster.worker.target_sequence import BatchDraws, TargetSequence
 from cluster.worker.texts import TargetText
 from tests.support.choices import pairwise
 
@@ -40,7 +40,7 @@ def evaluated(
 
 
 def assert_equal_draws(kernels: Kernels, batch: list[TargetSequence]) -> None:
-    expected, found = draw_all(batch), draw_all(batch, kernels.draws)
+    expected, found = BatchDraws(batch).taken(), BatchDraws(batch, kernels.draws).taken()
     assert [each.tolist() for each in found] == [each.tolist() for each in expected]
 
 
@@ -53,8 +53,8 @@ def test_many_rows_are_drawn_from_in_parts_as_each_by_itself() -> None:
         )
         for seed, rows in enumerate((100, 156, 1, 300, 7, 8))
     ]
-    expected = [draw_all([each])[0] for each in batch]
-    found = draw_all(batch)
+    expected = [BatchDraws([each]).taken()[0] for each in batch]
+    found = BatchDraws(batch).taken()
     assert [each.tolist() for each in found] == [each.tolist() for each in expected]
 
 
@@ -78,7 +78,7 @@ def test_draws_are_those_of_the_whole_noise(
         parents = [-1, 0, 0, -1, 3, 4, 2, 0]
         batch.append(evaluated(params, logits, parents, int(generator.integers(5000))))
     assert_equal_draws(kernels, batch)
-    found = draw_all(batch, kernels.draws)
+    found = BatchDraws(batch, kernels.draws).taken()
     assert all(each[[3, 4, 6]].tolist() == [-1, -1, -1] for each in found)
 
 
@@ -95,7 +95,9 @@ def test_what_is_done_to_the_logits_before_the_draw_is_done(
         SamplingParams(temperature, seed=5, min_tokens=9, stop_token_ids=(3, 4)),
     ]
     assert_equal_draws(kernels, [evaluated(params, logits) for params in (plain, *adjusted)])
-    assert draw_all([evaluated(adjusted[0], logits)], kernels.draws)[0].tolist() == [7] * 5
+    assert (
+        BatchDraws([evaluated(adjusted[0], logits)], kernels.draws).taken()[0].tolist() == [7] * 5
+    )
     assert torch.equal(logits, untouched)
 
 
@@ -138,7 +140,7 @@ def test_masked_draws_are_those_of_the_masked_law(
     untouched = logits.clone()
     batch = [masked, evaluated(params, logits), evaluated(replace(params, seed=6), logits)]
     assert_equal_draws(kernels, batch)
-    found = draw_all(batch, kernels.draws)[0].tolist()
+    found = BatchDraws(batch, kernels.draws).taken()[0].tolist()
     assert allowed[0, found[0]]
     assert found[1] == vocab_size - 1
     assert found[3] == found[4] == -1

@@ -35,7 +35,7 @@ def _digest(*, taken: int | None = None, num_pages: tuple[int, int] = (16, 16)) 
         # The pools count alike again: the step's slots alone differ.
         page_owners.pools[taken].drop(0)
     pick = Pick(sequence, Work("a", 0, token_array(range(6))), 6, completes=True)
-    return step_digest(Schedule([pick], num_rows=6), [pick], page_owners.pools)
+    return step_digest(Schedule([pick], num_rows=6), page_owners.pools)
 
 
 def test_equal_ranks_agree() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from cluster.engine.engine import Engine
 from cluster.engine.schedule.batch import Pick
 from tests.support.clock import FakeClock
@@ -16,9 +18,9 @@ def slow_down(engine: Engine, costs: tuple[float, float]) -> FakeClock:
     costs: seconds of a step, and of each of its rows."""
     clock, forward = FakeClock(0.0), engine.forward
 
-    def slowed(picks: list[Pick], taps: tuple[int, ...]) -> object:
+    def slowed(picks: list[Pick], *others: Any) -> object:
         clock.now += costs[0] + costs[1] * sum(pick.num_rows for pick in picks)
-        return forward(picks, taps)
+        return forward(picks, *others)
 
     engine._clock = clock
     slowed.timed = forward.timed  # type: ignore[attr-defined]

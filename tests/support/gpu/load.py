@@ -119,18 +119,28 @@ class Arrival:
 
 @dataclass(slots=True, eq=False)
 class Played:
-    """num_steps: that ran a forward.  num_missed: how often a text had lost its pages.  outputs: of
-    each text that was not cancelled."""
+    """num_steps: that ran a forward.  num_ahead: of them those that began before the tokens of the
+    step before were known.  num_missed: how often a text had lost its pages.  outputs: of each text
+    that was not cancelled."""
 
     num_steps: int = 0
+    num_ahead: int = 0
     num_missed: int = 0
     outputs: dict[int, list[int]] = field(default_factory=dict)
 
 
 def play(
-    engine: Engine, arrivals: Sequence[Arrival], *, max_running: int, drafts: bool, seed: int = 0
+    engine: Engine,
+    arrivals: Sequence[Arrival],
+    *,
+    max_running: int,
+    drafts: bool,
+    ahead: bool = False,
+    seed: int = 0,
+    params: SamplingParams = _GREEDY,
 ) -> Played:
-    """Serve the texts.  drafts: each step of a text brings a tree around what follows."""
+    """Serve the texts.  drafts: each step of a text brings a tree around what follows.  ahead:
+    steps without drafts run ahead."""
     verifier, played = Verifier(engine), Played()
     waiting, running = list(enumerate(arrivals)), dict[int, tuple[Session, Any, Arrival]]()
     pending: set[str] = set()
@@ -140,7 +150,7 @@ def play(
             index, each = waiting.pop(0)
             truth = text_behind(each.prompt, each.num_tokens + 8)
             drafter = half_right(truth, seed + index, VOCAB_SIZE) if drafts else no_drafts
-            running[index] = Session(str(index), each.prompt, _GREEDY), drafter, each
+            running[index] = Session(str(index), each.prompt, params), drafter, each
         for index, (session, _, each) in [*running.items()]:
             is_over = len(session.output) >= each.num_tokens
             if is_over:
@@ -159,11 +169,13 @@ def play(
         assert verifier.submit(asked) == {}
         if not verifier.has_pending:
             continue
-        answers = verifier.step()
+        played.num_ahead += bool(verifier.ahead)
+        answers = verifier.step([session.record for session, *_ in running.values()] * ahead)
         assert answers.refused == {}
         played.num_steps += 1
         played.num_missed += len(answers.missed)
         pending -= {*answers.missed, *(each.request_id for each in answers.verdicts)}
+        pending |= {text.id for text in verifier.ahead}
         for verdict in answers.verdicts:
             running[int(verdict.request_id)][0].take(verdict)
     engine.check_integrity()

@@ -40,7 +40,7 @@ from cluster.messages import Open
 from cluster.records import record
 from cluster.spec.draw import DrawRows, draw
 from cluster.spec.sampling import is_truncated, pack
-from cluster.worker.target_sequence import TargetSequence, draw_all
+from cluster.worker.target_sequence import BatchDraws, TargetSequence
 from cluster.worker.texts import TargetText
 from tests.support.gpu.counting import META, Counting
 from tests.support.gpu.launches import Launch
@@ -262,7 +262,7 @@ def _drawing_bytes(num_rows: int, vocab_size: int) -> int:
         batch[-1].tree = tree
         batch[-1].logits = torch.zeros((_WIDTH, vocab_size), device=META)
     with torch.no_grad(), Counting(answer=lambda *_: True) as counting:
-        draw_all(batch, None, draw_tokens)
+        BatchDraws(batch, None, draw_tokens).taken()
     return counting.peak_bytes
 
 

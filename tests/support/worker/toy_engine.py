@@ -7,7 +7,7 @@ per request), so the verifier's tests run in milliseconds.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import torch
@@ -15,7 +15,8 @@ import torch
 from cluster.core import TokenTree
 from cluster.engine.adapters import Adapter, Adapters
 from cluster.engine.schedule.scheduler import PromptPace
-from cluster.engine.work import Output, StepSummary, Work
+from cluster.engine.target_engine import Finish
+from cluster.engine.work import Drawn, Output, StepSummary, Work
 from cluster.errors import RequestError
 from cluster.spec.token_log import prefix_hash
 from tests.support.spec.trees import path_to
@@ -43,6 +44,7 @@ class ToyEngine:
         vocab_size: int = VOCAB_SIZE,
         max_context_len: int = 4096,
         works_per_step: int = 1000,
+        runs_ahead: bool = True,
     ) -> None:
         self.law = law or hashed_law(vocab_size)
         self.vocab_size = vocab_size
@@ -53,6 +55,9 @@ class ToyEngine:
         self.last_step = StepSummary()
         self.pages_total = 1000
         self.pace = PromptPace(512, 1.0)
+        self.runs_ahead = runs_ahead
+        self.num_ahead = 0  # steps that ran ahead
+        self._begun: dict[str, Work] = {}  # works of the step that runs ahead
         self.contexts: dict[str, list[int]] = {}
         self._trees: dict[str, TokenTree] = {}
         self._queue: OrderedDict[str, Work] = OrderedDict()
@@ -81,6 +86,22 @@ class ToyEngine:
             num_nodes=num_nodes,
         )
         return outputs
+
+    def run_ahead(self, works: Sequence[Work], drawn: Drawn) -> Finish | None:
+        if self._queue or not self.runs_ahead:
+            return None
+        self._begun = {work.request_id: work for work in works}
+
+        def finish(lost: Collection[str]) -> list[Output]:
+            """Only now it runs; what a GPU has been told by then must have come true."""
+            for name in self._begun.keys() - lost:
+                work = self._begun[name]
+                assert work.delta.tolist() == [drawn.token_ids[drawn.rows[name]]]
+                self.submit(work)
+            self.num_ahead += 1
+            return self.step()
+
+        return finish
 
     def _num_picked(self) -> int:
         return min(len(self._queue), self.works_per_step)
@@ -112,6 +133,7 @@ class ToyEngine:
 
     def release(self, request_id: str) -> None:
         self._queue.pop(request_id, None)
+        self._begun.pop(request_id, None)
         self.contexts.pop(request_id, None)
         self._trees.pop(request_id, None)
 
