@@ -147,6 +147,8 @@ DRAFTED: dict[str, tuple[str, Make]] = {
     "dspark-pooled": ("llama", pooled(SPARK)),
     "mtp": ("glm4-moe", head("mtp", mtp)),
     "mtp-latent": ("deepseek-v3", head("mtp", mtp)),
+    "mtp-apart": ("qwen3.5", head("mtp", mtp)),
+    "mtp-apart-experts": ("qwen3-next", head("mtp", mtp)),
     "mtp-pooled": ("glm4-moe", pooled(head("mtp", mtp))),
 }
 CASES = {**ACCEPTED, **DRAFTED}
@@ -164,6 +166,7 @@ FEW = [
     "peagle-pooled",
     "dspark",
     "mtp-latent",
+    "mtp-apart",
 ]
 
 

@@ -71,7 +71,7 @@ def check_alike(first: Mapping[str, Proposal], second: Mapping[str, Proposal]) -
 
 
 @pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("name", ["eagle3", "mtp", "mtp-latent"])
+@pytest.mark.parametrize("name", ["eagle3", "mtp", "mtp-latent", "mtp-apart"])
 def test_trees_are_those_of_the_host(
     name: str, law: str, llama_folder: Path, tmp_path: Path
 ) -> None:

@@ -56,7 +56,7 @@ def rows_of(inside: Inside, oracle: Any, tokens: Sequence[int], num_rows: int) -
     return rows[0]
 
 
-@pytest.mark.parametrize("name", ["eagle3", "mtp", "mtp-latent"])
+@pytest.mark.parametrize("name", ["eagle3", "mtp", "mtp-latent", "mtp-apart"])
 def test_the_logits_of_root_and_nodes_are_those_of_a_plain_forward(
     name: str, llama_folder: Path, tmp_path: Path
 ) -> None:

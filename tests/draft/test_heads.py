@@ -46,6 +46,7 @@ UNCACHED: dict[str, Any] = {"prefix_cache": False}
         ("mtp", "llama", {}),
         ("mtp", "llama", {"num_pages": 44}),
         ("mtp-latent", "llama", FEW_PAGES),
+        ("mtp-apart", "llama", FEW_PAGES),
     ],
 )
 def test_what_it_keeps_is_right_after_chunks_hits_accepted_paths_and_preemptions(

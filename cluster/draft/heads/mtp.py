@@ -4,6 +4,9 @@ what follows the next token (DeepSeek-AI 2024).
 A row at position t takes the embedding of token t + 1 and the target's row of position t behind its
 final norm; for drafted tokens its own output stands in for that row, as in EAGLE.  The decoder
 layer itself is transformers' of the target's architecture.
+
+GLM-4.5 and DeepSeek V3 store it behind the last layer, Qwen3-Next and Qwen3.5 apart.  The latter
+hand on the output behind its norm, and their row at position 0 takes its embedding too.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import torch
 from torch import nn
 
 from cluster.draft.heads.checkpoint import (
+    CPU,
     HeadConfig,
     TargetShape,
     TargetWeight,
@@ -26,10 +30,10 @@ from cluster.draft.heads.checkpoint import (
 )
 from cluster.draft.heads.head import Head, HeadSpec
 from cluster.engine.attention import latent, seam
+from cluster.engine.loading.model_config import served_part
 
-# It stands behind the last layer, as in GLM-4.5 and DeepSeek-V3: of what is not the decoder layer,
-# the names there and ours.
-_PREFIX = "model.layers.{}."
+# Of what is not the decoder layer, the names where it stands behind the last layer, those where it
+# is stored apart, and ours.
 _NAMES = {
     "enorm.weight": "embedding_norm.weight",
     "hnorm.weight": "hidden_norm.weight",
@@ -37,6 +41,10 @@ _NAMES = {
     "shared_head.norm.weight": "norm.weight",
     "shared_head.head.weight": "lm_head.weight",
     "embed_tokens.weight": "embed_tokens.weight",
+    "pre_fc_norm_embedding.weight": "embedding_norm.weight",
+    "pre_fc_norm_hidden.weight": "hidden_norm.weight",
+    "fc.weight": "joint.weight",
+    "norm.weight": "norm.weight",
 }
 
 
@@ -62,35 +70,50 @@ class MtpHead(Head):
     def entered(
         self, token_ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
-        """See `Head`; the row at position 0 takes no embedding."""
-        embedded = self.embed_tokens(token_ids).masked_fill((positions == 0)[:, None], 0.0)
+        """See `Head`; of a layer behind the last the row at position 0 takes no embedding."""
+        embedded = self.embed_tokens(token_ids)
+        if not _is_apart(self.spec.layers):
+            embedded = embedded.masked_fill((positions == 0)[:, None], 0.0)
         both = torch.cat((self.embedding_norm(embedded), self.hidden_norm(hidden)), dim=-1)
         joint: torch.Tensor = self.joint(both)
         return joint
+
+
+def _is_apart(text_config: Any) -> bool:
+    """True if models of this architecture store the layer apart, and use it so."""
+    model_type: str = text_config.model_type
+    return model_type.startswith(("qwen3_next", "qwen3_5"))
 
 
 def layer_of(folder: Path) -> Any:
     """The target's text configuration, with one layer of full attention."""
     from transformers import AutoConfig
 
-    config = copy.deepcopy(AutoConfig.from_pretrained(folder).get_text_config())
+    config = copy.deepcopy(served_part(AutoConfig.from_pretrained(folder)))
     config.num_hidden_layers = 1
     if getattr(config, "layer_types", None):
         config.layer_types = ["full_attention"]
     return config
 
 
-def load(folder: Path, target: TargetShape, weight: TargetWeight) -> MtpHead:
+def load(
+    folder: Path, target: TargetShape, weight: TargetWeight, device: torch.device = CPU
+) -> MtpHead:
     """The layer of a checkpoint.  weight: the target's, for the embedding and the output layer.
+    device: META to see whether there is one that would fit.
 
     Raises ConfigError where the checkpoint has none, or one that does not fit the target.
     """
     layer, config = layer_of(folder), HeadConfig(folder)
     config.size("hidden_size", layer.hidden_size, target.hidden_size)
     config.size("vocab_size", layer.vocab_size, target.vocab_size)
+    if getattr(layer, "mtp_use_dedicated_embeddings", False):
+        raise config.refused(
+            "it says mtp_use_dedicated_embeddings, and how checkpoints name those is not known"
+        )
     method = getattr(layer, "quantization_config", None) or {}
-    block = method.get("weight_block_size")
-    tensors = _stored(folder, _PREFIX.format(target.num_layers), block)
+    mark = "mtp.fc" if _is_apart(layer) else f"model.layers.{target.num_layers}.eh_proj"
+    tensors = _stored(folder, mark, method.get("weight_block_size"), device)
     has_experts = any(name.startswith("layers.0.mlp.experts.") for name in tensors.held)
     # Which layers have experts is told by their numbers, and this one's is another now.
     layer.first_k_dense_replace = 0 if has_experts else 1
@@ -98,7 +121,10 @@ def load(folder: Path, target: TargetShape, weight: TargetWeight) -> MtpHead:
     layer.mlp_layer_types = ["sparse" if has_experts else "dense"]
     layer.decoder_sparse_step = 1
     spec = HeadSpec(
-        layers=layer, target_hidden_size=target.hidden_size, draft_vocab_size=target.vocab_size
+        layers=layer,
+        target_hidden_size=target.hidden_size,
+        draft_vocab_size=target.vocab_size,
+        norms_output=_is_apart(layer),
     )
     shape = (target.vocab_size, target.hidden_size)
     shared = {"embed_tokens.weight": "embedding", "lm_head.weight": "output"}
@@ -111,27 +137,29 @@ def load(folder: Path, target: TargetShape, weight: TargetWeight) -> MtpHead:
     return head.requires_grad_(False).eval()
 
 
-def _stored(folder: Path, prefix: str, block: Sequence[int] | None) -> Tensors:
-    """The layer's tensors by our names.  block: rows and columns with a scale, None = none have."""
+def _stored(folder: Path, mark: str, block: Sequence[int] | None, device: torch.device) -> Tensors:
+    """The layer's tensors by our names.  mark: what joins its inputs, beside which all are.  block:
+    rows and columns with a scale, None = none have."""
+    prefix = mark[: mark.rindex(".") + 1]
     stored: dict[str, torch.Tensor] = {}
     for path in sorted(folder.glob("*.safetensors")):
-        stored |= held_in(path, prefix=prefix)
+        stored |= held_in(path, device, prefix)
     _widen(stored, block or ())
     held: dict[str, torch.Tensor] = {}
     for key, tensor in stored.items():
         name = key.removeprefix(prefix)
-        held[_NAMES.get(name, f"layers.0.{name}")] = tensor
+        own = name if name.startswith("layers.") else f"layers.0.{name}"
+        held[_NAMES.get(name, own)] = tensor
     if "joint.weight" not in held:
-        mark = f"{prefix}eh_proj.weight"
-        raise refused(folder, f"it has no multi-token-prediction layer (a tensor {mark})")
-    return Tensors(folder, held)
+        raise refused(folder, f"it has no multi-token-prediction layer (a tensor {mark}.weight)")
+    return Tensors(folder, held, device)
 
 
 def _widen(held: dict[str, torch.Tensor], block: Sequence[int]) -> None:
     """Bring weights of 8 bits with a scale for each block, as DeepSeek-V3's are, to bfloat16."""
     for name in [name for name in held if block and name.endswith("_scale_inv")]:
         scales, weight = held.pop(name), held[name.removesuffix("_scale_inv")]
-        for dim, size in enumerate(block):
+        for dim, size in enumerate(block, -2):
             scales = scales.repeat_interleave(size, dim).narrow(dim, 0, weight.shape[dim])
         held[name.removesuffix("_scale_inv")] = (weight.float() * scales).bfloat16()
 

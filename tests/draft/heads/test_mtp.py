@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from cluster.draft.heads.checkpoint import TargetShape
 from cluster.draft.heads.mtp import MtpHead, load
@@ -29,8 +30,9 @@ TOKENS = torch.tensor([3, 1, 4, 1, 5, 9, 2])
 ROWS = len(TOKENS)
 PLACES = torch.arange(ROWS)
 HIDDEN = torch.randn(ROWS, SIZE, generator=torch.Generator().manual_seed(5))
+BLOCKS = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [16, 16]}}
 PARTS = ("gate", "up", "down")
-ARCHITECTURES = ("glm4-moe", "glm4-moe-lite")
+ARCHITECTURES = ("glm4-moe", "glm4-moe-lite", "qwen3-next", "qwen3.5", "qwen3.5-moe")
 
 
 def loaded(folder: Path, target: TargetShape = TARGET) -> MtpHead:
@@ -65,31 +67,57 @@ def by_latents(held: Held, rows: torch.Tensor) -> torch.Tensor:
     return attend(query, torch.cat((key, shared), dim=-1), value)
 
 
+def by_gates(held: Held, rows: torch.Tensor) -> torch.Tensor:
+    """Qwen3-Next and 3.5: of each head a quarter is rotated, and what it attended to is multiplied
+    by a gate, which stands behind its query."""
+    query, gate = projected(held, "q", rows).view(ROWS, HEADS, 2 * DIM).chunk(2, dim=-1)
+    key, value = (projected(held, name, rows).view(ROWS, -1, DIM) for name in "kv")
+
+    def turned(name: str, heads: torch.Tensor) -> torch.Tensor:
+        normed = rms(heads, 1 + held[f"self_attn.{name}_norm.weight"])
+        first, rest = normed.split((DIM // 4, DIM - DIM // 4), dim=-1)
+        return torch.cat((rotated(first, PLACES), rest), dim=-1)
+
+    return attend(turned("q", query), turned("k", key), value) * gate.sigmoid()
+
+
 def plain(held: Held) -> tuple[torch.Tensor, torch.Tensor]:
-    """Its rows' outputs, and the logits of these."""
+    """What its rows hand on, and their logits."""
+    is_apart = "embed_tokens.weight" not in held
 
     def normed(name: str, rows: torch.Tensor) -> torch.Tensor:
-        return rms(rows, held[f"{name}.weight"])
+        return rms(rows, is_apart + held[f"{name}.weight"])
 
     def expert(name: str, row: torch.Tensor) -> torch.Tensor:
-        gate, up, down = (held[f"mlp.{name}.{part}_proj.weight"] for part in PARTS)
+        gate, up, down = (held[f"mlp.{name}{part}_proj.weight"] for part in PARTS)
         return down @ (torch.nn.functional.silu(gate @ row) * (up @ row))
 
-    embedded = held["embed_tokens.weight"][TOKENS] * (PLACES > 0)[:, None]
+    def routed(row: torch.Tensor) -> torch.Tensor:
+        scores = held["mlp.gate.weight"] @ row
+        scores = scores.softmax(0) if is_apart else scores.sigmoid()
+        bias = held.get("mlp.gate.e_score_correction_bias", torch.zeros(1))
+        chosen = (scores + bias).topk(2).indices.tolist()
+        scale = (1.0 if is_apart else 1.5) / scores[chosen].sum()
+        found = sum(scale * scores[i] * expert(f"experts.{i}.", row) for i in chosen)
+        if is_apart:
+            share = (held["mlp.shared_expert_gate.weight"] @ row).sigmoid()
+            return found + share * expert("shared_expert.", row)
+        return found + expert("shared_experts.", row)
+
+    embedding, output = WEIGHTS["embedding"], WEIGHTS["output"]
+    embedded = held.get("embed_tokens.weight", embedding)[TOKENS]
+    embedded = embedded * ((PLACES > 0) | is_apart)[:, None]
     both = torch.cat((normed("enorm", embedded), normed("hnorm", HIDDEN)), dim=1)
     rows = both @ held["eh_proj.weight"].T
     inner = normed("input_layernorm", rows)
-    attended = by_latents if "self_attn.kv_b_proj.weight" in held else by_heads
+    has_latents = "self_attn.kv_b_proj.weight" in held
+    attended = by_gates if is_apart else by_latents if has_latents else by_heads
     rows = rows + projected(held, "o", attended(held, inner).flatten(1))
-    outputs = []
-    for row in normed("post_attention_layernorm", rows):
-        scores = (held["mlp.gate.weight"] @ row).sigmoid()
-        chosen = (scores + held["mlp.gate.e_score_correction_bias"]).topk(2).indices.tolist()
-        shares = {i: 1.5 * scores[i] / scores[chosen].sum() for i in chosen}
-        routed = sum(share * expert(f"experts.{i}", row) for i, share in shares.items())
-        outputs.append(routed + expert("shared_experts", row))
-    rows = rows + torch.stack(outputs)
-    return rows, normed("shared_head.norm", rows) @ held["shared_head.head.weight"].T
+    inner = normed("post_attention_layernorm", rows)
+    has_experts = "mlp.gate.weight" in held
+    rows = rows + torch.stack([routed(row) if has_experts else expert("", row) for row in inner])
+    found = normed("shared_head.norm", rows)
+    return found if is_apart else rows, found @ held.get("shared_head.head.weight", output).T
 
 
 @torch.no_grad()
@@ -161,6 +189,14 @@ def test_what_does_not_fit_is_refused_by_name(
         loaded(tmp_path)
 
 
+def test_of_several_layers_apart_none_is_read(tmp_path: Path) -> None:
+    with_mtp(tmp_path, "qwen3.5")
+    path, name = tmp_path / "model.safetensors", "layers.1.input_layernorm.weight"
+    save_file(load_file(path) | {f"mtp.{name}": torch.ones(SIZE)}, path, {"format": "pt"})
+    with pytest.raises(ConfigError, match=f"nothing is known of {name}"):
+        loaded(tmp_path)
+
+
 def test_the_layer_of_another_target_is_refused(tmp_path: Path) -> None:
     with_mtp(tmp_path)
     with pytest.raises(ConfigError, match="its hidden_size is 48, the target's 32"):
@@ -187,6 +223,26 @@ def test_what_routes_is_not_rounded_with_the_weights(tmp_path: Path) -> None:
     assert torch.equal(narrow.layers[0].mlp.gate.e_score_correction_bias, bias)
 
 
+def test_of_images_and_text_the_text_says_how_and_the_whole_how_it_is_stored(
+    tmp_path: Path,
+) -> None:
+    change: dict[str, torch.Tensor] = {
+        "mlp__down_proj__weight": torch.ones(SIZE, 96).to(torch.float8_e4m3fn),
+        "mlp__down_proj__weight_scale_inv": torch.full((3, 6), 0.5),
+    }
+    with_mtp(tmp_path, "qwen3.5", **change)
+    config = tmp_path / "config.json"
+    whole = {"model_type": "qwen3_5", "text_config": json.loads(config.read_text("utf-8"))}
+    config.write_text(json.dumps(whole | BLOCKS))
+    assert torch.equal(
+        loaded(tmp_path).layers[0].mlp.down_proj.weight, torch.full((SIZE, 96), 0.5).bfloat16()
+    )
+    whole["text_config"]["mtp_use_dedicated_embeddings"] = True
+    config.write_text(json.dumps(whole))
+    with pytest.raises(ConfigError, match="it says mtp_use_dedicated_embeddings, and how"):
+        loaded(tmp_path)
+
+
 def test_blocks_of_eight_bits_are_widened(tmp_path: Path) -> None:
     """With a scale for each block, as DeepSeek V3 stores them."""
     names = ("self_attn.q_b_proj.weight", "mlp.experts.1.down_proj.weight", "eh_proj.weight")
@@ -199,8 +255,7 @@ def test_blocks_of_eight_bits_are_widened(tmp_path: Path) -> None:
         change[f"{key}_scale_inv"] = torch.linspace(1, 2, rows * columns).view(rows, columns)
     with_mtp(tmp_path, "deepseek-v3", **change)
     config = json.loads((tmp_path / "config.json").read_text("utf-8"))
-    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [16, 16]}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps(config | BLOCKS))
     found = loaded(tmp_path)
     attention, mixture = found.layers[0].self_attn, found.layers[0].mlp
     weights = attention.q_b_proj.weight, mixture.experts.down_proj[1], found.joint.weight

@@ -64,9 +64,9 @@ def cyclic_target(folder: Path, model_type: str = "llama", **settings: Any) -> P
     model = AutoModelForCausalLM.from_config(
         AutoConfig.for_model(model_type, **{**sizes, **settings})
     )
-    for layer in model.model.layers:
-        layer.self_attn.o_proj.weight.data.zero_()
-        layer.mlp.down_proj.weight.data.zero_()
+    for name, parameter in model.named_parameters():
+        if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
+            parameter.data.zero_()
     model.model.embed_tokens.weight.data = torch.eye(VOCAB_SIZE, HIDDEN)
     model.lm_head.weight.data = _after(1)
     model.save_pretrained(folder)

@@ -67,6 +67,9 @@ KINDS: Mapping[str, Kind] = {
         mtp.right_latent_mtp,
         (5.0, 1.5),
     ),
+    "mtp-apart": Kind(
+        "mtp", partial(_random_mtp, architecture="qwen3.5"), mtp.right_mtp_apart, (5.0, 1.5)
+    ),
 }
 
 
