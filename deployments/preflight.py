@@ -152,7 +152,7 @@ def _check_made_of(config: Config, target: Description) -> None:
         with ConfigError.below(path, "model"):
             if isinstance(options, EarlyExitOptions | LayerSkipOptions):
                 options.layers(num_layers)
-            if drafter.kind in HEAD_KINDS and options.model:
+            if drafter.kind in (*HEAD_KINDS, "mtp") and options.model:
                 source = source_of(options.model)
                 if isinstance(source, FolderSource):
                     # torch takes seconds to import: only for those who have heads here.

@@ -16,6 +16,7 @@ from cluster.draft.heads.load import load_draft_head
 from cluster.errors import ConfigError
 from deployments.preflight import inspect
 from tests.support.draft.heads import random_eagle3, random_medusa
+from tests.support.draft.mtp import with_mtp
 
 MAKE = {"eagle3": random_eagle3, "medusa": random_medusa}
 SHAPE = TargetShape(48, 288, 3)
@@ -111,6 +112,18 @@ def test_an_eagle_4_head_is_refused_before_its_weights_are_read(
     text(tmp_path).write_text(json.dumps({"architectures": ["LlamaForCausalLMEagle4"]}))
     with pytest.raises(ConfigError, match="it is an EAGLE-4 head, of which neither the format"):
         inspect(config_of(llama_folder, "eagle3", {"model": str(tmp_path)}), is_here=True)
+
+
+@pytest.mark.parametrize("architecture", ["glm4-moe", "qwen3.5"])
+def test_a_prediction_layer_that_the_target_has_not_is_refused(
+    architecture: str, tmp_path: Path
+) -> None:
+    config = config_of(tmp_path, "mtp", {"model": str(tmp_path)})
+    with_mtp(tmp_path, architecture)
+    inspect(config, is_here=True)
+    with_mtp(tmp_path, architecture, eh_proj__weight=None)
+    with pytest.raises(ConfigError, match=r"options\.model: .* no multi-token-prediction layer"):
+        inspect(config, is_here=True)
 
 
 def test_layers_that_the_target_has_not_are_refused(llama_folder: Path) -> None:

@@ -112,8 +112,11 @@ def check_draft_head(kind: str, folder: Path, target: TargetShape) -> None:
 
     kind: of the drafter, as the configuration names it.
     """
-    shape = (target.vocab_size, target.hidden_size)
-    load_draft_head(folder, target, lambda name: torch.empty(shape, device=META), kind, META)
+    like = torch.empty(target.vocab_size, target.hidden_size, device=META)
+    if kind == "mtp":
+        mtp.load(folder, target, lambda name: like, META)
+    else:
+        load_draft_head(folder, target, lambda name: like, kind, META)
 
 
 def target_shape(host: Host) -> TargetShape:
