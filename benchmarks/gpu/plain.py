@@ -1,4 +1,4 @@
-"""Plain greedy decoding, in CUDA graphs and eagerly."""
+"""Plain greedy decoding: in CUDA graphs, with steps that run ahead, and eagerly."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def rows(setting: Setting) -> Measurements:
     yield {}, target.fallbacks
     bandwidth = copy_bandwidth(setting.device, 2**20 if setting.tiny else 2**31)
     texts: dict[int, list[list[int]]] = {}
-    for mode in ("graphs", "eager"):
+    for mode in ("graphs", "ahead", "eager"):
         for batch in TINY_BATCHES if setting.tiny else BATCHES:
             labels = {"batch": batch, "mode": mode}
             yield labels, partial(_row, target, setting, batch, mode, bandwidth, texts)
@@ -36,7 +36,7 @@ def _row(
     bandwidth: float,
     texts: dict[int, list[list[int]]],
 ) -> Row:
-    row, found = decoded(target, setting, batch, eager=mode == "eager")
+    row, found = decoded(target, setting, batch, eager=mode == "eager", ahead=mode == "ahead")
     read = target.read_bytes(batch, TINY_PROMPT_LEN if setting.tiny else PROMPT_LEN)
     row["limit_ms"] = 1e3 * read / bandwidth
     row["share_of_copy"] = row["limit_ms"] / row["round_ms"]
@@ -54,10 +54,12 @@ def decoded(
     nodes: int = 0,
     params: SamplingParams = GREEDY,
     eager: bool = False,
+    ahead: bool = False,
 ) -> tuple[Row, list[list[int]]]:
     """The figures of a run, and its texts."""
     prompt_len, rounds = (TINY_PROMPT_LEN, TINY_ROUNDS) if setting.tiny else (PROMPT_LEN, ROUNDS)
-    times = target.run(batch, prompt_len, rounds, nodes=nodes, params=params, eager=eager)
+    modes = {"eager": eager, "ahead": ahead}
+    times = target.run(batch, prompt_len, rounds, nodes=nodes, params=params, **modes)
     return times.row(), times.texts
 
 

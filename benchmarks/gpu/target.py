@@ -179,8 +179,10 @@ class Target:
         nodes: int = 0,
         params: SamplingParams = GREEDY,
         eager: bool = False,
+        ahead: bool = False,
     ) -> Times:
-        """Read prompts of random tokens, then decode; the first rounds do not count."""
+        """Read prompts of random tokens, then decode; the first rounds do not count.  ahead: each
+        step begins before the tokens of the last one are known."""
         texts = [self._text(index, prompt_len, params) for index in range(batch)]
         graphs = self.engine.forward.graphs
         times, told = Times(), [0] * batch
@@ -192,7 +194,7 @@ class Target:
                 begin = time.perf_counter()
                 trees = self._drafts(texts, told, nodes) if nodes else [EMPTY_TREE] * batch
                 drafted = time.perf_counter()
-                num_tokens, forward_s = self._step(texts, trees)
+                num_tokens, forward_s = self._step(texts, trees, ahead=ahead)
                 if number >= _WARM_UP_ROUNDS:
                     times.num_tokens += num_tokens
                     times.draft_s.append(drafted - begin)
@@ -217,17 +219,21 @@ class Target:
         self._num_texts += 1
         return measured_text(f"text {self._num_texts}", token_array(ids.tolist()), params)
 
-    def _step(self, texts: Sequence[TargetText], trees: Sequence[TokenTree]) -> tuple[int, float]:
+    def _step(
+        self, texts: Sequence[TargetText], trees: Sequence[TokenTree], *, ahead: bool = False
+    ) -> tuple[int, float]:
         """Verify every text once: (emitted tokens, seconds of the forwards)."""
-        by_id = {text.id: text for text in texts}
-        refused = self._verifier.submit(list(zip(texts, trees, strict=True)))
+        waiting = {text.id: text for text in texts}
+        begun = self._verifier.ahead
+        asked = [each for each in zip(texts, trees, strict=True) if each[0] not in begun]
+        refused = self._verifier.submit(asked)
         num_tokens, forward_s = 0, 0.0
-        while self._verifier.has_pending:
-            answers = self._verifier.step()
+        while waiting and not refused:
+            answers = self._verifier.step(texts if ahead else ())
             refused |= answers.refused
-            forward_s += self.engine.last_step.forward_time_s
+            forward_s += answers.report.forward_time_s
             for verdict in answers.verdicts:
-                by_id[verdict.request_id].tokens.append(verdict.token_ids)
+                waiting.pop(verdict.request_id).tokens.append(verdict.token_ids)
                 num_tokens += len(verdict.token_ids)
             if answers.missed:
                 raise RuntimeError(f"the pages do not suffice for {len(texts)} texts")

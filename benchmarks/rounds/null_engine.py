@@ -103,7 +103,7 @@ class NullEngine:
         places = (np.concatenate(([0], deep)) + start) % PERIOD
         return Output(work.request_id, self._laws[torch.from_numpy(places)])
 
-    def run_ahead(self, works: Sequence[Work], drawn: Drawn) -> None:
+    def run_ahead(self, works: Sequence[Work], drawn: Drawn, taps: Sequence[int]) -> None:
         """Its steps take turns with all else."""
 
     def retain(self, request_id: str, path: Sequence[int], keep: Sequence[int] = ()) -> None:

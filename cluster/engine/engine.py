@@ -240,7 +240,7 @@ class Engine:
         """
         return self._finish(self._launch(taps, prompt_rows))
 
-    def run_ahead(self, works: Sequence[Work], drawn: Drawn) -> Finish | None:
+    def run_ahead(self, works: Sequence[Work], drawn: Drawn, taps: Sequence[int]) -> Finish | None:
         """See `TargetEngine`."""
         is_alone = self._group is None and not self._waiting
         has_room = 2 * len(works) <= self._logit_rows  # two steps have logits at a time
@@ -248,7 +248,7 @@ class Engine:
             return None
         for work in works:
             self.submit(work)
-        return partial(self._finish, self._launch(drawn=drawn))
+        return partial(self._finish, self._launch(taps, drawn=drawn))
 
     def _launch(
         self,

@@ -63,7 +63,7 @@ class TargetEngine(Steps, Protocol):
 
         taps: layers whose hidden rows `last_step` is to have, "behind layer t" by number."""
 
-    def run_ahead(self, works: Sequence[Work], drawn: Drawn) -> Finish | None:
+    def run_ahead(self, works: Sequence[Work], drawn: Drawn, taps: Sequence[int]) -> Finish | None:
         """Begin the step behind the last one, whose works bring a token each that is not known yet.
 
         What is returned ends it, once it is known: to be called, before anything else is asked of

@@ -33,10 +33,10 @@ class NextStep:
         self.texts, self.outputs, self._finish = {}, {}, None
         return outputs
 
-    def begin(self, works: Sequence[Work], drawn: Drawn) -> None:
+    def begin(self, works: Sequence[Work], drawn: Drawn, taps: Sequence[int]) -> None:
         """Begin it, where the engine can.  works: their tokens are not known yet."""
         self._works = {work.request_id: work for work in works}
-        self._finish = self._engine.run_ahead(works, drawn)
+        self._finish = self._engine.run_ahead(works, drawn, taps)
 
     def end(self, answered: Sequence[Answered], draws: BatchDraws) -> None:
         """Tell it what was drawn.  A text has no part in it if another token was drawn on the host

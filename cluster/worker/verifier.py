@@ -167,7 +167,8 @@ class Verifier:
                 missed.append(name)
         answered: list[Answered] = []
         draws = BatchDraws(batch, self._native, self._fused)
-        if ahead and self._wants == WANTS_NOTHING and len(draws.token_ids) == len(batch):
+        # The most probable tokens would be waited for.
+        if ahead and not self._wants.num_top and len(draws.token_ids) == len(batch):
             self._begin_next({text.id for text in ahead}, batch, draws)
         for sequence, output, drawn in zip(batch, outputs, draws.taken(), strict=True):
             try:
@@ -196,7 +197,7 @@ class Verifier:
         going = [each for each in batch if each.text.id in names]
         works = [self._work(each, len(each.text.tokens), np.zeros(1, np.int32)) for each in going]
         rows = {each.text.id: each.start for each in going}
-        self._next.begin(works, Drawn(draws.token_ids, rows))
+        self._next.begin(works, Drawn(draws.token_ids, rows), self._wants.taps)
 
     def _admit(self, text: TargetText, tree: TokenTree) -> None:
         """Queue one text; raises if it cannot be served."""

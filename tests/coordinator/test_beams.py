@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from cluster.errors import DrafthouseError, ProtocolError, RequestError
 from cluster.messages import TextName, VerdictFrame
 from cluster.requests.fields import BeamEnd, BeamSpec
 from cluster.text.completion import beam_event
+from cluster.worker.texts import TargetText
 from cluster.worker.verifier import StepAnswers
 from tests.support.coordinator.house import GREEDY, house
 from tests.support.coordinator.toy_target import Asked, Item, ToyVerifier
@@ -47,7 +48,7 @@ class BeamVerifier(ToyVerifier):
         self._asked.update({item.request_id: item for item in self.sound})
         return refused
 
-    def step(self) -> StepAnswers:
+    def step(self, ahead: Sequence[TargetText] = ()) -> StepAnswers:
         asked, self._asked = self._asked, {}
         return StepAnswers([verdict_of(item) for item in asked.values()])
 

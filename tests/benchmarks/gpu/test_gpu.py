@@ -64,14 +64,14 @@ def test_all_parts_but_the_broken_ones_are_measured(parts: dict[str, Any]) -> No
     failed = {name: part["failed"] for name, part in parts.items() if "failed" in part}
     assert list(failed) == [KILLED, WRONG], failed
     for batch in (1, 2):
-        for mode in ("graphs", "eager"):
+        for mode in ("graphs", "ahead", "eager"):
             (row,) = (
                 row
                 for row in parts["plain"]["rows"]
                 if (row.get("batch"), row.get("mode")) == (batch, mode)
             )
             assert row["tokens_per_s"] > 0
-    assert measured(parts["plain"], "equal_to_graphs") == [1.0, 1.0]
+    assert measured(parts["plain"], "equal_to_graphs") == [1.0] * 4
     assert measured(parts["kernels"], "different_tokens") == [0, 0]
     assert max(measured(parts["kernels"], "largest_error")) < 1e-5
     assert all(

@@ -242,7 +242,8 @@ class PacedEngine(ToyEngine):
     """Takes the time that its target says."""
 
     def __init__(self, toy: ToyTarget, law: Law, vocab_size: int) -> None:
-        super().__init__(law, vocab_size, toy.description.max_context_len or 4096)
+        limit = toy.description.max_context_len or 4096
+        super().__init__(law, vocab_size, limit, runs_ahead=False)  # its target notes each step
         self._toy = toy
 
     def step(self, taps: Sequence[int] = ()) -> list[Output]:

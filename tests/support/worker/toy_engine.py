@@ -87,7 +87,7 @@ class ToyEngine:
         )
         return outputs
 
-    def run_ahead(self, works: Sequence[Work], drawn: Drawn) -> Finish | None:
+    def run_ahead(self, works: Sequence[Work], drawn: Drawn, taps: Sequence[int]) -> Finish | None:
         if self._queue or not self.runs_ahead:
             return None
         self._begun = {work.request_id: work for work in works}
