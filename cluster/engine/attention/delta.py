@@ -8,28 +8,14 @@ import torch
 from torch.nn.functional import softplus
 from transformers.activations import ACT2FN
 
-from cluster.engine.attention.delta_rule import delta_layer
-from cluster.engine.attention.seam import PathPlan, layer_index
-from cluster.engine.types import LayerSpec
+from cluster.engine.attention.seam import PathLayer, PathPlan, layer_index
 
 
-class PathDelta(torch.nn.Module):
-    """In a step, the forward of transformers' module that it was put before.
+class PathDelta(PathLayer):
+    """transformers' module of either shape: with its products joined, or one by one."""
 
-    Without a plan it is that module's own, which the check at load compares with."""
-
-    def forward(
-        self, hidden_states: torch.Tensor, *args: Any, plan: PathPlan | None = None, **rest: Any
-    ) -> Any:
-        """hidden_states [1, rows, hidden] -> the same shape."""
+    def follow(self, plan: PathPlan, hidden_states: torch.Tensor) -> torch.Tensor:
         own: Any = self  # with that module's fields
-        if plan is None:
-            probe = rest.pop("probe", None)
-            if probe is not None:
-                like = LayerSpec(1, 1, hidden_states.dtype, hidden_states.device)
-                heads = own.num_k_heads, own.head_k_dim, own.num_v_heads, own.head_v_dim
-                probe.add(own.layer_idx, delta_layer(*heads, own.conv_kernel_size, like))
-            return super().forward(hidden_states, *args, **rest)
         if hasattr(self, "in_proj_qkvz"):
             products = own.in_proj_qkvz(hidden_states), own.in_proj_ba(hidden_states)
             *brought, z, b, a = own.fix_query_key_value_ordering(*products)
@@ -50,4 +36,5 @@ class PathDelta(torch.nn.Module):
             b[0].sigmoid(),
         )
         normed = own.norm(found.flatten(0, 1).to(z.device), z.reshape(-1, own.head_v_dim))
-        return own.out_proj(normed.view(*mixed.shape[:2], -1))
+        output: torch.Tensor = own.out_proj(normed.view(*mixed.shape[:2], -1))
+        return output

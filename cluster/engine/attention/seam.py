@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, Protocol
 
 import torch
@@ -224,13 +224,40 @@ def layer_index(module: torch.nn.Module) -> int:
     return index
 
 
-def adopt(module: torch.nn.Module, suffix: str, path_kind: type[torch.nn.Module]) -> None:
+class PathLayer(torch.nn.Module):
+    """In a step, the forward of transformers' module that it was put before.
+
+    plan: of the call to come.  Not every version of transformers hands it on to such a module, so
+    the module around it, which is given it, leaves it here.  Without one the forward is the
+    module's own, which the check at load compares with."""
+
+    plan: PathPlan | None = None
+
+    def forward(self, hidden_states: torch.Tensor, *args: Any, **rest: Any) -> Any:
+        """hidden_states [1, rows, hidden] -> the same shape."""
+        plan, self.plan = self.plan, None
+        if plan is None:
+            return super().forward(hidden_states, *args, **rest)
+        return self.follow(plan, hidden_states)
+
+    def follow(self, plan: PathPlan, hidden_states: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+
+def adopt(module: torch.nn.Module, suffix: str, path_kind: type[PathLayer]) -> None:
     """Have the layers of a transformers model whose class is so called follow a step's plan."""
-    for each in module.modules():
-        kind = type(each)
-        if kind.__name__.endswith(suffix) and not isinstance(each, path_kind):
-            # The class, not the instance's forward: copies of a layer have numbers of their own.
-            each.__class__ = type(kind.__name__, (path_kind, kind), {})
+    for around in module.modules():
+        for name, each in around.named_children():
+            kind = type(each)
+            if kind.__name__.endswith(suffix) and not isinstance(each, path_kind):
+                # The class, not the instance's forward, and by name: copies of a layer have
+                # numbers and children of their own.
+                each.__class__ = type(kind.__name__, (path_kind, kind), {})
+                around.register_forward_pre_hook(partial(_leave_plan, name), with_kwargs=True)
+
+
+def _leave_plan(name: str, around: Any, args: Any, given: dict[str, Any]) -> None:
+    getattr(around, name).plan = given.get("plan")
 
 
 def register() -> None:

@@ -18,6 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from cluster.engine.attention import latent
 from cluster.engine.attention.convolution import PathConvolution
 from cluster.engine.attention.delta import PathDelta
+from cluster.engine.attention.delta_rule import delta_layer
 from cluster.engine.attention.seam import IMPLEMENTATION, adopt, layer_index
 from cluster.engine.types import LayerSpec
 from cluster.errors import ConfigError
@@ -27,7 +28,7 @@ _NUM_ROWS = 4
 
 
 class Probe:
-    """Takes notes of the layers it is shown; the forward's own result is of no use."""
+    """A plan that takes notes of the layers it is shown; the forward's result is of no use."""
 
     def __init__(self) -> None:
         self.layers: dict[int, LayerSpec] = {}
@@ -54,10 +55,32 @@ class Probe:
         owner = next((each for each, other in self._keys.items() if other() is key), None)
         if owner is None:
             self._keys[index] = weakref.ref(key)
-        self.add(index, replace(own, shared_with=owner))
+        self._add(index, replace(own, shared_with=owner))
 
-    def add(self, index: int, layer: LayerSpec) -> None:
-        """Note a layer, which says itself what it caches."""
+    def convolve_layer(
+        self, layer: int, states: torch.Tensor, weight: torch.Tensor
+    ) -> torch.Tensor:
+        size, kernel = states.shape[1] // 2, weight.shape[1]
+        own = LayerSpec(1, size, states.dtype, states.device, kernel, is_convolution=True)
+        self._add(layer, own)
+        return states
+
+    def delta_layer(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *_: torch.Tensor,
+    ) -> torch.Tensor:
+        """The layer's convolution has been noted before."""
+        own = self.layers[layer]
+        assert own.window is not None
+        (key_heads, key_dim), (heads, value_dim) = key.shape[1:], value.shape[1:]
+        self.layers[layer] = delta_layer(key_heads, key_dim, heads, value_dim, own.window, own)
+        return value
+
+    def _add(self, index: int, layer: LayerSpec) -> None:
         if index in self.layers:
             raise _refusal(f"layer {index} attends twice per forward")
         self.layers[index] = layer
@@ -82,7 +105,7 @@ def probe_layers(module: Any, device: torch.device) -> tuple[LayerSpec, ...]:
             use_cache=False,
             # As steps give them: of a number some models drop the other rows before their end.
             logits_to_keep=torch.tensor([_NUM_ROWS - 1], device=device),
-            probe=probe,
+            plan=probe,
         )
     except ConfigError as error:
         raise ConfigError(
@@ -137,12 +160,12 @@ def _attend(
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
-    probe: Probe | None = None,
+    plan: Probe | None = None,
     sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """The attention function of the probe."""
-    if probe is None:
+    if plan is None:
         raise _refusal("it does not pass keyword arguments through to its attention")
     window = sliding_window
     if attention_mask is not None:
@@ -151,7 +174,7 @@ def _attend(
         window = int(attention_mask) or None
     if isinstance(module, latent.LatentAttention):
         query = module.to_latents(query)
-    probe.note(module, query.shape, key, value, window)
+    plan.note(module, query.shape, key, value, window)
     found = query.transpose(1, 2).contiguous()
     if isinstance(module, latent.LatentAttention):
         found = module.to_values(found)
