@@ -1,4 +1,4 @@
-"""The GPU benchmark and the kernels' tests with the versions of a machine with a GPU, on a CPU.
+"""The GPU benchmark and the tests of kernels and targets by the versions of a card, on a CPU.
 
     python -m tests.support.card build/card
 
@@ -28,7 +28,8 @@ _ANY = (
 )  # fmt: skip
 _TESTS = (
     "engine/test_interpreted.py", "engine/attention", "engine/draw", "engine/graphs",
-    "engine/loading/test_self_check.py",
+    "engine/loading/test_self_check.py", "engine/loading/test_architectures.py",
+    "engine/loading/test_parts_of_text.py", "engine/loading/test_refusals.py",
 )  # fmt: skip
 
 

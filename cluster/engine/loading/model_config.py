@@ -55,6 +55,8 @@ _DELTA = frozenset({"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"})
 # transformers has no causal model of this part; of text alone, whose three rows of positions are
 # equal, it computes what this one does.
 _ALIKE = {"qwen3_vl_text": "qwen3"}
+# The version of transformers that knows an architecture first, of those later than our oldest.
+SINCE = {"lfm3": "5.23"}
 # How the weights of such a part are called, by transformers 4 or 5, and by its causal model.
 _NAMES_OF_TEXT = {
     r"^(?:model\.)?language_model\.(?:model\.)?(?!lm_head)": "model.",
@@ -62,6 +64,11 @@ _NAMES_OF_TEXT = {
 }
 # Libraries show what they were given, which may be long.
 _MAX_REASON_LEN = 200
+
+
+class Mistral4Config(transformers.Mistral4Config):  # type: ignore[misc]
+    """transformers has a causal model of it and does not list that; before 5.19 it lets nobody list
+    one for a class of its own."""
 
 
 def cached_layers(text_config: Any, dtype: torch.dtype) -> list[LayerSpec]:
@@ -120,6 +127,7 @@ def read_model_config(folder: Path, config: EngineConfig) -> Any:
         raise _refusal(folder, f"{text!r} is no JSON object", ["text_config"])
     for part in (described, text or {}):
         _check_counts(folder, part)
+    _check_known(described.get("model_type"))
     with _told(folder, described, _parsed):
         try:
             return AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
@@ -138,8 +146,11 @@ def served_part(whole: Any) -> Any:
     alike = _ALIKE.get(text.model_type)
     if alike is not None:
         text = CONFIG_MAPPING[alike].from_dict({**text.to_dict(), "model_type": alike})
-    if text.model_type == "mistral4":  # transformers has the model, and does not list it
-        AutoModelForCausalLM.register(type(text), transformers.Mistral4ForCausalLM, exist_ok=True)
+    if text.model_type == "mistral4":
+        text.__class__ = Mistral4Config
+        AutoModelForCausalLM.register(
+            Mistral4Config, transformers.Mistral4ForCausalLM, exist_ok=True
+        )
     for name in ("dtype", "tie_word_embeddings", "quantization_config"):
         if getattr(whole, name, None) is not None:
             setattr(text, name, getattr(whole, name))
@@ -229,6 +240,17 @@ def _check_counts(folder: Path, described: Mapping[str, Any]) -> None:
     if isinstance(heads, int) and isinstance(groups, int) and heads % groups:
         reason = f"{groups} do not divide the {heads} num_attention_heads"
         raise _refusal(folder, reason, ["num_key_value_heads"])
+
+
+def _check_known(model_type: object) -> None:
+    """Raise ConfigError, with the version needed, for an architecture that came later."""
+    needed = SINCE.get(str(model_type))
+    if needed is not None and model_type not in CONFIG_MAPPING:
+        raise ConfigError(
+            f"{model_type} cannot be served: transformers knows it since {needed}, and "
+            f"{transformers.__version__} is installed; upgrade transformers",
+            param="model",
+        )
 
 
 def _parsed(described: Mapping[str, Any]) -> Any:

@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from cluster.core import TokenTree
 from cluster.engine.engine import Work
+from cluster.engine.loading.model_config import SINCE
 from cluster.errors import ConfigError
 from tests.support.architectures import BY_TEXT, REFUSED, SERVED
 from tests.support.engine.driver import (
@@ -27,7 +29,13 @@ from tests.support.engine.driver import (
 Factory = Callable[..., Path]
 
 
-@pytest.mark.parametrize("architecture", [*SERVED, *BY_TEXT])
+def _known() -> list[str]:
+    """Those that the installed transformers is old enough to lack left out."""
+    kinds = {name: kind for name, (kind, _) in {**SERVED, **BY_TEXT}.items()}
+    return [name for name, kind in kinds.items() if kind in CONFIG_MAPPING or kind not in SINCE]
+
+
+@pytest.mark.parametrize("architecture", _known())
 def test_greedy_text_equals_transformers_generate(
     architecture: str, checkpoint_factory: Factory
 ) -> None:

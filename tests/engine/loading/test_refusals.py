@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 import transformers
+from packaging.version import Version
 from transformers.models.auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from cluster.config.schema import EngineConfig
-from cluster.engine.loading.inspection import check_servable, context_limit
+from cluster.engine.loading.inspection import check_servable, context_limit, describe
 from cluster.engine.loading.model import load_model
+from cluster.engine.loading.model_config import SINCE
 from cluster.errors import ConfigError
 
 RECURRENT: list[tuple[str, dict[str, Any]]] = [
@@ -49,6 +52,19 @@ def test_a_hybrid_model_is_refused_before_its_weights_are_looked_for(tmp_path: P
 
     with pytest.raises(ConfigError, match="linear_attention keep a recurrent state"):
         load_model(EngineConfig(model=str(tmp_path), device="cpu"))
+
+
+def test_an_architecture_that_came_later_is_refused_with_the_version_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = Version(transformers.__version__)
+    for name, since in SINCE.items():
+        assert (name in CONFIG_MAPPING) == (installed >= Version(since))
+    monkeypatch.setitem(SINCE, "later", "99.1")
+    (tmp_path / "config.json").write_text('{"model_type": "later"}')
+
+    with pytest.raises(ConfigError, match=r"later cannot be served: .* since 99\.1,"):
+        describe(str(tmp_path), EngineConfig(model=str(tmp_path), device="cpu"))
 
 
 def test_other_kinds_of_attention_are_refused_by_their_names() -> None:

@@ -15,7 +15,7 @@ from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 from cluster.config.schema import EngineConfig
 from cluster.engine.loading.few_bits import check_few_bits
 from cluster.engine.loading.inspection import check_servable, check_splittable
-from cluster.engine.loading.model_config import served_part
+from cluster.engine.loading.model_config import SINCE, served_part
 from cluster.errors import ConfigError
 from docs.tools.markdown import DOCS, table
 from tests.support.architectures import SERVED
@@ -99,7 +99,7 @@ _CONVOLVED = """
 graphs; small models of them say in the tests what transformers' `generate` says. What a token
 brings into one of their short convolutions (`hidden_size` numbers) is cached as its keys are, and a
 row reads what its nearest ancestors brought. A text keeps the last pages of these layers alone.
-They are not compiled (`compile`).
+They are not compiled (`compile`). LFM3 needs transformers {lfm3}.
 
 {delta} are served too, with trees;
 small models of them say in the tests what transformers' `generate` says. Their layers of linear
@@ -221,7 +221,7 @@ def page(found: held.Table) -> str:
         table(_SERVED, (_served(name, found) for name in CONFIGS)),
         _BY_TEXT,
         table(("family", "configuration", "served as"), _parts()),
-        _CONVOLVED.format(families=_named(_convolved()), delta=_named(_delta())),
+        _CONVOLVED.format(families=_named(_convolved()), delta=_named(_delta()), **SINCE),
         _LATENT.format(families=_named(_latent())),
         _LARGE_HEADS,
         _STEPS.format(compared=commands["allreduce_"]),
