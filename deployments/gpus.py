@@ -13,6 +13,7 @@ from cluster.config.schema import Config
 from cluster.errors import ConfigError
 from cluster.records import frozen
 from deployments.placement import total_resources
+from deployments.preflight import TARGET
 
 # Memory and its bandwidth of one GPU, as its maker's data sheet states them.
 _KNOWN = Path(__file__).with_suffix(".json")
@@ -80,6 +81,13 @@ def needed_by(config: Config) -> int:
     ranks = engine.tensor_parallel * config.target.replicas if engine.tensor_parallel > 1 else 0
     is_named = engine.device.startswith("cuda")
     return max(-int(-total_resources(config).get("GPU", 0.0) // 1), ranks, int(is_named))
+
+
+def of_rank(config: Config, path: str) -> int:
+    """Return the GPUs of one rank of the engine at `path`: those reserved for a target whose layers
+    a device map spreads, else one."""
+    is_spread = path == TARGET and config.target.engine.device_map is not None
+    return max(1, int(config.target.placement.num_gpus)) if is_spread else 1
 
 
 def _plain(kind: str) -> str:

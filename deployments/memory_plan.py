@@ -11,7 +11,7 @@ from cluster.models.names import source_of
 from cluster.models.resolve import find, published
 from cluster.records import frozen
 from deployments.configured_models import engines
-from deployments.gpus import Gpus
+from deployments.gpus import Gpus, of_rank
 from deployments.preflight import TARGET, Inspected
 
 # The lengths of requests for which it is said how many of them fit.
@@ -87,9 +87,9 @@ def memory_plan(
         on = None if engine.device == "cpu" else gpus
         sizes = held(folder, engine, None if on is None else found[path].sizes)
         taken = sum(part.num_bytes for part in parts if part.process == process)
-        cache = (
-            found[path].sizes.kv_cache if on is None else _on_gpu(engine, found[path], on, taken)
-        )
+        cache = found[path].sizes.kv_cache
+        if on is not None:
+            cache = _on_gpu(engine, found[path], on, of_rank(config, path), taken)
         if on is not None and on.memory and not cache:
             too_large.append(path)
         own = [MemoryShare(process, path, "weights", sizes.weights)]
@@ -133,12 +133,13 @@ def _requests(
     return num_tokens, {each: min(num_tokens // each, most) for each in lengths}
 
 
-def _on_gpu(engine: EngineConfig, found: Inspected, gpus: Gpus, taken: int) -> int:
-    """Return the bytes of one rank's KV cache: as configured, or what its GPU has left; 0 where
-    that is nothing or not known.  taken: bytes of what its process has loaded before."""
+def _on_gpu(engine: EngineConfig, found: Inspected, gpus: Gpus, num_gpus: int, taken: int) -> int:
+    """Return the bytes of one rank's KV cache: as configured, or what its GPUs have left; 0 where
+    that is nothing or not known.  num_gpus: of the rank.  taken: bytes of what its process has
+    loaded before."""
     sizes, ranks = found.sizes, engine.tensor_parallel
     most = engine.max_running_sequences * found.described.max_context_len
-    left = sizes.room(engine, max(gpus.memory - taken, 0))
+    left = sizes.room(engine, max(gpus.memory - taken, 0), num_gpus)
     return (sizes.kv_cache or min(left, most) * sizes.kv_per_token) // ranks
 
 

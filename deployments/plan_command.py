@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 
@@ -67,13 +68,16 @@ class AtLoad:
 
 @frozen
 class Split:
-    """The target on so many ranks.  num_tokens: of the KV cache, 0 = it does not fit.  step_s: in
-    which a rank's weights are read, None = not known."""
+    """The target on so many ranks, or its layers spread over so many GPUs.  gpu_weights: of each.
+    num_tokens: of the KV cache, 0 = it does not fit.  step_s: in which the weights are read, None =
+    not known.  refused: why the engine does not take it, "" = it does."""
 
     ranks: int
-    rank_weights: int
-    num_tokens: int
-    step_s: float | None
+    gpus: int
+    gpu_weights: int = 0
+    num_tokens: int = 0
+    step_s: float | None = None
+    refused: str = ""
 
 
 @frozen
@@ -195,7 +199,8 @@ def _draft_cost(config: Config, memory: MemoryPlan, task: str) -> float | None:
 
 
 def _splits(config: Config, memory: MemoryPlan, on: Gpus | None) -> Iterator[Split]:
-    """Yield the ways to divide the target between GPUs that are named."""
+    """Yield the ways to divide the target between GPUs that are named: ranks and, where the engine
+    takes no number of them, a device map."""
     folder = folder_of(config.target.engine.model)
     if on is None or not on.memory or folder is None:
         return
@@ -203,20 +208,26 @@ def _splits(config: Config, memory: MemoryPlan, on: Gpus | None) -> Iterator[Spl
     from cluster.engine.loading.planned import planned
 
     (target,) = (each for each in memory.models if not each.name)
-    for ranks in (2**power for power in range(on.count.bit_length())):
-        engine = replace(config.target.engine, tensor_parallel=ranks)
+
+    def split(ranks: int, gpus: int) -> Split:
+        device_map = "auto" if gpus > ranks else None
+        engine = replace(config.target.engine, tensor_parallel=ranks, device_map=device_map)
         try:
             described = describe(str(folder), engine)
-        except ConfigError:
-            continue  # its heads cannot be divided so
+        except ConfigError as error:
+            return Split(ranks, gpus, refused=error.message)
         sizes = planned(folder, described, engine, is_here=False)
-        read = sizes.rank_weights * target.read / target.weights
-        yield Split(
-            ranks,
-            sizes.rank_weights,
-            sizes.room(engine, on.memory),
-            read / on.bandwidth if on.bandwidth else None,
-        )
+        # Layers that are spread are read one after the other.
+        step_s = sizes.rank_weights * target.read / target.weights / (on.bandwidth or math.inf)
+        num_tokens = sizes.room(engine, on.memory, gpus // ranks)
+        gpu_weights = sizes.rank_weights * ranks // gpus
+        return Split(ranks, gpus, gpu_weights, num_tokens, step_s or None)
+
+    counts = [2**power for power in range(on.count.bit_length())]
+    found = [split(count, count) for count in counts]
+    yield from found
+    if all(each.refused for each in found[1:]):
+        yield from (split(1, count) for count in counts[1:])
 
 
 def _at_load(requests: int, curve: Speedup) -> AtLoad:

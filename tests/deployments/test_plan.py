@@ -177,6 +177,31 @@ def test_a_large_model_is_divided_between_the_cards_that_are_named(run: Run) -> 
 
 
 @pytest.mark.usefixtures("no_models")
+@pytest.mark.parametrize(
+    ("model", "reason", "least"),
+    [("deepseek-ai/DeepSeek-V3", "the latents", 8), ("openai/gpt-oss-120b", "no tensor-par", 1)],
+)
+def test_what_the_engine_does_not_take_as_ranks_is_said_and_its_layers_spread(
+    model: str, reason: str, least: int, run: Run
+) -> None:
+    words = model, "--gpu", "h200", "--num-gpus", "8"
+    whole, *others = planned(run, *words)["splits"]
+    refused, spread = others[:3], {1: whole} | {each["gpus"]: each for each in others[3:]}
+    assert [each["ranks"] for each in refused] == [2, 4, 8]
+    assert all(reason in each["refused"] for each in refused)
+    assert next(count for count, each in spread.items() if each["num_tokens"]) == least
+    assert "target.engine.device_map=auto" in (text := run("plan", *words))
+    assert "(-tp)\n" not in text, "what is refused is advised"
+    for setting in ("engine.device_map=auto", "placement.num_gpus=8"):
+        words += ("--set", f"target.{setting}")
+    most = 64 * 131_072  # what so many texts of one of the models can use
+    assert planned(run, *words)["memory"]["num_tokens"] == min(spread[8]["num_tokens"], most)
+    (engine,) = json.loads(run("check", *words, "--json"))["engines"]
+    assert engine["kv_tokens_by_gpu_gb"]["141"] == spread[8]["num_tokens"]
+    assert engine["rank_weights_bytes"] == spread[8]["gpu_weights"]
+
+
+@pytest.mark.usefixtures("no_models")
 def test_of_experts_those_count_to_which_a_token_is_sent(run: Run) -> None:
     found = planned(run, "Qwen/Qwen3-30B-A3B", "--gpu", "h200")
     (target,) = found["memory"]["models"]

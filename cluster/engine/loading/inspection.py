@@ -121,7 +121,7 @@ def check_splittable(config: Any, tensor_parallel: int) -> None:
     for kind in [*followed_layers(config).values(), *latents]:
         raise ConfigError(
             f"tensor_parallel {tensor_parallel}: the {kind} of {config.model_type} are not "
-            "split; use tensor_parallel: 1",
+            "split; use tensor_parallel: 1, over several GPUs with device_map: auto",
             param="tensor_parallel",
         )
     counts = {each.num_kv_heads for each in cached_layers(config, torch.float32)}
@@ -134,7 +134,7 @@ def check_splittable(config: Any, tensor_parallel: int) -> None:
     if not getattr(config, "base_model_tp_plan", None):
         raise ConfigError(
             f"tensor_parallel {tensor_parallel}: transformers has no tensor-parallel plan for "
-            f"{config.model_type}; use tensor_parallel: 1",
+            f"{config.model_type}; use tensor_parallel: 1, over several GPUs with device_map: auto",
             param="tensor_parallel",
         )
 

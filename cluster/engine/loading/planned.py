@@ -76,9 +76,12 @@ class Planned:
         """The share of a GPU's memory that may be in use with the KV cache."""
         return gpu_share(config)
 
-    def room(self, config: EngineConfig, gpu_bytes: float) -> int:
-        """Tokens of KV that GPUs of that size hold beside the weights, each its rank's."""
-        left = gpu_bytes * gpu_share(config) - self.rank_weights - self.beside
+    def room(self, config: EngineConfig, gpu_bytes: float, num_gpus: int = 1) -> int:
+        """Tokens of KV that GPUs of that size hold beside the weights, each its rank's.
+
+        num_gpus: between which a device map divides one rank's layers; each takes part in steps."""
+        left = num_gpus * (gpu_bytes * gpu_share(config) - self.steps - self.graphs)
+        left -= self.rank_weights + self.states
         return max(0, int(left * config.tensor_parallel) // self.kv_per_token)
 
 
