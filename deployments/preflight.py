@@ -181,9 +181,9 @@ def _inspected(
         from cluster.engine.loading.inspection import check_loadable, describe
         from cluster.engine.loading.planned import planned
 
+    # What is wrong is said once, with its key.
+    logging.getLogger("transformers").setLevel(logging.ERROR)
     if has_weights:
-        # What is wrong is said once, with its key.
-        logging.getLogger("transformers").setLevel(logging.ERROR)
         described = check_loadable(folder, engine, is_here=is_here)
     else:
         described = describe(str(folder), engine)

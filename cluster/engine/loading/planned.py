@@ -21,7 +21,7 @@ from cluster.engine.cpu.narrow import LINEAR_SHARE
 from cluster.engine.cpu.packed_linear import plain_share
 from cluster.engine.device import resolve_device, resolve_dtype
 from cluster.engine.loading.few_bits import ROUNDED_BITS, may_stay_narrow
-from cluster.engine.loading.inspection import Description
+from cluster.engine.loading.inspection import Description, check_packages
 from cluster.engine.loading.model_config import cached_layers
 from cluster.engine.memory.kv_cache import layer_groups
 from cluster.engine.memory.pool_sizes import (
@@ -106,13 +106,15 @@ def planned(
     device = resolve_device(config.device) if is_here else None
     stored = getattr(described.text_config, "dtype", None) or torch.float32
     dtype = _dtype(config, stored, device, described)
+    method = config.quantization or getattr(described.config, "quantization_config", None)
+    is_widened = is_here and bool(check_packages(described, config))
     weights = 0
-    if not config.is_rounded:
+    if not config.is_rounded and not is_widened:
         weights = _stored_bytes(folder) * dtype.itemsize // stored.itemsize
     rank_share = 1.0
     if not weights or config.tensor_parallel > 1:
         found = _parameters(described, config)
-        weights = weights or _bytes(found, described, config, dtype)
+        weights = weights or _bytes(found, None if is_widened else method, config, dtype)
         ranks = config.tensor_parallel
         of_rank = sum(each.count // (ranks if each.is_split else 1) for each in found.values())
         rank_share = of_rank / sum(each.count for each in found.values())
@@ -209,10 +211,11 @@ def _patterns(name: str) -> set[str]:
 
 
 def _bytes(
-    found: dict[str, _Parameter], described: Description, config: EngineConfig, dtype: torch.dtype
+    found: dict[str, _Parameter], method: Any, config: EngineConfig, dtype: torch.dtype
 ) -> int:
-    """Bytes of parameters that are not stored so; a quantised model's layers have fewer bits."""
-    method = config.quantization or getattr(described.config, "quantization_config", None)
+    """Bytes of parameters that are not stored so; a quantised model's layers have fewer bits.
+
+    method: of quantisation, None = of none."""
     bits: float = 8 * dtype.itemsize
     wide: Sequence[str] = ()
     if method is not None:

@@ -18,6 +18,7 @@ from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 from cluster.config.schema import EngineConfig
 from cluster.engine.loading.inspection import check_loadable, describe
 from cluster.engine.loading.model import load_model
+from cluster.engine.loading.planned import bare_module, planned
 from cluster.engine.work import Work
 from cluster.errors import ConfigError
 from tests.support.engine.driver import load_engine, prompt, rows, run
@@ -110,13 +111,18 @@ def stored(checkpoint: Path, folder: Path, method: str | None) -> Path:
 
 @pytest.mark.usefixtures("without_packages")
 @pytest.mark.parametrize("method", ["mxfp4", "fp8"])
-def test_what_transformers_widens_is_said(
+def test_what_transformers_widens_is_said_and_counted(
     method: str, checkpoint_factory: Factory, tmp_path: Path
 ) -> None:
     folder = stored(checkpoint_factory("llama"), tmp_path / "model", method)
     config = EngineConfig(model=str(folder), device="cpu")
-    said = check_loadable(folder, config, is_here=True).weights
-    assert said.startswith(f"weights {method} are widened to bfloat16")
+    described = check_loadable(folder, config, is_here=True)
+    assert described.weights.startswith(f"weights {method} are widened to bfloat16")
+    (folder / "model.safetensors").write_bytes(b"")  # whose numbers would be in fewer bits
+    wide = sum(each.nbytes for each in bare_module(described).parameters())
+    assert planned(folder, described, config, is_here=True).weights == wide
+    (folder / "model.safetensors").unlink()
+    assert planned(folder, described, config, is_here=False).weights < wide / 2
 
 
 @pytest.mark.usefixtures("without_packages")
