@@ -11,6 +11,10 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from cluster.config.schema import EngineConfig
+from cluster.engine.loading.inspection import describe
+from cluster.engine.loading.planned import planned
+from cluster.engine.memory.reserve import may_have_graphs, run
 from tests.support.engine.driver import load_engine
 from tests.support.gpu import collectives, cubins, heads, page, steps, table
 from tests.support.gpu.counting import META, Counting
@@ -20,6 +24,8 @@ from tests.support.gpu.table import Table
 
 LLAMA = "Llama-3.1-8B"
 H100 = cubins.Variant(90, Attending.of(LLAMA)[0], 16)
+# Heads of a true size, so that their tensors are not lost in the allocator's blocks.
+WIDE = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
 needs_versions = pytest.mark.skipif(
     table.versions() != table.read()["versions"], reason="the table is of other versions"
 )
@@ -54,6 +60,25 @@ def test_a_reserve_is_what_steps_take_and_at_most_a_tenth_more(name: str) -> Non
         taken = own[f"bytes of all{rows}"]
         for how in ("", " by the configuration"):
             assert taken <= own[f"bytes reserved{how}{rows}"] <= 1.1 * taken
+
+
+def test_states_that_a_step_gathers_are_counted_and_no_graphs(
+    checkpoint_factory: Callable[..., Path],
+) -> None:
+    folder = checkpoint_factory("qwen3.5", **WIDE)
+    num_texts, num_rows = 256, 1024  # so that their states are more than what draws take
+    engine = EngineConfig(
+        model=str(folder), max_running_sequences=num_texts, max_batch_tokens=num_rows
+    )
+    described = describe(str(folder), engine)
+    model = steps.with_states(described)
+    with Counting() as counting:
+        run(engine, model, num_rows, 3)
+    (state,) = {each.state_bytes for each in model.layers if each.state}
+    sizes = planned(folder, described, engine, is_here=False, logit_rows=3)
+    assert 4 * num_texts * state < counting.peak_bytes <= sizes.steps < 1.2 * counting.peak_bytes
+    assert sizes.graphs == 0
+    assert not may_have_graphs(engine, model.layers)
 
 
 @needs_versions

@@ -31,7 +31,13 @@ from cluster.engine.memory.pool_sizes import (
     state_bytes,
     wanted_states,
 )
-from cluster.engine.memory.reserve import ForwardBytes, num_logit_rows, reserve
+from cluster.engine.memory.reserve import (
+    ForwardBytes,
+    may_have_graphs,
+    num_logit_rows,
+    reserve,
+)
+from cluster.engine.types import LayerSpec
 from cluster.errors import ConfigError
 from cluster.models.experts import unstacked
 from cluster.models.weights import PICKLED, SAFETENSORS
@@ -43,6 +49,9 @@ _BITS = {"fp8": 8.0, "fbgemm_fp8": 8.0, "mxfp4": 4.25, "awq": 4.0, "gptq": 4.0}
 # Of a row while a layer's products are made: hidden states, and inside both factors and their
 # product.
 _NUM_STATES, _NUM_INNER = 4, 3
+# Of the delta rule: a text's matrix, with those that the next is made of, and float32 keys of its
+# rows and of the page before them, with what is made of these.
+_NUM_COPIES, _NUM_LINES = 4, 5
 _STATED = {"load_in_8bit": 8, "load_in_4bit": 4}
 
 
@@ -128,7 +137,14 @@ def planned(
         states = derive_num_states(config, layers, 0) * state_bytes(layers)
     drawn, vocab_size = num_logit_rows(config, logit_rows), described.vocab_size
     forward = forward_bytes(described.text_config, vocab_size, dtype, config.tensor_parallel)
-    kept = reserve(config, vocab_size, drawn, forward, in_graphs=config.cuda_graphs)
+    gathered = gathered_bytes(config, layers)
+    kept = reserve(
+        config,
+        vocab_size,
+        drawn,
+        lambda *counts: forward(*counts) + gathered,
+        in_graphs=may_have_graphs(config, layers),
+    )
     rank_weights = int(weights * rank_share)
     return Planned(
         weights,
@@ -153,6 +169,19 @@ def forward_bytes(
     of_row = (_NUM_STATES * hidden + _NUM_INNER * widest // ranks) * dtype.itemsize
     of_logits = vocab_size * (dtype.itemsize + torch.float32.itemsize)
     return lambda num_rows, num_logits: max(num_rows * of_row, num_logits * of_logits)
+
+
+def gathered_bytes(config: EngineConfig, layers: Sequence[LayerSpec]) -> int:
+    """An estimate of what the delta rule takes in a layer of the widest step; 0 without one."""
+    num_rows = config.max_batch_tokens
+    num_texts = min(config.max_running_sequences, num_rows)
+    num_lines = _NUM_LINES * (num_texts * config.page_size + num_rows)
+    return max(
+        _NUM_COPIES * num_texts * each.state_bytes + num_lines * each.state_bytes // each.state[-1]
+        if each.state
+        else 0
+        for each in layers
+    )
 
 
 def _dtype(

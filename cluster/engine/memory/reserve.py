@@ -6,15 +6,20 @@ At load the model's own forward is run and torch's allocator asked for its peak.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 
 from cluster.config.schema import EngineConfig
 from cluster.engine.adapters import LayerByLayer
+from cluster.engine.attention.delta_rule import delta_rule
 from cluster.engine.graphs.forward import LOGIT_ROWS, WIDTHS, is_on_one_gpu
 from cluster.engine.loading.model import LoadedModel
 from cluster.engine.paths import StepInputs
+from cluster.engine.schedule.batch import Batch, Share
+from cluster.engine.schedule.pieces import Piece, pieces_of
+from cluster.engine.types import LayerSpec
 from cluster.errors import ConfigError
 from cluster.records import frozen
 from cluster.spec.draw import drawing_bytes
@@ -46,6 +51,12 @@ def num_logit_rows(config: EngineConfig, of_drafter: int | None = None) -> int:
     """The most rows of a step that are drawn from.  of_drafter: as it says, None = a target's."""
     of_target = config.max_running_sequences * _ROWS_PER_SEQUENCE
     return min(config.max_batch_tokens, of_target if of_drafter is None else of_drafter)
+
+
+def may_have_graphs(config: EngineConfig, layers: Sequence[LayerSpec]) -> bool:
+    """Whether steps on a GPU can run in graphs (`create_graphs`), by configuration and model."""
+    has_states = any(layer.state for layer in layers)
+    return config.cuda_graphs and config.device_map is None and not has_states
 
 
 def reserve(
@@ -81,7 +92,7 @@ def measured(config: EngineConfig, model: LoadedModel, logit_rows: int) -> Reser
     def forward_bytes(num_rows: int, num_logits: int) -> int:
         torch.cuda.reset_peak_memory_stats(model.device)
         before = torch.cuda.memory_allocated(model.device)
-        run(model, num_rows, num_logits)
+        run(config, model, num_rows, num_logits)
         return torch.cuda.max_memory_allocated(model.device) - before
 
     try:
@@ -90,7 +101,7 @@ def measured(config: EngineConfig, model: LoadedModel, logit_rows: int) -> Reser
             model.num_columns,
             logit_rows,
             forward_bytes,
-            in_graphs=config.cuda_graphs and is_on_one_gpu(model),
+            in_graphs=may_have_graphs(config, model.layers) and is_on_one_gpu(model),
         )
     except torch.OutOfMemoryError as error:
         raise ConfigError(
@@ -100,14 +111,41 @@ def measured(config: EngineConfig, model: LoadedModel, logit_rows: int) -> Reser
         ) from error
 
 
-def run(model: LoadedModel, num_rows: int, num_logits: int) -> None:
+def run(config: EngineConfig, model: LoadedModel, num_rows: int, num_logits: int) -> None:
     """Run the model's forward on rows of no text, without a KV cache: what stands for attention
-    takes as much memory for its results."""
+    takes as much memory for its results, and the delta rule as much as of all texts that may run.
+    """
     rows = torch.zeros(num_rows, dtype=torch.int64, device=model.device)
+    has_states = any(layer.state for layer in model.layers)
+    pieces = _widest(config, num_rows, model.device) if has_states else []
+
+    def delta(layer: int, *rows: torch.Tensor) -> torch.Tensor:
+        own = model.layers[layer]
+        states = torch.zeros((1, *(own.state or ())), device=own.device)
+        lines = torch.zeros((1, 2 * own.head_dim), dtype=own.dtype, device=own.device)
+        convolved = sum(each[0].numel() for each in rows[:3])
+        return delta_rule(lines[:, convolved:], states, pieces, *rows)
+
     with torch.inference_mode():
         plan = LayerByLayer(
             lambda layer, query, *_: query.transpose(1, 2).contiguous(),
             lambda layer, states, _: states.clone(),
-            lambda layer, query, key, value, *_: value.clone(),
+            delta,
         )
         model.plain(StepInputs(rows, rows, rows[:num_logits], plan))
+
+
+def _widest(config: EngineConfig, num_rows: int, device: torch.device) -> list[Piece]:
+    """As many texts as may run, each a token before the end of its first page, in the first slot
+    and state: their states are gathered, and those behind the page written."""
+    num_texts = min(config.max_running_sequences, num_rows)
+    num_own, num_past = num_rows // num_texts, config.page_size - 1
+    length = num_past + num_own
+    zeros, positions = np.zeros(num_rows + length, np.int64), np.arange(num_past, length)
+    border = length - length % config.page_size
+    shares = [
+        Share(first, num_own, length, zeros[:length], positions, zeros[:0], (), next_border=border)
+        for first in range(0, num_texts * num_own, num_own)
+    ]
+    own = zeros[:num_rows]
+    return pieces_of(Batch(shares, own, own, own, own), 0, device)

@@ -23,7 +23,7 @@ def test_a_forward_without_a_cache_runs_for_every_architecture(
 ) -> None:
     """It is what a GPU's memory is measured by, and nothing on a CPU."""
     engine = load_engine(checkpoint_factory(architecture))
-    run(engine.model, 40, 3)
+    run(engine.config, engine.model, 40, 3)
     assert measured(engine.config, engine.model, 3) == engine.reserve == Reserve()
 
 
