@@ -27,10 +27,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+# Not public: the collective that is done at once, of torch's own estimates of memory.
+from torch._C._distributed_c10d import FakeWork
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is public all the same
 
 # Not public, but what torch's own trainer (torchtitan) does after its first step.
 from torch.distributed.distributed_c10d import _get_default_store, _set_pg_timeout, _world
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.distributed import DistributedConfig
 
 from cluster.engine.channel import connect
@@ -232,6 +236,15 @@ class RankGroup:
             raise WorkerError(
                 f"rank {self.rank} of {self.world_size} lost its tensor-parallel group: {error}"
             ) from error
+
+
+class Alone(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Inside, what ranks sum is this rank's part, and no other rank is waited for."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            return args[0], FakeWork().boxed()
+        return func(*args, **(kwargs or {}))
 
 
 def follow(engine: Any, group: RankGroup) -> None:

@@ -40,6 +40,7 @@ from cluster.engine.decoder import (
 )
 from cluster.engine.fused.kernels import add_norm, rotate, silu_product
 from cluster.engine.launch import LAUNCH_ERRORS, on_device
+from cluster.engine.parallel import Alone
 from cluster.engine.paths import StepInputs, StepOutputs
 from cluster.engine.reminder import in_a_line
 from cluster.engine.types import Ability, AttentionOptions, LayerSpec, Vote
@@ -204,9 +205,13 @@ class FusedForward:
         size = self._norm.weight.shape[0]
         with torch.inference_mode(), on_device(self._norm.weight.device):
             for layer, original in zip(self._layers, base.layers, strict=True):
-                case = comparison.of_layer(original, layer.index, size, base.rotary_emb)
+                given = original, layer.index, size, base.rotary_emb
+                # Others would wait for the sums of a rank on which it fails.
+                with Alone():  # type: ignore[no-untyped-call]
+                    tried = comparison.of_layer(*given)
+                case = comparison.of_layer(*given) if vote(tried is not None) else None
                 if case is None:
-                    return self.give_up("its layers take something else")
+                    return self.give_up("its layers take something else, or fail, on some rank")
                 step = _Step(case.step, comparison.positions, self._rotations)
                 hidden, failure = case.hidden[0].clone(), ""
                 try:
@@ -270,13 +275,8 @@ def _is_special(module: torch.nn.Module, dtype: torch.dtype, device: torch.devic
 
 
 def _has_plain_weights(parts: LayerParts) -> bool:
-    inputs = parts.inputs
-    linears = (
-        *inputs[0],
-        parts.attention.o_proj,
-        *inputs[1],
-        getattr(parts.mlp, "down_proj", None),
-    )
+    inputs, down = parts.inputs, getattr(parts.mlp, "down_proj", None)
+    linears = (*inputs[0], parts.attention.o_proj, *inputs[1], down)
     norms = [norm for norm in (parts.query_norm, parts.key_norm) if norm is not None]
     return (
         all(type(each) is torch.nn.Linear for each in linears)

@@ -3,7 +3,8 @@
 python -m tests.support.engine.graph_process RANK ADDRESS FOLDER; rank 0 prints a line of JSON: the
 largest difference of logits and taps to those of one process, the steps that were replays, the
 steps, and what it fell back to.  Then both load once more; rank 1 cannot launch a kernel, and its
-first capture fails.  Both print what they fall back to.
+first capture fails; and again, where transformers' own layer fails on it.  Both print what they
+fall back to.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import torch
 
 from cluster.core import TokenTree, token_array
 from cluster.engine import parallel
+from cluster.engine.attention.sdpa import SdpaBackend, SdpaPlan
 from cluster.engine.fused import forward
+from cluster.engine.schedule.batch import Batch
 from cluster.engine.work import Work
 from tests.support.engine.captures import Recorder
 from tests.support.engine.driver import prompt
@@ -37,10 +40,21 @@ class Failing(Recorder):
         raise RuntimeError("no graph today")
 
 
+class TornPlan(SdpaPlan):
+    def attend(self, *_: object) -> torch.Tensor:
+        raise RuntimeError("no memory today")
+
+
+class Torn(SdpaBackend):
+    def plan(self, batch: Batch, scratch_slot: int) -> SdpaPlan:
+        return TornPlan(batch, scratch_slot)
+
+
 def main() -> None:
     rank, folder = int(sys.argv[1]), Path(sys.argv[3])
     torch.set_num_threads(1)
-    parallel.init_rank(rank, 2, sys.argv[2], timeout_s=120)
+    # A rank that the other does not wait for ends the test, and not after hours.
+    parallel.init_rank(rank, 2, sys.argv[2], timeout_s=120, loading_s=120)
     recorder = Recorder()
     engine = build(folder, recorder, fused=True, tensor_parallel=2)
     assert engine.model.fused is not None
@@ -71,6 +85,9 @@ def main() -> None:
     capture = Failing() if rank else Recorder()
     failing = build(folder, capture, fused=True, tensor_parallel=2)
     _say(list(failing.forward.fallbacks))
+    if rank:
+        forward.SdpaBackend = Torn
+    _say(list(build(folder, fused=True, tensor_parallel=2).forward.fallbacks))
     parallel.leave_group()
 
 
