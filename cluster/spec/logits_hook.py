@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from cluster.core import TokenArray, TokenTree
+from cluster.spec.transfer import sent
 
 # One bit per token of the vocabulary, the lowest bit first: uint32[rows, ceil(vocab / 32)].
 TokenMask = npt.NDArray[np.uint32]
@@ -67,7 +68,7 @@ def _forbidden(masks: TokenMask, logits: torch.Tensor) -> torch.Tensor:
     if logits.device.type == "cpu":
         bits = np.unpackbits(masks.view(np.uint8), axis=1, count=vocab_size, bitorder="little")
         return torch.from_numpy(bits == 0)
-    return clear_bits(torch.from_numpy(masks.view(np.int32)).to(logits.device), vocab_size)
+    return clear_bits(sent(masks.view(np.int32), logits.device), vocab_size)
 
 
 def clear_bits(words: torch.Tensor, vocab_size: int) -> torch.Tensor:

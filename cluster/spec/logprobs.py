@@ -10,6 +10,7 @@ import torch
 
 from cluster.core import TokenArray, TokenLogprob
 from cluster.records import record
+from cluster.spec.transfer import received, sent
 
 
 @record
@@ -40,9 +41,9 @@ def token_logprobs(
     num_top: alternatives per row, as `top_tokens` has them; 0 = none.
     """
     laws = _laws(logits)
-    chosen = laws.gather(1, torch.from_numpy(token_ids).long().to(laws.device).unsqueeze(1))
-    ranks = (laws > chosen).sum(dim=1).add_(1).tolist()
-    values = chosen.squeeze(1).tolist()
+    chosen = laws.gather(1, sent(token_ids.astype(np.int64), laws.device).unsqueeze(1))
+    ranks = received((laws > chosen).sum(dim=1).add_(1)).tolist()
+    values = received(chosen.squeeze(1)).tolist()
     if num_top <= 0:
         return tuple(map(TokenLogprob, values, itertools.repeat(()), ranks))
     top = _top(laws, num_top)
@@ -58,7 +59,7 @@ def _laws(logits: torch.Tensor) -> torch.Tensor:
 
 def _top(laws: torch.Tensor, num_top: int) -> TopTokens:
     found = laws.topk(min(num_top, laws.shape[1]), dim=1)
-    values, token_ids = found.values.cpu().numpy(), found.indices.int().cpu().numpy()
+    values, token_ids = received(found.values), received(found.indices.int())
     order = np.lexsort((token_ids, -values), axis=1)
     return TopTokens(
         np.take_along_axis(token_ids, order, axis=1), np.take_along_axis(values, order, axis=1)

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from cluster.core import SamplingParams, TokenArray, TokenTree
 from cluster.records import record
+from cluster.spec.transfer import sent
 from cluster.spec.tree import ancestor_mask
 
 # Float32 can still hold a number of this size after it is multiplied by a count and added to a
@@ -40,13 +42,13 @@ class Counts:
             torch.zeros(vocab_size, dtype=torch.float32, device=device),
             torch.zeros(vocab_size, dtype=torch.bool, device=device),
         )
-        counts.seen[torch.from_numpy(prompt.astype(np.int64)).to(device)] = True
+        counts.seen[sent(prompt.astype(np.int64), device)] = True
         counts.add(output)
         return counts
 
     def add(self, token_ids: TokenArray) -> None:
         """Count further output tokens."""
-        ids = torch.from_numpy(token_ids.astype(np.int64)).to(self.output.device)
+        ids = sent(token_ids.astype(np.int64), self.output.device)
         # Whole numbers in float32: the order of additions cannot matter.
         self.output.index_add_(0, ids, torch.ones_like(ids, dtype=torch.float32))
         self.seen[ids] = True
@@ -88,19 +90,19 @@ def penalise(logits: torch.Tensor, sequences: Sequence[PenalisedRows]) -> None:
     presence are taken off.
     """
     sizes = [sequence.stop - sequence.start for sequence in sequences]
-    owners = torch.from_numpy(np.repeat(np.arange(len(sequences)), sizes)).to(logits.device)
+    owners = sent(np.repeat(np.arange(len(sequences)), sizes), logits.device)
     starts = np.repeat([s.start for s in sequences], sizes)
     offsets = np.concatenate([np.arange(size) for size in sizes])
-    rows = torch.from_numpy(starts + offsets).to(logits.device)
+    rows = sent(starts + offsets, logits.device)
     output = torch.stack([s.counts.output for s in sequences])[owners]  # [rows, vocab]
     seen = torch.stack([s.counts.seen for s in sequences])[owners]  # [rows, vocab]
-    path_rows, path_tokens = _path_pairs(sequences, sizes).to(logits.device)
+    path_rows, path_tokens = sent(_path_pairs(sequences, sizes), logits.device)
     output.index_put_((path_rows, path_tokens), output.new_ones(len(path_rows)), accumulate=True)
     seen[path_rows, path_tokens] = True
-    factors = torch.tensor(
-        [single_precision_penalties(sequence.params) for sequence in sequences],
-        dtype=torch.float32,
-    ).to(logits.device)[owners]  # [rows, 3]
+    factors = sent(
+        np.array([single_precision_penalties(each.params) for each in sequences], np.float32),
+        logits.device,
+    )[owners]  # [rows, 3]
     repetition, frequency, presence = factors.unsqueeze(2).unbind(1)  # each [rows, 1]
     values = logits[rows]
     repeated = torch.where(values > 0, values / repetition, values * repetition)
@@ -110,7 +112,7 @@ def penalise(logits: torch.Tensor, sequences: Sequence[PenalisedRows]) -> None:
     logits[rows] = values
 
 
-def _path_pairs(sequences: Sequence[PenalisedRows], sizes: Sequence[int]) -> torch.Tensor:
+def _path_pairs(sequences: Sequence[PenalisedRows], sizes: Sequence[int]) -> npt.NDArray[np.int64]:
     """Return (row, token) for every row and every token on its path, int64[2, pairs]; rows of all
     `sequences` are numbered together."""
     found, base = [np.empty((2, 0), dtype=np.int64)], 1
@@ -118,7 +120,7 @@ def _path_pairs(sequences: Sequence[PenalisedRows], sizes: Sequence[int]) -> tor
         rows, nodes = np.nonzero(ancestor_mask(sequence.tree.parents))
         found.append(np.stack((base + rows, sequence.tree.token_ids[nodes])))
         base += size
-    return torch.from_numpy(np.concatenate(found, axis=1))
+    return np.concatenate(found, axis=1)
 
 
 @record
@@ -135,8 +137,8 @@ class TokenBias:
         for token, value in pairs:
             sums[token] = sums.get(token, 0.0) + value
         return cls(
-            torch.tensor(list(sums), dtype=torch.int64, device=device),
-            torch.tensor(list(map(bounded, sums.values())), dtype=torch.float32, device=device),
+            sent(np.array(list(sums), np.int64), device),
+            sent(np.array(list(map(bounded, sums.values())), np.float32), device),
         )
 
     def apply(self, logits: torch.Tensor) -> None:
@@ -146,5 +148,5 @@ class TokenBias:
 
 def ban(logits: torch.Tensor, rows: Sequence[int], token_ids: torch.Tensor) -> None:
     """Make `token_ids` (int64[k]) impossible at the given rows, in place."""
-    index = torch.tensor(rows, dtype=torch.int64, device=logits.device)
+    index = sent(np.array(rows, np.int64), logits.device)
     logits[index.unsqueeze(1), token_ids] = -torch.inf

@@ -27,6 +27,7 @@ from cluster.spec.draw import (
 from cluster.spec.logits_hook import LogitsHook, TokenMask, forbid
 from cluster.spec.penalties import Counts, PenalisedRows, TokenBias, ban, penalise
 from cluster.spec.sampling import is_truncated, pack
+from cluster.spec.transfer import sent
 from cluster.spec.tree import depths
 from cluster.worker.texts import TargetText
 
@@ -73,9 +74,7 @@ class TargetSequence:
         self.bias = TokenBias.of(params.logit_bias, device) if params.logit_bias else None
         stops = [token for token in params.stop_token_ids if 0 <= token < vocab_size]
         self.banned = (
-            torch.tensor(stops, dtype=torch.int64, device=device)
-            if stops and params.min_tokens > 0
-            else None
+            sent(np.array(stops, np.int64), device) if stops and params.min_tokens > 0 else None
         )
         self._vocab_size = vocab_size
         self._device = device

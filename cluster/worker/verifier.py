@@ -27,6 +27,7 @@ from cluster.records import record
 from cluster.spec.draw import FusedDraw
 from cluster.spec.logits_hook import LogitsHook
 from cluster.spec.logprobs import token_logprobs
+from cluster.spec.transfer import sent
 from cluster.spec.tree import walk_draws
 from cluster.spec.tree_check import are_sound, check_tree
 from cluster.worker.next_step import NextStep
@@ -334,5 +335,5 @@ def _logprobs(
     if num_top is None:
         return ()
     logits = sequence.logits
-    rows = torch.from_numpy(np.concatenate(([0], path + 1)).astype(np.int64))
-    return token_logprobs(logits[rows.to(logits.device)], token_ids, num_top)
+    rows = sent(np.concatenate(([0], path + 1)).astype(np.int64), logits.device)
+    return token_logprobs(logits[rows], token_ids, num_top)

@@ -53,6 +53,12 @@ def test_a_step_asks_no_more_of_a_gpu_than_it_did() -> None:
     assert _changes("heads", heads.rounds()) == []
 
 
+def test_what_texts_ask_for_beside_a_draw_takes_no_pageable_copies() -> None:
+    asked = steps.adjusted(num_texts=3, vocab_size=97)
+    assert asked["pageable copies"] == 0
+    assert asked["copies to the device"] > 30, "something is not asked for"
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_reserve_is_what_steps_take_and_at_most_a_tenth_more(name: str) -> None:
     own = table.read()["architectures"][name]

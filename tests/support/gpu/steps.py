@@ -22,7 +22,7 @@ from transformers.distributed.tensor_parallel import get_kv_heads_per_rank
 from transformers.initialization import no_tie_weights
 
 from cluster.config.schema import EngineConfig
-from cluster.core import SamplingParams, TokenTree, token_array
+from cluster.core import SamplingParams, TokenArray, TokenTree, token_array
 from cluster.engine.attention import seam
 from cluster.engine.attention.delta import PathDelta
 from cluster.engine.attention.triton.backend import Shape, TritonForm
@@ -42,9 +42,11 @@ from cluster.engine.schedule.batch import Batch
 from cluster.messages import Open
 from cluster.records import record
 from cluster.spec.draw import DrawRows, draw
+from cluster.spec.logits_hook import TokenMask
 from cluster.spec.sampling import is_truncated, pack
 from cluster.worker.target_sequence import BatchDraws, TargetSequence
 from cluster.worker.texts import TargetText
+from cluster.worker.verifier import _logprobs as logprobs_of
 from tests.support.gpu.counting import META, Counting
 from tests.support.gpu.launches import Launch
 from tests.support.gpu.models import config_of, head_dim_of, layers_of
@@ -331,3 +333,46 @@ def draws(num_rows: int, vocab_size: int) -> dict[str, Counts]:
             draw(logits, None if name == "greedy" else rows, draw_tokens)
         found[name] = {**asked(counting), "bytes": counting.peak_bytes}
     return found
+
+
+class _Masked:
+    """A hook that allows all tokens of a vocabulary."""
+
+    def __init__(self, num_words: int) -> None:
+        self._masks = np.full((_WIDTH, num_words), 2**32 - 1, np.uint32)
+
+    def extend(self, token_ids: TokenArray) -> None:
+        """See `LogitsHook`."""
+
+    def prepare(self, tree: TokenTree) -> None:
+        """See `LogitsHook`."""
+
+    def masks(self) -> TokenMask:
+        """See `LogitsHook`."""
+        return self._masks
+
+
+def adjusted(num_texts: int, vocab_size: int) -> Counts:
+    """Of draws by laws that ask for everything, and log-probabilities, of texts of eight rows."""
+    law = SamplingParams(
+        temperature=0.0,
+        frequency_penalty=0.5,
+        repetition_penalty=1.1,
+        logit_bias=((5, 1.0),),
+        min_tokens=9,
+        stop_token_ids=(7,),
+        logprobs=2,
+    )
+    tree = TokenTree.of(range(_WIDTH - 1), range(-1, _WIDTH - 2))
+    path, batch = np.arange(2, dtype=np.int32), []
+    with torch.no_grad(), Counting(answer=lambda *_: None) as counting:
+        for number in range(num_texts):
+            text = TargetText(str(number), Open(str(number), 0, token_array([0]), 0, 1, law, 0))
+            batch.append(TargetSequence(text, vocab_size, META, _Masked(-(-vocab_size // 32))))
+            batch[-1].begin(tree)
+            batch[-1].logits = torch.zeros((_WIDTH, vocab_size), device=META)
+        draw_all(batch)
+        for each in batch:
+            each.counts.add(token_array([3]))
+            logprobs_of(each, path, token_array([1, 2, 3]))
+    return asked(counting)
