@@ -79,6 +79,13 @@ def _opens(draw: st.DrawFn) -> Open:
     )
 
 
+def _crowd() -> list[Open]:
+    """More sound texts than may run of one coordinator, which go on for a while."""
+    tokens, params = np.array([1, 2, 3], np.int32), SamplingParams(temperature=0.0, max_tokens=40)
+    head = prefix_hash(tokens)
+    return [Open(name, 0, tokens, head, 3, params, 400, drafters=("a",)) for name in NAMES[3:]]
+
+
 @st.composite
 def _trees(draw: st.DrawFn, opened: Open | None = None) -> PoolTree:
     """Of a text that is opened, of [1, 2, 3], which honest coordinators run too, or of any."""
@@ -112,7 +119,8 @@ def _names() -> st.SearchStrategy[tuple[TextName, ...]]:
 @st.composite
 def lying_frames(draw: st.DrawFn) -> StepFrame:
     """Of any content that the wire can carry; most are wrong in few things."""
-    opens = draw(st.lists(_opens(), max_size=2) | st.lists(_opens(), min_size=4, max_size=8))
+    several = st.lists(_opens(), min_size=4, max_size=8)
+    opens = draw(st.lists(_opens(), max_size=2) | several | st.just(_crowd()))
     trees = [draw(_trees(opened)) for opened in opens if draw(st.booleans())]
     beats = st.builds(Heartbeat, _names(), st.integers(0, 2**63))
     return StepFrame(
