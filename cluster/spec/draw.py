@@ -93,6 +93,10 @@ class FusedDraw(Protocol):
         ...
 
 
+def _as_they_are(drawn: TokenArray) -> TokenArray:
+    return drawn
+
+
 class Draws:
     """One token per row, int32[rows], that a GPU may still be drawing.
 
@@ -102,7 +106,7 @@ class Draws:
     def __init__(
         self,
         token_ids: torch.Tensor,
-        settle: Callable[[TokenArray], TokenArray] = lambda drawn: drawn,
+        settle: Callable[[TokenArray], TokenArray] = _as_they_are,
     ) -> None:
         """settle: draws on the host what the device has left open."""
         self.token_ids = token_ids
@@ -115,7 +119,8 @@ class Draws:
 
     def taken(self) -> TokenArray:
         """The tokens, once they are drawn."""
-        return self._settle(self.on_device.copy())
+        drawn, self._settle = self._settle(self.on_device.copy()), _as_they_are
+        return drawn  # and what settled them lets go of its logits
 
 
 def draw(logits: torch.Tensor, rows: DrawRows | None, fused: FusedDraw | None = None) -> TokenArray:

@@ -27,8 +27,8 @@ _ANY = (
     "pytest-rerunfailures", "pytest-xdist",
 )  # fmt: skip
 _TESTS = (
-    "engine/test_interpreted.py", "engine/attention", "engine/draw", "engine/graphs",
-    "engine/loading/test_self_check.py", "engine/loading/test_architectures.py",
+    "draft/heads/test_mtp.py", "engine/test_interpreted.py", "engine/attention", "engine/draw",
+    "engine/graphs", "engine/loading/test_self_check.py", "engine/loading/test_architectures.py",
     "engine/loading/test_parts_of_text.py", "engine/loading/test_refusals.py",
 )  # fmt: skip
 

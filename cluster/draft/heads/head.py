@@ -245,7 +245,9 @@ class Head(HeadModule, ABC):
         self, token_ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, Rotation]:
         rows = self.entered(token_ids, hidden, positions)[None]
-        return rows, self.rotary(rows, positions[None])
+        # Of time, height and width, which are one in a text; transformers knows that since 5.20.
+        axes = 3 if hasattr(self.rotary, "mrope_section") else 1
+        return rows, self.rotary(rows, positions.expand(axes, 1, -1).squeeze(0))
 
     def _through(
         self,

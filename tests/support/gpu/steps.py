@@ -371,7 +371,7 @@ def adjusted(num_texts: int, vocab_size: int) -> Counts:
             batch.append(TargetSequence(text, vocab_size, META, _Masked(-(-vocab_size // 32))))
             batch[-1].begin(tree)
             batch[-1].logits = torch.zeros((_WIDTH, vocab_size), device=META)
-        draw_all(batch)
+        BatchDraws(batch).taken()
         for each in batch:
             each.counts.add(token_array([3]))
             logprobs_of(each, path, token_array([1, 2, 3]))
