@@ -27,7 +27,7 @@ BOUNDS = {
     "cluster/client": 2_950,
     "cluster/config": 10_340,
     "cluster/coordinator": 18_250,
-    "cluster/draft": 45_300,  # whole rounds of EAGLE-3 in graphs; MTP over latents and of Qwen3.5
+    "cluster/draft": 45_310,  # whole rounds of EAGLE-3 in graphs; MTP over latents and of Qwen3.5
     "cluster/engine": 66_790,  # fused layers; states of the delta rule, latents; steps ahead
     "cluster/grammar": 4_000,
     "cluster/metrics": 2_650,
@@ -36,7 +36,7 @@ BOUNDS = {
     "cluster/requests": 650,
     "cluster/rpc": 11_350,
     "cluster/simulate": 6_350,
-    "cluster/spec": 18_180,  # masses alike everywhere; draws nobody waits for; trees as bits
+    "cluster/spec": 18_190,  # masses alike everywhere; draws nobody waits for; trees as bits
     "cluster/text": 8_800,
     "cluster/train": 14_290,  # Muon where products of bfloat16 are emulated; noise by prompt
     "cluster/worker": 22_070,  # trees checked at once; builds of equal bits; steps ahead

@@ -158,8 +158,9 @@ few rows, and attention, are taken to read at {share:.0%} of what the memory can
 in a graph is taken to need {kernel_us:.1f} us, and how many there are is the count above. What the
 host takes was measured, on an AMD EPYC of 2 cores (Zen 3;
 `TRITON_INTERPRET=1 python -m tests.support.gpu.host`). The bound is what reading weights and keys
-takes at the full rate. The last column is a step that verifies so many nodes of each text and then
-drafts as many with an EAGLE-3 head in graphs, to a plain one; how many of them are accepted is for
+takes at the full rate. Where steps run ahead, the host does its part while the GPU does its own.
+The last column is a step that verifies so many nodes of each text and then drafts as many with an
+EAGLE-3 head in graphs, to a plain one that does not run ahead; how many of them are accepted is for
 a card and real texts to say.
 
 """
@@ -171,6 +172,7 @@ _ESTIMATED = (
     "forward, ms",
     "host, ms",
     "plain tokens/s",
+    "running ahead",
     "drafted step, nodes",
 )
 
