@@ -168,8 +168,9 @@ class Verifier:
                 missed.append(name)
         answered: list[Answered] = []
         draws = BatchDraws(batch, self._native, self._fused)
-        # The most probable tokens would be waited for.
-        if ahead and not self._wants.num_top and len(draws.token_ids) == len(batch):
+        # What else is asked of its rows would wait behind the next step.
+        asks_more = self._wants.num_top or any(each.params.logprobs is not None for each in batch)
+        if ahead and not asks_more and len(draws.token_ids) == len(batch):
             self._begin_next({text.id for text in ahead}, batch, draws)
         for sequence, output, drawn in zip(batch, outputs, draws.taken(), strict=True):
             try:

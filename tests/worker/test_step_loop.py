@@ -46,6 +46,14 @@ async def test_a_step_that_runs_ahead_with_another_token_than_was_drawn_has_no_p
     assert next(counter) == params.max_tokens - 2
 
 
+@pytest.mark.parametrize(("logprobs", "num_ahead"), [(None, GREEDY.max_tokens - 2), (0, 0)])
+async def test_a_step_whose_rows_are_asked_for_more_than_draws_lets_none_run_ahead(
+    logprobs: int | None, num_ahead: int
+) -> None:
+    desk = await written(opened(params=replace(GREEDY, logprobs=logprobs)))
+    assert desk.target.engine.num_ahead == num_ahead
+
+
 @LAWS
 async def test_texts_that_come_and_go_run_together_and_none_changes_another(
     params: SamplingParams,
