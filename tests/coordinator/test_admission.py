@@ -95,8 +95,9 @@ async def test_what_cannot_be_served_is_refused_with_the_value_before_any_work(
     target = ToyTarget()
     async with house(laws=("coupled", "rejection")) as stage:
         stage.add_target(target, max_context_len=64)
-        with pytest.raises(error, match=message):
+        with pytest.raises(error, match=message) as raised:
             await collect(stage.coordinator, asked)
+        assert raised.value.param, "no field is named"
         assert target.frames == []
         assert stage.status()["num_running"] == 0
 

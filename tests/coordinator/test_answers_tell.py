@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cluster.core import SpeculationOptions, SpeculationStats, TokenEvent
-from cluster.errors import ProtocolError
+from cluster.core import FinishReason, SpeculationOptions, SpeculationStats, TokenEvent
+from cluster.errors import ProtocolError, RequestError
 from cluster.rpc.link import memory_pair
 from tests.support.coordinator.house import GREEDY, House, at_work, house, request, text_of
 from tests.support.coordinator.toys import (
@@ -164,14 +164,16 @@ async def test_what_answers_and_the_metrics_count_is_the_same_and_adds_up() -> N
     assert total("drafthouse_shared_accepted_tokens") > 0
 
 
-async def test_the_last_event_says_how_long_the_request_queued() -> None:
+@pytest.mark.parametrize("error", [None, RequestError("no")], ids=["written", "refused"])
+async def test_the_last_event_says_how_long_the_request_queued(error: RequestError | None) -> None:
     async with house(["a"]) as stage:
         stage.clock.now += 1.0
         events: list[TokenEvent] = []
         stage.coordinator.open("r", request(), events.append)
         stage.clock.now += 3.0
-        stage.add_target(ToyTarget())
+        stage.add_target(ToyTarget(refuses=lambda item: error))
         await stage.settle()
     assert events[-1].finish_reason is not None
+    assert (events[-1].finish_reason is FinishReason.ERROR) == (error is not None)
     assert [event.queue_time_s for event in events] == [0.0] * (len(events) - 1) + [3.0]
     assert events[-1].prefill_time_s == 0.0, "the clock stood still"
