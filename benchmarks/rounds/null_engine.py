@@ -50,6 +50,8 @@ class NullEngine:
     steps: for each step its beginning and end, the number of works it answered and their nodes.
     """
 
+    runs_ahead = False
+
     def __init__(self, forward: Callable[[float], None], forward_s: float) -> None:
         self.vocab_size = VOCAB_SIZE
         self.max_context_len = self.longest_context = _MAX_LEN

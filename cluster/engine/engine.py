@@ -240,21 +240,21 @@ class Engine:
         """
         return self._finish(self._launch(taps, prompt_rows))
 
+    @property
+    def runs_ahead(self) -> bool:
+        """See `TargetEngine`."""
+        return self._group is None and self.uses_graphs
+
     def run_ahead(self, works: Sequence[Work], drawn: Drawn, taps: Sequence[int]) -> Finish | None:
         """See `TargetEngine`."""
-        is_alone = self._group is None and not self._waiting
-        has_room = 2 * len(works) <= self._logit_rows  # two steps have logits at a time
-        if not (works and has_room and is_alone and self.uses_graphs):
+        if self._waiting or not 0 < 2 * len(works) <= self._logit_rows:  # of two steps at a time
             return None
         for work in works:
             self.submit(work)
         return partial(self._finish, self._launch(taps, drawn=drawn))
 
     def _launch(
-        self,
-        taps: Sequence[int] = (),
-        prompt_rows: int | None = None,
-        drawn: Drawn | None = None,
+        self, taps: Sequence[int], prompt_rows: int | None = None, drawn: Drawn | None = None
     ) -> Launched:
         if drawn is None:  # else the last step may not be done, and nobody is to wait for a GPU
             self.pace.learn(self.last_step)

@@ -63,6 +63,10 @@ class TargetEngine(Steps, Protocol):
 
         taps: layers whose hidden rows `last_step` is to have, "behind layer t" by number."""
 
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether `run_ahead` may begin anything."""
+
     def run_ahead(self, works: Sequence[Work], drawn: Drawn, taps: Sequence[int]) -> Finish | None:
         """Begin the step behind the last one, whose works bring a token each that is not known yet.
 

@@ -29,7 +29,7 @@ class NextStep:
 
     def taken(self) -> list[Output]:
         """Return its answers once, for it is the present one now."""
-        outputs = [*self.outputs.values()]
+        outputs = list(self.outputs.values())
         self.texts, self.outputs, self._finish = {}, {}, None
         return outputs
 
@@ -41,7 +41,7 @@ class NextStep:
     def end(self, answered: Sequence[Answered], draws: BatchDraws) -> None:
         """Tell it what was drawn.  A text has no part in it if another token was drawn on the host
         than on the device."""
-        if self._finish is None:
+        if not self._finish:
             return
         for sequence, _, verdict in answered:
             name, token = sequence.text.id, verdict.token_ids[-1]
@@ -49,7 +49,7 @@ class NextStep:
                 self._works[name].delta[0] = token
                 self.texts[name], sequence.is_pending = sequence.text, True
         outputs = self._finish(self._works.keys() - self.texts)
-        self.outputs = {output.request_id: output for output in outputs}
+        self.outputs = {each.request_id: each for each in outputs if each.request_id in self.texts}
 
     def drop(self, request_id: str) -> None:
         """Forget a text, which the engine has released."""

@@ -169,7 +169,7 @@ class StepLoop:
         step.plan = self._plan(step.decoding)
         step.ahead = [text for text in batch if text.remaining > 1 and not text.stream.is_parked]
         if others or (begun and ready) or not step.plan.is_plain:
-            step.ahead = []
+            step.ahead = ()
         if begun:
             step.plan = replace(step.plan, in_flight=[PLAIN] * len(begun))
         for text, in_flight in zip(step.decoding, step.plan.in_flight, strict=True):

@@ -104,7 +104,7 @@ class Verifier:
     @property
     def ahead(self) -> list[TargetText]:
         """The texts whose next step runs already, without drafts; `step` answers these."""
-        return [*self._next.texts.values()]
+        return list(self._next.texts.values())
 
     def submit(self, asked: Sequence[tuple[TargetText, TokenTree]]) -> dict[str, DrafthouseError]:
         """Queue texts, each with a tree that continues it; `step` answers them.
@@ -168,10 +168,8 @@ class Verifier:
                 missed.append(name)
         answered: list[Answered] = []
         draws = BatchDraws(batch, self._native, self._fused)
-        # What else is asked of its rows would wait behind the next step.
-        asks_more = self._wants.num_top or any(each.params.logprobs is not None for each in batch)
-        if ahead and not asks_more and len(draws.token_ids) == len(batch):
-            self._begin_next({text.id for text in ahead}, batch, draws)
+        if ahead and self._engine.runs_ahead:
+            self._begin_next(ahead, batch, draws)
         for sequence, output, drawn in zip(batch, outputs, draws.taken(), strict=True):
             try:
                 verdict = self._conclude(sequence, drawn, output.num_cached)
@@ -193,9 +191,18 @@ class Verifier:
         return StepAnswers(verdicts, missed, refused, report)
 
     def _begin_next(
-        self, names: set[str], batch: Sequence[TargetSequence], draws: BatchDraws
+        self, texts: Sequence[TargetText], batch: Sequence[TargetSequence], draws: BatchDraws
     ) -> None:
+        """Begin the next step of these texts, if one draw is all that is asked of each in this one:
+        what else is would wait behind it."""
+        if (
+            len(draws.token_ids) != len(batch)
+            or self._wants.num_top
+            or any(len(each.tree) or each.params.logprobs is not None for each in batch)
+        ):
+            return
         # Of those alone that have an answer: the engine may have lost tokens of the others.
+        names = {text.id for text in texts}
         going = [each for each in batch if each.text.id in names]
         works = [self._work(each, len(each.text.tokens), np.zeros(1, np.int32)) for each in going]
         rows = {each.text.id: each.start for each in going}

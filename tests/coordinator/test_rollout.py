@@ -43,8 +43,8 @@ async def test_roles_decide_who_is_told_and_verified_and_never_the_text(
     assert bool(drafters["a"].opened) == (is_compared or not serves_new)
     assert bool(drafters["b"].opened) == (is_compared or serves_new)
     assert (known["places"] != 0) == is_compared
-    described = {name: known[name] for name in ("drafter", "replaces", "phase", "is_here")}
-    assert described == {"drafter": "b", "replaces": "a", "phase": phase.value, "is_here": True}
+    described = {"drafter": "b", "replaces": "a", "phase": phase.value, "is_here": True}
+    assert known.items() >= described.items()
     assert known["error"] is None or known["error"] >= 0.0
 
 
