@@ -10,6 +10,7 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,6 +28,7 @@ from cluster.worker.draft_profile import profile_drafting
 from cluster.worker.priority import freeze_gc, shorten_switch_interval
 from cluster.worker.residents import ResidentDrafter, Residents
 from cluster.worker.target import TargetWorker
+from cluster.worker.texts import TargetText
 from cluster.worker.verifier import StepAnswers, Verifier
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -40,8 +42,8 @@ class _Wire:
         self._walked_at = 0.0  # 0 = the frame of the last step has been written
         step, write = verifier.step, ServerStream.write
 
-        def timed_step() -> StepAnswers:
-            stepped = step()
+        def timed_step(ahead: Sequence[TargetText] = ()) -> StepAnswers:
+            stepped = step(ahead)
             self._walked_at = time.perf_counter()
             return stepped
 
