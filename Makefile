@@ -58,7 +58,7 @@ STARTS := $(addprefix tests/deployments/test_,cli.py drain.py own_drafter.py rea
 
 test-application:
 	$(BIN)/python -m pytest $(TRY_AGAIN) -m application tests/deployments
-	$(BIN)/python -m pytest $(TRY_AGAIN) $(STARTS) tests/nodes
+	$(BIN)/python -m pytest $(TRY_AGAIN) $(STARTS)
 
 # Tests differ a thousandfold in what they take: whoever is done takes from the others (worksteal).
 # Ray forks its daemons; a process in which gRPC already runs (the other tests' servers) must not.
@@ -74,6 +74,7 @@ test-nightly: $(VENV)/.dev-installed build/fuzz/.installed ## hours: 10,000 dama
 	DRAFTHOUSE_MUTATIONS=10000 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal --hypothesis-profile=nightly \
 		--ignore=tests/deployments --ignore=tests/nodes $(PYTEST_ARGS)
 	$(BIN)/python -m pytest --hypothesis-profile=nightly -m application tests/deployments $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --hypothesis-profile=nightly $(STARTS)
 	$(BIN)/python -m tests.support.deployments.fuzzed build/fuzz/bin/st
 	DRAFTHOUSE_FAULTS=100 DRAFTHOUSE_FAULTS_RECORD=docs/benchmarks/faults/nodes.json $(BIN)/python -m pytest -rP tests/nodes
 	DRAFTHOUSE_PAUSE_S=20 $(BIN)/python -m pytest tests/deployments/test_silence.py

@@ -24,6 +24,7 @@ from deployments.cli import main
 from deployments.ports import why_not
 from tests.conftest import Run, python
 from tests.deployments.conftest import DEADLINE_S, MODEL, free_ports
+from tests.support.choices import by_day, by_night
 from tests.support.deployments.command import Command, ports, running, write_config
 from tests.support.deployments.listening import listening
 
@@ -173,7 +174,7 @@ def test_a_server_that_was_stopped_leaves_nothing_behind_and_none_of_rays_own_wo
     assert all(why_not("127.0.0.1", port) is None for port in ports(shared_file))
 
 
-@pytest.mark.parametrize("phase", ["starting Ray", "starting Serve", "loading: "])
+@pytest.mark.parametrize("phase", ["loading: ", *by_day((), ("starting Ray", "starting Serve"))])
 def test_an_interrupt_during_start_up_ends_it_at_once_and_leaves_nothing_behind(
     command: Command, phase: str
 ) -> None:
@@ -186,6 +187,7 @@ def test_an_interrupt_during_start_up_ends_it_at_once_and_leaves_nothing_behind(
     assert command.stdout.read_text() == ""
 
 
+@by_night
 def test_without_its_model_the_demonstration_is_the_embedded_one(tmp_path: Path) -> None:
     """All that it logs is JSON, until all its processes are signalled and after it."""
     settings = dict(zip(("http.port", "grpc.port", "dashboard.port"), free_ports(3), strict=True))
@@ -217,7 +219,9 @@ def test_without_its_model_the_demonstration_is_the_embedded_one(tmp_path: Path)
         command.end()
 
 
-@pytest.mark.parametrize("named", ["configs/local.yaml", "--set=target.engine.model=a/b"])
+@pytest.mark.parametrize(
+    "named", ["configs/local.yaml", *by_day((), ("--set=target.engine.model=a/b",))]
+)
 def test_a_model_that_was_named_is_not_replaced(tmp_path: Path, named: str) -> None:
     settings = dict(zip(("http.port", "grpc.port", "dashboard.port"), free_ports(3), strict=True))
     overrides = [f"--set={name}={port}" for name, port in settings.items()]

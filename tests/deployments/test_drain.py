@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from tests.conftest import REPOSITORY, python
+from tests.support.choices import by_night
 
 _ENVIRONMENT = {
     "RAY_AUTH_MODE": "disabled",
@@ -14,6 +15,7 @@ _ENVIRONMENT = {
 }
 
 
+@by_night
 def test_a_drained_node_answers_what_is_under_way_and_its_work_goes_on_elsewhere() -> None:
     program = python("-m", "tests.support.deployments.drained_cluster", **_ENVIRONMENT)
     assert program.returncode == 0, program.stderr[-3000:]

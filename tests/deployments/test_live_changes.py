@@ -154,6 +154,7 @@ def is_whole(live: Live) -> bool:
         return False
 
 
+@by_night
 def test_streams_survive_every_edit_and_a_wrong_one_leaves_all_as_it_was(
     live: Live, long_folder: Path, tmp_path: Path
 ) -> None:

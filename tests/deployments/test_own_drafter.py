@@ -14,6 +14,7 @@ from deployments.readiness import health
 from tests.deployments.conftest import wait_until
 from tests.deployments.test_cli import config_file
 from tests.draft.test_plugin import block
+from tests.support.choices import by_night
 from tests.support.deployments.command import Command
 
 __all__ = ["config_file"]
@@ -58,6 +59,7 @@ def serving(config_file: Path) -> Iterator[Command]:
     command.end()
 
 
+@by_night
 def test_good_ones_serve_and_of_others_it_is_told_what_is_wrong_and_where(
     serving: Command, config_file: Path
 ) -> None:

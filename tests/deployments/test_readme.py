@@ -26,6 +26,7 @@ import yaml
 from cluster.config.file import load
 from cluster.records import frozen
 from tests.deployments.conftest import DEADLINE_S, free_ports
+from tests.support.choices import by_night
 from tests.support.deployments.command import Command
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -122,6 +123,7 @@ def problem_of(returncode: int, output: str) -> str | None:
     return None
 
 
+@by_night
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
 def test_what_the_page_prints_works_as_printed(block: Block, ports: Ports) -> None:
     done = subprocess.run(

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from tests.deployments.conftest import Served, wait_until
+from tests.support.choices import by_night
 
 NUM_STREAMS, NUM_TOKENS = 4, 400
 # Longer than any silence after which a part is left.
@@ -53,6 +54,7 @@ def resumed_afterwards(pids: list[int]) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
+@by_night
 def test_the_only_target_is_left_when_it_stops_and_taken_back_when_it_goes_on(
     served: Served, undisturbed: list[str]
 ) -> None:
