@@ -25,7 +25,7 @@ from cluster.engine.schedule.batch import Batch, Pick, build_batch
 from cluster.engine.types import AttentionOptions
 from cluster.engine.work import Work
 from cluster.records import frozen
-from cluster.spec.draw import DrawRows, FusedDraw, draw
+from cluster.spec.draw import DrawRows, FusedDraw, begin_draw
 from cluster.spec.sampling import is_truncated, pack
 
 PAGE_SIZE = 16
@@ -217,7 +217,7 @@ def draw_row(num_rows: int, vocab_size: int, device: torch.device, law: Sampling
     )
 
     def call(fused: FusedDraw | None) -> Callable[[], TokenArray]:
-        return lambda: draw(logits, keys, fused)
+        return lambda: begin_draw(logits, keys, fused).taken()
 
     fused = create_draw(device, vocab_size)
     own, reference = call(fused), call(None)

@@ -18,8 +18,8 @@ from cluster.draft.live_tree import KEPT_SHARE
 from cluster.draft.options import Eagle3Options
 from cluster.engine.types import AttentionOptions
 from cluster.records import record
-from cluster.spec.noise import MASK32
-from cluster.spec.noise_torch import gumbel_of_words, philox
+from cluster.spec.noise import MASK32, philox
+from cluster.spec.noise_torch import gumbel_of_words
 from cluster.spec.params import divisor
 from cluster.spec.sampling import is_truncated
 
@@ -249,7 +249,7 @@ class Passes:
         is_kept |= (ranks == 0) | (said["is_truncated"] == 0)
         scaled = scaled.masked_fill(~is_kept, -torch.inf)
         position = said["position"] + depths[:, :, None]
-        words = philox((ids, position, said["stream"]), (said["key"], said["key_high"]))
+        words = philox((ids, position, said["stream"], 0), (said["key"], said["key_high"]))[0]
         return torch.where(is_sampled, scaled + gumbel_of_words(words), values)
 
     def attend_layer(

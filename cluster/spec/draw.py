@@ -67,10 +67,6 @@ class DrawRows:
         seeds = self.seeds.view(np.int64)
         return np.stack((seeds, self.positions & MASK32, self.streams & MASK32))
 
-    def triples(self) -> tuple[list[int], list[int], list[int]]:
-        """Seeds, positions and streams."""
-        return self.seeds.tolist(), self.positions.tolist(), self.streams.tolist()
-
 
 class FusedDraw(Protocol):
     """Adds the noise and takes the maximum in one pass, without rows of noise in memory."""
@@ -121,11 +117,6 @@ class Draws:
         """The tokens, once they are drawn."""
         drawn, self._settle = self._settle(self.on_device.copy()), _as_they_are
         return drawn  # and what settled them lets go of its logits
-
-
-def draw(logits: torch.Tensor, rows: DrawRows | None, fused: FusedDraw | None = None) -> TokenArray:
-    """Draw as `begin_draw` does, and wait for it: int32[rows]."""
-    return begin_draw(logits, rows, fused).taken()
 
 
 def begin_draw(
@@ -180,7 +171,7 @@ def _draw_sampled(
 
     def drawn(cutoffs: torch.Tensor | None) -> torch.Tensor:
         if fused is None:
-            return _draw_full(scaled, cutoffs, rows)
+            return _draw_full(scaled, cutoffs, keys)
         return fused(logits, maxima, laws.temperature, cutoffs, keys)
 
     is_truncated = bool(rows.truncated.any())
@@ -190,26 +181,21 @@ def _draw_sampled(
     if not is_truncated:
         return drawn(None)
     if fused is None and logits.device.type == "cpu":
-        return _draw_on_cpu(scaled, survivors(scaled, laws), rows)
+        return _draw_on_cpu(scaled, survivors(scaled, laws), rows, keys)
     if sorts:
         return drawn(survivors(scaled, laws).cutoffs)
     found, settled = among_greatest(scaled, laws)
     return torch.where(settled, drawn(found.cutoffs), _UNSETTLED)
 
 
-def _draw_on_cpu(scaled: torch.Tensor, found: Survivors, rows: DrawRows) -> torch.Tensor:
+def _draw_on_cpu(
+    scaled: torch.Tensor, found: Survivors, rows: DrawRows, keys: torch.Tensor
+) -> torch.Tensor:
     """Draw at rows that are truncated, with noise for no more tokens than may be drawn."""
-    complete = found.complete.numpy()
-    if complete.all():
-        return torch.from_numpy(_draw_among(found, rows))
-    few, many = np.flatnonzero(complete), np.flatnonzero(~complete)
-    few_index, many_index = torch.from_numpy(few), torch.from_numpy(many)
-    token_ids = torch.empty(len(scaled), dtype=torch.int64)
-    if len(few):
-        among = _draw_among(found.take(few_index), rows.take(few))
-        token_ids[few_index] = torch.from_numpy(among)
-    cutoffs = found.cutoffs[many_index]
-    token_ids[many_index] = _draw_full(scaled[many_index], cutoffs, rows.take(many))
+    token_ids = torch.from_numpy(_draw_among(found, rows))
+    others = torch.nonzero(~found.complete).squeeze(1)
+    if len(others):
+        token_ids[others] = _draw_full(scaled[others], found.cutoffs[others], keys[:, others])
     return token_ids
 
 
@@ -237,15 +223,17 @@ def winner_among(
     return int(token_ids[(scores + gumbel(seed, position, token_ids, stream)).argmax()])
 
 
-def _draw_full(scaled: torch.Tensor, cutoffs: torch.Tensor | None, rows: DrawRows) -> torch.Tensor:
-    scores = gumbel_rows(*rows.triples(), scaled.shape[1], scaled.device).add_(scaled)
+def _draw_full(
+    scaled: torch.Tensor, cutoffs: torch.Tensor | None, keys: torch.Tensor
+) -> torch.Tensor:
+    scores = gumbel_rows(keys, scaled.shape[1]).add_(scaled)
     if cutoffs is not None:
         scores.masked_fill_(scaled < cutoffs.unsqueeze(1), -torch.inf)
     return scores.max(dim=1).indices
 
 
 def _draw_among(found: Survivors, rows: DrawRows) -> Indices:
-    """Draw at rows whose survivors are all known: only these need noise."""
+    """Draw at rows whose survivors are all known: only these need noise.  Others get any token."""
     values, token_ids = found.values.numpy(), found.token_ids.numpy()
     alive = values >= found.cutoffs.numpy()[:, None]
     row, column = np.nonzero(alive)

@@ -47,7 +47,7 @@ class RowLaws:
 
     temperature: float32, positive.  top_k: int64, 0 = off.  top_p: float64, 1 = off.
     min_cutoff: float32, min_p as a bound on the scaled logits, -inf = off.
-    any_top_p, any_min_p: False where no row has the one; known without asking the device.
+    any_top_p: False where no row has one; known without asking the device.
     """
 
     temperature: torch.Tensor
@@ -55,7 +55,6 @@ class RowLaws:
     top_p: torch.Tensor
     min_cutoff: torch.Tensor
     any_top_p: bool
-    any_min_p: bool
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams], device: torch.device) -> RowLaws:
@@ -70,15 +69,15 @@ class RowLaws:
         """The laws and `keys` on `device`, brought there in one copy.
 
         packed: [rows, 4], each row made by `pack`.  keys: int64[any, rows]."""
-        _, top_k, top_p, min_p = packed.T
+        _, top_k, top_p, _ = packed.T
         temperatures, _, _, min_ps = torch.from_numpy(packed).unbind(1)
         singles = torch.cat((single_precision(temperatures), min_ps.log().float()))
         laws = np.stack((top_k.astype(np.int64), top_p.view(np.int64), singles.view(torch.int64)))
         words = sent(np.concatenate((laws, keys)), device)
         temperature, min_cutoff = words[2].view(torch.float32).view(2, -1)
-        any_top_p, any_min_p = bool((top_p < 1.0).any()), bool((min_p > 0.0).any())
+        any_top_p = bool((top_p < 1.0).any())
         top_ps = words[1].view(torch.float64)
-        return cls(temperature, words[0], top_ps, min_cutoff, any_top_p, any_min_p), words[3:]
+        return cls(temperature, words[0], top_ps, min_cutoff, any_top_p), words[3:]
 
     def take(self, rows: torch.Tensor) -> RowLaws:
         """The laws of the rows with these indices."""
@@ -88,7 +87,6 @@ class RowLaws:
             self.top_p[rows],
             self.min_cutoff[rows],
             self.any_top_p,
-            self.any_min_p,
         )
 
 
@@ -131,12 +129,6 @@ class Survivors:
     values: torch.Tensor
     token_ids: torch.Tensor
     complete: torch.Tensor
-
-    def take(self, rows: torch.Tensor) -> Survivors:
-        """The rows with these indices."""
-        return Survivors(
-            self.cutoffs[rows], self.values[rows], self.token_ids[rows], self.complete[rows]
-        )
 
 
 def survivors(scaled: torch.Tensor, laws: RowLaws, num_candidates: int | None = None) -> Survivors:
@@ -216,10 +208,7 @@ def _mass(scaled: torch.Tensor, laws: RowLaws) -> torch.Tensor:
     for rows, cutoffs in zip(
         torch.split(scaled, rows_at_once), torch.split(laws.min_cutoff, rows_at_once), strict=True
     ):
-        masses = _masses(rows)
-        if laws.any_min_p:
-            masses.masked_fill_(rows < cutoffs.unsqueeze(1), 0)
-        totals.append(masses.sum(dim=1))
+        totals.append(_masses(rows).masked_fill_(rows < cutoffs.unsqueeze(1), 0).sum(dim=1))
     return torch.cat(totals)
 
 
@@ -232,13 +221,3 @@ def _masses(scaled: torch.Tensor) -> torch.Tensor:
     """
     exact = scaled.double().exp_().float() if scaled.device.type == "cpu" else scaled.exp()
     return exact.mul_(_MASS_UNITS).long()
-
-
-def probabilities(logits: torch.Tensor, laws: RowLaws) -> torch.Tensor:
-    """Return the distribution that drawing with noise samples from, float64[rows, vocab].
-
-    The serving path never needs it; tests and audits compare against it.
-    """
-    scaled = scale(logits, logits.amax(dim=1), laws.temperature)
-    cutoffs = survivors(scaled, laws).cutoffs.unsqueeze(1)
-    return scaled.double().masked_fill(scaled < cutoffs, -torch.inf).softmax(dim=1)

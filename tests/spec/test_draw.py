@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.core import SamplingParams, TokenArray
-from cluster.spec.draw import DrawRows, draw, winner_among
+from cluster.spec.draw import DrawRows, begin_draw, winner_among
 from cluster.spec.noise import gumbel_rows
 from cluster.spec.sampling import is_truncated, pack
 from tests.spec.test_sampling import LAWS, reference_survivors
@@ -32,7 +32,7 @@ def rows_for(params: Sequence[SamplingParams], positions: Sequence[int]) -> Draw
 def drawn(
     logits: np.ndarray, params: Sequence[SamplingParams], positions: Sequence[int]
 ) -> TokenArray:
-    return draw(torch.from_numpy(logits), rows_for(params, positions))
+    return begin_draw(torch.from_numpy(logits), rows_for(params, positions)).taken()
 
 
 def random_logits(seed: int, rows: int, vocab_size: int, spread: float = 3.0) -> np.ndarray:
@@ -75,14 +75,14 @@ def test_a_rows_draw_does_not_depend_on_its_batch(params: list[SamplingParams], 
     assert together.tolist() == [int(draws[0]) for draws in alone]
 
 
-@pytest.mark.parametrize("vocab_size", [2, 7, 8, 31, 64, 1000, 4096, 50_001])
+@pytest.mark.parametrize("vocab_size", [2, 64, 50_001])
 @pytest.mark.parametrize("params", [SamplingParams(0.0), None])
 def test_greedy_ties_go_to_the_lowest_token(vocab_size: int, params: SamplingParams | None) -> None:
     generator = np.random.default_rng(vocab_size)
     logits = generator.integers(0, 3, (40, vocab_size)).astype(np.float32)
     rows = None if params is None else rows_for([params] * 40, range(40))
 
-    found = draw(torch.from_numpy(logits), rows)
+    found = begin_draw(torch.from_numpy(logits), rows).taken()
 
     assert found.tolist() == logits.argmax(axis=1).tolist()
 
@@ -101,7 +101,7 @@ def test_sampled_ties_go_to_the_lowest_token_on_both_paths() -> None:
     assert few.tolist() == full.tolist() == [best]
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize(
     "params", [SamplingParams(0.0), SamplingParams(1.0), SamplingParams(0.8, 0.9, 50)]
 )
@@ -110,18 +110,12 @@ def test_a_row_without_a_finite_maximum_is_invalid_and_alone(
 ) -> None:
     logits = random_logits(1, 3, 300)
     clean = drawn(logits, [params] * 3, [0, 1, 2])
-    logits[1, 17] = bad
+    logits[1, 17 if bad > 0.0 or np.isnan(bad) else slice(None)] = bad  # or all are banned
 
     found = drawn(logits, [params] * 3, [0, 1, 2])
 
     assert (found >= 0).tolist() == [True, False, True]
     assert found[[0, 2]].tolist() == clean[[0, 2]].tolist()
-
-
-def test_a_row_with_everything_banned_is_invalid() -> None:
-    logits = np.full((1, 5), -np.inf, dtype=np.float32)
-
-    assert drawn(logits, [SamplingParams(0.8, top_k=2)], [0]).tolist() == [-1]
 
 
 def test_banned_tokens_are_never_drawn() -> None:
@@ -135,7 +129,7 @@ def test_banned_tokens_are_never_drawn() -> None:
 @given(
     st.integers(0, 999),
     st.sampled_from([0.3, 1.0, 2.0]),
-    st.integers(0, 2**40),
+    st.integers(0, 2**32 - 1),
     st.integers(0, 3),
 )
 def test_the_winner_among_some_tokens_is_the_draw_where_it_is_one_of_them(
@@ -156,7 +150,7 @@ def test_a_batch_of_greedy_and_sampled_rows_is_not_changed_by_the_draw() -> None
     before = logits.clone()
     params = [SamplingParams(0.0), SamplingParams(1.0), SamplingParams(0.0), SamplingParams(0.7)]
 
-    found = draw(logits, rows_for(params, range(4)))
+    found = begin_draw(logits, rows_for(params, range(4))).taken()
 
     assert torch.equal(logits, before)
     assert found.dtype == np.int32

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cluster.core import SamplingParams
-from cluster.spec.draw import DrawRows, draw, gap_of
+from cluster.spec.draw import DrawRows, begin_draw, gap_of
 from cluster.spec.sampling import is_truncated, pack
 
 VOCAB_SIZE = 24
@@ -26,7 +26,7 @@ def drawn(logits: torch.Tensor, params: SamplingParams) -> int:
         np.array([TRIPLE[1]]),
         np.array([TRIPLE[2]]),
     )
-    return int(draw(logits.unsqueeze(0), rows)[0])
+    return int(begin_draw(logits.unsqueeze(0), rows).taken()[0])
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import torch
 from cluster.core import EMPTY_TREE, SamplingParams, token_array
 from cluster.spec.draw import winner_among
 from cluster.spec.penalties import Counts, PenalisedRows, TokenBias, penalise
-from cluster.spec.sampling import RowLaws, probabilities, sorted_cutoffs, survivors
+from cluster.spec.sampling import RowLaws, scale, sorted_cutoffs, survivors
 from tests.spec.test_draw import drawn, random_logits
 
 CPU = torch.device("cpu")
@@ -40,7 +40,8 @@ def test_a_temperature_that_is_nothing_is_greedy_under_every_truncation(temperat
 def test_a_temperature_beyond_all_leaves_every_token_and_no_banned_one(temperature: float) -> None:
     logits = torch.tensor([[1.0, -torch.inf, 3.0]])
     law = RowLaws.of([SamplingParams(temperature=temperature)], CPU)
-    assert probabilities(logits, law).tolist() == [[0.5, 0.0, 0.5]]
+    scaled = scale(logits, logits.amax(1), law.temperature)
+    assert scaled.exp().tolist() == [[1.0, 0.0, 1.0]]
 
 
 @pytest.mark.parametrize("temperature", [*TINY, 1.0, *HUGE])
@@ -48,7 +49,7 @@ def test_both_ways_to_find_a_cutoff_agree_at_the_edges(temperature: float) -> No
     params = [SamplingParams(temperature=temperature, **more) for more in TRUNCATIONS]
     laws = RowLaws.of(params, CPU)
     logits = torch.from_numpy(random_logits(2, len(params), VOCAB_SIZE))
-    scaled = (logits - logits.amax(1, keepdim=True)) / laws.temperature.unsqueeze(1)
+    scaled = scale(logits, logits.amax(1), laws.temperature)
     cutoffs = sorted_cutoffs(scaled, laws), survivors(scaled, laws, 5).cutoffs
     kept = [scaled >= each.unsqueeze(1) for each in cutoffs]
     assert torch.equal(*kept)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.core import SamplingParams
-from cluster.spec.sampling import NUM_CANDIDATES, RowLaws, probabilities, scale, survivors
+from cluster.spec.sampling import NUM_CANDIDATES, RowLaws, scale, survivors
 
 CPU = torch.device("cpu")
 
@@ -81,32 +80,3 @@ def test_equal_logits_stand_or_fall_together(
     for row, law, alive in zip(logits, params, found, strict=True):
         assert alive == set(np.flatnonzero(row >= row[list(alive)].min()).tolist())
         assert len(alive ^ reference_survivors(row, law)) == 0 or law.top_p < 1
-
-
-@given(st.lists(LAWS, min_size=2, max_size=6), st.integers(0, 1000))
-def test_a_rows_survivors_do_not_depend_on_the_rows_around_it(
-    params: list[SamplingParams], seed: int
-) -> None:
-    logits = np.random.default_rng(seed).standard_normal((len(params), 500)).astype(np.float32)
-
-    together = product_survivors(logits, params)
-    alone = [product_survivors(logits[i : i + 1], [params[i]])[0] for i in range(len(params))]
-
-    assert together == alone
-
-
-def test_the_truncated_law_is_the_softmax_over_the_survivors() -> None:
-    logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
-    law = RowLaws.of([SamplingParams(temperature=0.5, top_k=3, top_p=0.99)], CPU)
-
-    expected = torch.tensor([2.0, 1.0, 0.0]).double().div(0.5).softmax(0)
-
-    assert probabilities(logits, law)[0].tolist() == pytest.approx([*expected.tolist(), 0.0])
-
-
-def test_a_tiny_temperature_is_the_argmax_and_does_not_overflow() -> None:
-    logits = torch.tensor([[1.0, 3.0, 2.0]])
-
-    probs = probabilities(logits, RowLaws.of([SamplingParams(temperature=1e-38, top_p=0.9)], CPU))
-
-    assert probs.tolist() == [[0.0, 1.0, 0.0]]

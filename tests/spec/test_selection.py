@@ -24,6 +24,7 @@ from cluster.spec.sampling import (
     sorted_cutoffs,
     survivors,
 )
+from tests.support.choices import by_night
 
 CPU = torch.device("cpu")
 
@@ -104,18 +105,7 @@ class _Peak(TorchDispatchMode):
         return output
 
 
-def test_as_many_candidates_as_on_a_gpu_settle_a_nucleus_of_that_many() -> None:
-    """Of equal logits, in steps of 100: a nucleus ends with the step that it ends in."""
-    logits = -torch.arange(20.0).repeat_interleave(100).unsqueeze(0).expand(2, -1) / 100.0
-    laws = RowLaws.of([SamplingParams(top_p=0.24), SamplingParams(top_p=0.34)], CPU)
-    scaled = scale(logits, logits.amax(1), laws.temperature)
-    found, settled = among_greatest(scaled, laws, 512)
-    assert settled.tolist() == [True, False]
-    kept = (scaled >= survivors(scaled, laws, 512).cutoffs.unsqueeze(1)).sum(dim=1)
-    assert kept.tolist() == [500, 700]
-    assert int((scaled[0] >= found.cutoffs[0]).sum()) == 500
-
-
+@by_night
 @pytest.mark.parametrize("top_p", [0.9, 1.0])
 def test_a_selection_takes_no_more_memory_than_a_draw_is_said_to(top_p: float) -> None:
     num_rows, vocab_size = 70, 100_000

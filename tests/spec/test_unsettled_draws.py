@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.core import SamplingParams
-from cluster.spec.draw import draw
+from cluster.spec.draw import begin_draw
 from cluster.spec.noise import gumbel_rows
 from cluster.spec.sampling import NUM_CANDIDATES, scale
 from tests.spec.test_draw import random_logits, rows_for
@@ -53,7 +53,8 @@ def _drawn(
     """The draws without the kernel and with it, and the rows of its calls."""
     kernel, rows = Kernel(), rows_for(params, range(len(params)))
     given = torch.from_numpy(logits)
-    return draw(given, rows).tolist(), draw(given, rows, kernel).tolist(), kernel.calls
+    expected, found = (begin_draw(given, rows, fused).taken().tolist() for fused in (None, kernel))
+    return expected, found, kernel.calls
 
 
 @given(

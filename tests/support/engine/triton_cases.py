@@ -11,7 +11,7 @@ from cluster.engine.schedule.batch import Batch, Pick, build_batch
 from cluster.engine.types import AttentionOptions
 from cluster.engine.work import Work
 from cluster.records import frozen, record
-from cluster.spec.draw import DrawRows, FusedDraw, draw
+from cluster.spec.draw import DrawRows, FusedDraw, begin_draw
 from cluster.spec.sampling import is_truncated, pack
 from cluster.spec.tree import ancestor_mask
 from tests.support.choices import by_day
@@ -188,7 +188,7 @@ class DrawCase:
             np.arange(rows) * 1000,
             np.arange(rows) % 3,
         )
-        return torch.from_numpy(draw(logits, draws, fused).astype(np.int64))
+        return torch.from_numpy(begin_draw(logits, draws, fused).taken().astype(np.int64))
 
 
 DRAWS = {

@@ -41,7 +41,7 @@ from cluster.engine.paths import StepInputs
 from cluster.engine.schedule.batch import Batch
 from cluster.messages import Open
 from cluster.records import record
-from cluster.spec.draw import DrawRows, draw
+from cluster.spec.draw import DrawRows, begin_draw
 from cluster.spec.logits_hook import TokenMask
 from cluster.spec.sampling import is_truncated, pack
 from cluster.worker.target_sequence import BatchDraws, TargetSequence
@@ -330,7 +330,7 @@ def draws(num_rows: int, vocab_size: int) -> dict[str, Counts]:
         rows = DrawRows(packed, truncated, zeros.view(np.uint64), zeros, zeros)
         logits = torch.zeros((num_rows, vocab_size), device=META)
         with torch.no_grad(), Counting(answer=lambda *_: None) as counting:
-            draw(logits, None if name == "greedy" else rows, draw_tokens)
+            begin_draw(logits, None if name == "greedy" else rows, draw_tokens).taken()
         found[name] = {**asked(counting), "bytes": counting.peak_bytes}
     return found
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from cluster.core import SamplingParams, TokenTree
-from cluster.spec.draw import DrawRows, draw
+from cluster.spec.draw import DrawRows, begin_draw
 from cluster.spec.noise import gumbel
 from cluster.spec.sampling import is_truncated, pack
 from tests.support.spec import judge
@@ -78,7 +78,7 @@ def make_world(params: SamplingParams) -> World:
     seeds = np.arange(NUM_SEEDS)
     rows = np.stack([logits_after(context, who=0) for context in CONTEXTS])
     num_rows = NUM_SEEDS * len(CONTEXTS)
-    drawn = draw(
+    drawn = begin_draw(
         torch.from_numpy(np.tile(rows, (NUM_SEEDS, 1))),
         DrawRows(
             packed=np.tile(np.array(pack(params)), (num_rows, 1)),
@@ -87,7 +87,7 @@ def make_world(params: SamplingParams) -> World:
             positions=np.tile([len(context) for context in CONTEXTS], NUM_SEEDS),
             streams=np.zeros(num_rows, dtype=np.int64),
         ),
-    )
+    ).taken()
     noise = gumbel(seeds[:, None, None], np.arange(NUM_TOKENS)[:, None], np.arange(VOCAB_SIZE), 0)
     return World(params, drawn.reshape(NUM_SEEDS, len(CONTEXTS)), noise)
 
