@@ -170,7 +170,8 @@ class _Replay:
             proposal = self._grow()
             accepted = 0
             if proposal is not None:
-                node, accepted = walk(proposal.tree, output_ids[position : len(output_ids) - 1])
+                path = walk(proposal.tree, output_ids[position : len(output_ids) - 1])
+                node, accepted = path[-1] if path else -1, len(path)
                 if self._judge is not None:
                     self._judge(proposal, node)
             self._stats += ReplayStats(

@@ -104,7 +104,7 @@ def _remember(text: Text, name: str, tree: HeldTree) -> None:
     # What is left of a model's former tree says little of the trees that it would draft now.
     is_rest = tree.is_resident and not tree.is_look_up and tree.proposed_len < len(text.tokens)
     if tree.base_len <= len(text.tokens) and not is_rest:
-        text.seen.append(Seen.of(name, text.group, tree.base_len, tree.tree, tree.survival))
+        text.seen.append(Seen(name, text.group, tree.base_len, tree.tree, tree.survival))
 
 
 def _held(index: int, text: Text, name: str, score: Score, prior: float) -> Held:

@@ -213,18 +213,20 @@ class Text:
         if held is None:
             return False
         committed = self.tokens.since(held.base_len)
-        node, matched = walk(held.tree, committed)
-        return matched == len(committed) and node in held.tree.parents.tolist()
+        path = walk(held.tree, committed)
+        node = path[-1] if path else -1
+        return len(path) == len(committed) and node in held.tree.parents.tolist()
 
     def due(self, *, ends: bool = False) -> list[Fate]:
         """Remove and return the trees whose outcome is known by now; ends: the text is over."""
         found: list[Fate] = []
         while self.seen:
             first = self.seen[0]
-            is_known = len(self.tokens) - first.base_len >= first.depth
+            depth = first.depth
+            is_known = len(self.tokens) - first.base_len >= depth
             if not (is_known or ends or len(self.seen) > MAX_WAITING):
                 break
             self.seen.popleft()
-            followed = self.tokens.since(first.base_len, first.base_len + first.depth)
+            followed = self.tokens.since(first.base_len, first.base_len + depth)
             found.append(Fate(first, followed, self._next_steps[first.drafter]))
         return found

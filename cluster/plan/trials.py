@@ -66,7 +66,7 @@ class Trial:
         self._num_places += 1
         for index, name in enumerate(self.pair):
             if base_len >= self._next_steps[index]:
-                _, accepted = walk(trees.get(name, EMPTY_TREE), followed)
+                accepted = len(walk(trees.get(name, EMPTY_TREE), followed))
                 self._next_steps[index] = base_len + accepted + 1
                 self._sums[2 * index] += 1.0
                 self._sums[2 * index + 1] += accepted

@@ -129,7 +129,7 @@ class Simulation:
             read_s = self._machine.step_s(num_rows - size, len(batch)) - only_step_s
             plain_s += read_s * jitter
             emitted = [
-                min(walk(tree, own.recorded.token_ids[own.position :])[1] + 1, own.remaining)
+                min(len(walk(tree, own.recorded.token_ids[own.position :])) + 1, own.remaining)
                 for tree, own in zip(trees, decoding, strict=True)
             ]
             now += step_s

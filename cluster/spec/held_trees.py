@@ -35,7 +35,7 @@ class Held:
 class Seen:
     """A tree that was held for a text of base_len tokens, re-rooted there.
 
-    claimed: float32[n], survivals as the drafter claims them.  depth: of its deepest node.
+    claimed: float32[n], survivals as the drafter claims them.
     """
 
     drafter: str
@@ -43,19 +43,11 @@ class Seen:
     base_len: int
     tree: TokenTree
     claimed: FloatArray
-    depth: int
 
-    @classmethod
-    def of(
-        cls,
-        drafter: str,
-        group: tuple[str, bool],
-        base_len: int,
-        tree: TokenTree,
-        claimed: FloatArray,
-    ) -> Seen:
-        depth = int(depths(tree.parents).max(initial=0))
-        return cls(drafter, group, base_len, tree, claimed, depth)
+    @property
+    def depth(self) -> int:
+        """Of its deepest node."""
+        return int(depths(self.tree.parents).max(initial=0))
 
 
 @record

@@ -65,22 +65,18 @@ def children(parents: TokenArray) -> list[list[int]]:
     return found
 
 
-def walk(tree: TokenTree, token_ids: Sequence[int] | TokenArray) -> tuple[int, int]:
-    """Follow `token_ids` from the context as far as the tree goes.
-
-    Returns (node, matched): the last node on the way, -1 when not even the first token is in the
-    tree, and how many tokens were found.
-    """
-    node, matched, num_tokens = -1, 0, len(token_ids)
-    wanted, tokens = int(token_ids[0]) if num_tokens else -1, tree.token_ids.tolist()
+def walk(tree: TokenTree, token_ids: Sequence[int] | TokenArray) -> list[int]:
+    """Follow `token_ids` from the context as far as the tree goes; returns the nodes on the way."""
+    path: list[int] = []
+    node, num_tokens, tokens = -1, len(token_ids), tree.token_ids.tolist()
     # Parents stand before children, so one pass in order meets the nodes of the path in turn.
     for child, parent in enumerate(tree.parents.tolist()):
-        if parent == node and tokens[child] == wanted:
-            node, matched = child, matched + 1
-            if matched == num_tokens:
-                break
-            wanted = int(token_ids[matched])
-    return node, matched
+        if len(path) == num_tokens:
+            break
+        if parent == node and tokens[child] == token_ids[len(path)]:
+            node = child
+            path.append(child)
+    return path
 
 
 def fates_of(tree: TokenTree, followed: TokenArray) -> tuple[list[int], npt.NDArray[np.bool_]]:
@@ -88,14 +84,10 @@ def fates_of(tree: TokenTree, followed: TokenArray) -> tuple[list[int], npt.NDAr
 
     The outcome of a node is known if its parent was reached and a token followed the parent.
     """
-    node, matched = walk(tree, followed)
-    on_path: list[int] = []
-    while node >= 0:
-        on_path.append(node)
-        node = int(tree.parents[node])
+    on_path = walk(tree, followed)
     is_reached = np.zeros(len(tree) + 1, dtype=np.bool_)
     is_reached[-1] = True  # parent -1, the context
-    is_reached[on_path if matched < len(followed) else on_path[1:]] = True
+    is_reached[on_path if len(on_path) < len(followed) else on_path[:-1]] = True
     return on_path, is_reached[tree.parents]
 
 
@@ -154,11 +146,12 @@ def reroot(
     survival: FloatArray = EMPTY_FLOATS,
 ) -> RerootResult:
     """Move the root along `committed`: the subtree of the new root stays, everything else goes."""
-    root, matched = walk(tree, committed)
-    if matched < len(committed):
+    path = walk(tree, committed)
+    if len(path) < len(committed):
         return RerootResult(-2, EMPTY_TREE, EMPTY_FLOATS)
-    if root < 0:
+    if not path:
         return RerootResult(-1, tree, survival)
+    root = path[-1]
     kept = below(tree.parents, root)
     if len(survival):
         # The claims are conditional on the old root; condition them on the new one.

@@ -117,7 +117,7 @@ def laws_of_verified(text: Text, tree: TokenTree) -> Laws:
     if places is None:
         return NO_LAWS
     length = len(text.tokens)
-    text.seen.append(Seen.of(name, text.group, length, tree, held.survival[places]))
+    text.seen.append(Seen(name, text.group, length, tree, held.survival[places]))
     if not held.laws:
         return NO_LAWS
     laws = {}

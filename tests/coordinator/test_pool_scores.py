@@ -59,7 +59,7 @@ def test_what_was_learned_outlives_a_restart() -> None:
     before, after, own = PoolScores(Config()), PoolScores(Config()), text()
     tree, survival = TokenTree.chain([1, 1]), np.array([0.9, 0.8], np.float32)
     for _ in range(30):
-        own.seen.append(Seen.of("a", GROUP, len(own.tokens), tree, survival))
+        own.seen.append(Seen("a", GROUP, len(own.tokens), tree, survival))
         own.tokens.append(token_array([1, 9]))
         before.score([own])
     after.restore(json.loads(json.dumps(before.export())))

@@ -51,7 +51,7 @@ def along(
 
     def judge(proposal: Proposal, node: int) -> None:
         start = proposal.base_len - len(PROMPT)
-        accepted.append(walk(proposal.tree, output_ids[start:].tolist())[1])
+        accepted.append(len(walk(proposal.tree, output_ids[start:])))
 
     recording = Recording(token_array(PROMPT), output_ids, params)
     return replay(drafter(), recording, 12, judge=judge), accepted

@@ -227,7 +227,7 @@ def test_what_was_learned_outlives_a_restart() -> None:
 def test_a_new_task_goes_by_what_a_drafter_is_worth_for_others() -> None:
     acceptance = Controller(CoordinatorConfig()).acceptance
     for _ in range(50):
-        seen = Seen.of("lm", GROUP, 0, CHAIN, CLAIMED)
+        seen = Seen("lm", GROUP, 0, CHAIN, CLAIMED)
         acceptance.learn([Fate(seen, token_array([9, 9, 9, 9]))])
     known = acceptance.known("lm", ("new", False)).calibrator
     assert known.calibrate([0.9])[0] < 0.5

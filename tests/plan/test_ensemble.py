@@ -199,7 +199,7 @@ def test_outcomes_that_are_known_late_are_compared_by_their_place(deep_first: bo
         for name in sorted(sizes, reverse=not deep_first):
             tree = TokenTree.chain([1] * sizes[name])
             claimed = np.full(len(tree), 0.9, np.float32)
-            text.seen.append(Seen.of(name, GROUP, len(text.tokens), tree, claimed))
+            text.seen.append(Seen(name, GROUP, len(text.tokens), tree, claimed))
         for token in (1, 1, 1, 1, 9):
             text.tokens.append(token_array([token]))
             scores.score([text])

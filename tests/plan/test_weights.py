@@ -22,7 +22,7 @@ def taught() -> AcceptanceModel:
     acceptance = AcceptanceModel()
     for drafter, followed in (("weak", [1, 2]), ("strong", [7, 8])):
         for _ in range(64):
-            seen = Seen.of(drafter, GROUP, 3, TREE, np.array([0.9, 0.8], np.float32))
+            seen = Seen(drafter, GROUP, 3, TREE, np.array([0.9, 0.8], np.float32))
             acceptance.learn([Fate(seen, token_array(followed))])
     return acceptance
 

@@ -20,7 +20,7 @@ CLAIMED = np.array([0.8, 0.6, 0.1, 0.15], dtype=np.float32)
 
 def fate(*followed: int, drafter: str = "lm") -> Fate:
     """A fork in a text, and what has followed it."""
-    return Fate(Seen.of(drafter, GROUP, 0, FORK, CLAIMED), token_array(followed))
+    return Fate(Seen(drafter, GROUP, 0, FORK, CLAIMED), token_array(followed))
 
 
 def accepted(score: Score, rank: int) -> float:
@@ -55,7 +55,7 @@ def test_a_score_predicts_what_verification_brings() -> None:
     claimed = np.array([0.95, 0.9, 0.85, 0.8], dtype=np.float32)
     for _ in range(3000):
         text = (generator.random(4) > 0.8).astype(np.int32) + 1
-        model.learn([Fate(Seen.of("lm", GROUP, 0, chain, claimed), text)])
+        model.learn([Fate(Seen("lm", GROUP, 0, chain, claimed), text)])
     expected = sum(0.8**depth for depth in range(1, 5))
     found = model.score("lm", GROUP)
     assert accepted(found, 4) == pytest.approx(expected, rel=0.05)
@@ -130,7 +130,7 @@ def test_a_shadow_is_worth_what_steps_with_its_drafts_bring() -> None:
         right = 8 if ahead.all() else int(np.argmin(ahead))
         chain = [int(token) for token in text[place : place + right]] + [99] * (8 - right)
         claimed = (0.9 ** np.arange(1, 9)).astype(np.float32)
-        seen = Seen.of("shadow", GROUP, place, TokenTree.chain(chain), claimed)
+        seen = Seen("shadow", GROUP, place, TokenTree.chain(chain), claimed)
         model.learn([Fate(seen, token_array(text[place : place + 8].tolist()), next_steps)])
         accepted.append(right)
     place = num_steps = 0

@@ -33,7 +33,7 @@ def test_scores_and_calibration_equal_those_of_the_reference(
     for turn in range(600):
         tree = random_tree(generator, 4, int(generator.integers(0, 14)))
         group, claimed = (f"t{turn % 3}", turn % 5 == 0), claims(tree, generator)
-        seen = Seen.of(f"d{turn % 2}", group, place, tree, claimed)
+        seen = Seen(f"d{turn % 2}", group, place, tree, claimed)
         length = int(generator.integers(0, max(seen.depth, 1) + 1))
         followed = token_array(generator.integers(0, 4, length).tolist())
         own, other = steps if turn % 4 else (None, None)
@@ -59,7 +59,7 @@ def test_a_batch_counts_each_of_its_trees_in_turn() -> None:
     model = AcceptanceModel()
     model.learn(
         [
-            Fate(Seen.of("lm", ("t", False), start, tree, claimed), token_array([1, 2]), next_steps)
+            Fate(Seen("lm", ("t", False), start, tree, claimed), token_array([1, 2]), next_steps)
             for start in (10, 11)
         ]
     )
