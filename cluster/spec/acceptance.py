@@ -124,7 +124,10 @@ class AcceptanceModel:
 
     def meet(self, drafter: str, model_hash: str) -> bool:
         """Score a drafter by this model from now on, "" = it has none; True if that is another."""
-        former, self._versions[drafter] = self._version(drafter), versioned(drafter, model_hash)
+        former = self._version(drafter)
+        self._versions[drafter] = (
+            f"{drafter}{_WITH}{model_hash[:_SHOWN]}" if model_hash else drafter
+        )
         return former != self._version(drafter)
 
     def _version(self, drafter: str) -> str:
@@ -162,8 +165,7 @@ class AcceptanceModel:
             scores += self.score(drafter, group), self.score(drafter, (None, group[1]))
         if native.is_available():
             addresses = [score.addresses for score in scores]
-            node_decay = scores[0].calibrator.decay
-            found = iter(native.score_trees(known, addresses, JUDGED_RANK, TREE_DECAY, node_decay))
+            found = iter(native.score_trees(known, addresses, JUDGED_RANK, TREE_DECAY))
             for score in scores:
                 score.calibrator.fit_if_due()
         else:
@@ -179,7 +181,7 @@ class AcceptanceModel:
     def __iter__(self) -> Iterator[tuple[str, Group, Score]]:
         """The scores of the drafters as they are now."""
         for (version, task, is_sampled), score in self._scores.items():
-            drafter = name_of(version)
+            drafter = version.partition(_WITH)[0]
             if task is not None and version == self._version(drafter):
                 yield drafter, (task, is_sampled), score
 
@@ -219,16 +221,6 @@ def _learned(fate: Fate, own: Score, of_all: Score) -> int:
     if fate.next_steps is not None:
         fate.next_steps[begins] = fate.seen.base_len + of_best[begins] + 1
     return int(of_best[JUDGED_RANK]) if begins[JUDGED_RANK] else -1
-
-
-def versioned(drafter: str, model_hash: str) -> str:
-    """The name of a drafter with a model, for as long as it has that model."""
-    return f"{drafter}{_WITH}{model_hash[:_SHOWN]}" if model_hash else drafter
-
-
-def name_of(version: str) -> str:
-    """The drafter's own name, of what `versioned` gives."""
-    return version.partition(_WITH)[0]
 
 
 def _finite(value: float) -> float | None:

@@ -11,8 +11,4 @@ def owners(sources: Sequence[int], order: Sequence[int]) -> list[int]:
     sources: each node's drafters, as bits.  order: drafters' numbers, the one with the largest
     weight first.  The result is -1 for a node that no drafter in `order` had proposed.
     """
-    known: dict[int, int] = {}
-    for bits in sources:
-        if bits not in known:
-            known[bits] = next((place for place in order if bits >> place & 1), -1)
-    return [known[bits] for bits in sources]
+    return [next((place for place in order if bits >> place & 1), -1) for bits in sources]

@@ -55,24 +55,16 @@ def forbid(logits: torch.Tensor, masks: TokenMask, *, may_be_banned: bool) -> No
     logits: float32[rows, vocab].  may_be_banned: some tokens may be impossible already.  If a mask
     allows only such tokens, the mask wins: a text may end by its grammar before min_tokens.
     """
-    forbidden = _forbidden(masks, logits)
+    forbidden = clear_bits(masks, logits)
     logits.masked_fill_(forbidden, -torch.inf)
     if may_be_banned:
         dead = (logits.amax(dim=1) == -torch.inf).unsqueeze(1)
         logits.masked_fill_(dead & ~forbidden, 0.0)
 
 
-def _forbidden(masks: TokenMask, logits: torch.Tensor) -> torch.Tensor:
+def clear_bits(masks: TokenMask, logits: torch.Tensor) -> torch.Tensor:
     """Return the tokens whose bits are clear: bool[rows, vocab] on the logits' device."""
-    vocab_size = logits.shape[1]
-    if logits.device.type == "cpu":
-        bits = np.unpackbits(masks.view(np.uint8), axis=1, count=vocab_size, bitorder="little")
-        return torch.from_numpy(bits == 0)
-    return clear_bits(sent(masks.view(np.int32), logits.device), vocab_size)
-
-
-def clear_bits(words: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Return the tokens whose bits are clear in int32[rows, words], on the device of `words`."""
-    shifts = torch.arange(32, dtype=torch.int32, device=words.device)
+    words = sent(masks.view(np.int32), logits.device)
+    shifts = torch.arange(32, dtype=torch.int32, device=logits.device)
     allowed = (words.unsqueeze(2) >> shifts) & 1  # [rows, words, 32]
-    return allowed.flatten(1)[:, :vocab_size] == 0
+    return allowed.flatten(1)[:, : logits.shape[1]] == 0

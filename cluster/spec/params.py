@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -19,6 +20,20 @@ MAX_PREDICTION_TOKENS = 32_768
 _LEAST_TEMPERATURE = float(np.finfo(np.float32).tiny)
 
 
+# The least and the greatest value of each number; of some the least is none of them.
+_RANGES = {
+    "temperature": (0.0, math.inf),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "presence_penalty": (-math.inf, math.inf),
+    "frequency_penalty": (-math.inf, math.inf),
+    "repetition_penalty": (0.0, math.inf),
+    "top_k": (0, math.inf),
+    "min_tokens": (0, math.inf),
+}
+_LOW_OPEN = ("top_p", "repetition_penalty")
+
+
 def divisor(params: SamplingParams) -> float:
     """Return the temperature by which the target divides logits; 0 = the law is greedy."""
     return max(params.temperature, _LEAST_TEMPERATURE) if params.temperature > 0.0 else 0.0
@@ -26,22 +41,12 @@ def divisor(params: SamplingParams) -> float:
 
 def check_params(params: SamplingParams, vocab_size: int) -> None:
     """Raise RequestError for an invalid parameter; the error names field, value and range."""
-    _check_range("temperature", params.temperature, 0.0, math.inf)
-    _check_range("top_p", params.top_p, 0.0, 1.0, low_open=True)
-    _check_range("min_p", params.min_p, 0.0, 1.0)
-    _check_range("presence_penalty", params.presence_penalty, -math.inf, math.inf)
-    _check_range("frequency_penalty", params.frequency_penalty, -math.inf, math.inf)
-    _check_range("repetition_penalty", params.repetition_penalty, 0.0, math.inf, low_open=True)
-    _check_range("top_k", params.top_k, 0, math.inf)
-    _check_range("min_tokens", params.min_tokens, 0, math.inf)
+    for name, (low, high) in _RANGES.items():
+        _check_range(name, getattr(params, name), low, high)
     if params.logprobs is not None:
         _check_range("logprobs", params.logprobs, 0, vocab_size)
-    for token, value in params.logit_bias:
-        if not 0 <= token < vocab_size:
-            raise RequestError(
-                f"logit_bias names token {token}; the vocabulary is 0..{vocab_size - 1}",
-                param="logit_bias",
-            )
+    _check_tokens("logit_bias", [token for token, _ in params.logit_bias], vocab_size)
+    for _, value in params.logit_bias:
         _check_range("logit_bias", value, -math.inf, math.inf)
     _check_prediction(params.prediction, vocab_size)
     check_beams(params)
@@ -91,9 +96,7 @@ def _check_forced(params: SamplingParams, vocab_size: int) -> None:
         )
 
 
-def _check_prediction(token_ids: tuple[int, ...], vocab_size: int) -> None:
-    if not token_ids:
-        return
+def _check_prediction(token_ids: Sequence[int], vocab_size: int) -> None:
     if len(token_ids) > MAX_PREDICTION_TOKENS:
         raise RequestError(
             f"prediction has {len(token_ids)} tokens; at most {MAX_PREDICTION_TOKENS} are read; "
@@ -103,17 +106,16 @@ def _check_prediction(token_ids: tuple[int, ...], vocab_size: int) -> None:
     _check_tokens("prediction", token_ids, vocab_size)
 
 
-def _check_tokens(name: str, token_ids: tuple[int, ...], vocab_size: int) -> None:
-    worst = min(token_ids) if min(token_ids) < 0 else max(token_ids)
-    if not 0 <= worst < vocab_size:
+def _check_tokens(name: str, token_ids: Sequence[int], vocab_size: int) -> None:
+    wrong = next((token for token in token_ids if not 0 <= token < vocab_size), None)
+    if wrong is not None:
         raise RequestError(
-            f"{name} names token {worst}; the vocabulary is 0..{vocab_size - 1}", param=name
+            f"{name} names token {wrong}; the vocabulary is 0..{vocab_size - 1}", param=name
         )
 
 
-def _check_range(
-    name: str, value: float, low: float, high: float, *, low_open: bool = False
-) -> None:
+def _check_range(name: str, value: float, low: float, high: float) -> None:
+    low_open = name in _LOW_OPEN
     if math.isfinite(value) and low <= value <= high and not (low_open and value == low):
         return
     opening = "(" if low_open or low == -math.inf else "["

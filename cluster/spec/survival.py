@@ -27,12 +27,19 @@ def conditional(scores: npt.ArrayLike, temperature: float, tau: float) -> Floats
     function of the logit margins.  tau: how far the drafter is from the target (0 = equal).
     Returns float64[..., k], summing to 1 along the last axis.
     """
-    width = max(tau * temperature if temperature > 0.0 else tau, 1e-6)
-    values = np.asarray(scores, dtype=np.float64) / width
+    values = np.asarray(scores, dtype=np.float64) / _width(temperature, tau)
     values = np.exp(values - values.max(axis=-1, keepdims=True))
     total: Floats = values.sum(axis=-1, keepdims=True)
     result: Floats = values / total
     return result
+
+
+def _width(temperature: float, tau: float) -> float:
+    return max(tau * temperature if temperature > 0.0 else tau, 1e-6)
+
+
+# The least and the greatest tau.
+_TAUS = (0.05, 20.0)
 
 
 class TauFit:
@@ -41,14 +48,9 @@ class TauFit:
     The step is bounded and shrinks to a floor, so the fit settles and still follows a drift.
     """
 
-    def __init__(self, tau: float = 1.0, bounds: tuple[float, float] = (0.05, 20.0)) -> None:
-        self._log_tau = math.log(tau)
-        self._bounds = (math.log(bounds[0]), math.log(bounds[1]))
+    def __init__(self, tau: float = 1.0) -> None:
+        self.tau = tau
         self._num_seen = 0
-
-    @property
-    def tau(self) -> float:
-        return math.exp(self._log_tau)
 
     def observe(self, scores: npt.ArrayLike, temperature: float, drawn: int | None) -> None:
         """Learn from one reached node: the candidates' scores, and which of them the target drew.
@@ -57,14 +59,14 @@ class TauFit:
         """
         values = np.asarray(scores, dtype=np.float64)
         probs = conditional(values, temperature, self.tau)
-        width = max(self.tau * temperature if temperature > 0.0 else self.tau, 1e-6)
         # d(-log pi_drawn) / d(log tau) = (score_drawn - mean score under pi) / width
         outcome = float(values.min()) if drawn is None else float(values[drawn])
-        slope = (outcome - float(probs @ values)) / width
+        slope = (outcome - float(probs @ values)) / _width(temperature, self.tau)
         self._num_seen += 1
         rate = max(0.3 / math.sqrt(self._num_seen), 0.02)
         step = -rate * max(-2.0, min(2.0, slope))
-        self._log_tau = max(self._bounds[0], min(self._bounds[1], self._log_tau + step))
+        low, high = _TAUS
+        self.tau = max(low, min(high, self.tau * math.exp(step)))
 
 
 def claimed_conditionals(parents: TokenArray | Indices, survival: FloatArray) -> Floats:
@@ -82,6 +84,10 @@ NUM_EQUAL_BINS = 10
 _MAX_LOGIT = 6.0
 _CENTRES = (np.arange(NUM_BINS) + 0.5) * (2.0 * _MAX_LOGIT / NUM_BINS) - _MAX_LOGIT
 _MIN_REMEMBERED = 1e-6
+# Half-life of an outcome, in observed nodes: drafters learn, and texts change.
+NODE_DECAY = 0.5 ** (1.0 / 2000.0)
+# So many observations is the identity worth beforehand, in the whole and in each bin.
+_PRIOR = 20.0
 _SLOPES = (0.1, 5.0)
 _OFFSETS = (-5.0, 5.0)
 
@@ -93,16 +99,12 @@ class Calibrator:
     form, which corrects a wrong temperature (slope) and a common bias (offset).  The shift depends
     on the claim and corrects claims that deviate from that form, as those from counts do (a token
     seen once in one place).  Outcomes are kept as counts per bin of the claim, with exponential
-    forgetting.  The fit is a few Newton steps over the bins; a prior that is worth `prior`
-    observations pulls it towards the identity, and another one each bin towards the fit.
+    forgetting.  The fit is a few Newton steps over the bins; a prior that is worth some
+    observations (`_PRIOR`) pulls it towards the identity, and another one each bin towards the fit.
     """
 
-    def __init__(self, half_life: float = 2000.0, prior: float = 20.0) -> None:
-        """half_life: in observed nodes.
-
-        Native code reads and writes `sums`, the evidence, and `curve`, the fit, in place."""
-        self.decay = 0.5 ** (1.0 / half_life)
-        self._prior = prior
+    def __init__(self) -> None:
+        """Native code reads and writes `sums`, the evidence, and `curve`, the fit, in place."""
         self.sums = np.zeros(3 * (NUM_BINS + NUM_EQUAL_BINS) + 1)
         bins = self.sums[: 3 * NUM_BINS].reshape(3, NUM_BINS)
         self._num, self._accepted, self._claims = bins  # _claims: sums of claimed logits
@@ -139,7 +141,7 @@ class Calibrator:
         logits = np.atleast_1d(_logit(claimed))
         if len(logits) == 0:
             return
-        bins, decay = _bins(logits), self.decay ** len(logits)
+        bins, decay = _bins(logits), NODE_DECAY ** len(logits)
         outcomes = np.atleast_1d(np.asarray(accepted, dtype=np.float64))
         self._judge(self._fitted(logits), outcomes, decay)
         for sums, values in (
@@ -198,18 +200,17 @@ class Calibrator:
             for axis, (low, high) in ((1, _OFFSETS), (0, _SLOPES)):
                 probs = _sigmoid(weights[0] * means + weights[1])
                 slope = float(features[axis] @ (probs * self._num - self._accepted))
-                slope += self._prior * (weights[axis] - identity[axis])
+                slope += _PRIOR * (weights[axis] - identity[axis])
                 curvature = float(features[axis] ** 2 @ (probs * (1.0 - probs) * self._num))
-                step = max(-1.0, min(1.0, slope / (curvature + self._prior)))
+                step = max(-1.0, min(1.0, slope / (curvature + _PRIOR)))
                 weights[axis] = max(low, min(high, weights[axis] - step))
         # If a bin's counts are almost forgotten, rounding can move its mean out of the bin.
         knots = np.where(self._num > _MIN_REMEMBERED, means, _CENTRES)
         # One shift per bin: the distance of its observed rate from the fit.  The rates are made
         # non-decreasing, so that calibration keeps the order of claims.
-        prior = self._prior
-        totals, fitted = self._num + prior, weights[0] * knots + weights[1]
+        totals, fitted = self._num + _PRIOR, weights[0] * knots + weights[1]
         rates = isotonic(
-            ((self._accepted + prior * _sigmoid(fitted)) / totals).tolist(), totals.tolist()
+            ((self._accepted + _PRIOR * _sigmoid(fitted)) / totals).tolist(), totals.tolist()
         )
         self.curve[:] = np.concatenate((weights, knots, _logit(rates) - fitted))
 

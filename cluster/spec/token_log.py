@@ -49,7 +49,7 @@ class TokenLog:
     valid and unchanged while tokens are appended; those of tokens that were cut off do not.
     """
 
-    __slots__ = ("_hashes", "_last_hash", "_len", "_tokens")
+    __slots__ = ("_hashes", "_len", "_tokens")
 
     def __init__(self, token_ids: TokenArray = EMPTY_TOKENS, capacity: int = 1) -> None:
         """capacity: the initial room, in tokens; it grows as needed."""
@@ -57,7 +57,7 @@ class TokenLog:
         self._tokens: TokenArray = np.empty(capacity, dtype=np.int32)
         self._hashes: HashArray = np.empty(capacity + 1, dtype=np.uint64)
         self._hashes[0] = 0
-        self._len = self._last_hash = 0
+        self._len = 0
         self.append(token_ids)
 
     def __len__(self) -> int:
@@ -67,11 +67,6 @@ class TokenLog:
     def token_ids(self) -> TokenArray:
         """int32[len]; a view."""
         return self._tokens[: self._len]
-
-    @property
-    def hashes(self) -> HashArray:
-        """uint64[len + 1]: hashes[n] is poly64 of the first n tokens; a view."""
-        return self._hashes[: self._len + 1]
 
     def hash_at(self, length: int) -> int:
         """poly64 of the first `length` tokens."""
@@ -92,25 +87,23 @@ class TokenLog:
         if end > len(self._tokens):
             self._grow(end)
         self._tokens[start:end] = token_ids
-        hashes, value = self._hashes, self._last_hash
+        hashes, value = self._hashes, self.hash_at(start)
         if end - start >= _SHORT:
             hashes[start + 1 : end + 1] = prefix_hashes(token_ids, value)
-            value = hashes.item(end)
         else:
             for index, token in enumerate(token_ids.tolist(), start + 1):
                 value = (value * PREFIX_HASH_MULTIPLIER + token + 1) & _MASK64
                 hashes[index] = value
-        self._len, self._last_hash = end, value
+        self._len = end
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` tokens."""
         self._len = min(self._len, length)
-        self._last_hash = self._hashes.item(self._len)
 
     def _grow(self, needed: int) -> None:
         """Move to larger arrays, so that views of the former ones stay unchanged."""
         capacity = max(needed, 2 * len(self._tokens))
-        tokens, hashes = self.token_ids, self.hashes
+        tokens, hashes = self._tokens, self._hashes
         self._tokens = np.empty(capacity, dtype=np.int32)
         self._hashes = np.empty(capacity + 1, dtype=np.uint64)
         self._tokens[: len(tokens)] = tokens

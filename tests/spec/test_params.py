@@ -69,12 +69,14 @@ def test_what_has_none_is_refused_with_its_field_value_and_range(
 
 
 @pytest.mark.parametrize("token", [-1, VOCAB_SIZE])
-def test_a_bias_for_a_token_that_does_not_exist_is_refused(token: int) -> None:
+@pytest.mark.parametrize("field", ["logit_bias", "prediction"])
+def test_a_token_that_does_not_exist_is_refused(field: str, token: int) -> None:
+    values = ((3, 1.0), (token, 1.0)) if field == "logit_bias" else (3, token, 4)
     with pytest.raises(RequestError) as raised:
-        check_params(SamplingParams(logit_bias=((3, 1.0), (token, 1.0))), VOCAB_SIZE)
+        check_params(SamplingParams(**{field: values}), VOCAB_SIZE)
 
-    assert raised.value.param == "logit_bias"
-    assert raised.value.message == f"logit_bias names token {token}; the vocabulary is 0..99"
+    assert raised.value.param == field
+    assert raised.value.message == f"{field} names token {token}; the vocabulary is 0..99"
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -85,22 +87,8 @@ def test_a_bias_that_is_no_finite_number_is_refused(value: float) -> None:
     assert raised.value.param == "logit_bias"
 
 
-@pytest.mark.parametrize("token", [-1, VOCAB_SIZE])
-def test_a_predicted_token_that_does_not_exist_is_refused(token: int) -> None:
-    with pytest.raises(RequestError) as raised:
-        check_params(SamplingParams(prediction=(3, token, 4)), VOCAB_SIZE)
-
-    assert raised.value.param == "prediction"
-    assert raised.value.message == f"prediction names token {token}; the vocabulary is 0..99"
-
-
 def test_a_prediction_beyond_the_limit_is_refused_with_both_lengths() -> None:
     with pytest.raises(RequestError, match="has 32769 tokens; at most 32768") as raised:
         check_params(SamplingParams(prediction=(1,) * (MAX_PREDICTION_TOKENS + 1)), VOCAB_SIZE)
 
     assert raised.value.param == "prediction"
-
-
-def test_of_tokens_that_begin_with_zero_the_one_beyond_the_vocabulary_is_named() -> None:
-    with pytest.raises(RequestError, match="token 100;"):
-        check_params(SamplingParams(logit_bias=((0, 1.0), (100, 1.0))), VOCAB_SIZE)

@@ -19,7 +19,7 @@ from cluster.core import FloatArray, TokenTree
 from cluster.spec.forest import Forest
 from cluster.spec.held_trees import Fate, Held, MergedTrees
 from cluster.spec.step_profile import DRAFT_LENGTHS
-from cluster.spec.survival import NUM_BINS, NUM_EQUAL_BINS
+from cluster.spec.survival import NODE_DECAY, NUM_BINS, NUM_EQUAL_BINS
 
 
 def _fields(kind: type[Any], names: str) -> tuple[tuple[str, type[Any]], ...]:
@@ -178,13 +178,12 @@ def score_trees(
     scores: Sequence[Sequence[int]],
     few: int,
     tree_decay: float,
-    node_decay: float,
 ) -> list[int]:
     """Enter each tree into its two scores, as `Score.add` does one by one.
 
     Calibrators are not fitted anew.  scores: `Score.addresses` of the first tree's two, of the
-    second one's and so on.  few (an index of DRAFT_LENGTHS), tree_decay, node_decay: constants of
-    `cluster.spec.acceptance` and of its calibrators.  Returns what its `learn` does.
+    second one's and so on.  few (an index of DRAFT_LENGTHS), tree_decay: constants of
+    `cluster.spec.acceptance`.  Returns what its `learn` does.
     """
     seen = [fate.seen for fate in fates]
     steps = [fate.next_steps for fate in fates]
@@ -208,7 +207,7 @@ def score_trees(
         np.array(scores, dtype=np.int64),
         accepted,
         tree_decay,
-        node_decay,
+        NODE_DECAY,
     )
     _call("score_trees", (_Scored, given))
     found: list[int] = accepted.tolist()
