@@ -8,70 +8,9 @@ import numpy as np
 
 from cluster.core import TokenArray
 from cluster.errors import RequestError
-from cluster.records import equal_record, frozen
+from cluster.records import equal_record
+from cluster.text.reasoning import held_len
 from cluster.text.tokenizer import Tokenizer
-
-# Finds the first of several stop strings in a text that arrives in pieces.
-
-
-@frozen
-class StopMatch:
-    """stop: the string found.  end: its end in the piece that was fed, in characters."""
-
-    stop: str
-    end: int
-
-
-class StopMatcher:
-    """Knuth-Morris-Pratt search for all stop strings at once, in constant time per character.
-
-    The string that ends first wins; if several end at the same character, the longest.  So the
-    result does not depend on how the text is divided into pieces.
-    """
-
-    def __init__(self, stop_strings: Sequence[str]) -> None:
-        """Raises RequestError for an empty string, which would end every text at once."""
-        if not all(stop_strings):
-            raise RequestError("stop contains an empty string; leave it out", param="stop")
-        # Sorted by length, so that the first match at a character is the longest.
-        self._stops = sorted(set(stop_strings), key=len, reverse=True)
-        self._fallbacks = [_fallbacks(stop) for stop in self._stops]
-        self._matched = [0] * len(self._stops)
-
-    @property
-    def held_len(self) -> int:
-        """Number of characters at the end of the text that may begin a stop string."""
-        return max(self._matched, default=0)
-
-    def feed(self, text: str) -> StopMatch | None:
-        """Search the next piece; returns the match that it completes, or None."""
-        matched = self._matched
-        for position, char in enumerate(text):
-            for index, stop in enumerate(self._stops):
-                count = matched[index]
-                fallback = self._fallbacks[index]
-                while count and stop[count] != char:
-                    count = fallback[count - 1]
-                if stop[count] == char:
-                    count += 1
-                if count == len(stop):
-                    return StopMatch(stop, position + 1)
-                matched[index] = count
-        return None
-
-
-def _fallbacks(stop: str) -> list[int]:
-    """The length of the longest proper border of each prefix of `stop`."""
-    fallbacks = [0] * len(stop)
-    count = 0
-    for index in range(1, len(stop)):
-        while count and stop[count] != stop[index]:
-            count = fallbacks[count - 1]
-        if stop[count] == stop[index]:
-            count += 1
-        fallbacks[index] = count
-    return fallbacks
-
 
 # Decoders depend on at most the last word of the prompt.
 _NUM_CONTEXT_TOKENS = 8
@@ -94,8 +33,9 @@ class TextDelta:
 class TextStream:
     """Turns output tokens into text deltas; their concatenation is the answer's text.
 
-    Only text that may begin a stop string is held back.  The text returned so far depends only on
-    the tokens, not on how they were grouped, so a resumed text continues where it stopped.  Takes
+    Only text that may begin a stop string is held back.  The string that ends first wins; of
+    several that end at one character, the longest.  So the text returned so far depends only on
+    the tokens, not on how they were grouped, and a resumed text continues where it stopped.  Takes
     microseconds per token.
 
     num_tokens: of the output, up to and including the one that completed a stop string.
@@ -118,7 +58,9 @@ class TextStream:
         """
         context = [int(token) for token in prompt_ids[-_NUM_CONTEXT_TOKENS:]]
         self._detokenizer = tokenizer.detokenizer(context, skip_special_tokens=skip_special_tokens)
-        self._matcher = StopMatcher(stop_strings) if stop_strings else None
+        if not all(stop_strings):  # it would end every text at once
+            raise RequestError("stop contains an empty string; leave it out", param="stop")
+        self._stops = stop_strings
         self._include_stop = include_stop
         self._min_tokens = min_tokens
         self._held = ""
@@ -130,13 +72,13 @@ class TextStream:
         if self.is_finished:
             return TextDelta("")
         ids = token_ids.tolist() if isinstance(token_ids, np.ndarray) else list(token_ids)
-        if self._matcher is None:
+        if not self._stops:
             self.num_tokens += len(ids)
             return TextDelta(self._detokenizer.feed(ids), len(ids))
         pieces = []
         for index, token in enumerate(ids):
             self.num_tokens += 1
-            text, stop = self._search(self._detokenizer.feed((token,)), self._matcher)
+            text, stop = self._search(self._detokenizer.feed((token,)))
             pieces.append(text)
             if stop is not None:
                 return TextDelta("".join(pieces), index + 1, stop)
@@ -146,28 +88,22 @@ class TextStream:
         """End the sequence; returns the held-back text, incomplete characters as U+FFFD."""
         if self.is_finished:
             return TextDelta("")
-        rest = self._detokenizer.flush()
-        if self._matcher is None:
-            self.is_finished = True
-            return TextDelta(rest)
-        text, stop = self._search(rest, self._matcher)
+        text, stop = self._search(self._detokenizer.flush())
         self.is_finished = True
-        if stop is None:
-            text += self._held
-            self._held = ""
-        return TextDelta(text, 0, stop)
+        return TextDelta(text + self._held, 0, stop)
 
-    def _search(self, piece: str, matcher: StopMatcher) -> tuple[str, str | None]:
+    def _search(self, piece: str) -> tuple[str, str | None]:
         """The text that is final after `piece`, and the stop string that ends it or None."""
         if self.num_tokens <= self._min_tokens:
             return piece, None
-        match = matcher.feed(piece)
-        text = self._held + piece
-        if match is None:
-            certain = len(text) - matcher.held_len
+        text, self._held = self._held + piece, ""
+        ends = [
+            (text.find(stop) + len(stop), -len(stop), stop) for stop in self._stops if stop in text
+        ]
+        if not ends:
+            certain = len(text) - held_len(text, self._stops)
             self._held = text[certain:]
             return text[:certain], None
         self.is_finished = True
-        end = len(self._held) + match.end
-        self._held = ""
-        return text[: end if self._include_stop else end - len(match.stop)], match.stop
+        end, _, stop = min(ends)
+        return text[: end if self._include_stop else end - len(stop)], stop

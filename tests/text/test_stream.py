@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cluster.core import token_array
+from cluster.errors import RequestError
+from cluster.text.reasoning import held_len
 from cluster.text.stream import TextStream
 from cluster.text.tokenizer import Tokenizer
 
@@ -72,27 +75,43 @@ def test_text_does_not_depend_on_how_tokens_are_pushed(
 @relaxed
 @given(
     text=texts.filter(bool),
-    stop=st.text(alphabet="até日🙂 h", min_size=1, max_size=3),
+    stops=st.lists(st.text(alphabet="até日🙂 h", min_size=1, max_size=3), min_size=1, max_size=3),
     include=st.booleans(),
     data=st.data(),
 )
 def test_stopping_equals_a_search_through_the_whole_text(
-    tokenizer: Tokenizer, text: str, stop: str, include: bool, data: st.DataObject
+    tokenizer: Tokenizer, text: str, stops: list[str], include: bool, data: st.DataObject
 ) -> None:
     ids = tokenizer.encode(text, add_special_tokens=False).tolist()
     whole = tokenizer.decode(ids)
-    stream = TextStream(tokenizer, (stop,), include_stop=include)
+    stream = TextStream(tokenizer, stops, include_stop=include)
     out, found = streamed(stream, chunks(data, ids))
-    position = whole.find(stop)
-    if position < 0:
+    # The one that ends first, the longest if several end there.
+    ends = [(whole.index(stop) + len(stop), -len(stop), stop) for stop in stops if stop in whole]
+    if not ends:
         assert (out, found, stream.num_tokens) == (whole, None, len(ids))
         return
+    end, _, stop = min(ends)
     assert found == stop
-    assert out == whole[: position + (len(stop) if include else 0)]
+    assert out == whole[: end if include else end - len(stop)]
     # The token that completed the stop is the first whose text so far contains it.
     count = stream.num_tokens
     assert stop in tokenizer.decode(ids[:count])
     assert stop not in tokenizer.decode(ids[: count - 1])
+
+
+@given(
+    text=st.text(alphabet="ab", max_size=24),
+    stops=st.lists(st.text(alphabet="ab", min_size=1, max_size=5), min_size=1, max_size=3),
+)
+def test_exactly_the_longest_possible_beginning_is_held_back(text: str, stops: list[str]) -> None:
+    beginnings = {stop[:length] for stop in stops for length in range(len(stop))}
+    assert held_len(text, stops) == max(len(each) for each in beginnings if text.endswith(each))
+
+
+def test_an_empty_stop_string_is_refused(byte_level: Tokenizer) -> None:
+    with pytest.raises(RequestError, match="empty"):
+        TextStream(byte_level, ["a", ""])
 
 
 @relaxed
