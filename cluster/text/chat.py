@@ -55,35 +55,32 @@ _MAX_RENDER_S = 5.0
 
 
 class ChatTemplate:
-    """Renders conversations; every failure is a RequestError with the field and the remedy."""
+    """Renders conversations; every failure is a RequestError with the field and the remedy.
+
+    source: the template's text, "" without one.
+    """
 
     def __init__(self, pretrained: Any) -> None:
         """pretrained: the transformers tokenizer that has the template and the special tokens."""
         self._pretrained = pretrained
         template = pretrained.chat_template
         self._sources = tuple(template.values()) if isinstance(template, dict) else (template,)
-        self._source: Any = None if template is None else "\n".join(self._sources)
-
-    @property
-    def source(self) -> str:
-        """The template's text, "" without one."""
-        return self._source or ""
-
-    @property
-    def exists(self) -> bool:
-        """True if the model has a chat template."""
-        return self._source is not None
+        self.source = "" if template is None else "\n".join(self._sources)
 
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
-        add_generation_prompt: bool,
-        tools: Sequence[Mapping[str, Any]] | None,
-        template_arguments: Mapping[str, Any],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_arguments: Mapping[str, Any] | None = None,
     ) -> str:
-        """Check `messages` and return their prompt text."""
-        if not self.exists:
+        """The conversation as prompt text in the model's own format.
+
+        messages: in OpenAI's format; text parts are joined, other parts are refused.
+        Raises RequestError for messages that the template does not support.
+        """
+        if not self.source:
             raise RequestError.at(
                 "messages",
                 "the model has no chat template; use the completions endpoint with plain text",
@@ -100,7 +97,7 @@ class ChatTemplate:
                 tools=None if not tools else list(tools),
                 add_generation_prompt=add_generation_prompt,
                 tokenize=False,
-                **template_arguments,
+                **(template_arguments or {}),
             )
         except jinja2.TemplateError as error:
             # Templates report errors by raise_exception; their reason is meant for the caller.
@@ -150,7 +147,7 @@ class ChatTemplate:
         return role in _ROLES or self._names(role)
 
     def _names(self, role: str) -> bool:
-        return f"'{role}'" in self._source or f'"{role}"' in self._source
+        return f"'{role}'" in self.source or f'"{role}"' in self.source
 
     def _native_role(self, role: str) -> str:
         # OpenAI renamed system to developer; most open models only know the old name.

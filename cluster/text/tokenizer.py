@@ -28,6 +28,7 @@ class Tokenizer:
     Thread-safe.  hash: over the token strings in id order.  vocab_size: highest id + 1.
     eos_token_ids: every token that ends a text, by generation config and tokenizer, ascending.
     special_ids: tokens without text.  is_byte_level: every token has fixed bytes.
+    render_chat, chat_template: `ChatTemplate.render`, and its source, "" without one.
     backend: the `tokenizers.Tokenizer` itself.  pretrained: transformers' tokenizer around it.
     """
 
@@ -47,7 +48,8 @@ class Tokenizer:
         strings = token_strings(pretrained.get_vocab())
         self.vocab_size = len(strings)
         self.hash = tokenizer_hash(strings)
-        self._chat = ChatTemplate(pretrained)
+        chat = ChatTemplate(pretrained)
+        self.render_chat, self.chat_template = chat.render, chat.source
         self.special_ids = frozenset(
             token_id
             for token_id, token in backend.get_added_tokens_decoder().items()
@@ -85,16 +87,6 @@ class Tokenizer:
 
     def _decode_all(self, token_ids: Sequence[int]) -> str:
         return str(self.backend.decode(token_ids, skip_special_tokens=False))
-
-    @property
-    def chat_template(self) -> str:
-        """The source of the chat template, "" without one."""
-        return self._chat.source
-
-    @property
-    def has_chat_template(self) -> bool:
-        """True if chat messages can be served with this tokenizer."""
-        return self._chat.exists
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> TokenArray:
         """Token ids of `text`, int32[n]; with the model's BOS/EOS if it has them."""
@@ -136,26 +128,6 @@ class Tokenizer:
             return ByteDetokenizer(table)
         skipped = self.special_ids if skip_special_tokens else frozenset[int]()
         return WindowDetokenizer(self._decode_all, skipped, context_ids)
-
-    def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_arguments: Mapping[str, Any] | None = None,
-    ) -> str:
-        """The conversation as prompt text in the model's own format.
-
-        messages: in OpenAI's format; text parts are joined, other parts are refused.
-        Raises RequestError for messages that the template does not support.
-        """
-        return self._chat.render(
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            tools=tools,
-            template_arguments=template_arguments or {},
-        )
 
     def apply_chat_template(
         self,

@@ -192,7 +192,7 @@ def _ids(llm: LLM, prompt: EvaluatedPrompt) -> Sequence[int]:
     tokenizer = llm.tokenizer
     if tokenizer is None:
         raise ConfigError.at("target.engine.model", "prompts are text, and it has no tokenizer")
-    if prompt.messages and tokenizer.has_chat_template:
+    if prompt.messages and tokenizer.chat_template:
         return list(tokenizer.apply_chat_template(prompt.messages))
     return list(tokenizer.encode(prompt.text))
 

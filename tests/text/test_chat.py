@@ -125,7 +125,7 @@ def test_a_template_that_fails_is_a_request_error_without_content(
 
 def test_a_model_without_template_is_refused_with_the_reason(folder: Path) -> None:
     tokenizer = with_template(folder, None)
-    assert not tokenizer.has_chat_template
+    assert not tokenizer.chat_template
     assert "no chat template" in refused(tokenizer, [{"role": "user", "content": SECRET}]).message
 
 
