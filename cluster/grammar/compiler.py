@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cluster.config.parse import parse
 from cluster.config.schema import AnswersConfig
@@ -94,18 +94,16 @@ def check_size(spec: GrammarSpec, max_bytes: int) -> None:
 
 
 def create_compiler(
-    tokenizer: Path | Any, config: AnswersConfig, vocab_size: int, eos_token_ids: Sequence[int]
+    folder: Path, config: AnswersConfig, vocab_size: int, eos_token_ids: Sequence[int]
 ) -> GrammarCompiler:
-    """The compiler for a model's vocabulary.
+    """The compiler for the vocabulary of the model in `folder`.
 
-    tokenizer: that of transformers, or the folder that has it.  Loads nothing yet; the first
-    grammar raises RequestError where the folder has no tokenizer.
+    Loads nothing yet; the first grammar raises RequestError where the folder has no tokenizer.
     """
 
     def load() -> Library:
         try:
-            is_folder = isinstance(tokenizer, Path)
-            pretrained: Any = load_pretrained_tokenizer(tokenizer) if is_folder else tokenizer
+            pretrained = load_pretrained_tokenizer(folder)
         except ConfigError as error:
             raise RequestError(
                 f"grammars are not served: {error.message}", param="grammar"

@@ -101,7 +101,7 @@ class ConstrainedText:
 
     def possible(self, tree: TokenTree) -> list[int]:
         """The nodes of `tree` that may stand after this text, ascending.  Raises as `push`."""
-        return sorted(node for node, _ in self._walk(tree) if node >= 0)
+        return [node for node, _ in self._walk(tree) if node >= 0]
 
     def fill_all(self, tree: TokenTree, rows: MaskRow) -> None:
         """The masks after this text and after each node: uint32[1 + nodes, words].
@@ -112,19 +112,14 @@ class ConstrainedText:
             text.fill(rows[node + 1])
 
     def _walk(self, tree: TokenTree) -> Iterator[tuple[int, ConstrainedText]]:
-        """Yield -1 and this text, then every possible node and the text up to it."""
-        below: list[list[int]] = [[] for _ in range(len(tree) + 1)]
-        for node, parent in enumerate(tree.parents.tolist()):
-            below[parent + 1].append(node)
-        token_ids = tree.token_ids.tolist()
+        """Yield -1 and this text, then every possible node and the text up to it, ascending."""
         yield -1, self
-        pending = [(node, self) for node in reversed(below[0])]
-        while pending:
-            node, before = pending.pop()
-            text = before.copy()
-            if text.push(token_ids[node]):
+        found = {-1: self}
+        nodes = zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True)
+        for node, (token_id, parent) in enumerate(nodes):
+            if parent in found and (text := found[parent].copy()).push(token_id):
+                found[node] = text
                 yield node, text
-                pending += [(child, text) for child in reversed(below[node + 1])]
 
     @staticmethod
     def _allow(row: MaskRow, token_ids: Iterable[int]) -> None:
