@@ -52,12 +52,6 @@ def test_a_wrong_label_is_an_error_and_not_a_new_series() -> None:
         Recorder().add(metrics.STEPS, traget="t-1")
 
 
-def test_two_recorders_share_nothing() -> None:
-    one, other = Recorder(), Recorder()
-    one.set(metrics.RUNNING, 3.0)
-    assert page(other)["drafthouse_running_requests"] == 0.0
-
-
 # What metrics can have at most, beside 32 segments and `other`, five drafters and ten tasks.
 SIZES = {
     "segment": 33,

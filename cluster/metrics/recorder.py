@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -33,11 +34,9 @@ class Recorder(Collector):
         self.registry = CollectorRegistry()
         self._own_labels = {PROCESS_LABEL: process} if process else {}
         self._vllm_labels = {"model_name": model_name, "engine": process or "0"}
-        self._rendered = CollectorRegistry()
-        self._rendered.register(self)
         self._series: dict[str, Counter | Gauge | Histogram] = {}
-        # prometheus_client takes longer to find a child than to change it.
-        self._children: dict[tuple[Any, ...], Any] = {}
+        # prometheus_client takes several times longer to find a child than to change it.
+        self._found = cache(self._find)
         for metric in only:
             made: Any = {
                 "counter": Counter,
@@ -66,18 +65,14 @@ class Recorder(Collector):
 
     def clear(self, metric: Metric) -> None:
         """Drop all labelled children of a metric that is told anew at every scrape."""
-        for key in [key for key in self._children if key[0] == metric.name]:
-            del self._children[key]
         self._series[metric.name].clear()
+        self._found.cache_clear()
 
     def _child(self, metric: Metric, labels: dict[str, str]) -> Any:
-        if not labels:
-            return self._series[metric.name]
-        key = (metric.name, *labels.items())
-        child = self._children.get(key)
-        if child is None:  # or labelled wrongly, which raises
-            child = self._children[key] = self._series[metric.name].labels(**labels)
-        return child
+        return self._found(metric.name, *labels.items())
+
+    def _find(self, name: str, *labels: tuple[str, str]) -> Any:
+        return self._series[name].labels(**dict(labels)) if labels else self._series[name]
 
     def collect(self) -> Iterator[Family]:
         """Yield what there is to read: all that is recorded, and what vLLM's names make of it.
@@ -92,38 +87,24 @@ class Recorder(Collector):
             recorded[family.name] = family
         for family in (*recorded.values(), *vllm_metrics.imitate(recorded)):
             is_vllms = family.name.startswith(vllm_metrics.PREFIX)
-            labels = self._vllm_labels if is_vllms else self._own_labels
-            yield _labelled(family, labels)
+            own = self._vllm_labels if is_vllms else self._own_labels
+            family.samples = [each._replace(labels=each.labels | own) for each in family.samples]
+            yield family
 
     def render(self) -> bytes:
         """The values in Prometheus' text format."""
-        return generate_latest(self._rendered)
-
-
-def _labelled(family: Family, labels: dict[str, str]) -> Family:
-    labelled = Family(family.name, family.documentation, family.type, family.unit)
-    labelled.samples = [sample._replace(labels=sample.labels | labels) for sample in family.samples]
-    return labelled
+        return generate_latest(self)
 
 
 def side_by_side(texts: Iterable[bytes]) -> bytes:
     """Merge several texts in Prometheus' format into one that describes each family once."""
-    comments: dict[str, list[str]] = {}
-    samples: dict[str, list[str]] = {}
+    families: dict[str, list[str]] = {}
     for text in texts:
-        family = ""
-        for line in text.decode().splitlines():
-            if not line.startswith("# "):
-                samples[family].append(line)
-                continue
-            _, kind, family, _ = line.split(" ", 3)
-            samples.setdefault(family, [])
-            known = comments.setdefault(family, [])
-            if not any(comment.startswith(f"# {kind} ") for comment in known):
-                known.append(line)
-    lines = [
-        line for family, described in comments.items() for line in (*described, *samples[family])
-    ]
+        for block in f"\n{text.decode()}".rstrip("\n").split("\n# HELP ")[1:]:
+            described, kind, *samples = block.split("\n")
+            name, _, _ = described.partition(" ")
+            families.setdefault(name, [f"# HELP {described}", kind]).extend(samples)
+    lines = itertools.chain.from_iterable(families.values())
     return ("\n".join(lines) + "\n").encode()
 
 
