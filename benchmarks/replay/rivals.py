@@ -9,7 +9,7 @@ import numpy as np
 from cluster.core import EMPTY_TOKENS, EMPTY_TREE, TokenTree
 from cluster.plan.in_flight import Round
 from cluster.simulate.replay import Playing
-from cluster.simulate.world import NOTHING, DraftSource, Offer, RecordedText
+from cluster.simulate.world import NOTHING, DraftSource, Offer, RecordedText, best
 from cluster.spec.budget import Ask
 from cluster.spec.held_trees import Held
 from cluster.spec.merge_trees import merge_trees
@@ -31,7 +31,7 @@ class Fixed:
                 if growing.num_nodes(now) <= self._num_nodes:
                     tree = growing.at(own.recorded, now)[0]
                 else:
-                    tree = growing.source.best(own.recorded, own.position, self._num_nodes)[0]
+                    tree = best(growing.source(own.recorded, own.position), self._num_nodes)[0]
             elif own.offers:
                 ((tree, _),) = own.offers.values()
             trees.append(tree)
@@ -58,7 +58,7 @@ def merged(names: tuple[str, ...]) -> DraftSource:
             known[key] = union.merged.split()[0], union.survival
         return known[key]
 
-    return DraftSource(tree_at)
+    return tree_at
 
 
 def random_source() -> DraftSource:
@@ -69,9 +69,9 @@ def random_source() -> DraftSource:
     depth = [node // 2 + 1 for node in range(size)]
     shares = [0.85**d if node % 2 == 0 else 0.1 * 0.85 ** (d - 1) for node, d in enumerate(depth)]
     claimed = np.array(shares, dtype=np.float32)
-    return DraftSource(lambda text, position: (tree, claimed))
+    return lambda text, position: (tree, claimed)
 
 
 def silent_source() -> DraftSource:
     """A drafter that never says anything."""
-    return DraftSource(lambda text, position: NOTHING)
+    return lambda text, position: NOTHING

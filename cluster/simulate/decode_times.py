@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -19,6 +20,9 @@ _SIZES = tuple(2**power for power in range(11))
 
 class DecodeTimes:
     """Times by the number of texts at a target, each measured when it is first asked for.
+
+    of: returns, for so many texts, the seconds from a text's first token to its last,
+    float64[texts].
 
     Some sizes are replayed, step by step; between two of them times are interpolated.
     """
@@ -38,16 +42,9 @@ class DecodeTimes:
         self._machine, self._pool, self._config = machine, pool, config
         self._seed = seed
         self._sizes = (*(edge for edge in _SIZES if edge < max_texts), max_texts)
-        self._known: dict[int, Floats] = {}
+        self.of = functools.cache(self._of)
 
-    def of(self, num_texts: int) -> Floats:
-        """Return the seconds from a text's first token to its last: float64[texts]."""
-        found = self._known.get(num_texts)
-        if found is None:
-            found = self._known[num_texts] = self._found(num_texts)
-        return found
-
-    def _found(self, num_texts: int) -> Floats:
+    def _of(self, num_texts: int) -> Floats:
         above = next(size for size in self._sizes if size >= num_texts)
         below = max((size for size in self._sizes if size <= num_texts), default=above)
         if above == below:

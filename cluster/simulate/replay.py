@@ -6,9 +6,9 @@ When a text ends, the next one takes its place.  The first minutes count too.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -17,10 +17,9 @@ from cluster.core import Proposal, TokenTree
 from cluster.plan.controller import Controller
 from cluster.plan.in_flight import Moment, Round
 from cluster.plan.roster import lot_of
-from cluster.plan.scores import DraftScores
 from cluster.plan.texts import Text
 from cluster.records import frozen
-from cluster.simulate.world import Machine, Offer, Pool, RecordedText, RemoteTree
+from cluster.simulate.world import Machine, Offer, Pool, RecordedText, RemoteTree, best
 from cluster.spec.step_profile import MAX_COMMIT, DraftTime
 from cluster.spec.token_log import TokenLog
 from cluster.spec.tree import walk
@@ -215,7 +214,9 @@ class Simulation:
             growing.commit(own.recorded, own.position, now)
         if num_nodes := own.text.ask.num_nodes:
             own.offers = {
-                each.name: self._pool.sources[each.name].best(own.recorded, own.position, num_nodes)
+                each.name: best(
+                    self._pool.sources[each.name](own.recorded, own.position), num_nodes
+                )
                 for each in self._pool.residents
                 if own.text.ask_mask & each.bit
             }
@@ -233,19 +234,11 @@ class Adaptive:
     """The target's own controller."""
 
     def __init__(
-        self,
-        machine: Machine,
-        pool: Pool,
-        config: CoordinatorConfig | None = None,
-        learned: Mapping[str, Any] | None = None,
-        scores: DraftScores | None = None,
+        self, machine: Machine, pool: Pool, config: CoordinatorConfig | None = None
     ) -> None:
-        """learned: a state that another controller has exported.  scores: for rollouts."""
         self._config = config or CoordinatorConfig()
         times = machine.draft_times(pool.residents)
-        self.controller = Controller(self._config, machine.profile, times, scores)
-        if learned is not None:
-            self.controller.restore(learned)
+        self.controller = Controller(self._config, machine.told or machine.steps, times)
         self._pool, self._max_rows = pool, machine.max_rows
         self.whys: Counter[str] = Counter()
 

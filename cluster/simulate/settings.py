@@ -60,16 +60,15 @@ class TargetSettings:
 
     def machine(self, max_rows: int) -> Machine:
         """Return the cost curves; raises ConfigError for a profile of no use."""
-        times_s = tuple(1e-3 * time for time in self.times_ms)
-        if StepProfile.of(self.rows, times_s) is None:
+        steps = StepProfile.of(self.rows, [1e-3 * time for time in self.times_ms])
+        if steps is None:
             raise ConfigError.at(
                 "target.rows",
                 f"{len(self.rows)} rows and {len(self.times_ms)} times_ms are no profile; give at "
                 "least two ascending numbers of rows, and in times_ms a forward's time for each",
             )
         return Machine(
-            self.rows,
-            times_s,
+            steps,
             self.look_up_turns.times_s,
             self.model_turns.times_s,
             round_s=1e-3 * self.outside_ms,

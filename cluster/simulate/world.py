@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -53,7 +52,7 @@ class RecordedTrees:
     def of(cls, trees: Sequence[tuple[TokenTree, FloatArray]]) -> RecordedTrees:
         """The trees of positions 0, 1, 2 ..."""
         forest = join([tree for tree, _ in trees])
-        parents = np.maximum(forest.parents - forest.starts[forest.owners], -1).astype(np.int32)
+        parents = np.concatenate([tree.parents for tree, _ in trees])
         survival = concatenated([survival for _, survival in trees])
         return cls(forest.starts, forest.token_ids, parents, survival)
 
@@ -128,32 +127,26 @@ NOTHING: Offer = (EMPTY_TREE, EMPTY_FLOATS)
 class Machine:
     """A target's cost curves, all in seconds.
 
-    rows, times_s: the rows and times of steps.  told_s: the times by its profile, None = the same.
+    steps: the times of forwards.  told: those by its own profile, None = the same.
     look_up_s: the time of look-ups per round and per node, of all of them together; model_s: that
     of each model; read_s: in which a model reads a token that it was not told of.
     round_s, sequence_s: the time outside the step per round, and per sequence of it.  max_rows: the
     most rows of a step.
     """
 
-    rows: tuple[int, ...]
-    times_s: tuple[float, ...]
+    steps: StepProfile
     look_up_s: tuple[float, float]
     model_s: tuple[float, float]
-    told_s: tuple[float, ...] | None = None
+    told: StepProfile | None = None
     read_s: float = 0.0
     round_s: float = 0.0008
     sequence_s: float = 0.00001
     max_rows: int = 512
 
-    @property
-    def profile(self) -> StepProfile:
-        """Return the profile that the target has measured before it served."""
-        return _profile(self.rows, self.told_s or self.times_s)
-
     def step_s(self, num_rows: int, num_sequences: int) -> float:
         """Return the time of a round without drafting."""
         outside_s = self.round_s + self.sequence_s * num_sequences
-        return float(_profile(self.rows, self.times_s).at([num_rows])[0]) + outside_s
+        return float(self.steps.at([num_rows])[0]) + outside_s
 
     def draft_times(self, residents: Sequence[Resident]) -> list[DraftTime]:
         """Return the times of its residents, as measured before it served: of drafting, and of
@@ -184,28 +177,19 @@ class Machine:
         return (once_s + node_s * num_nodes * num_sequences) / max(num_look_ups, 1)
 
 
-@functools.cache
-def _profile(rows: tuple[int, ...], times_s: tuple[float, ...]) -> StepProfile:
-    found = StepProfile.of(rows, times_s)
-    assert found is not None
-    return found
+# The complete tree of one drafter at a place of a text.
+DraftSource = Callable[[RecordedText, int], Offer]
 
 
-@dataclass(slots=True, eq=False)
-class DraftSource:
-    """The complete tree of one drafter at every place of a text."""
-
-    tree_at: Callable[[RecordedText, int], Offer]
-
-    def best(self, text: RecordedText, position: int, num_nodes: int) -> Offer:
-        tree, survival = self.tree_at(text, position)
-        pruned, claimed, _ = prune(tree, survival, num_nodes)
-        return pruned, claimed
+def best(tree: Offer, num_nodes: int) -> Offer:
+    """The best nodes of a tree."""
+    pruned, claimed, _ = prune(*tree, num_nodes)
+    return pruned, claimed
 
 
 def recorded(name: str) -> DraftSource:
     """A drafter as it was recorded."""
-    return DraftSource(lambda text, position: text.trees[name].at(position))
+    return lambda text, position: text.trees[name].at(position)
 
 
 @record
@@ -246,7 +230,6 @@ class RemoteTree:
     position: int = 0
     kept: int = 0
     since_s: float = 0.0
-    known: dict[int, Offer] = field(default_factory=dict)
 
     def num_nodes(self, now: float) -> int:
         grown = int((now - self.since_s - self.latency_s) * self.rate)
@@ -254,10 +237,7 @@ class RemoteTree:
 
     def at(self, text: RecordedText, now: float) -> Offer:
         """Return the nodes that it has grown so far."""
-        count = self.num_nodes(now)
-        if count not in self.known:
-            self.known[count] = self.source.best(text, self.position, count)
-        return self.known[count]
+        return best(self.source(text, self.position), self.num_nodes(now))
 
     def commit(self, text: RecordedText, position: int, now: float) -> None:
         """Move on to `position` of the text; nodes below the committed path are kept."""
@@ -265,4 +245,3 @@ class RemoteTree:
         followed = text.token_ids[self.position : position]
         self.kept = len(reroot(tree, followed).tree)
         self.position, self.since_s = position, now
-        self.known.clear()

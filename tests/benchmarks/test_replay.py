@@ -92,8 +92,8 @@ def test_what_was_learned_makes_a_restart_start_well() -> None:
     simulation = Simulation(recorded_texts, CPU, pool, 1)
     first = Adaptive(CPU, pool)
     simulation.run(first, 10.0)
-    again = Adaptive(CPU, pool, learned=first.controller.export())
-    fresh = Adaptive(CPU, pool)
+    again, fresh = Adaptive(CPU, pool), Adaptive(CPU, pool)
+    again.controller.restore(first.controller.export())
     # A fresh one is lucky here: it drafts much before it knows what that takes: little.
     assert simulation.run(again, 1.0).speed >= 0.98 * simulation.run(fresh, 1.0).speed
 

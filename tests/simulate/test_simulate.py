@@ -128,13 +128,9 @@ def test_the_price_of_a_million_tokens_is_that_of_the_devices_that_made_them(fol
         ({"law": "nucleus"}, "law: 'nucleus' is none of: greedy, sampled"),
         ({"load": {"requests_per_s": 2}}, "load: streams is 32 and requests_per_s 2; set one"),
         ({"load": {"streams": 500}}, "load.streams: 500, and serve.yaml lets 264 requests in;"),
-        ({"load": {"stream": 500}}, "load.stream: unknown key (did you mean streams?)"),
-        ({"target": {"replicas": 0}}, "target.replicas: 0 is out of range; it must be at least 1"),
         ({"target": {"rows": [1, 64]}}, "target.rows: 2 rows and 4 times_ms are no profile; give"),
         ({"target": {"models": ["ml"]}}, "target.models: 'ml' is no drafter of serve.yaml (did"),
         ({"ratios": []}, "ratios: empty; name at least one"),
-        ({"ratios": [-1]}, "ratios[0]: -1 is out of range"),
-        ({"seconds": 0}, "seconds: 0 is out of range"),
     ],
 )
 def test_a_wrong_value_is_named_with_the_remedy(
