@@ -11,7 +11,7 @@ import numpy as np
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from cluster.client.generated import generation_pb2 as pb
-from cluster.core import SpeculationOptions, SpeculationStats
+from cluster.core import SpeculationStats
 from cluster.errors import ProtocolError, RequestError
 from cluster.requests.fields import REMOVED_LAWS
 from cluster.rpc.codec import PARTS
@@ -20,10 +20,7 @@ from cluster.rpc.generation import (
     ChatMessage,
     ChoiceDelta,
     GenerationRequest,
-    GenerationResponse,
-    Model,
     ResumedChoice,
-    SamplingOptions,
 )
 
 _TURN = record_codec(ChatMessage, pb.ChatMessage)
@@ -65,50 +62,22 @@ REQUEST = record_codec(
     pb.GenerateRequest,
     [
         *PARTS,
-        record_codec(SamplingOptions, pb.SamplingOptions, PARTS),
         record_codec(ResumedChoice, pb.ResumedChoice, names={"is_finished": "finished"}),
-        record_codec(SpeculationOptions, pb.SpeculationRequest, PARTS),
     ],
     by_hand={
         "prompt": ByHand(_PROMPTS, _encode_prompt, decode_prompt),
         "n": ByHand(("n",), lambda request: {"n": request.n}, lambda message: message.n or 1),
     },
 )
-_STATS = record_codec(
+STATS = record_codec(
     SpeculationStats,
     pb.SpeculativeDecoding,
     by_hand={
-        # Clients are not told of the one, and the response tells them the other.
+        # Clients are not told of the one, and the response itself says the other.
         "verified_by_drafter": ByHand(("prediction_idle_because",), None, lambda message: {})
     },
 )
-
-
-def _encode_stats(response: GenerationResponse) -> dict[str, Any]:
-    if response.speculative_decoding is None:
-        return {}
-    message = _STATS.encode(response.speculative_decoding)
-    message.prediction_idle_because = response.prediction_idle_because
-    return {"speculative_decoding": message}
-
-
-def _decode_stats(message: pb.GenerateResponse) -> SpeculationStats | None:
-    is_told = message.HasField("speculative_decoding")
-    return _STATS.decode(message.speculative_decoding) if is_told else None
-
-
-RESPONSE = record_codec(
-    GenerationResponse,
-    pb.GenerateResponse,
-    [*PARTS, record_codec(ChoiceDelta, pb.ChoiceDelta, PARTS)],
-    by_hand={
-        "speculative_decoding": ByHand(("speculative_decoding",), _encode_stats, _decode_stats),
-        "prediction_idle_because": ByHand(
-            (), None, lambda message: message.speculative_decoding.prediction_idle_because
-        ),
-    },
-)
-MODEL = record_codec(Model, pb.Model)
+DELTA = record_codec(ChoiceDelta, pb.ChoiceDelta, PARTS)
 
 
 def decode_request(message: pb.GenerateRequest) -> GenerationRequest:

@@ -1,4 +1,4 @@
-"""Requests and responses of the public Generation service, as the ingress sees them.
+"""Requests of the public Generation service and the choices of answers, as the ingress sees them.
 
 No gRPC here: `codec_generation` converts them from and to wire messages.
 """
@@ -12,7 +12,6 @@ from cluster.core import (
     EMPTY_TOKENS,
     FinishReason,
     SpeculationOptions,
-    SpeculationStats,
     TokenArray,
     TokenLogprob,
 )
@@ -106,47 +105,3 @@ class ChoiceDelta:
     cumulative_logprob: float | None = None
     draft_steps: tuple[DraftStep, ...] = ()
     draft_steps_dropped: int = 0
-
-
-@frozen
-class Usage:
-    """Token counts of the whole request, including resumed tokens."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    accepted_prediction_tokens: int = 0
-    rejected_prediction_tokens: int = 0
-    cached_tokens: int = 0
-
-
-@record
-class GenerationResponse:
-    """One message of the stream; only the last has the fields after `choices`.
-
-    prompt_logprobs: where asked for, of the prompt's tokens from the second on.
-    prediction_idle_because: reason for no drafts from the request's prediction, "" = there were
-    some.
-    """
-
-    id: str
-    model: str
-    seed: int
-    choices: tuple[ChoiceDelta, ...] = ()
-    usage: Usage | None = None
-    speculative_decoding: SpeculationStats | None = None
-    prompt_logprobs: tuple[TokenLogprob, ...] = ()
-    prediction_idle_because: str = ""
-
-
-@frozen
-class Model:
-    """One name that requests may give as their model.
-
-    root: the model behind it.  parent: of an adapter, the model that it belongs to, else "".
-    max_context_len: prompt and output together, in tokens; 0 = not known yet.
-    """
-
-    id: str
-    root: str
-    parent: str = ""
-    max_context_len: int = 0

@@ -11,9 +11,9 @@ from grpc_health.v1 import health_pb2
 from cluster.client.generated import generation_pb2 as pb
 from cluster.errors import DrafthouseError, NotFoundError, RequestError, TooLargeError
 from cluster.logs import REQUEST_ID
-from cluster.rpc.codec_generation import MODEL, RESPONSE, decode_prompt, decode_request
+from cluster.rpc.codec import LOGPROBS
+from cluster.rpc.codec_generation import DELTA, STATS, decode_prompt, decode_request
 from cluster.rpc.codec_records import TOKENS
-from cluster.rpc.generation import GenerationResponse, Model, Usage
 from cluster.rpc.status import abort
 from deployments.ingress.body import hidden
 from deployments.ingress.choice import Delta
@@ -54,11 +54,11 @@ class GrpcApi:
         """Yield one GenerateResponse per piece of text; the last one has the usage."""
         try:
             async for response in self._responses(request, grpc_context):
-                yield RESPONSE.encode(response)
+                yield response
         except Exception as error:  # noqa: BLE001
             await _end(grpc_context, error)
 
-    async def _responses(self, body: bytes, context: Any) -> AsyncIterator[GenerationResponse]:
+    async def _responses(self, body: bytes, context: Any) -> AsyncIterator[pb.GenerateResponse]:
         sent = dict(context.invocation_metadata() or ())
         caller = self._ingress.caller(sent)
         with self._ingress.counting_refusals():
@@ -91,10 +91,15 @@ class GrpcApi:
         limits, own = self._ingress.limits, self._ingress.config.model_name
         most = self._ingress.coordinators.max_context_len
         models = [
-            Model(name, own, own if limits.adapter_of(name) else "", most)
+            pb.Model(
+                id=name,
+                root=own,
+                parent=own if limits.adapter_of(name) else "",
+                max_context_len=most,
+            )
             for name in limits.model_names
         ]
-        return pb.ListModelsResponse(models=map(MODEL.encode, models))
+        return pb.ListModelsResponse(models=models)
 
     @_answering(pb.TokenizeRequest)
     async def Tokenize(self, message: pb.TokenizeRequest) -> pb.TokenizeResponse:
@@ -187,25 +192,24 @@ async def _end(context: Any, error: Exception) -> NoReturn:
 
 def _response(
     model: str, generation: Generation, deltas: Sequence[Delta], *, is_last: bool = False
-) -> GenerationResponse:
-    stats = generation.stats if is_last else None
-    usage = None
-    if stats is not None:
-        usage = Usage(
+) -> pb.GenerateResponse:
+    last: dict[str, Any] = {}
+    if is_last:
+        stats, scored = generation.stats, generation.prompt_logprobs(0)
+        told = STATS.encode(stats)
+        told.MergeFrom(pb.SpeculativeDecoding(**prediction_idle(generation.spec)))
+        usage = pb.Usage(
             prompt_tokens=generation.num_prompt_tokens,
             completion_tokens=generation.num_output_tokens,
             cached_tokens=generation.num_cached_tokens,
             **prediction_counts(generation.spec, stats),
         )
-    return GenerationResponse(
+        of_prompt = LOGPROBS.encode(tuple(one for one in scored if one is not None))
+        last = {"usage": usage, "speculative_decoding": told, "prompt_logprobs": of_prompt}
+    return pb.GenerateResponse(
         id=generation.id,
         model=model,
         seed=generation.seed_of(0),  # one prompt, so one seed
-        choices=tuple(deltas),
-        usage=usage,
-        speculative_decoding=stats,
-        prompt_logprobs=tuple(one for one in generation.prompt_logprobs(0) if one is not None)
-        if is_last
-        else (),
-        **(prediction_idle(generation.spec) if is_last else {}),
+        choices=map(DELTA.encode, deltas),
+        **last,
     )

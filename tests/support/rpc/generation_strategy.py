@@ -1,16 +1,10 @@
-"""Hypothesis strategies for requests and responses of the public service."""
+"""A hypothesis strategy for requests of the public service."""
 
 from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from cluster.rpc.generation import (
-    ChatMessage,
-    ChoiceDelta,
-    GenerationRequest,
-    GenerationResponse,
-    SamplingOptions,
-)
+from cluster.rpc.generation import ChatMessage, GenerationRequest, SamplingOptions
 from tests.support.rpc.frames_strategy import of, several, texts, tokens
 
 public_requests = of(
@@ -18,8 +12,4 @@ public_requests = of(
     prompt=texts | several(of(ChatMessage)) | tokens(),
     sampling=of(SamplingOptions, grammar=st.none()),
     n=st.integers(1, 9),
-)
-public_responses = of(
-    GenerationResponse,
-    choices=several(of(ChoiceDelta, logprobs=st.just(()), draft_steps=st.just(()))),
 )
