@@ -11,7 +11,7 @@ from cluster.config.schema import Config
 from cluster.coordinator.coordinator import Coordinator
 from cluster.errors import ProtocolError
 from cluster.messages import WorkerDescription
-from cluster.rpc.channel import Expectations, connect_drafter, connect_target
+from cluster.rpc.channel import connect_drafter, connect_target
 from cluster.rpc.connections import Connections, Endpoint, Endpoints
 from cluster.rpc.link import Link
 from cluster.rpc.trust import NO_TRUST, Trust
@@ -39,7 +39,7 @@ def led_by(
             raise ProtocolError(endpoint.refusal)
         return await connect_any(
             endpoint.address,
-            Expectations(worker_id=endpoint.worker_id),
+            worker_id=endpoint.worker_id,
             max_frame_bytes=config.coordinator.max_frame_bytes,
             trust=trust,
         )

@@ -17,7 +17,7 @@ from ray.experimental import internal_kv
 from ray.serve.schema import ReplicaState
 
 from cluster import logs
-from cluster.config.addresses import LOOPBACK, joined
+from cluster.config.addresses import LOOPBACK
 from cluster.config.live import changed
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
@@ -187,8 +187,7 @@ class WorkerReplica(Replica):
 
     async def record_replica_metadata(self) -> dict[str, str]:
         """Serve passes this on to whoever holds a handle."""
-        where_it_listens = joined(self._server.host, self._server.port)
-        return {ADDRESS_KEY: where_it_listens, WORKER_KEY: self._worker_id}
+        return {ADDRESS_KEY: self._server.address, WORKER_KEY: self._worker_id}
 
     async def note_demand(self, coordinator: str, said: Statistics) -> bool:
         return hasattr(self, "_server") and self._demand.note(coordinator, said)

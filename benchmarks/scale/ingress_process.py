@@ -42,12 +42,8 @@ class _Listeners(RunningServer):
     """Both listeners, to be stopped by a signal."""
 
     def __init__(self, config: Config, http: HttpListener, grpc: GrpcListener) -> None:
-        self._at = f"{config.http.port} {config.grpc.port}"
+        self.address = f"{config.http.port} {config.grpc.port}"
         self._both = (http, grpc)
-
-    @property
-    def address(self) -> str:
-        return self._at
 
     async def stop(self, grace_s: float = 1.0) -> None:
         for listener in self._both:

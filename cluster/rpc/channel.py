@@ -17,7 +17,6 @@ import grpc
 
 from cluster.errors import DrafthouseError, ProtocolError, WorkerError
 from cluster.messages import PROTOCOL_VERSION, EventFrame, SubmitFrame, WorkerDescription
-from cluster.records import frozen
 from cluster.rpc.codec import DESCRIPTION
 from cluster.rpc.conversations import COORDINATOR, DRAFTER, TARGET, Service
 from cluster.rpc.frames import MAX_FRAME_BYTES
@@ -30,7 +29,11 @@ from cluster.rpc.trust import NO_TRUST, Trust
 L = TypeVar("L")
 
 CONNECT_TIMEOUT_S = 5.0
-_REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+_REFUSED = (
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.UNIMPLEMENTED,
+)
 # What gRPC says of a connection that was made, but not by TLS that both sides take.
 _TLS_SIGNS = ("Secure read failed", "andshake failed", "Verification Check failed", "Socket closed")
 _TLS_HINT = (
@@ -39,22 +42,13 @@ _TLS_HINT = (
 )
 
 
-@frozen
-class Expectations:
-    """The description that a worker must give of itself; "" accepts anything.
+class Peer:
+    """A server that is connected to: its calls, and its stream once that is open (a `ByteStream`).
 
-    worker_id: detects a different process that took over a dead worker's port.
+    worker_id: that Describe has named, "" before that.  Owns the channel.
     """
 
-    worker_id: str = ""
-    tokenizer_hash: str = ""
-
-
-ANYTHING = Expectations()
-
-
-class Peer:
-    """A server that is to be connected to.  worker_id: that Describe has named, "" before that."""
+    peer_ends = True
 
     def __init__(
         self,
@@ -66,26 +60,38 @@ class Peer:
     ) -> None:
         self.service = service
         self.address = address
-        self.channel = trust.channel(address, service.role, channel_options(max_frame_bytes))
         self.worker_id = ""
+        self._channel = trust.channel(address, service.role, channel_options(max_frame_bytes))
         self._keys = trust.keys(service.role, name)  # None where it asks for no tokens
+        self._stream: Any = None
 
-    def sign(self, method: str) -> Metadata:
+    def _sign(self, method: str) -> Metadata:
         """Return the metadata of a call."""
         return () if self._keys is None else self._keys.sign(method, self.worker_id)
 
     def call(self, name: str, timeout_s: float | None = None) -> Any:
         """Begin a call beside the stream; none of them has anything to say."""
         call = self.service.call(name)
-        ask = getattr(self.channel, call.kind)(
+        ask = getattr(self._channel, call.kind)(
             call.method, call.request.SerializeToString, call.answer.FromString
         )
-        return ask(call.request(), timeout=timeout_s, metadata=self.sign(call.method))
+        return ask(call.request(), timeout=timeout_s, metadata=self._sign(call.method))
 
     async def ask(self, name: str, timeout_s: float) -> Any:
         """Return the answer of such a call."""
         with self.translated():
             return await self.call(name, timeout_s)
+
+    async def open(self) -> None:
+        """Open the stream."""
+        method = f"/{self.service.name}/{self.service.stream}"
+        self._stream = self._channel.stream_stream(method)(metadata=self._sign(method))
+        # The server sends its metadata at once, so a refused stream raises here and not later.
+        with self.translated():
+            await self._stream.initial_metadata()
+            if self._stream.done():
+                await self._stream.read()  # raises what the server has said, if anything
+                raise WorkerError(f"{self.address}: the worker has ended the stream")
 
     @contextlib.contextmanager
     def translated(self) -> Iterator[None]:
@@ -97,85 +103,75 @@ class Peer:
         except asyncio.InvalidStateError as error:
             raise WorkerError(f"{self.address}: the worker has ended the stream") from error
 
-
-class ClientStream:
-    """The client's end of one bidirectional call (a `ByteStream`); owns the channel."""
-
-    peer_ends = True
-
-    def __init__(self, peer: Peer, call: Any) -> None:
-        self.peer = peer
-        self._call = call
-
     async def read(self) -> bytes | None:
         try:
-            with self.peer.translated():
-                data = await self._call.read()
+            with self.translated():
+                data = await self._stream.read()
         except asyncio.CancelledError:
             # gRPC raises this also when the call was cancelled, not only when this task was.
-            if self._call.cancelled() and not _is_cancelling():
-                raise WorkerError(f"{self.peer.address}: the stream was cancelled") from None
+            if self._stream.cancelled() and not _is_cancelling():
+                raise WorkerError(f"{self.address}: the stream was cancelled") from None
             raise
         return None if data is grpc.aio.EOF else bytes(data)
 
     async def write(self, data: bytes) -> None:
-        with self.peer.translated():
-            await self._call.write(data)
+        with self.translated():
+            await self._stream.write(data)
 
     async def finish(self) -> None:
-        with self.peer.translated():
-            await self._call.done_writing()
+        with self.translated():
+            await self._stream.done_writing()
 
     async def dispose(self) -> None:
-        self._call.cancel()
-        await self.peer.channel.close()
+        if self._stream is not None:
+            self._stream.cancel()
+        await self._channel.close()
 
 
 class CoordinatorLink(StreamLink[SubmitFrame, EventFrame]):
     """The ingress's link to a coordinator, with its metrics and status calls."""
 
-    _stream: ClientStream
+    _stream: Peer
 
     async def metrics(self, timeout_s: float = CONNECT_TIMEOUT_S) -> bytes:
         """The coordinator's current metrics in Prometheus' text format."""
-        return bytes((await self._stream.peer.ask("Metrics", timeout_s)).text)
+        return bytes((await self._stream.ask("Metrics", timeout_s)).text)
 
     async def status(self, timeout_s: float = CONNECT_TIMEOUT_S) -> dict[str, Any]:
         """The coordinator's state, for operators and tools."""
-        status: dict[str, Any] = json.loads((await self._stream.peer.ask("Status", timeout_s)).json)
+        status: dict[str, Any] = json.loads((await self._stream.ask("Status", timeout_s)).json)
         return status
 
     async def watch(self) -> AsyncGenerator[tuple[str, str], None]:
         """Yield the coordinator's events, each with its name and as JSON, while it lives."""
-        call = self._stream.peer.call("Watch")
+        call = self._stream.call("Watch")
         try:
-            with self._stream.peer.translated():
+            with self._stream.translated():
                 async for told in call:
                     yield told.event, told.json
         finally:
             call.cancel()
 
 
-def check_description(
-    description: WorkerDescription, role: str, expected: Expectations, address: str
+def _check(
+    description: WorkerDescription, role: str, worker_id: str, tokenizer_hash: str, address: str
 ) -> None:
-    """Raise ProtocolError, naming both values, if a worker is not as `expected`.
+    """Raise ProtocolError, naming both values, if a worker is not as expected; "" accepts any.
 
     A worker without a tokenizer hash serves any vocabulary.
     """
-    version, tokenizer_hash = description.protocol_version, description.tokenizer_hash
-    pairs: tuple[tuple[str, object, object], ...] = (
-        ("protocol version", version, version if description.shares_protocol else PROTOCOL_VERSION),
-        ("role", description.role, role),
-        ("worker id", description.worker_id, expected.worker_id or description.worker_id),
+    their_hash = description.tokenizer_hash
+    for what, theirs, ours in (
         (
-            "tokenizer hash",
-            tokenizer_hash,
-            (tokenizer_hash and expected.tokenizer_hash) or tokenizer_hash,
+            "protocol version",
+            description.protocol_version,
+            "" if description.shares_protocol else PROTOCOL_VERSION,
         ),
-    )
-    for what, theirs, ours in pairs:
-        if theirs != ours:
+        ("role", description.role, role),
+        ("worker id", description.worker_id, worker_id),
+        ("tokenizer hash", their_hash, their_hash and tokenizer_hash),
+    ):
+        if ours and theirs != ours:
             raise ProtocolError(
                 f"{description.role} {description.name!r} at {address} has {what} {theirs!r}, "
                 f"{ours!r} is expected; serve both sides from the same release and model",
@@ -187,8 +183,9 @@ async def _connect(
     kind: Callable[..., L],
     service: Service[Any, Any],
     address: str,
-    expected: Expectations = ANYTHING,
     *,
+    worker_id: str = "",
+    tokenizer_hash: str = "",
     timeout_s: float = CONNECT_TIMEOUT_S,
     max_frame_bytes: int = MAX_FRAME_BYTES,
     trust: Trust = NO_TRUST,
@@ -196,34 +193,25 @@ async def _connect(
 ) -> tuple[WorkerDescription, L]:
     """Open a link of that kind to the worker at `address` ("host:port").
 
-    name: a drafter's in the configuration, which its key is made for.  Raises WorkerError if it
-    cannot be reached in time, ProtocolError if it is not as `expected`.  Closing the link closes
-    the connection.
+    worker_id, tokenizer_hash: those that it must describe itself with, "" = any; another id is of
+    a process that took over a dead worker's port.  name: a drafter's in the configuration, which
+    its key is made for.  Raises WorkerError if it cannot be reached in time, ProtocolError if it is
+    not as expected.  Closing the link closes the connection.
     """
     peer = Peer(service, address, max_frame_bytes, trust, name)
-    call: Any = None
     try:
         description = DESCRIPTION.decode(await peer.ask("Describe", timeout_s))
-        check_description(description, service.role, expected, address)
+        _check(description, service.role, worker_id, tokenizer_hash, address)
         peer.worker_id = description.worker_id
-        method = f"/{service.name}/{service.stream}"
-        call = peer.channel.stream_stream(method)(metadata=peer.sign(method))
-        # The server sends its metadata at once, so a refused stream raises here and not later.
-        with peer.translated():
-            async with asyncio.timeout(timeout_s):
-                await call.initial_metadata()
-                if call.done():
-                    await call.read()  # raises what the server has said, if anything
-                    raise WorkerError(f"{address}: the worker has ended the stream")
+        async with asyncio.timeout(timeout_s):
+            await peer.open()
     except BaseException as error:
-        if call is not None:
-            call.cancel()
-        await peer.channel.close()
+        await peer.dispose()
         if isinstance(error, TimeoutError):
             raise WorkerError(f"{address}: no stream within {timeout_s:g} s") from error
         raise
-    stream, frames = ClientStream(peer, call), (service.asks, service.answers)
-    return description, kind(stream, *frames, max_frame_bytes=max_frame_bytes)
+    link = kind(peer, service.asks, service.answers, max_frame_bytes=max_frame_bytes)
+    return description, link
 
 
 connect_target = functools.partial(_connect, StreamLink, TARGET)
@@ -236,8 +224,8 @@ def _failure(error: Any, address: str) -> DrafthouseError:
     or a WorkerError if it is unreachable."""
     metadata = dict(error.trailing_metadata() or ())
     code, details = error.code(), error.details() or ""
-    if CODE_KEY in metadata or code is grpc.StatusCode.UNIMPLEMENTED:
-        return error_from_status(code, details, metadata, peer=address)
+    if CODE_KEY in metadata:
+        return error_from_status(details, metadata)
     if code in _REFUSED:
         return ProtocolError(f"{address} refuses the call: {details}")
     hint = _TLS_HINT if any(sign in details for sign in _TLS_SIGNS) else ""

@@ -23,7 +23,6 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from cluster.core import EMPTY_TREE, TokenArray, TokenTree
 from cluster.errors import ProtocolError
 from cluster.records import frozen
 
@@ -44,8 +43,7 @@ _FEW = 32
 class ArrayCodec(Generic[S]):
     """Arrays of numbers of one kind, of 4 bytes each."""
 
-    def __init__(self, name: str, kind: type[S]) -> None:
-        self._name = name
+    def __init__(self, kind: type[S]) -> None:
         self._kind = kind
         self._dtype = np.dtype(kind).newbyteorder("<")
         self._empty: npt.NDArray[S] = np.empty(0, dtype=kind)
@@ -60,7 +58,7 @@ class ArrayCodec(Generic[S]):
             return self._empty
         if len(data) % 4:
             raise ProtocolError(
-                f"{field} has {len(data)} bytes; {self._name}[] takes a multiple of 4"
+                f"{field} has {len(data)} bytes; {self._kind.__name__}[] takes a multiple of 4"
             )
         return np.frombuffer(data, dtype=self._dtype)
 
@@ -71,14 +69,9 @@ class ArrayCodec(Generic[S]):
         return np.array(field[:] if len(field) < _FEW else field, dtype=self._kind)
 
 
-TOKENS = ArrayCodec("i32", np.int32)
-FLOATS = ArrayCodec("f32", np.float32)
-BITS = ArrayCodec("u32", np.uint32)
-
-
-def make_tree(token_ids: TokenArray, parents: TokenArray) -> TokenTree:
-    """The tree as it was sent: `spec.tree_check` is to look at it next."""
-    return TokenTree(token_ids, parents) if len(token_ids) or len(parents) else EMPTY_TREE
+TOKENS = ArrayCodec(np.int32)
+FLOATS = ArrayCodec(np.float32)
+BITS = ArrayCodec(np.uint32)
 
 
 V = TypeVar("V")

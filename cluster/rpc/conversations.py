@@ -32,9 +32,9 @@ from cluster.messages import (
     VerdictFrame,
 )
 from cluster.records import frozen
-from cluster.requests.fields import NO_LAWS, PlainWhy, Redraw
+from cluster.requests.fields import NO_LAWS, PlainWhy
 from cluster.rpc.codec import PARTS
-from cluster.rpc.codec_records import TOKENS, ByHand, enum_codec, make_tree, record_codec
+from cluster.rpc.codec_records import TOKENS, ByHand, enum_codec, record_codec
 from cluster.rpc.frames import FrameCodec, refusal_of, refusing
 from cluster.rpc.generated import coordinator_pb2, draft_pb2, target_pb2
 
@@ -93,28 +93,22 @@ EVENT = FrameCodec(EventFrame, coordinator_pb2.EventFrame, [_EVENT.read_by(_deco
 # The frames between coordinator and drafter.
 
 
-def _encode_draft(proposal: Proposal) -> dict[str, Any]:
-    tree = proposal.tree
-    return {"tree": TreeMessage(token_ids=tree.token_ids.tolist(), parents=tree.parents.tolist())}
-
-
-def _decode_draft(message: draft_pb2.Proposal) -> TokenTree:
-    """An absent one is empty."""
-    return make_tree(TOKENS.read(message.tree.token_ids), TOKENS.read(message.tree.parents))
-
-
+_NODES = record_codec(TokenTree, TreeMessage)
 _PROPOSAL = record_codec(
     Proposal,
     draft_pb2.Proposal,
     by_hand={
-        "tree": ByHand(("tree",), _encode_draft, _decode_draft),
+        # An absent one is empty.
+        "tree": ByHand(
+            ("tree",),
+            lambda proposal: {"tree": _NODES.encode(proposal.tree)},
+            lambda message: _NODES.decode(message.tree),
+        ),
         "laws": ByHand((), None, lambda message: NO_LAWS),
     },
 )
 _COMMIT = record_codec(Commit, draft_pb2.Commit, PARTS)
-COMMIT = FrameCodec(
-    CommitFrame, draft_pb2.CommitFrame, [refusing(record_codec(Commit, draft_pb2.Commit, PARTS))]
-)
+COMMIT = FrameCodec(CommitFrame, draft_pb2.CommitFrame, [refusing(_COMMIT)])
 PROPOSAL = FrameCodec(ProposalFrame, draft_pb2.ProposalFrame, [_PROPOSAL])
 
 
@@ -124,8 +118,6 @@ PROPOSAL = FrameCodec(ProposalFrame, draft_pb2.ProposalFrame, [_PROPOSAL])
 def _decode_open(message: target_pb2.Open) -> Open:
     if not message.token_ids:
         raise ProtocolError("token_ids is empty; send the whole text")
-    if not message.HasField("params"):
-        raise ProtocolError("params is absent; a text is drawn by them")
     return _OPEN.decode(message)
 
 
@@ -137,7 +129,7 @@ def _encode_nodes(tree: PoolTree) -> dict[str, Any]:
 
 
 def _decode_nodes(message: target_pb2.PoolTree) -> TokenTree:
-    return make_tree(
+    return TokenTree(
         TOKENS.unpack(message.token_ids, "token_ids"), TOKENS.unpack(message.parents, "parents")
     )
 
@@ -157,8 +149,7 @@ _TREE = record_codec(
     by_hand={"tree": ByHand(("token_ids", "parents"), _encode_nodes, _decode_nodes)},
 )
 _WHY = enum_codec(PlainWhy, target_pb2.PlainWhy, "why", {why: why.value for why in PlainWhy})
-_REDRAW = record_codec(Redraw, target_pb2.Redraw)
-_VERDICT = record_codec(TextVerdict, target_pb2.TextVerdict, [*PARTS, _WHY, _REDRAW])
+_VERDICT = record_codec(TextVerdict, target_pb2.TextVerdict, [*PARTS, _WHY])
 STEPS = FrameCodec(
     StepFrame, target_pb2.StepFrame, [refusing(_OPEN, _decode_open), _TREE.read_by(_decode_tree)]
 )

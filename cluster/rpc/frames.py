@@ -8,7 +8,7 @@ server side they are returned separately and sent back.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Generic, TypeVar, get_origin, get_type_hints
 
@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError, Message
 from cluster.errors import ProtocolError, TooLargeError
 from cluster.messages import Refusal
 from cluster.records import frozen
-from cluster.rpc.codec_records import ByHand, Codec, record_codec
+from cluster.rpc.codec_records import Codec, record_codec
 
 F = TypeVar("F")
 V = TypeVar("V")
@@ -40,14 +40,10 @@ class FrameCodec(Generic[F]):
     """
 
     def __init__(
-        self,
-        kind: type[F],
-        message: type[Message],
-        codecs: Iterable[Codec[Any]] = (),
-        by_hand: Mapping[str, ByHand] | None = None,
+        self, kind: type[F], message: type[Message], codecs: Iterable[Codec[Any]] = ()
     ) -> None:
         self.name = kind.__name__
-        self._codec = record_codec(kind, message, codecs, by_hand=by_hand)
+        self._codec = record_codec(kind, message, codecs)
         self._parse = message.FromString
         hints = get_type_hints(kind)
         self._has_refusals = "refusals" in hints
@@ -77,22 +73,16 @@ class FrameCodec(Generic[F]):
             message = self._parse(data)
         except DecodeError as error:
             raise ProtocolError(f"{len(data)} bytes are not a {self.name}: {error}") from error
-        frame: Any = self._codec.decode(message)
-        items = [item for name in self._items for item in getattr(frame, name)]
-        if not any(item is None or type(item) is Refusal for item in items):
-            return Decoded(frame)
-        sound = {
-            name: tuple(
-                item
-                for item in getattr(frame, name)
-                if item is not None and type(item) is not Refusal
-            )
-            for name in self._items
-        }
-        refusals = tuple(item for item in items if type(item) is Refusal)
+        whole: Any = self._codec.decode(message)
+        refusals: list[Refusal] = []
+        sound: dict[str, tuple[Any, ...]] = {}
+        for name in self._items:
+            items = getattr(whole, name)
+            refusals += (item for item in items if isinstance(item, Refusal))
+            sound[name] = tuple(item for item in items if not isinstance(item, Refusal | None))
         if self._has_refusals:
-            return Decoded(replace(frame, **sound, refusals=frame.refusals + refusals))
-        return Decoded(replace(frame, **sound), refusals)
+            return Decoded(replace(whole, **sound, refusals=(*whole.refusals, *refusals)))
+        return Decoded(replace(whole, **sound), tuple(refusals))
 
 
 def refusal_of(request_id: str, generation: int, error: ProtocolError) -> Refusal:

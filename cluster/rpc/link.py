@@ -101,8 +101,7 @@ class Mailbox(Generic[T]):
     """
 
     def __init__(self, window: int = DEFAULT_WINDOW) -> None:
-        if window < 1:
-            raise ValueError(f"window is {window}; a mailbox holds at least one message")
+        """window: at least 1."""
         self._window = window
         self._messages: deque[T] = deque()
         self._error: DrafthouseError | None = None
@@ -110,9 +109,6 @@ class Mailbox(Generic[T]):
         self._arrived = asyncio.Event()
         self._has_space = asyncio.Event()
         self._has_space.set()
-
-    def __len__(self) -> int:
-        return len(self._messages)
 
     @property
     def is_closed(self) -> bool:
@@ -162,7 +158,7 @@ class Mailbox(Generic[T]):
         self._has_space.set()
 
 
-# A link within one process and event loop, made of two mailboxes.
+# A link is two mailboxes; within one process and event loop it is nothing else.
 
 
 S = TypeVar("S")
@@ -170,9 +166,9 @@ R = TypeVar("R")
 
 
 class MemoryLink(Generic[S, R]):
-    """One end of an in-process link.  Messages are passed by reference.
+    """One end of a link; in process, the peer has the same mailboxes the other way round.
 
-    Frames are immutable by contract, so nothing is copied.  Both ends use one event loop.
+    Messages are passed by reference: frames are immutable by contract, so nothing is copied.
     """
 
     def __init__(self, outbox: Mailbox[S], inbox: Mailbox[R]) -> None:
@@ -195,9 +191,9 @@ class MemoryLink(Generic[S, R]):
         self._inbox.close()
         self._inbox.clear()
 
-    def sever(self) -> None:
-        """Break the link like a lost connection: both ends raise WorkerError."""
-        error = WorkerError("the connection was lost; the same work may succeed elsewhere")
+    def sever(self, error: DrafthouseError | None = None) -> None:
+        """Break the link: both directions raise the error, None = that of a lost connection."""
+        error = error or WorkerError("the connection was lost; the same work may succeed elsewhere")
         self._outbox.fail(error)
         self._inbox.fail(error)
 

@@ -13,8 +13,8 @@ import logging
 import signal
 import sys
 from argparse import ArgumentParser
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
-from typing import Any, Protocol, TypeVar, cast
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, Protocol, TypeVar
 
 import grpc
 
@@ -51,28 +51,13 @@ class Serves(Protocol[Sent, Received]):
     async def serve(self, link: Link[Sent, Received]) -> None: ...
 
 
-class Reports(Protocol):
-    """What a coordinator tells the server, beside what it answers on its stream."""
-
-    def render_metrics(self) -> bytes: ...
-
-    def status(self) -> Mapping[str, Any]: ...
-
-    def watch(self) -> AsyncGenerator[tuple[str, str], None]: ...
-
-
 class RunningServer:
-    """A listening server.  port: the bound port.  address: "host:port" as bound."""
+    """A listening server.  port: the bound one.  address: "host:port" as bound, where clients on
+    the same network reach it."""
 
     def __init__(self, server: grpc.aio.Server, host: str, port: int) -> None:
-        self.host = host
-        self.port = port
+        self.address, self.port = joined(host, port), port
         self._server = server
-
-    @property
-    def address(self) -> str:
-        """The address at which clients on the same network reach the server."""
-        return joined(self.host, self.port)
 
     async def stop(self, grace_s: float = 1.0) -> None:
         """Refuse new streams, give open ones grace_s seconds to end, then break them."""
@@ -117,8 +102,8 @@ serve_drafter = functools.partial(serve_worker, DRAFTER)
 serve_coordinator = functools.partial(serve_worker, COORDINATOR)
 
 
-def _reports(coordinator: Reports) -> dict[str, Any]:
-    """The calls of a coordinator beside its stream."""
+def _reports(coordinator: Any) -> dict[str, Any]:
+    """The calls of a coordinator beside its stream: render_metrics, status, and watch."""
 
     async def metrics(_request: Any, _context: Any) -> Any:
         return coordinator_pb2.MetricsResponse(text=coordinator.render_metrics())
@@ -193,7 +178,7 @@ def _methods(
 
     calls = {"Describe": describe}
     if service.role == COORDINATOR.role:
-        calls |= _reports(cast(Reports, worker))
+        calls |= _reports(worker)
     # Raw bytes, so that our codec decides how to treat a malformed frame.
     methods = {service.stream: grpc.stream_stream_rpc_method_handler(converse)}
     for name, behaviour in calls.items():
@@ -210,19 +195,17 @@ async def _serve_link(
 ) -> None:
     """Run the worker on the link until either ends; the worker always gets time to clean up."""
     serving = asyncio.ensure_future(serve(link))
-    ended = asyncio.ensure_future(link.wait_ended())
     try:
-        await asyncio.wait({serving, ended}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({serving, link.running}, return_when=asyncio.FIRST_COMPLETED)
         await asyncio.wait({serving}, timeout=_CLEANUP_GRACE_S)
     except asyncio.CancelledError:
         # The peer has gone or the server stops; the worker sees a broken link in both cases.
-        link.fail(WorkerError("the peer has gone"))
+        link.sever(WorkerError("the peer has gone"))
         await asyncio.wait({serving}, timeout=_CLEANUP_GRACE_S)
         raise
     finally:
-        for task in (serving, ended):
-            task.cancel()
-        await asyncio.wait({serving, ended})
+        serving.cancel()
+        await asyncio.wait({serving})
         await link.close()
     await _report_failure(serving, context)
 

@@ -6,36 +6,18 @@ fault and the retry delay, so that an error is the same on both sides of the wir
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping
 from typing import Any, NoReturn
 from urllib.parse import quote, unquote
 
 import grpc
 
-from cluster.errors import (
-    ERRORS,
-    CapacityError,
-    DrafthouseError,
-    ProtocolError,
-    RequestError,
-    WorkerError,
-    error_from_code,
-)
+from cluster.errors import CapacityError, DrafthouseError, error_from_code
 
 CODE_KEY = "drafthouse-code"
 PARAM_KEY = "drafthouse-param"
 RETRY_AFTER_KEY = "drafthouse-retry-after-s"
-
-# The error for a status without our error code, which comes from a proxy or from gRPC itself.
-_DEFAULTS: dict[str, type[DrafthouseError]] = {
-    "DEADLINE_EXCEEDED": WorkerError,
-    "ABORTED": WorkerError,
-    "DATA_LOSS": WorkerError,
-    "INTERNAL": WorkerError,
-    "UNKNOWN": WorkerError,
-    "UNIMPLEMENTED": ProtocolError,
-    "FAILED_PRECONDITION": ProtocolError,
-    "ALREADY_EXISTS": RequestError,
-}
 
 
 def status_code(error: DrafthouseError) -> grpc.StatusCode:
@@ -59,31 +41,13 @@ async def abort(context: Any, error: DrafthouseError) -> NoReturn:
     raise AssertionError("abort returns by raising")
 
 
-def error_from_status(
-    code: grpc.StatusCode, details: str, metadata: dict[str, Any], *, peer: str = ""
-) -> DrafthouseError:
-    """Rebuild the error that a peer sent; messages name `peer` if the error is not one of ours."""
+def error_from_status(details: str, metadata: Mapping[str, Any]) -> DrafthouseError:
+    """Rebuild the error that a peer sent with `trailing_metadata`."""
     param = metadata.get(PARAM_KEY)
-    our_code = metadata.get(CODE_KEY)
-    if our_code is None:
-        where = f" from {peer}" if peer else ""
-        foreign = _default_kind(code)(f"gRPC status {code.name}{where}: {details}")
-        if isinstance(foreign, CapacityError):
-            foreign.retry_after_s = 0.0  # no delay given; the caller's own back-off decides
-        return foreign
-    error = error_from_code(our_code, details, None if param is None else unquote(param))
+    code = metadata[CODE_KEY]
+    error = error_from_code(code, details, None if param is None else unquote(param))
     if isinstance(error, CapacityError):
-        error.retry_after_s = _seconds(metadata.get(RETRY_AFTER_KEY), error.retry_after_s)
+        # A delay that is missing or no number becomes the default.
+        with contextlib.suppress(KeyError, ValueError):
+            error.retry_after_s = float(metadata[RETRY_AFTER_KEY])
     return error
-
-
-def _default_kind(code: grpc.StatusCode) -> type[DrafthouseError]:
-    kinds = (each for each in ERRORS if each.grpc_status == code.name)
-    return _DEFAULTS.get(code.name) or next(kinds, ProtocolError)
-
-
-def _seconds(text: Any, default: float) -> float:
-    try:
-        return float(text)
-    except (TypeError, ValueError):
-        return default

@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar
 
 from cluster.errors import DrafthouseError, ProtocolError, WorkerError
 from cluster.messages import Refusal
 from cluster.rpc.frames import MAX_FRAME_BYTES, FrameCodec
-from cluster.rpc.link import Mailbox
+from cluster.rpc.link import Mailbox, MemoryLink
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +52,11 @@ class ByteStream(Protocol):
         ...
 
 
-class StreamLink(Generic[S, R]):
-    """A `Link` over a ByteStream.  Must be created on the event loop that uses it."""
+class StreamLink(MemoryLink[Any, R], Generic[S, R]):
+    """A `Link` over a ByteStream.  Must be created on the event loop that uses it.
+
+    running: ends with the stream, for whatever reason.
+    """
 
     def __init__(
         self,
@@ -66,12 +69,11 @@ class StreamLink(Generic[S, R]):
     ) -> None:
         """refuse: makes the frame that tells the peer which of its items were malformed; None on
         the client's side, whose codec puts refusals into the frame."""
+        super().__init__(Mailbox(), Mailbox())
         self._stream = stream
         self._outgoing, self._incoming, self._refuse_by = outgoing, incoming, refuse
         self._max_frame_bytes = max_frame_bytes
-        self._inbox: Mailbox[R] = Mailbox()
-        self._outbox: Mailbox[bytes] = Mailbox()
-        self._running = asyncio.create_task(self._run())
+        self.running = asyncio.create_task(self._run())
 
     async def send(self, message: S) -> None:
         """Queue one frame; wait while the window is full.
@@ -82,39 +84,20 @@ class StreamLink(Generic[S, R]):
         for data in self._outgoing.encode(message, self._max_frame_bytes):
             await self._outbox.put(data)
 
-    def __aiter__(self) -> AsyncIterator[R]:
-        return self
-
-    async def __anext__(self) -> R:
-        return await self._inbox.get()
-
     async def close(self) -> None:
         """Send the queued frames, end the stream and free it; idempotent."""
-        self._inbox.close()
-        self._inbox.clear()
-        self._outbox.close()
-        await asyncio.wait({self._running}, timeout=CLOSE_GRACE_S)
-        if not self._running.done():
-            self._running.cancel()
-            await asyncio.wait({self._running})
+        await super().close()
+        await asyncio.wait({self.running}, timeout=CLOSE_GRACE_S)
+        self.running.cancel()
+        await asyncio.wait({self.running})
 
-    async def wait_ended(self) -> None:
-        """Return when the stream has ended, for whatever reason."""
-        await asyncio.wait({self._running})
-
-    def fail(self, error: DrafthouseError) -> None:
-        """Break the link: both directions raise from now on."""
-        self._break(error)
-        self._running.cancel()
-
-    def _break(self, error: DrafthouseError) -> None:
+    def sever(self, error: DrafthouseError | None = None) -> None:
         # Users of a link treat every failure as a lost worker, so every error becomes WorkerError.
-        if not isinstance(error, WorkerError):
+        if error is not None and not isinstance(error, WorkerError):
             lost = WorkerError(f"the link broke ({error.code}): {error.message}")
             lost.__cause__ = error
             error = lost
-        self._inbox.fail(error)
-        self._outbox.fail(error)
+        super().sever(error)
 
     async def _run(self) -> None:
         reader = asyncio.create_task(self._read_all())
@@ -132,10 +115,10 @@ class StreamLink(Generic[S, R]):
             self._outbox.close()
             await writer
         except DrafthouseError as error:
-            self._break(error)
+            self.sever(error)
         finally:
             # This runs also if the task is cancelled; the link then closes at once.
-            self._break(WorkerError("the link is closed; open a new one"))
+            self.sever(WorkerError("the link is closed; open a new one"))
             reader.cancel()
             writer.cancel()
             await asyncio.gather(reader, writer, return_exceptions=True)

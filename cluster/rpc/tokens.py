@@ -80,14 +80,11 @@ class ServiceKeys:
     def __init__(self, of_now: Secrets, service: str) -> None:
         self.service = service
         self._of_now = of_now
-        self._derive = functools.lru_cache(maxsize=1)(self._all)
 
     def get(self) -> tuple[bytes, ...]:
         """The keys that are accepted; calls are signed by the first."""
-        return self._derive(tuple(self._of_now()))
-
-    def _all(self, lines: tuple[str, ...]) -> tuple[bytes, ...]:
-        return tuple(key for line in lines if (key := derive(line, self.service)) is not None)
+        keys = (derive(line, self.service) for line in self._of_now())
+        return tuple(key for key in keys if key is not None)
 
     def sign(self, method: str, worker: str, now: float | None = None) -> Metadata:
         """Return the metadata of one call; none without a key."""

@@ -17,7 +17,7 @@ from cluster.messages import WorkerDescription
 from cluster.metrics.recorder import Recorder
 from cluster.metrics.told import INGRESS, Told, ToldRequest
 from cluster.requests.fields import tenant_of
-from cluster.rpc.channel import CoordinatorLink, Expectations, connect_coordinator
+from cluster.rpc.channel import CoordinatorLink, connect_coordinator
 from cluster.rpc.connections import Connections, Endpoint, Endpoints
 from cluster.rpc.generation import ResumedChoice
 from cluster.rpc.trust import NO_TRUST, Trust
@@ -148,7 +148,8 @@ class Ingress:
     async def _connect(self, endpoint: Endpoint) -> tuple[WorkerDescription, CoordinatorLink]:
         description, link = await connect_coordinator(
             endpoint.address,
-            Expectations(worker_id=endpoint.worker_id, tokenizer_hash=self.tokenizer.hash),
+            worker_id=endpoint.worker_id,
+            tokenizer_hash=self.tokenizer.hash,
             max_frame_bytes=self.config.coordinator.max_frame_bytes,
             trust=self._trust,
         )

@@ -15,15 +15,13 @@ from cluster.messages import (
     Refusal,
 )
 from cluster.rpc.codec import FINISH, LOGPROBS
-from cluster.rpc.conversations import COMMIT, COORDINATOR, DRAFTER, EVENT, STEPS, SUBMIT, TARGET
+from cluster.rpc.conversations import COMMIT, COORDINATOR, EVENT, STEPS, SUBMIT
 from cluster.rpc.generated import coordinator_pb2, draft_pb2
 from tests.support.rpc.frames_strategy import same
 
 
-def test_each_worker_answers_malformed_items_in_its_own_frame() -> None:
+def test_a_coordinator_answers_a_malformed_request_by_the_event_that_ends_it() -> None:
     refusals = (Refusal("a", 1, "protocol_error", "why"),)
-    assert TARGET.refuse(refusals).refusals == refusals
-    assert DRAFTER.refuse(refusals).refusals == refusals
     (event,) = COORDINATOR.refuse(refusals).events
     expected = TokenEvent(
         "a", 0, token_array([]), (), FinishReason.ERROR, None, "protocol_error", "why"
@@ -37,7 +35,7 @@ def test_an_undecodable_event_ends_its_request_with_an_error() -> None:
     (event,) = frame.events
     assert event.finish_reason is FinishReason.ERROR
     assert (event.request_id, event.position, event.error_code) == ("a", 5, ProtocolError.code)
-    assert event.error_message == "token_ids has 1 bytes; i32[] takes a multiple of 4"
+    assert event.error_message == "token_ids has 1 bytes; int32[] takes a multiple of 4"
 
 
 def test_a_request_without_parameters_is_refused() -> None:

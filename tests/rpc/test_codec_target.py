@@ -35,9 +35,9 @@ def test_a_malformed_text_is_refused_and_the_rest_of_the_frame_is_decoded() -> N
     assert decoded.frame.cancels == (TextName("gone", 2),)
     assert decoded.frame.serial == 5
     assert [(each.request_id, each.generation, each.message) for each in decoded.refusals] == [
-        ("torn", 7, "token_ids has 3 bytes; i32[] takes a multiple of 4"),
+        ("torn", 7, "token_ids has 3 bytes; int32[] takes a multiple of 4"),
         ("empty", 0, "token_ids is empty; send the whole text"),
-        ("bare", 0, "params is absent; a text is drawn by them"),
+        ("bare", 0, "params is absent"),
     ]
     assert {refusal.code for refusal in decoded.refusals} == {ProtocolError.code}
 

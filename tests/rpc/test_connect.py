@@ -12,74 +12,52 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from cluster.errors import ConfigError, ProtocolError, WorkerError
 from cluster.messages import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION
-from cluster.rpc.channel import Expectations, connect_drafter, connect_target
+from cluster.rpc.channel import connect_drafter, connect_target
 from cluster.rpc.server import serve_coordinator, serve_drafter, serve_target
 from tests.support.rpc.toys import TARGET, EchoCoordinator, EchoDrafter, EchoTarget, stopping
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 async def test_an_expected_worker_is_connected(host: str) -> None:
-    async with stopping(await serve_target(EchoTarget(), host)) as server:
-        expected = Expectations(TARGET.worker_id, TARGET.tokenizer_hash)
-        _, link = await connect_target(server.address, expected)
+    newer = replace(TARGET, protocol_version=99, oldest_protocol_version=PROTOCOL_VERSION)
+    async with stopping(await serve_target(EchoTarget(newer), host)) as server:
+        told = {"worker_id": TARGET.worker_id, "tokenizer_hash": TARGET.tokenizer_hash}
+        _, link = await connect_target(server.address, **told)
         await link.close()
+
+
+NEWER = {"protocol_version": 99, "oldest_protocol_version": 98}
+OLDER = {"protocol_version": OLDEST_PROTOCOL_VERSION - 1}
 
 
 @pytest.mark.parametrize(
     ("changed", "expected", "theirs", "ours"),
     [
-        (
-            {"protocol_version": 99, "oldest_protocol_version": 98},
-            Expectations(),
-            "99",
-            str(PROTOCOL_VERSION),
-        ),
-        (
-            {"protocol_version": 99, "oldest_protocol_version": 0},
-            Expectations(),
-            "99",
-            str(PROTOCOL_VERSION),
-        ),
-        (
-            {"protocol_version": OLDEST_PROTOCOL_VERSION - 1},
-            Expectations(),
-            str(OLDEST_PROTOCOL_VERSION - 1),
-            str(PROTOCOL_VERSION),
-        ),
-        ({"role": "drafter"}, Expectations(), "drafter", "target"),
-        ({}, Expectations(tokenizer_hash="b" * 8), "a" * 8, "b" * 8),
-        ({}, Expectations(worker_id="w-2"), "w-1", "w-2"),
+        (NEWER, {}, "99", str(PROTOCOL_VERSION)),
+        ({**NEWER, "oldest_protocol_version": 0}, {}, "99", str(PROTOCOL_VERSION)),
+        (OLDER, {}, str(OLDEST_PROTOCOL_VERSION - 1), str(PROTOCOL_VERSION)),
+        ({"role": "drafter"}, {}, "drafter", "target"),
+        ({}, {"tokenizer_hash": "b" * 8}, "a" * 8, "b" * 8),
+        ({}, {"worker_id": "w-2"}, "w-1", "w-2"),
     ],
 )
 async def test_a_mismatch_is_refused_with_both_values(
-    changed: dict[str, Any], expected: Expectations, theirs: str, ours: str
+    changed: dict[str, Any], expected: dict[str, str], theirs: str, ours: str
 ) -> None:
     worker = EchoTarget(replace(TARGET, **changed))
     async with stopping(await serve_target(worker)) as server:
         with pytest.raises(ProtocolError) as raised:
-            await connect_target(server.address, expected)
+            await connect_target(server.address, **expected)
         assert theirs in raised.value.message
         assert ours in raised.value.message
         assert server.address in raised.value.message
 
 
-async def test_a_newer_worker_that_understands_ours_is_connected() -> None:
-    newer = replace(TARGET, protocol_version=99, oldest_protocol_version=PROTOCOL_VERSION)
-    async with stopping(await serve_target(EchoTarget(newer))) as server:
-        _, link = await connect_target(server.address)
-        await link.close()
-
-
-async def test_a_drafter_for_any_vocabulary_is_not_compared() -> None:
+async def test_a_drafter_for_any_vocabulary_is_not_compared_and_is_no_target() -> None:
     async with stopping(await serve_drafter(EchoDrafter())) as server:
-        expected = Expectations(tokenizer_hash="b" * 8)
-        description, link = await connect_drafter(server.address, expected)
+        description, link = await connect_drafter(server.address, tokenizer_hash="b" * 8)
         assert description.tokenizer_hash == ""
         await link.close()
-
-
-async def test_another_service_at_the_address_is_a_protocol_error() -> None:
-    async with stopping(await serve_drafter(EchoDrafter())) as server:
         with pytest.raises(ProtocolError):
             await connect_target(server.address)
 

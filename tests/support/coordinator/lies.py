@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cluster.client.generated.common_pb2 import TokenTree as TreeMessage
 from cluster.core import Proposal, TokenTree
 from cluster.messages import ProposalFrame
-from cluster.rpc.codec_records import ByHand
+from cluster.rpc.codec_records import Codec
 from cluster.rpc.frames import FrameCodec
 from cluster.rpc.generated import draft_pb2
 from tests.support.coordinator.toys import VOCAB_SIZE
@@ -154,11 +154,5 @@ def _numbers(array: np.ndarray, dtype: type) -> list[float]:
 LYING = FrameCodec(
     ProposalFrame,
     draft_pb2.ProposalFrame,
-    by_hand={
-        "proposals": ByHand(
-            ("proposals",),
-            lambda frame: {"proposals": map(_to_message, frame.proposals)},
-            lambda message: (),
-        )
-    },
+    [Codec(Proposal, draft_pb2.Proposal.DESCRIPTOR.full_name, _to_message, lambda message: None)],
 )
