@@ -46,26 +46,6 @@ def test_trees_come_out_as_they_went_in(trees: list[TokenTree]) -> None:
     assert all(tree.parents.dtype == np.int32 for tree in split)
 
 
-@given(many_trees)
-def test_depths_are_those_of_each_tree(trees: list[TokenTree]) -> None:
-    forest = forests.join(trees)
-
-    assert pieces(forest, trees_.depths(forest.parents)) == [
-        trees_.depths(tree.parents).tolist() for tree in trees
-    ]
-
-
-@given(many_trees, seeds)
-def test_a_node_is_kept_with_ancestors_where_its_whole_path_has_the_flag(
-    trees: list[TokenTree], seed: int
-) -> None:
-    joined = forests.join(trees)
-    flags = np.random.default_rng(seed).random(joined.num_nodes) < 0.7
-    found = forests.with_ancestors(joined.parents, flags)
-    for node, parent in enumerate(joined.parents.tolist()):
-        assert found[node] == (flags[node] and (parent < 0 or found[parent]))
-
-
 @given(many_trees, seeds)
 def test_the_best_nodes_are_those_of_each_tree(trees: list[TokenTree], seed: int) -> None:
     forest = forests.join(trees)

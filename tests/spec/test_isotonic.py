@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,16 +27,3 @@ def test_nothing_in_order_is_nearer(given_pairs: list[tuple[int, int]]) -> None:
     assert all(
         loss(found, values, weights) <= loss(list(o), values, weights) + 1e-9 for o in others
     )
-
-
-def test_what_is_in_order_stays_and_what_is_not_is_pooled_by_weight() -> None:
-    assert isotonic([1.0, 2.0, 2.0], [1.0, 1.0, 1.0]) == [1.0, 2.0, 2.0]
-    assert isotonic([4.0, 1.0, 9.0], [1.0, 2.0, 1.0]) == pytest.approx([2.0, 2.0, 9.0])
-    assert isotonic([], []) == []
-
-
-def test_pools_are_pooled_again_with_all_of_their_weight() -> None:
-    assert isotonic([3.0, 5.0, 1.0], [1.0, 1.0, 4.0]) == pytest.approx([2.0] * 3)
-    assert isotonic([1.0, 6.0, 3.0, 4.0], [1.0, 1.0, 2.0, 1.0]) == pytest.approx([1.0, 4, 4, 4])
-    with pytest.raises(ValueError, match="zip"):
-        isotonic([1.0], [])

@@ -27,13 +27,6 @@ def test_alternatives_come_most_probable_first_and_equal_ones_by_id() -> None:
     assert [value for _, value in second.top] == pytest.approx(np.log([0.4, 0.3, 0.2]), abs=1e-6)
 
 
-def test_one_alternative_is_the_most_probable_token() -> None:
-    first, second = token_logprobs(LOGITS, token_array([3, 3]), 1)
-    assert [len(entry.top) for entry in (first, second)] == [1, 1]
-    assert (first.top[0][0], second.top[0][0]) == (0, 3)
-    assert first.logprob == pytest.approx(np.log(0.1), abs=1e-6)
-
-
 def test_no_more_alternatives_are_reported_than_there_are_tokens() -> None:
     (entry,) = token_logprobs(LOGITS[:1], token_array([0]), 20)
     assert [token for token, _ in entry.top] == [0, 1, 2, 3]

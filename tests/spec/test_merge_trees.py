@@ -1,16 +1,16 @@
-"""Trees are re-rooted, calibrated and merged alike in native code and in loops."""
+"""Trees are re-rooted, calibrated and merged, in native code and in loops alike."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.core import EMPTY_TOKENS, FloatArray, TokenTree, token_array
+from cluster.core import FloatArray, TokenTree, token_array
 from cluster.spec.forest import Forest
 from cluster.spec.held_trees import Held, MergedTrees
 from cluster.spec.merge_trees import merge_trees, merge_trees_in_loops
@@ -22,12 +22,6 @@ from tests.support.spec.trees import path_to, paths, token_trees
 needs_compiler = pytest.mark.skipif(not native.is_available(), reason="needs a C++ compiler")
 
 Batch = tuple[list[Held], int]
-Way = Callable[[Sequence[Held], int], MergedTrees]
-BOTH_WAYS = pytest.mark.parametrize(
-    "way",
-    [merge_trees_in_loops, pytest.param(native.merge_trees, marks=needs_compiler)],
-    ids=["loops", "native"],
-)
 
 
 def experienced(seed: int) -> Calibrator:
@@ -117,13 +111,12 @@ def held(tree: TokenTree, values: FloatArray, committed: Sequence[int] = (), **m
     return Held(group, tree, values, values, _CALIBRATORS[0], token_array(committed), weight)
 
 
-@BOTH_WAYS
-def test_two_drafters_of_a_sequence_share_its_tree_by_trust(way: Way) -> None:
+def test_two_drafters_of_a_sequence_share_its_tree_by_trust() -> None:
     """The first sequence's text has gone on by a token that both had drafted."""
     values = np.array([0.8, 0.4, 0.2], np.float32)
     chain = held(TokenTree.of([7, 8, 9], [-1, 0, 1]), values, [7], weight=3.0)
     fork = held(TokenTree.of([7, 8, 5], [-1, 0, 0]), values, [7])
-    found = way([chain, fork, held(TokenTree.of([3], [-1]), values[:1], group=1)], 2)
+    found = merge_trees([chain, fork, held(TokenTree.of([3], [-1]), values[:1], group=1)], 2)
 
     assert found.roots.tolist() == [0, 0, -1]
     assert found.merged.token_ids.tolist() == [8, 9, 5, 3]
@@ -145,20 +138,19 @@ def test_a_text_that_leaves_the_tree_leaves_nothing_of_it() -> None:
     assert found.left.num_nodes == found.merged.num_nodes == 0
 
 
-@BOTH_WAYS
 @given(
     st.lists(token_trees(), min_size=1, max_size=4),
     st.lists(st.floats(0.01, 10), min_size=4, max_size=4),
     st.integers(0, 2**32 - 1),
 )
 def test_a_merge_is_the_union_of_paths_with_survivals_of_those_who_looked(
-    way: Way, trees: list[TokenTree], weights: list[float], seed: int
+    trees: list[TokenTree], weights: list[float], seed: int
 ) -> None:
     generator = np.random.default_rng(seed)
     values = [survivals(tree, generator) for tree in trees]
 
     all_held = [held(*each, weight=w) for *each, w in zip(trees, values, weights, strict=False)]
-    merged = way(all_held, 1)
+    merged = merge_trees(all_held, 1)
 
     (union,) = merged.merged.split()
     check_tree(union, 6)
@@ -181,10 +173,9 @@ def test_a_merge_is_the_union_of_paths_with_survivals_of_those_who_looked(
         assert survival[path] == pytest.approx(expected, rel=1e-5, abs=1e-7)
 
 
-@BOTH_WAYS
 @given(batches())
-def test_each_node_that_is_left_stands_in_the_union_by_its_path(way: Way, batch: Batch) -> None:
-    found = way(*batch)
+def test_each_node_that_is_left_stands_in_the_union_by_its_path(batch: Batch) -> None:
+    found = merge_trees(*batch)
 
     union = [paths(tree) for tree in found.merged.split()]
     starts = found.merged.starts.tolist()
@@ -194,23 +185,7 @@ def test_each_node_that_is_left_stands_in_the_union_by_its_path(way: Way, batch:
     assert set(found.places.tolist()) == set(range(found.merged.num_nodes))
 
 
-@BOTH_WAYS
-@given(batches())
-def test_no_child_survives_more_often_than_its_parent(way: Way, batch: Batch) -> None:
-    found = way(*batch)
-
-    above = np.where(found.merged.parents < 0, 1.0, found.survival[found.merged.parents])
-    assert (found.survival <= above).all()
-
-
-@BOTH_WAYS
-def test_a_merge_clamps_claims_that_grow_along_a_path(way: Way) -> None:
-    merged = way([held(TokenTree.chain([1, 2]), np.array([0.2, 0.9], np.float32))], 1)
+def test_a_merge_clamps_claims_that_grow_along_a_path() -> None:
+    merged = merge_trees([held(TokenTree.chain([1, 2]), np.array([0.2, 0.9], np.float32))], 1)
 
     assert merged.survival.tolist() == pytest.approx([0.2, 0.2])
-
-
-@BOTH_WAYS
-def test_nothing_is_merged_to_nothing(way: Way) -> None:
-    empty = held(TokenTree(EMPTY_TOKENS, EMPTY_TOKENS), np.empty(0, np.float32))
-    assert [len(way(batch, 1).merged.split()[0]) for batch in ([], [empty])] == [0, 0]

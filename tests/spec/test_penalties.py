@@ -108,21 +108,3 @@ def test_everything_is_kept_on_the_logits_device_in_single_precision() -> None:
     penalise(logits, [PenalisedRows(0, 2, counts, SamplingParams(presence_penalty=1.0), tree)])
     bias.apply(logits)
     ban(logits, [0], torch.tensor([1], device=meta))
-
-
-def test_a_bias_named_twice_is_added_twice_and_to_every_row() -> None:
-    logits = torch.zeros(2, VOCAB_SIZE)
-
-    TokenBias.of([(1, 0.5), (4, -2), (1, 0.25)], CPU).apply(logits)
-    TokenBias.of([(0, 3)], CPU).apply(logits)
-
-    assert logits.tolist() == [[3.0, 0.75, 0.0, 0.0, -2.0, 0.0]] * 2
-
-
-def test_no_bias_and_no_row_to_ban_change_nothing() -> None:
-    logits = torch.ones(2, VOCAB_SIZE)
-
-    TokenBias.of([], CPU).apply(logits)
-    ban(logits, [], torch.tensor([1]))
-
-    assert torch.equal(logits, torch.ones(2, VOCAB_SIZE))

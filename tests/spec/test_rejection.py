@@ -66,7 +66,11 @@ WORLDS = {
 }
 
 
-@pytest.mark.parametrize("name", list(WORLDS))
+# By day one of chains, of siblings, of chosen ones, and the laws at the edges.
+BY_DAY = ["chain", "two siblings, toy", "mixed", "top_p", "none of the drafter's tokens"]
+
+
+@pytest.mark.parametrize("name", by_day(BY_DAY, [*WORLDS]))
 @pytest.mark.parametrize("drafts_by_step", by_day([False], [False, True]), ids=str)
 def test_siblings_in_turn_leave_the_targets_law(name: str, drafts_by_step: bool) -> None:
     texts = written(WORLDS[name], drafts_by_step=drafts_by_step)

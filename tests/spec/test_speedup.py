@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import random
 
 import pytest
 
@@ -13,28 +12,9 @@ from cluster.spec.step_profile import DraftTime, MeasuredCosts, StepProfile
 PROFILE = StepProfile.of((1, 2, 16, 32), (0.010, 0.010, 0.010, 0.020))
 
 
-def test_expected_tokens_are_those_of_chains_that_end_at_the_first_rejection() -> None:
-    draws, num_drafts, acceptance, steps = random.Random(1), 5, 0.7, 20_000
-    tokens = 0
-    for _ in range(steps):
-        tokens += 1
-        for _ in range(num_drafts):
-            if draws.random() >= acceptance:
-                break
-            tokens += 1
-    found = step_profile.expected_tokens(acceptance, num_drafts)
-    assert tokens / steps == pytest.approx(found, rel=0.01)
-    closed = (1 - acceptance ** (num_drafts + 1)) / (1 - acceptance)
-    assert found == pytest.approx(closed)
-    assert step_profile.expected_tokens(1.0, 4) == 5
-
-
-def test_accepted_of_drafted_is_not_the_conditional_acceptance() -> None:
-    assert round(step_profile.accepted_share(0.8, 4), 2) == 0.59
-    assert step_profile.accepted_share(1.0, 4) == 1.0
-
-
 def test_the_formulas_are_those_of_their_sources() -> None:
+    assert step_profile.accepted_share(0.8, 4) == pytest.approx(0.59, abs=0.001)
+    assert step_profile.accepted_share(1.0, 4) == 1.0
     assert step_profile.by_guide(0.8, 4) == pytest.approx(4.2 / 1.8)
     assert step_profile.by_leviathan(0.8, 5, 0.0) == pytest.approx(3.69, abs=0.005)
     assert step_profile.by_leviathan(0.8, 5, 0.1) == pytest.approx(3.689 / 1.5, abs=0.001)

@@ -123,15 +123,6 @@ def test_a_proposal_of_anything_is_refused_with_a_reason(
     assert "a str is no Proposal" in str(found[2])
 
 
-def test_of_several_proposals_only_those_at_fault_are_refused() -> None:
-    sound = Proposal("r", 1, 3, 9, TokenTree.chain([1, 2]), np.ones(2, np.float32), "d")
-    cycle = replace(sound, tree=TokenTree.of([1, 2], [1, 0]))
-
-    found = problems_of_proposals([sound, cycle, sound], 10)
-
-    assert [problem is None for problem in found] == [True, False, True]
-
-
 @st.composite
 def spoiled_trees(draw: st.DrawFn) -> tuple[TokenTree, FloatArray]:
     """Trees of which some are spoiled in one place."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cluster.core import EMPTY_TREE, TokenTree, token_array
+from cluster.core import TokenTree, token_array
 from cluster.spec.tree import walk_draws
 
 #   0: a(5) - 2: c(7) - 4: e(9)
@@ -29,9 +29,3 @@ def test_the_walk_goes_on_from_the_child_that_carries_the_draw(
     nodes, emitted = walk_draws(TREE, token_array(draws))
     assert (nodes.tolist(), emitted.tolist()) == (path, token_ids)
     assert nodes.dtype == emitted.dtype == np.int32
-
-
-def test_without_a_tree_the_draw_itself_is_emitted() -> None:
-    nodes, emitted = walk_draws(EMPTY_TREE, token_array([3]))
-    assert (nodes.tolist(), emitted.tolist()) == ([], [3])
-    assert nodes.dtype == np.int32

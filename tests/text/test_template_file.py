@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 
-from cluster.config.schema import AnswersConfig, Config, EngineConfig, TargetConfig
 from cluster.errors import ConfigError
 from cluster.text.chat import read_template
 from cluster.text.dialect import dialect_of
 from cluster.text.tokenizer import Tokenizer
 from cluster.text.tool_calls.base import CallPiece
-from deployments.preflight import inspect
 from tests.text.test_chat import with_template
 
 TOOLS_FILE = "configs/templates/smollm2-tools.jinja"
@@ -90,12 +88,3 @@ def test_a_file_anywhere_is_read_and_a_missing_one_is_named(folder: Path, tmp_pa
     (tmp_path / "bad.jinja").write_bytes(b"\xff")
     with pytest.raises(ConfigError, match="cannot be read"):
         read_template(str(tmp_path / "bad.jinja"))
-
-
-def test_a_missing_file_stops_the_start(folder: Path) -> None:
-    config = Config(
-        target=TargetConfig(engine=EngineConfig(model=str(folder))),
-        answers=AnswersConfig(chat_template="none.jinja"),
-    )
-    with pytest.raises(ConfigError, match=r"none\.jinja"):
-        inspect(config, is_here=True)

@@ -58,17 +58,6 @@ def test_the_chat_template_equals_transformers(
     assert ids.tolist() == expected
 
 
-def test_a_checkpoints_tokenizer_equals_transformers(llama_folder: Path) -> None:
-    ours, theirs = Tokenizer.load(llama_folder), AutoTokenizer.from_pretrained(llama_folder)
-    messages = [{"role": "user", "content": SAMPLES[4]}]
-    assert ours.encode(SAMPLES[4]).tolist() == theirs.encode(SAMPLES[4])
-    assert ours.apply_chat_template(messages).tolist() == theirs.apply_chat_template(
-        messages, add_generation_prompt=True, return_dict=False
-    )
-    every_id = list(range(ours.vocab_size))
-    assert ours.decode(every_id) == theirs.decode(every_id, skip_special_tokens=True)
-
-
 def test_end_tokens_come_from_generation_config_and_tokenizer(
     tokenizer: Tokenizer, reference: Any
 ) -> None:
