@@ -15,6 +15,8 @@ from cluster.errors import DrafthouseError, WorkerError
 
 Sent = TypeVar("Sent", contravariant=True)
 Received = TypeVar("Received", covariant=True)
+S = TypeVar("S")
+R = TypeVar("R")
 
 
 class Link(Protocol[Sent, Received]):
@@ -35,9 +37,6 @@ class Link(Protocol[Sent, Received]):
 # Reading and writing a link at the same time.
 
 
-F = TypeVar("F")
-
-
 async def run_until_first_ends(*coroutines: Coroutine[Any, Any, None]) -> None:
     """Run all concurrently; when one returns or raises, cancel the rest and keep its outcome."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
@@ -51,13 +50,13 @@ async def run_until_first_ends(*coroutines: Coroutine[Any, Any, None]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class Outbox(Generic[F]):
+class Outbox(Generic[S]):
     """Sends over a link what there is to tell, without ever making anybody wait.
 
     Nothing is queued: a frame is built when the link can take one.
     """
 
-    def __init__(self, link: Link[F, Any]) -> None:
+    def __init__(self, link: Link[S, Any]) -> None:
         self.link = link
         self._has_news = asyncio.Event()
 
@@ -77,7 +76,7 @@ class Outbox(Generic[F]):
         while (frame := self.next_frame()) is not None:
             await self.link.send(frame)
 
-    def next_frame(self) -> F | None:
+    def next_frame(self) -> S | None:
         """Return the next one; None = all was told."""
         raise NotImplementedError
 
@@ -85,14 +84,12 @@ class Outbox(Generic[F]):
 # A bounded queue that can be closed or broken; every link consists of two.
 
 
-T = TypeVar("T")
-
 # Frames in flight per direction.  A round has one frame per peer, so a slow peer may fall many
 # rounds behind, and a peer that hangs still costs little memory.
 DEFAULT_WINDOW = 64
 
 
-class Mailbox(Generic[T]):
+class Mailbox(Generic[S]):
     """Passes messages from producers to a consumer on the same event loop, in order.
 
     put waits while `window` messages are unread.  After close the consumer reads the remaining
@@ -103,7 +100,7 @@ class Mailbox(Generic[T]):
     def __init__(self, window: int = DEFAULT_WINDOW) -> None:
         """window: at least 1."""
         self._window = window
-        self._messages: deque[T] = deque()
+        self._messages: deque[S] = deque()
         self._error: DrafthouseError | None = None
         self._closed = False
         self._arrived = asyncio.Event()
@@ -115,7 +112,7 @@ class Mailbox(Generic[T]):
         """True after close or fail: put raises."""
         return self._closed
 
-    async def put(self, message: T) -> None:
+    async def put(self, message: S) -> None:
         """Add a message, waiting for space; raises the failure, or WorkerError when closed."""
         while not self._closed and len(self._messages) >= self._window:
             await self._has_space.wait()
@@ -126,7 +123,7 @@ class Mailbox(Generic[T]):
         if len(self._messages) >= self._window:
             self._has_space.clear()
 
-    async def get(self) -> T:
+    async def get(self) -> S:
         """The oldest message; raises StopAsyncIteration at the end, or the failure."""
         while not self._messages:
             if self._error is not None:
@@ -159,10 +156,6 @@ class Mailbox(Generic[T]):
 
 
 # A link is two mailboxes; within one process and event loop it is nothing else.
-
-
-S = TypeVar("S")
-R = TypeVar("R")
 
 
 class MemoryLink(Generic[S, R]):
