@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.core import (
@@ -22,6 +22,7 @@ from cluster.rpc.codec import DESCRIPTION, PARAMS
 from cluster.rpc.conversations import COMMIT, EVENT, PROPOSAL, STEPS, SUBMIT, VERDICT
 from cluster.rpc.frames import FrameCodec
 from cluster.rpc.generated import target_pb2
+from tests.support.choices import by_day
 from tests.support.rpc import frames_strategy as frames
 from tests.support.rpc.frames_strategy import same, text
 
@@ -37,7 +38,9 @@ ROUND_TRIPS = [
 ]
 
 
+# Frames are large, and each has many items of its kinds.
 @pytest.mark.parametrize(("frame_codec", "strategy"), ROUND_TRIPS)
+@by_day(settings(max_examples=20), settings())
 @given(data=st.data())
 def test_every_frame_survives_the_wire(
     frame_codec: FrameCodec[Any], strategy: st.SearchStrategy[Any], data: st.DataObject

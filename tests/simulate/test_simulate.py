@@ -20,7 +20,7 @@ from cluster.simulate.report import head, rows, verdict
 from cluster.simulate.settings import Scene, Workload, read
 from deployments.cli import main
 from tests.simulate.conftest import written
-from tests.support.choices import by_day
+from tests.support.choices import by_day, by_night
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 _PROGRAM = """
@@ -94,6 +94,7 @@ def test_more_targets_and_more_drafters_are_never_slower(folder: Path) -> None:
     assert more.outcome.tokens_per_s > speeds[0]
 
 
+@by_night
 def test_a_large_fleet_is_many_small_ones(folder: Path) -> None:
     load = {"streams": 0, "requests_per_s": 10.0}
     small = next(rows(read(written(folder, load=load))))
