@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -99,27 +99,17 @@ class ConstrainedText:
             return []
         return [] if not self._tokens and self._end else self._matcher.forced()
 
-    def possible(self, tree: TokenTree) -> list[int]:
-        """The nodes of `tree` that may stand after this text, ascending.  Raises as `push`."""
-        return [node for node, _ in self._walk(tree) if node >= 0]
-
-    def fill_all(self, tree: TokenTree, rows: MaskRow) -> None:
-        """The masks after this text and after each node: uint32[1 + nodes, words].
-
-        The row of a node that may not stand there is left as it is.  Raises as `fill`.
-        """
-        for node, text in self._walk(tree):
-            text.fill(rows[node + 1])
-
-    def _walk(self, tree: TokenTree) -> Iterator[tuple[int, ConstrainedText]]:
-        """Yield -1 and this text, then every possible node and the text up to it, ascending."""
-        yield -1, self
-        found = {-1: self}
+    def possible(self, tree: TokenTree) -> dict[int, ConstrainedText]:
+        """This text by -1, and by each node of `tree` that may stand after it, ascending, the text
+        up to that node.  Raises as `push`."""
+        texts = {-1: self}
         nodes = zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True)
-        for node, (token_id, parent) in enumerate(nodes):
-            if parent in found and (text := found[parent].copy()).push(token_id):
-                found[node] = text
-                yield node, text
+        for node, (token, parent) in enumerate(nodes):
+            if parent in texts:
+                text = texts[parent].copy()
+                if text.push(token):
+                    texts[node] = text
+        return texts
 
     @staticmethod
     def _allow(row: MaskRow, token_ids: Iterable[int]) -> None:

@@ -31,11 +31,11 @@ class LogitsHook(Protocol):
         """
         ...
 
-    def prepare(self, tree: TokenTree) -> Sequence[int] | None:
+    def prepare(self, tree: TokenTree) -> Sequence[int]:
         """Return the nodes of `tree` that may be drawn after the text, ascending, each with its
-        parent; None = all.  The others are not verified.
+        parent.  The others are not verified.
 
-        Long computations start here and run beside the forward pass.  Raises as `masks`.
+        Raises as `masks`.
         """
         ...
 

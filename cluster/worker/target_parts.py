@@ -15,7 +15,7 @@ import numpy as np
 
 from cluster.config.parse import parse
 from cluster.config.schema import Config, DrafterConfig, EngineConfig
-from cluster.core import SamplingParams, TokenArray, TokenTree, token_array
+from cluster.core import EMPTY_TREE, SamplingParams, TokenArray, TokenTree, token_array
 from cluster.draft import registry
 from cluster.draft.base import DrafterContext
 from cluster.draft.breaker import CircuitBreaker
@@ -44,24 +44,19 @@ from cluster.worker.verifier import Verifier
 
 
 class GrammarHook:
-    """Holds the draws of one request to its grammar: a `LogitsHook`.
+    """Holds the draws of one request to its grammar: a `LogitsHook`."""
 
-    The masks, one for every node, are computed in another thread while the forward pass runs.
-    """
-
-    def __init__(self, text: ConstrainedText, executor: Executor) -> None:
+    def __init__(self, text: ConstrainedText) -> None:
         self._text = text
-        self._executor = executor
-        self._vocab_size = text.vocab_size
-        self._masks: Future[MaskRow] | None = None
+        self._texts: Mapping[int, ConstrainedText] = {}  # up to the nodes of the present tree
 
     def extend(self, token_ids: TokenArray) -> None:
         """See `LogitsHook.extend`."""
-        self._settle()
         for token in token_ids.tolist():
             if not self._text.push(token):
                 # A library that has given up says so when it is asked what may follow.
-                self._text.fill(np.empty(mask_words(self._vocab_size), dtype=np.uint32))
+                self.prepare(EMPTY_TREE)
+                self.masks()
                 raise RequestError(
                     f"output token {len(self._text)} is not one that the request's grammar allows; "
                     "resume with the tokens and the grammar of the first stream",
@@ -70,27 +65,15 @@ class GrammarHook:
 
     def prepare(self, tree: TokenTree) -> Sequence[int]:
         """See `LogitsHook.prepare`."""
-        self._settle()
-        nodes = self._text.possible(tree)
-        self._masks = self._executor.submit(self._fill, tree, nodes)
-        return nodes
+        self._texts = self._text.possible(tree)
+        return list(self._texts)[1:]
 
     def masks(self) -> MaskRow:
         """See `LogitsHook.masks`."""
-        assert self._masks is not None, "prepare comes first"
-        return self._masks.result()
-
-    def _fill(self, tree: TokenTree, nodes: Sequence[int]) -> MaskRow:
-        words = mask_words(self._vocab_size)
-        rows: MaskRow = np.empty((len(tree) + 1, words), dtype=np.uint32)
-        self._text.fill_all(tree, rows)
-        return rows if len(nodes) == len(tree) else rows[[0, *(node + 1 for node in nodes)]]
-
-    def _settle(self) -> None:
-        """Wait until the other thread is done with the text; drop its result or exception."""
-        masks, self._masks = self._masks, None
-        if masks is not None:
-            masks.exception()
+        rows: MaskRow = np.empty((len(self._texts), mask_words(self._text.vocab_size)), np.uint32)
+        for text, row in zip(self._texts.values(), rows, strict=True):
+            text.fill(row)
+        return rows
 
 
 class Grammars:
@@ -102,7 +85,6 @@ class Grammars:
         self.compiler = compiler
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
-        self._masks: Executor = ThreadPoolExecutor(1, "grammar-masks")
         self._compiling: Executor = ThreadPoolExecutor(1, "grammar-compile")
 
     def open_hook(self, text: TargetText) -> GrammarHook | None:
@@ -111,7 +93,7 @@ class Grammars:
         Raises RequestError with the reason if its grammar cannot be used.
         """
         spec = text.params.grammar
-        return None if spec is None else GrammarHook(self.text(spec), self._masks)
+        return None if spec is None else GrammarHook(self.text(spec))
 
     def text(self, spec: GrammarSpec) -> ConstrainedText:
         """Return a new text under that grammar.  Raises RequestError as above."""

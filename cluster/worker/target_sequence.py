@@ -28,7 +28,7 @@ from cluster.spec.logits_hook import LogitsHook, TokenMask, forbid
 from cluster.spec.penalties import Counts, PenalisedRows, TokenBias, ban, penalise
 from cluster.spec.sampling import is_truncated, pack
 from cluster.spec.transfer import sent
-from cluster.spec.tree import depths
+from cluster.spec.tree import depths, subtree
 from cluster.worker.texts import TargetText
 
 NO_LOGITS = torch.empty(0)
@@ -85,18 +85,12 @@ class TargetSequence:
     def begin(self, tree: TokenTree) -> None:
         """Begin a step of the text: the nodes that its hook allows become its `tree`."""
         self.tree, self.kept = tree, None
-        if self.hook is None:
-            return
-        tokens = self.text.tokens
-        self.hook.extend(tokens.since(self._num_hooked))
-        self._num_hooked = len(tokens)
-        nodes = self.hook.prepare(tree)
-        if nodes is None or len(nodes) == len(tree):
-            return
-        self.kept = kept = token_array(nodes)
-        places = np.full(len(tree) + 1, -1, dtype=np.int32)  # the last one is the root's
-        places[kept] = np.arange(len(kept), dtype=np.int32)
-        self.tree = TokenTree(tree.token_ids[kept], places[tree.parents[kept]])
+        if self.hook is not None:
+            tokens = self.text.tokens
+            self.hook.extend(tokens.since(self._num_hooked))
+            self._num_hooked = len(tokens)
+            self.kept = token_array(self.hook.prepare(tree))
+            self.tree = subtree(tree, self.kept)
 
     @property
     def num_rows(self) -> int:

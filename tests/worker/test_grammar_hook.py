@@ -128,29 +128,6 @@ def test_a_text_that_does_not_fit_its_grammar_is_refused() -> None:
     assert "output token 0 is not one" in refused["r"].message
 
 
-def test_a_grammar_that_is_over_goes_before_min_tokens() -> None:
-    params = replace(constrained("greedy", "regex"), min_tokens=50)
-    text = decode(verifier(), PROMPT, params, num_tokens=30)
-    end = text.index(eos()[0])
-    assert set(text[end:]) == set(eos())
-    assert end < 25
-
-
-def test_reasoning_is_left_alone_and_the_answer_is_not() -> None:
-    end = tuple(ids_of("</t>"))
-    spec = replace(SPECS["json_schema"], reasoning_end=end)
-    bias = tuple((token, 30.0) for token in (*end[1:], *eos()))
-    free = replace(LAWS["seeded"], stop_token_ids=eos())
-    params = replace(free, grammar=spec)
-    plain = decode(verifier(), PROMPT, free, num_tokens=10)
-    assert decode(verifier(), PROMPT, params, num_tokens=10) == plain
-    written = [*plain[:3], *end]
-    session = Session("r", PROMPT, replace(params, logit_bias=bias), written=written)
-    decode_all(verifier(), [session], [random_drafts(0, VOCAB_SIZE)], 90)
-    answer = session.output[3 + len(end) :]
-    assert tokenizer().decode(answer[:12]).startswith('{"name": "')
-
-
 def test_a_mask_forbids_the_tokens_whose_bits_are_clear() -> None:
     rows = np.random.default_rng(0).integers(0, 2**32, (3, 3), dtype=np.uint32)
     bits = [[not (int(row[i // 32]) >> (i % 32)) & 1 for i in range(77)] for row in rows]

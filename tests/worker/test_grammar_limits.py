@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 
 from cluster.core import EMPTY_TREE, SamplingParams, TokenTree, token_array
@@ -57,12 +55,11 @@ def test_a_text_that_uses_its_grammar_up_tells_the_reason_and_the_next_begins_an
     spec = GrammarSpec("grammar", f"start: A B\nA: /[b-z]{{90}}/\nB: {large}")
     grammars = Grammars(compiler(), VOCAB_SIZE, eos())
     written = token_array(ids_of(30 * "bcd" + 12 * "abc"))
-    with ThreadPoolExecutor(1) as executor:
-        with pytest.raises(RequestError, match="it is too large") as caught:
-            GrammarHook(grammars.text(spec), executor).extend(written)
-        assert "resume" not in caught.value.message
-        # The library's texts of one grammar share what it has found; the next one begins anew.
-        GrammarHook(grammars.text(spec), executor).extend(written)
+    with pytest.raises(RequestError, match="it is too large") as caught:
+        GrammarHook(grammars.text(spec)).extend(written)
+    assert "resume" not in caught.value.message
+    # The library's texts of one grammar share what it has found; the next one begins anew.
+    GrammarHook(grammars.text(spec)).extend(written)
 
 
 def test_the_drafter_of_forced_tokens_falls_silent() -> None:

@@ -123,7 +123,7 @@ class NoZeros:
     def extend(self, token_ids: TokenArray) -> None:
         pass
 
-    def prepare(self, tree: TokenTree) -> Sequence[int] | None:
+    def prepare(self, tree: TokenTree) -> Sequence[int]:
         kept: list[int] = []
         for node, parent in enumerate(tree.parents.tolist()):
             if tree.token_ids[node] and (parent < 0 or parent in kept):

@@ -114,7 +114,8 @@ class Fixed:
 
     def extend(self, base_len: int, token_ids: TokenArray) -> None: ...
 
-    def prepare(self, tree: TokenTree) -> None: ...
+    def prepare(self, tree: TokenTree) -> range:
+        return range(len(tree))
 
     def masks(self) -> TokenMask:
         return self._masks

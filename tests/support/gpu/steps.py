@@ -344,8 +344,9 @@ class _Masked:
     def extend(self, token_ids: TokenArray) -> None:
         """See `LogitsHook`."""
 
-    def prepare(self, tree: TokenTree) -> None:
+    def prepare(self, tree: TokenTree) -> range:
         """See `LogitsHook`."""
+        return range(len(tree))
 
     def masks(self) -> TokenMask:
         """See `LogitsHook`."""
