@@ -1,6 +1,6 @@
 """Checks trees that come from outside; every boundary uses this check.
 
-The wire codec, the draft worker, the coordinator's drafter pool and the target's verifier use only
+The wire codec, the draft worker, the coordinator's drafter pool and the target use only
 this module, so a tree that one of them refuses is refused by all.  The code behind these boundaries
 relies on the check: it follows parents without bounds checks.
 """

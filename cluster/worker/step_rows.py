@@ -27,8 +27,10 @@ from cluster.plan.texts import Text
 from cluster.requests.fields import NO_LAWS, BeamEnd, BeamSpec, Laws
 from cluster.spec.forest import Floats
 from cluster.spec.held_trees import Seen
+from cluster.spec.logprobs import token_logprobs
 from cluster.spec.rejection import walk_in_turn
 from cluster.spec.sampling import RowLaws, scale, survivors
+from cluster.spec.transfer import sent
 from cluster.spec.tree import children, edges
 from cluster.worker.target_sequence import TargetSequence, adjusted, no_law
 from cluster.worker.texts import TargetText
@@ -177,6 +179,18 @@ def walk_by_ratio(sequence: TargetSequence) -> tuple[TokenArray, TokenArray]:
 
     key = (sequence.seed, params.stream, text.output_len)
     return walk_in_turn(sequence.tree, drawn, law_of, key)
+
+
+def logprobs_of(
+    sequence: TargetSequence, path: TokenArray, token_ids: TokenArray
+) -> tuple[TokenLogprob, ...]:
+    """Return those of the tokens of a step, where the sequence asks for some."""
+    num_top = sequence.params.logprobs
+    if num_top is None:
+        return ()
+    logits = sequence.logits
+    rows = sent(np.concatenate(([0], path + 1)).astype(np.int64), logits.device)
+    return token_logprobs(logits[rows], token_ids, num_top)
 
 
 # Beam searches at the target: each answers one text after many steps, like a long prefill.

@@ -149,6 +149,7 @@ class TargetParts:
         self.verifier = Verifier(
             engine,
             open_hook=self.grammars.open_hook,
+            prepare=self.grammars.prepare,
             wants=residents.wants,
             num_top=lambda text: max(
                 (each.num_top(text.id, text.opened.tenant) for each in residents), default=0

@@ -7,45 +7,48 @@ stop or max_tokens.
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from cluster.core import EMPTY_TREE, Clock, TokenArray, TokenLogprob, TokenTree, Verdict
+from cluster.core import EMPTY_TREE, Clock, TokenArray, TokenTree, Verdict
 from cluster.draft.inside import WANTS_NOTHING, StepRows, StepWants
 from cluster.engine.cpu import kernels
 from cluster.engine.work import Drawn, Output, Work
 from cluster.errors import DrafthouseError, RequestError, WorkerError
-from cluster.messages import StepReport
+from cluster.messages import Open, StepReport
 from cluster.records import record
-from cluster.spec.draw import FusedDraw
 from cluster.spec.logits_hook import LogitsHook
-from cluster.spec.logprobs import token_logprobs
-from cluster.spec.transfer import sent
 from cluster.spec.tree import walk_draws
-from cluster.spec.tree_check import are_sound, check_tree
-from cluster.worker.next_step import NextStep
 from cluster.worker.step_rows import (
     Answered,
     beam_verdict,
+    logprobs_of,
     open_search,
     rows_of_step,
     walk_by_ratio,
 )
-from cluster.worker.target_sequence import NO_LOGITS, BatchDraws, TargetSequence, no_law
+from cluster.worker.target_sequence import (
+    NO_LOGITS,
+    BatchDraws,
+    TargetSequence,
+    fused_draw,
+    no_law,
+)
 from cluster.worker.texts import TargetText
 
 if TYPE_CHECKING:
-    from cluster.engine.target_engine import TargetEngine
+    from cluster.engine.target_engine import Finish, TargetEngine
 
 # Makes the logits hook of a text; None = it has none.
 OpenHook = Callable[[TargetText], LogitsHook | None]
+# Returns the work that must precede a text, which runs beside the steps; None = there is none.
+Prepare = Callable[[Open], Future[Any] | None]
 
 
 @record
@@ -56,9 +59,9 @@ class StepAnswers:
     their ids.
     """
 
-    verdicts: Sequence[Verdict] = ()
-    missed: Sequence[str] = ()
-    refused: Mapping[str, DrafthouseError] = field(default_factory=dict)
+    verdicts: list[Verdict] = field(default_factory=list)
+    missed: list[str] = field(default_factory=list)
+    refused: dict[str, DrafthouseError] = field(default_factory=dict)
     report: StepReport = field(default_factory=StepReport)
 
 
@@ -66,6 +69,7 @@ class Verifier:
     """Verifies trees of texts.  Synchronous; one thread calls it.
 
     last_rows: the rows of the last step for the drafters that read them; empty if none does.
+    prepare: texts wait for what it gives; if that fails, their first step meets the same error.
     """
 
     def __init__(
@@ -73,12 +77,14 @@ class Verifier:
         engine: TargetEngine,
         clock: Clock = time.perf_counter,
         open_hook: OpenHook = lambda text: None,
+        prepare: Prepare = lambda opened: None,
         wants: StepWants = WANTS_NOTHING,
         num_top: Callable[[TargetText], int] | None = None,
     ) -> None:
         """wants: the rows of every step that the drafters inside the target read.  num_top: of each
         text at most wants.num_top; None = so many of all."""
         self.last_rows: Sequence[StepRows] = ()
+        self.prepare = prepare
         self._wants = wants
         self._num_top = num_top or (lambda text: wants.num_top)
         self._engine, self.pace = engine, engine.pace
@@ -89,7 +95,7 @@ class Verifier:
         self._fused = fused_draw(engine.device, engine.vocab_size)
         self._sequences: dict[str, TargetSequence] = {}
         self._num_beam_rows = 0  # in the engine's answers of the present step
-        self._next = NextStep(engine)
+        self._ahead: dict[str, Output] = {}  # the engine's answers of the next step
 
     @property
     def drawn_by(self) -> str:
@@ -99,30 +105,25 @@ class Verifier:
     @property
     def has_pending(self) -> bool:
         """True if `step` has something to do."""
-        return bool(self._next.outputs) or self._engine.has_pending
+        return bool(self._ahead) or self._engine.has_pending
 
     @property
     def ahead(self) -> list[TargetText]:
         """The texts whose next step runs already, without drafts; `step` answers these."""
-        return list(self._next.texts.values())
+        return [self._sequences[name].text for name in self._ahead]
 
     def submit(self, asked: Sequence[tuple[TargetText, TokenTree]]) -> dict[str, DrafthouseError]:
-        """Queue texts, each with a tree that continues it; `step` answers them.
+        """Queue texts, each with a sound tree that continues it; `step` answers them.
 
         Returns those that cannot be served, by their ids, and why.
         """
         refused: dict[str, DrafthouseError] = {}
-        vocab_size = self._engine.vocab_size
-        are_trees_sound = are_sound([tree for _, tree in asked], None, vocab_size)
         for text, tree in asked:
             try:
-                if not are_trees_sound:
-                    check_tree(tree, vocab_size)
                 self._admit(text, tree)
             except DrafthouseError as error:
                 refused[text.id] = error
         self.release(refused)
-        self._engine.drop_unused_adapters()
         return refused
 
     def release(self, request_ids: Iterable[str]) -> None:
@@ -131,7 +132,7 @@ class Verifier:
         Their adapters are freed later, because a text may come back in another generation."""
         for request_id in request_ids:
             sequence = self._sequences.pop(request_id, None)
-            self._next.drop(request_id)
+            self._ahead.pop(request_id, None)
             if sequence is not None:
                 sequence.text.held_len = 0
                 self._engine.release(request_id)
@@ -143,70 +144,94 @@ class Verifier:
         has no drafts either, it begins before the host knows what this one draws (`ahead`)."""
         started_at = self._clock()
         self.last_rows, self._num_beam_rows = (), 0
+        found = StepAnswers()
         outputs: list[Output] = []
         batch: list[TargetSequence] = []
-        verdicts: list[Verdict] = []
-        missed: list[str] = []
-        refused: dict[str, DrafthouseError] = {}
-        begun = self._next.taken()
-        for output in begun or self._engine.step(self._wants.taps):
+        begun, self._ahead = self._ahead, {}
+        for output in begun.values() or self._engine.step(self._wants.taps):
             name = output.request_id
             sequence = self._sequences[name]
             sequence.is_pending = False
             if begun:
                 sequence.begin(EMPTY_TREE)
             if sequence.search is not None:
-                self._search(sequence, output, verdicts, refused)
+                self._search(sequence, output, found)
             elif output.logits is not None:
                 outputs.append(output)
                 batch.append(sequence)
                 sequence.logits = output.logits
             elif output.error is not None:
-                refused[name] = output.error
+                found.refused[name] = output.error
             else:
                 sequence.text.held_len = output.have_len or 0
-                missed.append(name)
+                found.missed.append(name)
         answered: list[Answered] = []
         draws = BatchDraws(batch, self._native, self._fused)
-        if ahead and self._engine.runs_ahead:
-            self._begin_next(ahead, batch, draws)
+        works, finish = self._begin_next(ahead, batch, draws)
         for sequence, output, drawn in zip(batch, outputs, draws.taken(), strict=True):
             try:
                 verdict = self._conclude(sequence, drawn, output.num_cached)
             except (WorkerError, RequestError) as error:
-                refused[output.request_id] = error
+                found.refused[output.request_id] = error
                 continue
             answered.append((sequence, output, verdict))
             if sequence.kept is not None:
                 verdict = replace(verdict, path=sequence.kept[verdict.path])
-            verdicts.append(verdict)
+            found.verdicts.append(verdict)
         for sequence in batch:
             sequence.logits = NO_LOGITS  # nobody is to keep a step's rows in memory
-        self.release(refused)
+        self.release(found.refused)
         report = self._report(started_at, batch, answered)
         taps = self._engine.last_step.taps
         self.last_rows = rows_of_step(self._wants, taps, answered, self._sequences.values())
-        self._next.end(answered, draws)
+        if finish is not None:
+            self._end_next(works, finish, answered, draws)
         self._engine.drop_unused_adapters()
-        return StepAnswers(verdicts, missed, refused, report)
+        return replace(found, report=report)
+
+    # The step behind the present one, where it begins before the host knows what this one draws.
+    # Its texts bring a token each, which goes from the draw to the forward on the device.
 
     def _begin_next(
         self, texts: Sequence[TargetText], batch: Sequence[TargetSequence], draws: BatchDraws
-    ) -> None:
+    ) -> tuple[dict[str, Work], Finish | None]:
         """Begin the next step of these texts, if one draw is all that is asked of each in this one:
-        what else is would wait behind it."""
+        what else is would wait behind it.  Returns its works, and what ends it."""
         if (
-            len(draws.token_ids) != len(batch)
+            not (texts and self._engine.runs_ahead)
+            or len(draws.token_ids) != len(batch)
             or self._wants.num_top
             or any(len(each.tree) or each.params.logprobs is not None for each in batch)
         ):
-            return
+            return {}, None
         # Of those alone that have an answer: the engine may have lost tokens of the others.
         names = {text.id for text in texts}
         going = [each for each in batch if each.text.id in names]
-        works = [self._work(each, len(each.text.tokens), np.zeros(1, np.int32)) for each in going]
+        works = {
+            each.text.id: self._work(each, len(each.text.tokens), np.zeros(1, np.int32))
+            for each in going
+        }
         rows = {each.text.id: each.start for each in going}
-        self._next.begin(works, Drawn(draws.token_ids, rows), self._wants.taps)
+        drawn = Drawn(draws.token_ids, rows)
+        return works, self._engine.run_ahead([*works.values()], drawn, self._wants.taps)
+
+    def _end_next(
+        self,
+        works: dict[str, Work],
+        finish: Finish,
+        answered: Sequence[Answered],
+        draws: BatchDraws,
+    ) -> None:
+        """Tell the engine what was drawn.  A text has no part in the step if another token was
+        drawn on the host than on the device."""
+        for sequence, _, verdict in answered:
+            work, token = works.get(sequence.text.id), verdict.token_ids[-1]
+            if work is not None and draws.on_device[sequence.start] == token:
+                work.delta[0] = token
+                del works[sequence.text.id]
+                sequence.is_pending = True
+        outputs = {each.request_id: each for each in finish(works)}
+        self._ahead = {name: each for name, each in outputs.items() if name not in works}
 
     def _admit(self, text: TargetText, tree: TokenTree) -> None:
         """Queue one text; raises if it cannot be served."""
@@ -262,7 +287,7 @@ class Verifier:
         if len(sequence.tree):
             self._engine.retain(text.id, path.tolist())
         text.held_len = context_len + len(path)
-        logprobs = _logprobs(sequence, path, token_ids)
+        logprobs = logprobs_of(sequence, path, token_ids)
         return Verdict(
             text.id,
             context_len,
@@ -273,13 +298,7 @@ class Verifier:
             redraws=sequence.redraws,
         )
 
-    def _search(
-        self,
-        sequence: TargetSequence,
-        output: Output,
-        verdicts: list[Verdict],
-        refused: dict[str, DrafthouseError],
-    ) -> None:
+    def _search(self, sequence: TargetSequence, output: Output, found: StepAnswers) -> None:
         """Continue a beam search; if it is over, add its answer."""
         text, search = sequence.text, sequence.search
         assert search is not None
@@ -291,9 +310,9 @@ class Verifier:
                 self._engine.submit(search.work())
                 sequence.is_pending = True
                 return
-            verdicts.append(beam_verdict(text, search))
+            found.verdicts.append(beam_verdict(text, search))
         except RequestError as error:
-            refused[text.id] = error
+            found.refused[text.id] = error
         self.release([text.id])
 
     def _report(
@@ -325,23 +344,3 @@ class Verifier:
         """Free the adapters without requests; returns (KV pages in use, KV pages in total)."""
         self._engine.drop_unused_adapters()
         return self._engine.pages_in_use, self._engine.pages_total
-
-
-def fused_draw(device: torch.device, vocab_size: int) -> FusedDraw | None:
-    """Return the draw in one kernel, ready to run; None if device or installation lack it."""
-    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
-        return None
-    from cluster.engine.draw.triton import create_draw
-
-    return create_draw(device, vocab_size)
-
-
-def _logprobs(
-    sequence: TargetSequence, path: TokenArray, token_ids: TokenArray
-) -> tuple[TokenLogprob, ...]:
-    num_top = sequence.params.logprobs
-    if num_top is None:
-        return ()
-    logits = sequence.logits
-    rows = sent(np.concatenate(([0], path + 1)).astype(np.int64), logits.device)
-    return token_logprobs(logits[rows], token_ids, num_top)

@@ -44,9 +44,9 @@ from cluster.records import record
 from cluster.spec.draw import DrawRows, begin_draw
 from cluster.spec.logits_hook import TokenMask
 from cluster.spec.sampling import is_truncated, pack
+from cluster.worker.step_rows import logprobs_of
 from cluster.worker.target_sequence import BatchDraws, TargetSequence
 from cluster.worker.texts import TargetText
-from cluster.worker.verifier import _logprobs as logprobs_of
 from tests.support.gpu.counting import META, Counting
 from tests.support.gpu.launches import Launch
 from tests.support.gpu.models import config_of, head_dim_of, layers_of
