@@ -80,9 +80,7 @@ def build(engine: NullEngine, verifier: Verifier, budget: str, forward_s: float)
         max_batch_tokens=512,
         residents=residents.names,
     )
-    worker = TargetWorker(
-        verifier, description, Controller(config, profile, times), residents, max_draft_tokens=4
-    )
+    worker = TargetWorker(verifier, description, Controller(config, profile, times), residents)
     worker.streams.announce(AdapterList())
     return worker
 

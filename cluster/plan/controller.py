@@ -56,6 +56,11 @@ class Controller:
         self.acceptance = self.scores.acceptance
         native.is_available()  # compiles now what the first step would wait for
 
+    @property
+    def config(self) -> CoordinatorConfig:
+        """The settings that it plans by."""
+        return self._config
+
     def use(self, config: CoordinatorConfig) -> None:
         """Plan by other settings from the next step on; what was learned stays."""
         if config.draft_length != self._config.draft_length:

@@ -34,7 +34,7 @@ def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetW
     from cluster.worker.target import TargetWorker
     from cluster.worker.target_parts import TargetParts
 
-    settings, pace = config.target.engine, config.coordinator
+    settings = config.target.engine
     parts = TargetParts(engine, config)
     residents = parts.residents
     scores = DraftScores(Roster.of(config, residents.names))
@@ -60,11 +60,8 @@ def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetW
     worker = TargetWorker(
         parts.verifier,
         description,
-        Controller(pace, parts.profile, parts.draft_times, scores),
+        Controller(config.coordinator, parts.profile, parts.draft_times, scores),
         residents,
-        max_draft_tokens=pace.max_draft_tokens,
-        silence_s=pace.target_silence_s,
-        prepare=parts.grammars.prepare,
     )
     worker.streams.announce(AdapterList(engine.adapters.references))
     worker.reconfigure = Swaps(parts, config, worker).reconfigure

@@ -13,9 +13,9 @@ import logging
 import math
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 from cluster.core import Clock, Commit, Observation, Proposal, TokenTree
@@ -48,16 +48,19 @@ class DrafterLoad(NamedTuple):
 
 
 class DraftLease(LinkEnd):
-    """One link's requests and its outbox.  load: the load of the last `put`."""
+    """One link's requests and its outbox.
+
+    load: the load of the last `put`.  fresh: the growth thread's news for the next one."""
 
     # Each request has a few, for of each kind the newest is kept.
     what, max_unread = "notices", 2**16
 
     def __init__(self, number: int) -> None:
         """number: the name space of the link's request ids."""
-        self._news: dict[tuple[type[News], str], News] = {}  # by kind and request
+        self._news: dict[str, dict[type[News], News]] = {}  # by request and kind
         super().__init__(number, self._news)
         self.load = DrafterLoad()
+        self.fresh: list[News] = []
         self._draft_time_s = 0.0  # not told yet
 
     def named(self, commit: Commit) -> Commit:
@@ -68,7 +71,7 @@ class DraftLease(LinkEnd):
         """Return all news since the last frame in one."""
         if self._is_finished:
             return ()
-        news = list(self._news.values())
+        news = [each for kinds in self._news.values() for each in kinds.values()]
         self._news.clear()
         draft_time_s, self._draft_time_s = self._draft_time_s, 0.0
         frame = ProposalFrame(
@@ -89,7 +92,7 @@ class DraftLease(LinkEnd):
         self._call_soon(self._put, news, draft_time_s)
 
     def withdraw(self, request_ids: Iterable[str]) -> None:
-        """Drop unsent news about released requests, except refusals."""
+        """Drop unsent news about released requests."""
         self._call_soon(self._withdraw, request_ids)
 
     # On the event loop
@@ -99,13 +102,12 @@ class DraftLease(LinkEnd):
         for each in news:
             if isinstance(each, Refusal):
                 self._withdraw([each.request_id])
-            self._news[type(each), each.request_id] = each
+            self._news.setdefault(each.request_id, {})[type(each)] = each
         self._wake.set()
 
     def _withdraw(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
-            for kind in (Proposal, Observation):
-                self._news.pop((kind, request_id), None)
+            self._news.pop(request_id, None)
 
 
 def _of(kind: type[T], news: Iterable[News]) -> tuple[T, ...]:
@@ -159,13 +161,12 @@ class DraftWorker:
         self._numbers = itertools.count(1)
         self._thread = threading.Thread(target=self._run, name="draft-growth", daemon=True)
         # Shared between the event loop and the thread.
-        self._mailbox = ThreadMail[DraftLease, CommitFrame]()
+        self._mailbox = ThreadMail(self._runner.interrupt)
         self._leases: dict[str, DraftLease] = {}  # by prefix
         self._former_pace = (0, 0)  # when `statistics` was last asked
         # Owned by the thread.
         self._untold: list[Commit] = []  # all names are those within the drafter
         self._offered: dict[str, Proposal] = {}
-        self._news: defaultdict[DraftLease, list[News]] = defaultdict(list)  # not put yet
         self._told_s = 0.0  # of the drafter's computing time: each second is told to one link
         self._load = DrafterLoad()
         self._pace = (0, 0)  # commits, and those of them that were late
@@ -220,24 +221,15 @@ class DraftWorker:
         named = self._description.name, lease.number
         log.info("link opened drafter=%s link=%s", *named)
         try:
-            await run_until_first_ends(self._read(lease, link), lease.send_forever(link))
+            reading = lease.read_forever(link, self._mailbox, self._receive)
+            await run_until_first_ends(reading, lease.send_forever(link))
         except WorkerError as error:
             log.info("link broke drafter=%s link=%s: %s", *named, error)
         finally:
             del self._leases[lease.prefix]
-            self._hand(lease, None)
+            self._mailbox.put(partial(self._end, lease))
             await link.close()
             log.info("link ended drafter=%s link=%s", *named)
-
-    async def _read(self, lease: DraftLease, link: DraftLink) -> None:
-        async for frame in link:
-            lease.check_read()
-            self._hand(lease, frame)
-            await lease.frame_handed(self._mailbox)
-
-    def _hand(self, lease: DraftLease, frame: CommitFrame | None) -> None:
-        self._mailbox.put(lease, frame)
-        self._runner.interrupt()
 
     # In the growth thread
 
@@ -245,9 +237,7 @@ class DraftWorker:
         runner = self._runner
         try:
             lower_priority(self._nice)
-            while (mail := self._mailbox.take(is_busy=bool(runner.growing))) is not None:
-                for lease, frame in mail:
-                    self._receive(lease, frame)
+            while self._mailbox.take(is_busy=bool(runner.growing)):
                 self._tell()
                 if runner.growing:
                     self._grow()
@@ -259,14 +249,12 @@ class DraftWorker:
             for lease in self._leases.copy().values():
                 lease.finish()
 
-    def _receive(self, lease: DraftLease, frame: CommitFrame | None) -> None:
-        if frame is None:
-            of_link = lease.prefix
-            self._untold = [
-                each for each in self._untold if not each.request_id.startswith(of_link)
-            ]
-            self._forget([name for name in self._runner.held if name.startswith(of_link)])
-            return
+    def _end(self, lease: DraftLease) -> None:
+        of_link = lease.prefix
+        self._untold = [each for each in self._untold if not each.request_id.startswith(of_link)]
+        self._forget([name for name in self._runner.held if name.startswith(of_link)])
+
+    def _receive(self, lease: DraftLease, frame: CommitFrame) -> None:
         # Before the commits: a full drafter then has room for the new requests, and a commit for a
         # request that is released in the same frame opens it anew.
         if frame.released:
@@ -313,19 +301,19 @@ class DraftWorker:
         for each in news:
             prefix, slash, request_id = each.request_id.partition("/")
             if lease := self._leases.get(prefix + slash):
-                self._news[lease].append(renamed(each, request_id))
+                lease.fresh.append(renamed(each, request_id))
             if isinstance(each, Refusal):
                 self._offered.pop(each.request_id, None)
 
     def _put(self) -> None:
         """Hand every link its news, and the load of the whole drafter."""
         runner, is_idle = self._runner, not self._runner.growing
-        news, self._news = self._news, defaultdict(list)
         load = self._load = DrafterLoad(*runner.pages, len(runner.held))
         for lease in self._leases.copy().values():
+            news, lease.fresh = lease.fresh, []
             # While trees grow, the pages in use change with each slice.
-            if news[lease] or (is_idle and load != lease.load):
-                lease.put(news[lease], load, runner.busy_s - self._told_s)
+            if news or (is_idle and load != lease.load):
+                lease.put(news, load, runner.busy_s - self._told_s)
                 self._told_s = runner.busy_s
 
     def _forget(self, names: Sequence[str]) -> None:

@@ -13,7 +13,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, ClassVar, Generic, TypeVar, TypeVarTuple, Unpack
+from functools import partial
+from typing import Any, ClassVar, TypeVar
 
 from cluster.errors import CapacityError, WorkerError
 from cluster.messages import (
@@ -29,9 +30,6 @@ from cluster.plan.texts import Text
 from cluster.rpc.link import Link
 
 T = TypeVar("T")
-Sender = TypeVar("Sender", bound="LinkEnd")
-Frame = TypeVar("Frame")
-Arguments = TypeVarTuple("Arguments")
 
 # While so many frames wait for the worker's thread, no more are read from the link.
 MAX_BACKLOG = 256
@@ -58,7 +56,6 @@ class LinkEnd:
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()  # there is something to send
         self.is_behind = False  # the thread has as many frames to take as may wait
-        self._num_handed = 0  # frames
 
     def take(self) -> Iterable[Any]:
         """Return the frames to send now, which are unread no more."""
@@ -84,50 +81,58 @@ class LinkEnd:
         self._is_finished, self._error = True, error
         self._wake.set()
 
-    def check_read(self) -> None:
-        """Raise CapacityError where the coordinator does not read what it is told."""
-        if len(self._unread) > self.max_unread:
-            raise CapacityError(f"{len(self._unread)} {self.what} are unread; read what is sent")
+    async def read_forever(
+        self, link: Link[Any, Any], mail: ThreadMail, apply: Callable[[Any, Any], object]
+    ) -> None:
+        """Have the thread `apply` the frames that come; waits now and then until it has.
 
-    async def frame_handed(self, mail: ThreadMail[Any, Any]) -> None:
-        """Wait now and then until the thread has taken all frames that were put so far; to be
-        called after each."""
-        self._num_handed += 1
-        if self._num_handed % MAX_BACKLOG == 0:
-            self.is_behind = True
-            await asyncio.wait({asyncio.wrap_future(mail.call(lambda: None))})
-            self.is_behind = False
+        Raises CapacityError where the coordinator does not read what it is told."""
+        num_handed = 0
+        async for frame in link:
+            if len(self._unread) > self.max_unread:
+                said = f"{len(self._unread)} {self.what} are unread; read what is sent"
+                raise CapacityError(said)
+            self.hear(frame)
+            mail.put(partial(apply, self, frame))
+            num_handed += 1
+            if num_handed % MAX_BACKLOG == 0:
+                self.is_behind = True
+                await asyncio.wait({asyncio.wrap_future(mail.call(lambda: None))})
+                self.is_behind = False
+
+    def hear(self, frame: Any) -> None:
+        """Note on the event loop that a frame has come."""
 
     def inside(self, request_id: str) -> str:
         """The name of a request inside the worker."""
         return self.prefix + request_id
 
-    def _call_soon(
-        self, function: Callable[[Unpack[Arguments]], object], *arguments: *Arguments
-    ) -> None:
+    def _call_soon(self, function: Callable[..., object], *arguments: object) -> None:
         """Have the event loop call `function`; from any thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing can be sent
             self._loop.call_soon_threadsafe(function, *arguments)
 
 
-class ThreadMail(Generic[Sender, Frame]):
-    """Mail for the thread: frames of coordinators, and calls to make there."""
+class ThreadMail:
+    """Calls to make in the worker's thread, between two steps and in their order."""
 
-    def __init__(self) -> None:
+    def __init__(self, interrupt: Callable[[], object] = lambda: None) -> None:
+        """interrupt: has the thread take them soon."""
+        self._interrupt = interrupt
         self._condition = threading.Condition()
-        self._mail: deque[tuple[Sender, Frame | None]] = deque()
-        self._calls: deque[tuple[Future[Any], Callable[[], None]]] = deque()
+        # Each with the future of whoever waits for it.
+        self._calls: deque[tuple[Callable[[], object], Future[Any] | None]] = deque()
         self.is_closed = False
 
-    def put(self, sender: Sender, frame: Frame | None) -> None:
-        """Leave a frame, or word that the sender has ended."""
+    def put(self, function: Callable[[], object], result: Future[Any] | None = None) -> None:
+        """Have `function` called in the thread, which ends with what it raises."""
         with self._condition:
-            self._mail.append((sender, frame))
+            self._calls.append((function, result))
             self._condition.notify()
+        self._interrupt()
 
     def call(self, function: Callable[[], T]) -> Future[T]:
-        """Have `function` called in the thread, between two steps; cancelled where that
-        ends before."""
+        """Have `function` called in the thread; cancelled where that ends before."""
         result: Future[T] = Future()
 
         def run() -> None:
@@ -137,43 +142,41 @@ class ThreadMail(Generic[Sender, Frame]):
                 except Exception as error:  # noqa: BLE001 - whoever asked gets it
                     result.set_exception(error)
 
-        with self._condition:
-            if self.is_closed:
-                result.cancel()
-            else:
-                self._calls.append((result, run))
-                self._condition.notify()
+        self.put(run, result)
+        if self.is_closed:
+            result.cancel()
         return result
 
     def close(self) -> None:
         """End the thread after the step it is in."""
         with self._condition:
             self.is_closed = True
-            left = list(self._calls)
-            self._calls.clear()
+            for _, result in self._calls:
+                if result is not None:
+                    result.cancel()
             self._condition.notify()
-        for result, _ in left:
-            result.cancel()
 
-    def take(self, *, is_busy: bool) -> list[tuple[Sender, Frame | None]] | None:
-        """Return what has come, after waiting where there is nothing else to do; None = closed."""
+    def take(self, *, is_busy: bool) -> bool:
+        """Make the calls that have come, after waiting where there is nothing else to do; False =
+        it is closed."""
         with self._condition:
             if not is_busy:
-                self._condition.wait_for(lambda: self._mail or self._calls or self.is_closed)
+                self._condition.wait_for(lambda: self._calls or self.is_closed)
             if self.is_closed:
-                return None
-            mail, calls = list(self._mail), list(self._calls)
-            self._mail.clear()
-            self._calls.clear()
-        for _, call in calls:
+                return False
+            num_calls = len(self._calls)
+        # One by one: where a call ends the thread, the others are cancelled.
+        for _ in range(num_calls):
+            with self._condition:
+                call = self._calls.popleft()[0]
             call()
-        return mail
+        return True
 
 
 class TargetStream(LinkEnd):
     """The state that one link has created at the worker; it is freed when the link ends.
 
-    The event loop numbers its frames.  is_over: the link has ended.
+    The event loop numbers its frames.
     acknowledged: serial of the last frame that the coordinator has acknowledged.  heard: serial of
     the coordinator's last frame that the engine has applied.  counts: True if this stream gets the
     target's own metrics.
@@ -185,7 +188,6 @@ class TargetStream(LinkEnd):
     def __init__(self, number: int) -> None:
         self._frames = deque[VerdictFrame]()
         super().__init__(number, self._frames)
-        self.is_over = False
         self.is_heard = False  # since the watch over silence looked
         self.serial = 0
         self.acknowledged = 0
@@ -224,11 +226,6 @@ class TargetStream(LinkEnd):
         self.serial += 1
         self._frames.append(replace(frame, serial=self.serial))
         self._wake.set()
-
-
-Mailbox = ThreadMail[TargetStream, StepFrame]
-# None means that the stream has ended.
-Mail = tuple[TargetStream, StepFrame | None]
 
 
 class TargetStreams:
@@ -280,7 +277,6 @@ class TargetStreams:
         return stream
 
     def close(self, stream: TargetStream) -> None:
-        stream.is_over = True
         self._open.remove(stream)
         if stream.counts and self._open:
             self._open[0].counts = True
@@ -293,5 +289,5 @@ class TargetStreams:
 
     def _tell_all(self) -> None:
         """Tell every coordinator of adapters and engines, and of its share of the seats."""
-        for stream in self._open:
+        for stream in self:
             stream.post(VerdictFrame(adapters=self._adapters, load=self.load, engines=self.engines))

@@ -20,7 +20,6 @@ from cluster.plan.fence import Fence
 from cluster.plan.in_flight import PLAIN, InFlight, Moment, Plan, Round
 from cluster.requests.fields import NO_LAWS, PlainWhy
 from cluster.spec.budget import NO_DRAFTS, Ask
-from cluster.worker.mailbox import Mail, TargetStream
 from cluster.worker.residents import NOTHING_DRAFTED, Drafted, ResidentDrafter, Residents
 from cluster.worker.step_rows import laws_of_verified
 from cluster.worker.text_keeper import TextKeeper
@@ -49,19 +48,10 @@ class Step:
     ahead: Sequence[TargetText] = ()
     plan: Plan = field(default_factory=lambda: Plan([]))
 
-    def told(self, stepped: StepAnswers) -> StepReport:
-        """Return the report of its result, with the times around it."""
-        period_s = self.began_at - self.former_at if self.former_at else 0.0
-        return replace(stepped.report, period_s=period_s, draft_time_s=self.drafted.time_s)
-
-    def round(
-        self, answered: Sequence[TargetText], report: StepReport, step_s: float
-    ) -> Round | None:
+    def round(self, answered: Sequence[TargetText], report: StepReport, step_s: float) -> Round:
         """Return what there is to learn; step_s: its time, from the choice to the verdicts."""
         drafted, num_read = self.drafted, report.num_prefill_tokens
         texts = [text for text in answered if text.chosen_at == self.began_at]
-        if not texts:
-            return None
         is_whole = len(texts) == len(answered) == len(self.decoding)
         # Drafting times are no use if a drafter has stalled, and of little use beside prompts.
         is_timed = not drafted.stalled and (is_whole or num_read > 0)
@@ -85,7 +75,6 @@ class StepLoop:
         residents: Residents,
         controller: Controller,
         description: WorkerDescription,
-        max_draft_tokens: int,
         clock: Clock = time.perf_counter,
     ) -> None:
         self._verifier = verifier
@@ -96,7 +85,7 @@ class StepLoop:
         self._clock = clock
         for drafter in residents:
             controller.scores.meet(drafter.name, drafter.model.model_hash)
-        texts = TextKeeper(verifier, residents, controller, description, max_draft_tokens)
+        texts = TextKeeper(verifier, residents, controller, description)
         self.texts, self.streams = texts, texts.streams
         self.mailbox, self.recorder = texts.mailbox, texts.recorder
         self._planning, self._learning = (
@@ -107,8 +96,8 @@ class StepLoop:
     def run(self) -> None:
         """Serve until the mailbox is closed."""
         try:
-            while (mail := self.mailbox.take(is_busy=self.has_work)) is not None:
-                self.turn(mail)
+            while self.mailbox.take(is_busy=self.has_work):  # opens, cancels, pool trees
+                self.turn()
         except BaseException as error:
             log.critical("engine thread ended", exc_info=True)
             self.texts.break_off(f"the target's engine thread ended: {type(error).__name__}")
@@ -116,9 +105,9 @@ class StepLoop:
         finally:
             self.mailbox.close()  # so that nobody waits for a thread that has ended
 
-    def turn(self, mail: Sequence[Mail]) -> None:
-        """Apply the mail, and make a step if there is something to do."""
-        self.texts.apply(mail)
+    def turn(self) -> None:
+        """Let others draft if the roster has changed, and make a step if there is work."""
+        self._controller.scores.roster.follow(self.texts.values())
         if self.has_work:
             self._step(self._coming)
         else:
@@ -138,12 +127,11 @@ class StepLoop:
         if stepped is None:
             step.former_at = step.began_at
             return
-        report = step.told(stepped)
+        period_s = step.began_at - step.former_at if step.former_at else 0.0
+        report = replace(stepped.report, period_s=period_s, draft_time_s=step.drafted.time_s)
         answered = self._commit(step, stepped, report)  # the verdicts leave first
-        done = step.round(answered, report, self._clock() - step.began_at)
-        if done is not None:
-            with self._learning:
-                self._controller.learn(done)
+        with self._learning:
+            self._controller.learn(step.round(answered, report, self._clock() - step.began_at))
         drafted = self._draft(step, answered, report)  # by turns with the forward
         drafted_at = self._clock()
         # Only now, because residents read the rows of the step in the pages of these texts too.
@@ -227,24 +215,21 @@ class StepLoop:
 
     def _commit(self, step: Step, stepped: StepAnswers, report: StepReport) -> list[TargetText]:
         """Commit and send the answers of the step.  Returns the texts with a verdict."""
-        answered: list[TargetText] = []
         self.streams.note_step(report)
-        plain_why = PlainWhy.NONE
-        frames: dict[TargetStream, list[TextVerdict]] = {stream: [] for stream in self.streams}
-        for verdict in stepped.verdicts:
-            text = self.texts[verdict.request_id]
+        answered = [self.texts[verdict.request_id] for verdict in stepped.verdicts]
+        told, plain_why = list[TextVerdict](), PlainWhy.NONE
+        for text, verdict in zip(answered, stepped.verdicts, strict=True):
             said = text.take(verdict, step.plan.why, report)
-            frames.setdefault(text.stream, []).append(said)
+            told.append(said)
             if said.why:
                 plain_why = said.why
                 self.recorder.add(metrics.PLAIN_STEPS, why=said.why.name.lower())
             text.answered_at = step.began_at
-            answered.append(text)
         report = replace(report, why=plain_why)
-        for stream, verdicts in frames.items():
-            if verdicts or stream.gets_reports:
-                told = report if stream.counts else None
-                stream.post(VerdictFrame(tuple(verdicts), report=told))
+        for stream in self.streams:
+            own = [said for text, said in zip(answered, told, strict=True) if text.stream is stream]
+            if own or stream.gets_reports:
+                stream.post(VerdictFrame(tuple(own), report=report if stream.counts else None))
         self.texts.take_misses(stepped.missed)
         self.texts.take_refusals(stepped.refused)
         return answered

@@ -8,6 +8,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from cluster.config.schema import Config, CoordinatorConfig
@@ -27,7 +28,6 @@ from cluster.rpc.link import Link, run_until_first_ends
 from cluster.worker.mailbox import TargetStream
 from cluster.worker.residents import ResidentDrafter, Residents
 from cluster.worker.step_loop import StepLoop
-from cluster.worker.text_keeper import Prepare
 from cluster.worker.verifier import Verifier
 
 log = logging.getLogger(__name__)
@@ -52,20 +52,14 @@ class TargetWorker:
         verifier: Verifier,
         description: WorkerDescription,
         controller: Controller,
-        residents: Residents | None = None,
+        residents: Residents,
         *,
-        max_draft_tokens: int = 16,
-        silence_s: float = 3.0,
         heartbeat_s: float = HEARTBEAT_S,
-        prepare: Prepare = lambda opened: None,
     ) -> None:
-        """silence_s: after so long without a frame, a coordinator's texts are freed."""
-        residents = residents or Residents(())
         self._description = description
         self._controller = controller
-        self._silence_s, self._heartbeat_s = silence_s, heartbeat_s
-        loop = StepLoop(verifier, residents, controller, description, max_draft_tokens)
-        loop.texts.prepare = prepare
+        self._heartbeat_s = heartbeat_s
+        loop = StepLoop(verifier, residents, controller, description)
         self._loop, self._mailbox, self._texts = loop, loop.mailbox, loop.texts
         self.streams, self.recorder = loop.streams, loop.recorder
         self._thread = threading.Thread(target=self._loop.run, name="target-engine", daemon=True)
@@ -82,12 +76,7 @@ class TargetWorker:
 
     def use(self, settings: CoordinatorConfig) -> None:
         """Plan the next steps by these settings; may be called from any thread."""
-
-        def use() -> None:
-            self._texts.max_draft_tokens = settings.max_draft_tokens
-            self._controller.use(settings)
-
-        self._mailbox.call(use)
+        self._mailbox.call(partial(self._controller.use, settings))
 
     def exchange(self, drafters: Sequence[ResidentDrafter]) -> list[ResidentDrafter]:
         """Draft with these in place of the residents of their names; returns those once that is so.
@@ -138,7 +127,7 @@ class TargetWorker:
         stream = self.streams.open()
         try:
             await run_until_first_ends(
-                self._read_all(stream, link),
+                stream.read_forever(link, self._mailbox, self._texts.apply),
                 stream.send_forever(link),
                 self._beat(stream),
                 self._report(stream),
@@ -150,15 +139,8 @@ class TargetWorker:
             log.info("target link broke: %s", error.message)
         finally:
             self.streams.close(stream)
-            self._mailbox.put(stream, None)
+            self._mailbox.put(partial(self._texts.free, stream))
             await link.close()
-
-    async def _read_all(self, stream: TargetStream, link: TargetLink) -> None:
-        """Hand the frames of a link to the engine thread."""
-        async for frame in link:
-            stream.hear(frame)
-            self._mailbox.put(stream, frame)
-            await stream.frame_handed(self._mailbox)
 
     async def _beat(self, stream: TargetStream) -> None:
         """Tell the coordinator again and again which of its texts are here.
@@ -167,7 +149,6 @@ class TargetWorker:
         be in a long step."""
         while True:
             await asyncio.sleep(self._heartbeat_s)
-            stream.check_read()
             heard = stream.heard  # before the names, which so have all that was heard
             beat = Heartbeat(self._texts.names(stream), heard)
             stream.post(VerdictFrame(heartbeat=beat, load=self.streams.load))
@@ -184,13 +165,11 @@ class TargetWorker:
 
     async def _watch(self, stream: TargetStream) -> None:
         """Return when the coordinator has fallen silent."""
-        num_quiet = 0
+        num_quiet, silence_s = 0, self._controller.config.target_silence_s
         while num_quiet < _NUM_LOOKS:
             stream.is_heard = False
-            await asyncio.sleep(self._silence_s / _NUM_LOOKS)
+            await asyncio.sleep(silence_s / _NUM_LOOKS)
             # While the engine thread has not caught up, nobody listens.
             is_heard = stream.is_heard or stream.is_behind
             num_quiet = 0 if is_heard else num_quiet + 1
-        log.warning(
-            "a coordinator has said nothing for %.1f s; its texts are freed", self._silence_s
-        )
+        log.warning("a coordinator has said nothing for %.1f s; its texts are freed", silence_s)

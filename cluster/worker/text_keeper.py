@@ -6,16 +6,22 @@ It also contains a step that raises: its texts run again one by one, and one tha
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from cluster import metrics
 from cluster.errors import CapacityError, DrafthouseError, ProtocolError, RequestError, WorkerError
-from cluster.messages import Open, PoolTree, Refusal, TextName, VerdictFrame, WorkerDescription
+from cluster.messages import (
+    Open,
+    PoolTree,
+    Refusal,
+    StepFrame,
+    TextName,
+    VerdictFrame,
+    WorkerDescription,
+)
 from cluster.metrics.recorder import Recorder
 from cluster.metrics.told import TARGET
 from cluster.plan.controller import Controller
@@ -23,15 +29,12 @@ from cluster.plan.fence import Fence
 from cluster.plan.texts import POOL
 from cluster.spec.params import check_params
 from cluster.spec.tree_check import are_sound
-from cluster.worker.mailbox import Mail, Mailbox, TargetStream, TargetStreams
+from cluster.worker.mailbox import TargetStream, TargetStreams, ThreadMail
 from cluster.worker.residents import Residents
 from cluster.worker.texts import TargetText
 from cluster.worker.verifier import Verifier
 
 log = logging.getLogger(__name__)
-
-# Returns the work that must precede a text, which runs beside the steps; None = there is none.
-Prepare = Callable[[Open], Future[Any] | None]
 
 # If the engine forgets a text so often without a verdict in between, the text is given up.
 _MAX_MISSES_IN_A_ROW = 16
@@ -42,7 +45,6 @@ _MAX_RAISED_ALONE = 3
 class TextKeeper(dict[str, TargetText]):
     """All texts, by their names inside the worker.  Engine thread only, but for `names`.
 
-    prepare: texts wait for what it gives; if that fails, their first step meets the same error.
     broken: the error after which the engine cannot be used any more, None = it can.
     """
 
@@ -52,21 +54,17 @@ class TextKeeper(dict[str, TargetText]):
         residents: Residents,
         controller: Controller,
         description: WorkerDescription,
-        max_draft_tokens: int,
     ) -> None:
         super().__init__()
-        self.prepare: Prepare = lambda opened: None
-        self.mailbox = Mailbox()
+        self.mailbox = ThreadMail()
         self.recorder = Recorder(description.worker_id, TARGET)
         self.scoring = Fence(self.recorder, "scores")
         self.streams = TargetStreams(description.max_running_sequences, self)
         self.vocab_size = description.vocab_size
-        self.max_draft_tokens = max_draft_tokens
         self.broken: WorkerError | None = None
         self._verifier = verifier
         self._residents = residents
         self._controller = controller
-        self._roster = controller.scores.roster
         self._convicted: set[str] = set()  # names that raised alone; they begin as suspects
         self.raised_alone: set[str] = set()  # names of texts, since the last good step
 
@@ -96,30 +94,24 @@ class TextKeeper(dict[str, TargetText]):
             ready.sort(key=lambda text: (text.group != first, text.answered_at))
         return ready[:max_rows]
 
-    def apply(self, mail: Sequence[Mail]) -> None:
-        """Apply the mail, and let others draft if the roster has changed since the last time."""
-        for stream, frame in mail:
-            if frame is None:
-                self._end(stream)
-                continue
-            if stream.is_over:
-                continue
-            for name in frame.cancels:
-                text = self.get(stream.inside(name.request_id))
-                if text is not None and text.opened.generation <= name.generation:
-                    self.drop(text)
-            for opened in frame.opens:
-                self._open(stream, opened)
-            for tree in self._sound(frame.trees):
-                self._hold(stream, tree)
-            if frame.heartbeat is not None:
-                self._forget_unnamed(stream, frame.heartbeat.texts)
-                stream.is_plain = frame.heartbeat.is_plain
-            # Last, because a frame counts as heard only once its texts are here.
-            stream.heard = max(stream.heard, frame.serial)
-        self._roster.follow(self.values())
+    def apply(self, stream: TargetStream, frame: StepFrame) -> None:
+        """Apply a coordinator's frame."""
+        for name in frame.cancels:
+            text = self.get(stream.inside(name.request_id))
+            if text is not None and text.opened.generation <= name.generation:
+                self.drop(text)
+        for opened in frame.opens:
+            self._open(stream, opened)
+        for tree in self._sound(frame.trees):
+            self._hold(stream, tree)
+        if frame.heartbeat is not None:
+            self._forget_unnamed(stream, frame.heartbeat.texts)
+            stream.is_plain = frame.heartbeat.is_plain
+        # Last, because a frame counts as heard only once its texts are here.
+        stream.heard = max(stream.heard, frame.serial)
 
-    def _end(self, stream: TargetStream) -> None:
+    def free(self, stream: TargetStream) -> None:
+        """Drop what a link that has ended leaves behind."""
         for text in self.of(stream):
             self.drop(text)
         self._convicted = {name for name in self._convicted if not name.startswith(stream.prefix)}
@@ -150,12 +142,13 @@ class TextKeeper(dict[str, TargetText]):
         if former is not None:
             self._free(former)
         self[name], text.stream = text, stream
-        text.preparation = work = self.prepare(opened)
+        text.preparation = work = self._verifier.prepare(opened)
         if work is not None:  # a thread that waits is told when the text is ready
-            work.add_done_callback(lambda _: self.mailbox.call(lambda: None))
-        text.max_draft_tokens = min(max(opened.max_draft_tokens, 0), self.max_draft_tokens)
+            work.add_done_callback(lambda _: self.mailbox.put(lambda: None))
+        most = self._controller.config.max_draft_tokens
+        text.max_draft_tokens = min(max(opened.max_draft_tokens, 0), most)
         text.suspect = name in self._convicted
-        self._roster.assign(text)
+        self._controller.scores.roster.assign(text)
 
     def _checked(self, name: str, opened: Open) -> TargetText:
         """Return a new text; raises ProtocolError or RequestError where it makes no sense."""
@@ -262,27 +255,19 @@ class TextKeeper(dict[str, TargetText]):
         wherever that is waited for.
         """
         kind = type(error).__name__
-        if isinstance(error, WorkerError | torch.AcceleratorError):
+        failed = [text for text in self.values() if text.in_flight is not None]
+        guilty = failed if len(failed) == 1 else []
+        self.raised_alone |= {text.id for text in guilty}
+        is_lost = isinstance(error, WorkerError | torch.AcceleratorError)
+        if is_lost or len(self.raised_alone) >= _MAX_RAISED_ALONE:
             self.break_off(f"the target's engine is broken: {kind}")
             return
-        failed = [text for text in self.values() if text.in_flight is not None]
-        try:
-            # Their state is dropped, because the step may have left it inconsistent.
-            self._verifier.release([text.id for text in failed])
-        except Exception:
-            log.exception("state could not be freed")
-            self.break_off("the target's engine cannot free its state")
-            return
+        # Their state is dropped, because the step may have left it inconsistent.
+        self._verifier.release([text.id for text in failed])
         for text in failed:
             text.in_flight, text.suspect = None, True
             text.held.clear()
-        if len(failed) > 1:
-            return
-        self.raised_alone |= {text.id for text in failed}
-        if len(self.raised_alone) >= _MAX_RAISED_ALONE:
-            self.break_off(f"the target's engine is broken: {kind}")
-            return
-        for text in failed:
+        for text in guilty:
             self._convicted.add(text.id)
             self.end(text, WorkerError(f"the target failed on this step ({kind}); try again"))
 

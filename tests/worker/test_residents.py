@@ -23,7 +23,7 @@ from cluster.worker.priority import freeze_gc
 from cluster.worker.residents import Residents
 from cluster.worker.swap import Swaps
 from tests.support.worker.residents import LONG_STEP, GreedyOracle, resident, resident_text
-from tests.support.worker.stage import hosted, stage, worker_of
+from tests.support.worker.stage import stage, worker_of
 from tests.support.worker.steps import desk_of, steps, written
 from tests.support.worker.texts import GREEDY, LAWS, opened, plain
 
@@ -59,8 +59,8 @@ def texts(opens: Sequence[Open]) -> list[list[int]]:
 async def test_residents_change_no_text(params: SamplingParams, budget: str) -> None:
     opens = several(params, "a", "suffix", "ngram")
     drafters = {"a": GreedyOracle(), "suffix": suffix(), "ngram": ngram()}
-    async with hosted(drafters, budget=budget) as peer:
-        assert await peer.written(*opens) == texts(opens)
+    async with stage(worker_of(drafters, budget=budget)) as built:
+        assert await built.connect().written(*opens) == texts(opens)
 
 
 async def test_a_short_answer_is_drafted_for_from_its_first_step() -> None:

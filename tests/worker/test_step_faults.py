@@ -86,20 +86,6 @@ async def test_what_the_engine_loses_is_filled_in_again_and_the_text_is_the_same
     assert 0 < misses <= engine.num_lost
 
 
-@LAWS
-async def test_one_text_that_is_lost_is_filled_in_from_the_targets_own_log(
-    params: SamplingParams,
-) -> None:
-    async with desk_of(opened(params=params)) as desk:
-        for _ in range(6):
-            await desk.turn()
-        for name in list(desk.target.engine.contexts):
-            desk.target.engine.lose(name)
-        num_steps = await desk.run()
-    assert desk.text() == plain(params=params)
-    assert num_steps == 35  # 34 tokens, and the step that missed them
-
-
 class ForgetfulEngine(ToyEngine):
     """Keeps nothing from one step to the next."""
 

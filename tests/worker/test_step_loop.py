@@ -221,11 +221,6 @@ async def test_a_report_says_what_a_step_took_and_to_whom_it_counts_without_verd
     assert reports[-2].pages_in_use > 0
 
 
-async def test_what_was_found_in_the_prefix_cache_is_said_of_a_text_in_every_verdict() -> None:
-    desk = await written(opened())
-    assert {verdict.num_cached for verdict in desk.verdicts["r"]} == {0}
-
-
 async def test_a_step_without_drafts_says_why() -> None:
     desk = await written(opened("wants none", max_draft_tokens=0), opened("has none"))
     assert {each.why for each in desk.verdicts["wants none"]} == {PlainWhy.NONE}
@@ -252,11 +247,3 @@ async def test_a_pool_tree_is_verified_in_the_next_step_and_changes_no_text(
     assert verdict.num_nodes == 5
     assert verdict.verified == (3, 3)
     assert verdict.why is PlainWhy.NONE
-
-
-async def test_the_targets_own_report_says_how_many_pages_are_in_use() -> None:
-    async with desk_of(opened()) as desk:
-        await desk.turn()
-        report = desk.target.loop.report()[0]
-    assert report is not None
-    assert (report.pages_in_use, report.pages_total) == (1, 1000)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Sequence
 from contextlib import suppress
 
 import pytest
 
-from cluster.core import DraftTask, Observation, Proposal
-from cluster.engine.work import Output
+from cluster.core import Observation
 from cluster.errors import CapacityError, WorkerError
 from cluster.messages import AdapterList, CommitFrame, StepFrame
 from cluster.rpc.link import memory_pair
@@ -20,64 +17,37 @@ from tests.support.worker.draft_peer import CountingDrafter, House, house, openi
 from tests.support.worker.stage import Stage, stage, worker_of
 from tests.support.worker.texts import opened, plain
 from tests.support.worker.toy_engine import ToyEngine
+from tests.worker.test_draft_thread import Busy
+from tests.worker.test_target_worker import GatedEngine
 
 PATIENCE_S = 20.0
 MANY = 4 * MAX_BACKLOG
 
 
-class Gate:
-    """Holds a worker's thread up until it is opened."""
-
-    def __init__(self) -> None:
-        self.began, self.opened = threading.Event(), threading.Event()
-
-    def pass_through(self) -> None:
-        self.began.set()
-        assert self.opened.wait(PATIENCE_S)
-
-    async def held(self) -> None:
-        assert await asyncio.to_thread(self.began.wait, PATIENCE_S)
-
-
-class HeldEngine(ToyEngine):
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = Gate()
-
-    def step(self, taps: Sequence[int] = ()) -> list[Output]:
-        self.gate.pass_through()
-        return super().step()
-
-
-class HeldDrafter(CountingDrafter):
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = Gate()
-
-    def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
-        self.gate.pass_through()
-        return super().propose(tasks)
-
-
 async def flooded(worker: Stage | House, sending: asyncio.Task[None]) -> None:
     """Wait until no more is read, and check how much was."""
     mailbox = worker.worker._mailbox
+
+    def num_frames() -> int:
+        return sum(result is None for _, result in mailbox._calls)
+
     for _ in range(MANY):
         await asyncio.sleep(0)
-        if len(mailbox._mail) == MAX_BACKLOG:
+        if num_frames() == MAX_BACKLOG:
             break
     for _ in range(MANY):
         await asyncio.sleep(0)
-    assert len(mailbox._mail) == MAX_BACKLOG
+    assert num_frames() == MAX_BACKLOG
     assert not sending.done()
 
 
 async def test_a_coordinator_that_sends_without_an_end_waits_for_the_target() -> None:
-    engine = HeldEngine()
+    engine = GatedEngine()
+    engine.gate.clear()
     async with stage(worker_of({}, engine)) as built:
         neighbour = built.connect()
         await neighbour.open(opened("kept"))
-        await engine.gate.held()
+        assert await asyncio.to_thread(engine.stepping.wait, PATIENCE_S)
         flooder = built.connect()
 
         async def flood() -> None:
@@ -86,18 +56,18 @@ async def test_a_coordinator_that_sends_without_an_end_waits_for_the_target() ->
 
         sending = asyncio.create_task(flood())
         await flooded(built, sending)
-        engine.gate.opened.set()
+        engine.gate.set()
         await neighbour.until(lambda: neighbour.is_over("kept"))
         assert neighbour.text("kept") == plain()
         await asyncio.wait_for(sending, PATIENCE_S)
 
 
 async def test_a_coordinator_that_sends_without_an_end_waits_for_the_drafter() -> None:
-    drafter = HeldDrafter()
+    drafter = Busy()
     async with house(drafter) as running:
         neighbour, flooder = running.connect(), running.connect()
         await neighbour.send(opening("a", [1, 2]))
-        await drafter.gate.held()
+        assert await asyncio.to_thread(drafter.began.wait, PATIENCE_S)
 
         async def flood() -> None:
             for _ in range(MANY):
@@ -105,7 +75,7 @@ async def test_a_coordinator_that_sends_without_an_end_waits_for_the_drafter() -
 
         sending = asyncio.create_task(flood())
         await flooded(running, sending)
-        drafter.gate.opened.set()
+        drafter.gate.set()
         assert (await neighbour.proposal("a")).base_len == 2
         await asyncio.wait_for(sending, PATIENCE_S)
 
@@ -113,12 +83,16 @@ async def test_a_coordinator_that_sends_without_an_end_waits_for_the_drafter() -
 async def test_a_target_leaves_a_coordinator_that_does_not_read() -> None:
     async with stage(worker_of({}, ToyEngine())) as built:
         neighbour = built.connect()
-        _, theirs = memory_pair(window=1)
+        ours, theirs = memory_pair(window=1)
         serving = asyncio.create_task(built.worker.serve(theirs))
         await asyncio.sleep(0)
         assert len(list(built.worker.streams)) == 2
         for _ in range(TargetStream.max_unread + 8):
             built.worker.streams.announce(AdapterList())
+        with suppress(WorkerError):  # the link is over
+            for _ in range(3):  # what is unread is counted with each
+                await ours.send(StepFrame())
+                await asyncio.sleep(0.01)
         with pytest.raises(CapacityError, match="frames are unread"):
             await asyncio.wait_for(serving, PATIENCE_S)
         assert await neighbour.written(opened()) == [plain()]

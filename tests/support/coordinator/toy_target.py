@@ -10,6 +10,7 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from cluster.config.schema import CoordinatorConfig
@@ -197,12 +198,13 @@ class ToyTarget:
             return
         finally:
             self.streams.close(stream)
-            self._put(stream, None)
+            self._put(partial(self.texts.free, stream))
             self._num_links -= 1
             if not self._num_links:
                 running, self._running = self._running, None
                 running.cancel()
-                self.loop.turn(self.mailbox.take(is_busy=True) or ())
+                self.mailbox.take(is_busy=True)
+                self.loop.turn()
             await link.close()
 
     async def _run(self) -> None:
@@ -215,7 +217,8 @@ class ToyTarget:
             for _ in range(self.step_turns):
                 await asyncio.sleep(0)
             await self.gate.wait()
-            self.loop.turn(self.mailbox.take(is_busy=True) or ())
+            self.mailbox.take(is_busy=True)
+            self.loop.turn()
 
     async def _read_all(self, stream: TargetStream, link: TargetLink) -> None:
         async for sent in link:
@@ -225,10 +228,10 @@ class ToyTarget:
             self.frames.append(frame)
             self.arrived.set()
             stream.hear(frame)
-            self._put(stream, frame)
+            self._put(partial(self.texts.apply, stream, frame))
 
-    def _put(self, stream: TargetStream, frame: StepFrame | None) -> None:
-        self.mailbox.put(stream, frame)
+    def _put(self, function: Callable[[], None]) -> None:
+        self.mailbox.put(function)
         self._wake.set()
 
     async def _until(self, is_so: Callable[[], bool]) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 
 from cluster.config.schema import CoordinatorConfig
 from cluster.draft.base import Drafter
-from cluster.messages import Open, StepFrame, VerdictFrame, WorkerDescription
+from cluster.messages import HEARTBEAT_S, Open, StepFrame, VerdictFrame, WorkerDescription
 from cluster.plan.controller import Controller
 from cluster.rpc.link import MemoryLink, memory_pair
 from cluster.worker.residents import Residents
 from cluster.worker.target import TargetWorker
-from cluster.worker.verifier import Verifier
+from cluster.worker.verifier import Prepare, Verifier
 from tests.support.worker.residents import resident
 from tests.support.worker.texts import VOCAB_SIZE, Told
 from tests.support.worker.toy_engine import ToyEngine
@@ -81,14 +81,13 @@ class Stage:
 def worker_of(
     drafters: Mapping[str, Drafter],
     engine: ToyEngine | None = None,
-    breaker: Mapping[str, Any] = {},
-    worker: Mapping[str, Any] = {},
+    prepare: Prepare = lambda opened: None,
+    heartbeat_s: float = HEARTBEAT_S,
     **settings: Any,
 ) -> TargetWorker:
     """A target worker with these drafters inside, not started.
 
-    breaker: limits of the drafters' breakers.  worker: further arguments of the worker.  settings:
-    of the coordinator.
+    prepare: the verifier's.  settings: of the coordinator.
     """
     engine = engine or ToyEngine()
     description = WorkerDescription(
@@ -103,15 +102,14 @@ def worker_of(
         max_batch_tokens=512,
         residents=tuple(drafters),
     )
-    residents = Residents([resident(each, name, **breaker) for name, each in drafters.items()])
+    residents = Residents([resident(each, name) for name, each in drafters.items()])
     config = CoordinatorConfig(**{"budget": "fixed", **settings})
     return TargetWorker(
-        Verifier(engine, wants=residents.wants),
+        Verifier(engine, prepare=prepare, wants=residents.wants),
         description,
         Controller(config),
         residents,
-        max_draft_tokens=config.max_draft_tokens,
-        **worker,
+        heartbeat_s=heartbeat_s,
     )
 
 
@@ -127,12 +125,3 @@ async def stage(worker: TargetWorker) -> AsyncIterator[Stage]:
             task.cancel()
         await asyncio.gather(*built.serving, return_exceptions=True)
         await asyncio.to_thread(worker.stop)
-
-
-@asynccontextmanager
-async def hosted(
-    drafters: Mapping[str, Drafter], engine: ToyEngine | None = None, **settings: Any
-) -> AsyncIterator[Peer]:
-    """A coordinator of a worker with these drafters inside; settings as in `worker_of`."""
-    async with stage(worker_of(drafters, engine, **settings)) as built:
-        yield built.connect()

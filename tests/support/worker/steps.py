@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from cluster import metrics
@@ -51,9 +52,8 @@ class Desk(Told):
         **fields: Any,
     ) -> None:
         """Send a frame; it is taken in before the next step."""
-        self.target.mailbox.put(
-            self.stream, StepFrame(tuple(opens), tuple(cancels), tuple(trees), **fields)
-        )
+        frame = StepFrame(tuple(opens), tuple(cancels), tuple(trees), **fields)
+        self.target.mailbox.put(partial(self.target.texts.apply, self.stream, frame))
 
     async def turn(self) -> None:
         await self.target.turn()
@@ -63,7 +63,7 @@ class Desk(Told):
 
     def leave(self) -> None:
         self.target.streams.close(self.stream)
-        self.target.mailbox.put(self.stream, None)
+        self.target.mailbox.put(partial(self.target.texts.free, self.stream))
 
 
 class Steps:
@@ -103,7 +103,6 @@ class Steps:
             self.residents,
             self.controller,
             description,
-            config.max_draft_tokens,
             clock,
         )
         self.texts, self.streams, self.mailbox = loop.texts, loop.streams, loop.mailbox
@@ -115,9 +114,8 @@ class Steps:
 
     async def turn(self) -> None:
         """Take in what has come, make a step, and let what it says arrive."""
-        mail = self.mailbox.take(is_busy=True)
-        assert mail is not None
-        self.loop.turn(mail)
+        assert self.mailbox.take(is_busy=True)
+        self.loop.turn()
         for _ in range(4):
             await asyncio.sleep(0)
 
