@@ -53,9 +53,7 @@ class InProcessCluster:
     def reconfigure(self, user_config: Mapping[str, Any]) -> str:
         """Go on with other values of the target's live keys; returns why nothing has changed, "" if
         all has."""
-        served = self._target.reconfigure(self._config, user_config)
-        self._target.streams.announce(served)
-        return served.refused
+        return self._target.reconfigure(self._config, user_config)
 
     def stop(self) -> None:
         """Cancel all tasks and end every thread."""

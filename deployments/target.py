@@ -72,8 +72,7 @@ class TargetDeployment(WorkerReplica):
         A change that cannot be is refused in the log and in /health: an exception would make Serve
         replace the replica, with all that it is serving."""
         async with self._changing:
-            adapters = await asyncio.to_thread(self._worker.reconfigure, self._config, user_config)
-            self._worker.streams.announce(adapters)
+            await asyncio.to_thread(self._worker.reconfigure, self._config, user_config)
 
     async def check_health(self) -> None:
         """Raises when the engine is lost: Serve then replaces the replica."""

@@ -40,12 +40,13 @@ class Swaps:
     def __init__(self, parts: TargetParts, config: Config, worker: TargetWorker) -> None:
         self._parts, self._config, self._worker = parts, config, worker
 
-    def reconfigure(self, config: Config, user_config: Any) -> AdapterList:
-        """Serve by `config` with `user_config`; returns the adapters that are then served.
+    def reconfigure(self, config: Config, user_config: Any) -> str:
+        """Serve by `config` with `user_config`, and tell the coordinators; returns why that cannot
+        be, "" if it can.
 
         A drafter with another model is loaded while the present one drafts.  Running requests keep
-        their adapters.  If anything cannot be, nothing changes, and the reason is logged and
-        returned.  May be called from any thread while another steps the engine.
+        their adapters.  If anything cannot be, nothing changes, and the reason is logged too.  May
+        be called from any thread while another steps the engine.
         """
         refused = ""
         try:
@@ -60,7 +61,9 @@ class Swaps:
             self._worker.use(wanted.coordinator)
             names = ", ".join(self._parts.engine.adapters.names)
             log.info("reconfigured; adapters served: %s", names or "none")
-        return AdapterList(self._parts.engine.adapters.references, refused)
+        served = self._parts.engine.adapters.references
+        self._worker.streams.announce(AdapterList(served, refused))
+        return refused
 
     def _load(self, wanted: Config) -> list[ResidentDrafter]:
         """Load the drafters that have other options by `wanted`, while the present ones serve.

@@ -15,7 +15,6 @@ from cluster.config.schema import Config, CoordinatorConfig
 from cluster.errors import WorkerError
 from cluster.messages import (
     HEARTBEAT_S,
-    AdapterList,
     Heartbeat,
     StepFrame,
     VerdictFrame,
@@ -45,7 +44,7 @@ class TargetWorker:
     configuration.
     """
 
-    reconfigure: Callable[[Config, Any], AdapterList]
+    reconfigure: Callable[[Config, Any], str]
 
     def __init__(
         self,

@@ -50,8 +50,12 @@ def change(engine: Engine, base: Path, **folders: Path) -> AdapterList:
     config = Config(target=TargetConfig(engine=EngineConfig(model=str(base))), model_name="m")
     named = {name: str(folder) for name, folder in folders.items()}
     parts: Any = SimpleNamespace(engine=engine, residents=Residents(()))
-    worker: Any = SimpleNamespace(use=lambda settings: None)
-    return Swaps(parts, config, worker).reconfigure(config, {"adapters": named})
+    told: list[AdapterList] = []
+    streams = SimpleNamespace(announce=told.append)
+    worker: Any = SimpleNamespace(use=lambda settings: None, streams=streams)
+    refused = Swaps(parts, config, worker).reconfigure(config, {"adapters": named})
+    assert told[0].refused == refused
+    return told[0]
 
 
 def go_on(verifier: Verifier, session: Session, num_tokens: int) -> list[int]:
