@@ -15,7 +15,7 @@ from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster.config.addresses import LOOPBACK, free_port
-from cluster.config.schema import Config, TargetConfig
+from cluster.config.schema import Config
 from cluster.errors import WorkerError
 from cluster.worker.build import follow_target
 from deployments.placement import actor_options
@@ -33,17 +33,17 @@ class RankActor:
     async def follow(self, config: Config, rank: int, address: str, gpus: GpusOfRanks) -> None:
         """Join the group at rank 0's `address`, load, and follow; returns when it is over."""
         configure_logging(config.log_format)
-        await asyncio.to_thread(_follow, config.target, rank, address, gpus)
+        await asyncio.to_thread(_follow, config, rank, address, gpus)
 
     async def where(self) -> dict[str, Any]:
         return where()
 
 
-def _follow(target: TargetConfig, rank: int, address: str, gpus: GpusOfRanks) -> None:
+def _follow(config: Config, rank: int, address: str, gpus: GpusOfRanks) -> None:
     # Before torch looks for GPUs.
     index = show_gpus(gpus, rank, os.environ)
     stay_on_this_node()
-    follow_target(target, rank, address, index)
+    follow_target(config, rank, address, index)
 
 
 def stay_on_this_node() -> None:

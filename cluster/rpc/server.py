@@ -237,15 +237,14 @@ _HEALTH_INTERVAL_S = 1.0
 _STOP_GRACE_S = 1.0
 
 
-def add_options(parser: ArgumentParser, *, listens: bool = True) -> None:
+def add_options(parser: ArgumentParser) -> None:
     """Add the options of every part that is started by hand."""
     add = parser.add_argument
     add("config", help="a Ray Serve config file, e.g. configs/local.yaml")
     add("--set", dest="overrides", action="append", default=[], metavar="K=V")
     add("--log-level", default="INFO")
-    if listens:
-        add("--host", default="127.0.0.1", help="address to listen on")
-        add("--port", type=port, default=0, help="0 = a free port")
+    add("--host", default="127.0.0.1", help="address to listen on")
+    add("--port", type=port, default=0, help="0 = a free port")
 
 
 def exit_code(run: Callable[[], None]) -> int:

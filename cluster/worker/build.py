@@ -6,7 +6,7 @@ import logging
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from cluster.config.schema import Config, TargetConfig
+from cluster.config.schema import Config
 from cluster.draft import registry
 from cluster.draft.base import DrafterContext
 from cluster.messages import AdapterList, WorkerDescription
@@ -112,8 +112,10 @@ def build_drafter(
     return DraftWorker(drafter, description, nice=settings.nice)
 
 
-def load_target(config: Config, leader: str, local_rank: int | None = None) -> Engine:
-    """Load the target, or rank 0 of it, in a process of its own.
+def load_target(
+    config: Config, leader: str, local_rank: int | None = None, rank: int = 0
+) -> Engine:
+    """Load the target, or one rank of it, in a process of its own.
 
     leader: host:port at which its ranks gather.  local_rank: as for `init_rank`.
     """
@@ -127,28 +129,18 @@ def load_target(config: Config, leader: str, local_rank: int | None = None) -> E
     pin_to_cores(config.target.placement.cores)
     configure_threads(engine)
     if engine.tensor_parallel > 1:
-        init_rank(0, engine.tensor_parallel, leader, local_rank=local_rank)
+        init_rank(rank, engine.tensor_parallel, leader, local_rank=local_rank)
     await_room(engine)
     return load_target_engine(config)
 
 
-def follow_target(
-    target: TargetConfig, rank: int, leader: str, local_rank: int | None = None
-) -> None:
+def follow_target(config: Config, rank: int, leader: str, local_rank: int | None = None) -> None:
     """Run one more rank of a target until rank 0 closes its engine; arguments as above."""
-    with importing():
-        from cluster.engine.cpu.threads import configure_threads
-        from cluster.engine.engine import Engine
-        from cluster.engine.loading.room import await_room
-        from cluster.engine.parallel import init_rank, leave_group
-
-    pin_to_cores(target.placement.cores)
-    configure_threads(target.engine)
-    init_rank(rank, target.engine.tensor_parallel, leader, local_rank=local_rank)
     try:
-        await_room(target.engine)
-        Engine.load(target.engine).follow()
+        load_target(config, leader, local_rank, rank).follow()
     finally:
+        from cluster.engine.parallel import leave_group
+
         leave_group()
 
 

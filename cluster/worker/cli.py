@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import multiprocessing
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from cluster import logs
 from cluster.config.addresses import free_port
 from cluster.config.file import load
-from cluster.config.schema import Config, EngineConfig
+from cluster.config.schema import Config
 from cluster.draft import registry
-from cluster.options import whole
 from cluster.rpc.server import (
     LOG_FORMAT,
     RunningServer,
@@ -49,12 +50,8 @@ def _run(arguments: argparse.Namespace) -> None:
     file = load(arguments.config, arguments.overrides)
     logs.configure(file.config.log_format, LOG_FORMAT, arguments.log_level)
     registry.search_in(Path.cwd(), file.path.parent)
-    if arguments.role == "target":
-        asyncio.run(_target(file.config, arguments))
-    elif arguments.role == "draft":
-        asyncio.run(_draft(file.config, arguments))
-    else:
-        follow_target(file.config.target, arguments.rank, arguments.leader)
+    serve = _target if arguments.role == "target" else _draft
+    asyncio.run(serve(file.config, arguments))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -63,18 +60,15 @@ def _parser() -> argparse.ArgumentParser:
     roles = parser.add_subparsers(dest="role", required=True)
     target = roles.add_parser("target", help="serve the target; starts its other ranks as well")
     draft = roles.add_parser("draft", help="serve one drafter")
-    rank = roles.add_parser("rank", help="one more rank of a tensor-parallel target")
-    for role in (target, draft, rank):
-        add_options(role, listens=role is not rank)
+    for role in (target, draft):
+        add_options(role)
     draft.add_argument("name", help="the drafter's name in the configuration")
-    rank.add_argument("rank", type=whole(), help="1 .. tensor_parallel - 1")
-    rank.add_argument("leader", help="host:port at which rank 0 gathers the group")
     return parser
 
 
 async def _target(config: Config, arguments: argparse.Namespace) -> None:
     leader = f"127.0.0.1:{free_port()}"
-    async with _ranks(config.target.engine, leader, arguments) as ranks:
+    with _ranks(config, leader, arguments.log_level) as ranks:
         engine = await asyncio.to_thread(load_target, config, leader)
         worker = build_target(engine, config)
         if config.residents:
@@ -85,7 +79,7 @@ async def _target(config: Config, arguments: argparse.Namespace) -> None:
                 worker,
                 serve_target,
                 "target",
-                lambda: worker.healthy and all(rank.returncode is None for rank in ranks),
+                lambda: worker.healthy and all(rank.is_alive() for rank in ranks),
                 config,
                 arguments,
             )
@@ -124,25 +118,28 @@ async def _serve(
         await asyncio.to_thread(worker.stop)
 
 
-@asynccontextmanager
-async def _ranks(
-    config: EngineConfig, leader: str, arguments: argparse.Namespace
-) -> AsyncIterator[Sequence[asyncio.subprocess.Process]]:
+@contextmanager
+def _ranks(config: Config, leader: str, log_level: str) -> Iterator[Sequence[BaseProcess]]:
     """Ranks 1 and up of a target, as child processes on this machine.
 
-    They end after rank 0; those that do not are killed."""
-    options = [part for override in arguments.overrides for part in ("--set", override)]
-    options += ["--log-level", arguments.log_level]
-    ranks: list[asyncio.subprocess.Process] = []
+    leader: host:port at which rank 0 gathers the group.  They end after rank 0; those that do not
+    are killed."""
+    spawn = multiprocessing.get_context("spawn")  # torch runs in no process that was forked
+    ranks = [
+        spawn.Process(target=_follow, args=(config, rank, leader, log_level))
+        for rank in range(1, config.target.engine.tensor_parallel)
+    ]
+    for each in ranks:
+        each.start()
     try:
-        for rank in range(1, config.tensor_parallel):
-            command = [sys.executable, "-m", "cluster.worker", "rank", arguments.config, str(rank)]
-            ranks.append(await asyncio.create_subprocess_exec(*command, leader, *options))
         yield ranks
     finally:
-        for process in ranks:
-            try:
-                await asyncio.wait_for(process.wait(), _RANK_GRACE_S)
-            except TimeoutError:
-                process.kill()
-                await process.wait()
+        for each in ranks:
+            each.join(_RANK_GRACE_S)
+            each.kill()
+            each.join()
+
+
+def _follow(config: Config, rank: int, leader: str, log_level: str) -> None:
+    logs.configure(config.log_format, LOG_FORMAT, log_level)
+    sys.exit(exit_code(lambda: follow_target(config, rank, leader)))

@@ -63,7 +63,6 @@ def niceness_of(module: str, config: str) -> int:
 
 
 OWN = {"num_cpus": 0.5}
-INSIDE = {"with": "target"}
 
 
 def serve_file(
@@ -93,8 +92,6 @@ def serve_file(
             },
             "lookup": {"kind": "prompt_lookup", "placement": OWN},
         },
-        # For so small a target no draft may ever pay; here they are to be verified all the same.
-        "coordinator": {"budget": "fixed"},
         **sections,
     }
     path = folder / "serve.yaml"
@@ -132,58 +129,40 @@ def closed(folder: Path) -> DataPlaneConfig:
     return DataPlaneConfig(str(folder / "secret"), PartsTlsConfig(*named))
 
 
-async def test_a_coordinator_is_as_nice_as_its_file_says(
-    llama_folder: Path, draft_folder: Path, tmp_path: Path
-) -> None:
-    config = serve_file(tmp_path, llama_folder, draft_folder, 1, coordinator={"nice": 5})
-    async with process("cluster.lead", config, "--target", "127.0.0.1:9"):
-        assert niceness_of("cluster.lead", config) == min(os.nice(0) + 5, 19)
-
-
 _LM_ACCEPTED = 'drafthouse_accepted_draft_tokens_total{drafter="lm"'
 
 
-@pytest.mark.parametrize("placement", [OWN, INSIDE], ids=["pool", "inside the target"])
 async def test_hand_started_workers_decode_the_targets_text(
-    llama_folder: Path, draft_folder: Path, tmp_path: Path, placement: Any
+    llama_folder: Path, draft_folder: Path, tmp_path: Path
 ) -> None:
-    # In the pool with keys and certificates, inside a target of two ranks as it is on loopback by
-    # itself.
-    doors, ranks = (closed(tmp_path), 1) if placement is OWN else (DataPlaneConfig(), 2)
+    """A target of two ranks with a model inside, a look-up in the pool, keys and certificates."""
+    doors = closed(tmp_path)
     config = serve_file(
         tmp_path,
         llama_folder,
         draft_folder,
-        ranks,
-        placement,
+        2,
+        {"with": "target"},
         data_plane=dataclasses.asdict(doors),
+        # For so small a target no draft may ever pay; here they are to be verified all the same.
+        coordinator={"budget": "fixed", "nice": 5},
     )
-    pool = ["lm", "lookup"] if placement is OWN else ["lookup"]
     async with AsyncExitStack() as stack:
-        target, *drafters = await asyncio.gather(
+        target, lookup = await asyncio.gather(
             stack.enter_async_context(process("cluster.worker", "target", config)),
-            *(
-                stack.enter_async_context(process("cluster.worker", "draft", config, name))
-                for name in pool
-            ),
+            stack.enter_async_context(process("cluster.worker", "draft", config, "lookup")),
         )
-        joining = [
-            word
-            for name, address in zip(pool, drafters, strict=True)
-            for word in ("--drafter", f"{name}={address}")
-        ]
-        leading = process("cluster.lead", config, "--target", target, *joining)
+        leading = process(
+            "cluster.lead", config, "--target", target, "--drafter", f"lookup={lookup}"
+        )
         coordinator = await stack.enter_async_context(leading)
-        if doors.secret_file:
-            for address in (target, *drafters, coordinator):
-                with pytest.raises(WorkerError, match=r"data_plane\.tls"):
-                    await connect_coordinator(address)
+        assert niceness_of("cluster.lead", config) == min(os.nice(0) + 5, 19)
+        for address in (target, lookup, coordinator):
+            with pytest.raises(WorkerError, match=r"data_plane\.tls"):
+                await connect_coordinator(address)
         _, link = await connect_coordinator(coordinator, trust=trust_of(doors, "ingress"))
         params = SamplingParams(temperature=0.0, max_tokens=40, stop_token_ids=STOP_IDS)
-        expected = [
-            text[: next((i for i, t in enumerate(text) if t in (0, 1, 2)), 40)]
-            for text in hf_greedy(llama_folder, PROMPTS, 40)
-        ]
+        expected = [text[: first_stop(text)] for text in hf_greedy(llama_folder, PROMPTS, 40)]
         metrics = ""
         # So small a model may be done with a text before the drafter has read it, above all where
         # other tests take the cores.
