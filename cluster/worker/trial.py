@@ -8,8 +8,8 @@ from __future__ import annotations
 import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
+import psutil
 import torch
 
 from cluster.config.schema import Config
@@ -100,10 +100,5 @@ def _in_use(device: torch.device) -> int:
 
 
 def resident_bytes() -> int:
-    """Return the memory that this process takes; Linux only, 0 elsewhere."""
-    try:
-        status = Path("/proc/self/status").read_text("ascii")
-    except OSError:
-        return 0
-    found = next(line for line in status.splitlines() if line.startswith("VmRSS:"))
-    return int(found.split()[1]) * 1024
+    """Return the memory that this process takes."""
+    return int(psutil.Process().memory_info().rss)
