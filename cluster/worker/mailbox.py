@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any, ClassVar, TypeVar
 
 from cluster.errors import CapacityError, WorkerError
@@ -119,16 +119,13 @@ class ThreadMail:
     def __init__(self, interrupt: Callable[[], object] = lambda: None) -> None:
         """interrupt: has the thread take them soon."""
         self._interrupt = interrupt
-        self._condition = threading.Condition()
         # Each with the future of whoever waits for it.
-        self._calls: deque[tuple[Callable[[], object], Future[Any] | None]] = deque()
+        self._calls = SimpleQueue[tuple[Callable[[], object], Future[Any] | None]]()
         self.is_closed = False
 
     def put(self, function: Callable[[], object], result: Future[Any] | None = None) -> None:
         """Have `function` called in the thread, which ends with what it raises."""
-        with self._condition:
-            self._calls.append((function, result))
-            self._condition.notify()
+        self._calls.put((function, result))
         self._interrupt()
 
     def call(self, function: Callable[[], T]) -> Future[T]:
@@ -149,28 +146,24 @@ class ThreadMail:
 
     def close(self) -> None:
         """End the thread after the step it is in."""
-        with self._condition:
-            self.is_closed = True
-            for _, result in self._calls:
+        self.is_closed = True
+        with contextlib.suppress(Empty):
+            while True:
+                _, result = self._calls.get_nowait()
                 if result is not None:
                     result.cancel()
-            self._condition.notify()
+        self.put(lambda: None)  # for a thread that waits
 
     def take(self, *, is_busy: bool) -> bool:
         """Make the calls that have come, after waiting where there is nothing else to do; False =
         it is closed."""
-        with self._condition:
-            if not is_busy:
-                self._condition.wait_for(lambda: self._calls or self.is_closed)
+        if not is_busy:
+            self._calls.get()[0]()
+        for _ in range(self._calls.qsize()):
             if self.is_closed:
-                return False
-            num_calls = len(self._calls)
-        # One by one: where a call ends the thread, the others are cancelled.
-        for _ in range(num_calls):
-            with self._condition:
-                call = self._calls.popleft()[0]
-            call()
-        return True
+                break
+            self._calls.get()[0]()
+        return not self.is_closed
 
 
 class TargetStream(LinkEnd):
