@@ -20,16 +20,8 @@ from tests.support.local_models import (
     GREEDY,
     SEEDED,
     drafters,
-    drafting,
     target,
 )
-
-
-@pytest.fixture(scope="module")
-def llm(llama_folder: Path, draft_folder: Path) -> Iterator[LLM]:
-    """With drafters inside the target and one beside it."""
-    with LLM(drafting(llama_folder, drafters(draft_folder, ("lookup",)))) as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

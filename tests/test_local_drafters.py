@@ -158,8 +158,6 @@ FEW = [
     "three-beside",
     "own-gemma2",
     "own-lfm2",
-    "own-qwen3.5",
-    "eagle3-qwen3.5",
     "cascade-three",
     "other",
     "eagle3-sliding",

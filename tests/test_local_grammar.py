@@ -10,9 +10,7 @@ import jsonschema
 import pytest
 
 from cluster.core import FinishReason, SamplingParams
-from cluster.errors import RequestError
 from cluster.local import LLM
-from cluster.requests.fields import GrammarSpec
 from tests.support.grammar.specs import SCHEMA, SPECS
 from tests.support.matrix import PLAIN, PROMPTS, config
 
@@ -20,10 +18,7 @@ pytestmark = pytest.mark.usefixtures("tireless_residents")
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=80, grammar=SPECS["json_schema"])
 LAWS = {
-    "greedy": GREEDY,
-    "seeded": replace(GREEDY, temperature=0.9, seed=11),
     "top_p": replace(GREEDY, temperature=1.0, top_p=0.9, seed=3),
-    "penalties": replace(GREEDY, temperature=0.7, seed=5, repetition_penalty=1.2),
     "min_tokens": replace(GREEDY, min_tokens=20),
 }
 
@@ -48,24 +43,9 @@ def test_answers_are_valid_and_do_not_depend_on_drafts(llm: LLM, params: Samplin
     assert sum(each.stats.num_accepted_draft_tokens for each in drafted) > 0
 
 
-def test_free_and_constrained_requests_share_their_steps(llm: LLM) -> None:
-    free = replace(GREEDY, grammar=None, max_tokens=24)
-    alone = [llm.generate(PROMPTS, each) for each in (free, GREEDY)]
-    both = llm.generate([*PROMPTS, *PROMPTS], [free] * 3 + [GREEDY] * 3)
-    assert [each.token_ids for each in both] == [c.token_ids for one in alone for c in one]
-
-
 @pytest.mark.parametrize("name", ["regex", "choice", "lark", "gbnf", "structural_tag"])
 def test_every_kind_of_grammar_ends_by_itself(llm: LLM, name: str) -> None:
     params = replace(GREEDY, grammar=SPECS[name], temperature=0.8, seed=1, max_tokens=200)
     for completion in llm.generate(PROMPTS, params):
         assert completion.finish_reason is FinishReason.STOP
         assert completion.text
-
-
-def test_a_bad_grammar_is_refused_and_others_go_on(llm: LLM) -> None:
-    bad = replace(GREEDY, grammar=GrammarSpec("regex", "(a"))
-    with pytest.raises(RequestError, match="the grammar cannot be used"):
-        llm.generate(PROMPTS[0], bad)
-    (fine,) = llm.generate(PROMPTS[0], GREEDY)
-    assert fine.finish_reason is FinishReason.STOP

@@ -111,15 +111,6 @@ def test_scores_survive_that_pages_run_out(folder: Path) -> None:
         check(completion.logprobs, laws_of(folder, text), text)
 
 
-def test_a_stop_token_in_a_given_output_stops_nothing(llm: LLM) -> None:
-    text = tokens_of(40, 10)
-    params = SamplingParams(
-        temperature=0.0, max_tokens=39, forced_ids=tuple(text[1:]), stop_token_ids=(text[5],)
-    )
-    (completion,) = llm.generate([text[:1]], params)
-    assert completion.token_ids == text[1:]
-
-
 @pytest.mark.parametrize(
     ("params", "message"),
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 
 from cluster.core import FinishReason, SamplingParams, Verdict
 from cluster.engine.engine import Engine
-from cluster.errors import RequestError
 from cluster.messages import TextVerdict
 from cluster.requests.fields import BeamSpec
 from cluster.worker.verifier import Verifier
@@ -51,31 +49,17 @@ def texts_of(verdict: Verdict | TextVerdict) -> list[tuple[list[int], bool]]:
     ]
 
 
-def run(verifier: Verifier) -> tuple[Sequence[Verdict], int]:
-    """Step until something is said; returns the verdicts and how many steps it took."""
-    for count in range(1, 100):
+def run(verifier: Verifier) -> Verdict:
+    """Step until something is said."""
+    for _ in range(100):
         frame = verifier.step()
         assert not frame.refused
-        assert frame.report is not None
         # Its rows count like a chunk's, so that nobody takes the step for a plain one.
         assert frame.report.num_prefill_tokens > 0
         assert frame.report.num_sequences == 0
         if frame.verdicts:
-            return frame.verdicts, count
+            return frame.verdicts[0]
     raise AssertionError("the search never ended")
-
-
-def test_a_search_is_one_item_that_is_answered_after_many_steps(engine: Engine) -> None:
-    expected = searched(engine)
-    verifier = Verifier(engine)
-    assert verifier.submit([Session("a", PROMPT.tolist(), SEARCH).item()]) == {}
-    (verdict,), num_steps = run(verifier)
-    assert num_steps > 5
-    assert texts_of(verdict) == expected
-    assert verdict.context_len == len(PROMPT)
-    assert not verifier.has_pending
-    assert engine.pages_in_use == 0
-    engine.check_integrity()
 
 
 def test_others_decode_in_the_steps_of_a_search(engine: Engine) -> None:
@@ -91,12 +75,14 @@ def test_others_decode_in_the_steps_of_a_search(engine: Engine) -> None:
         assert len(other.output) == count + 1
     assert other.output == alone
     verifier.release(["b"])
-    (verdict,), _ = run(verifier)
+    verdict = run(verifier)
     assert texts_of(verdict) == searched(engine)
 
 
-@pytest.mark.parametrize("num_steps", [0, 1, 4])
-def test_a_search_that_is_released_leaves_nothing(engine: Engine, num_steps: int) -> None:
+@pytest.mark.parametrize("num_steps", [0, 4])
+def test_a_search_that_is_released_leaves_nothing_and_a_new_owner_begins_it_anew(
+    engine: Engine, num_steps: int
+) -> None:
     verifier = Verifier(engine)
     verifier.submit([Session("a", PROMPT.tolist(), SEARCH).item()])
     for _ in range(num_steps):
@@ -105,28 +91,8 @@ def test_a_search_that_is_released_leaves_nothing(engine: Engine, num_steps: int
     assert engine.pages_in_use == 0
     assert not verifier.has_pending
     engine.check_integrity()
-    assert decode(verifier, PROMPT.tolist(), GREEDY, num_tokens=3)
-
-
-def test_a_new_owner_of_the_request_begins_the_search_anew(engine: Engine) -> None:
-    verifier = Verifier(engine)
-    verifier.submit([Session("a", PROMPT.tolist(), SEARCH).item()])
-    for _ in range(4):
-        verifier.step()
-    verifier.release(["a"])
     verifier.submit([Session("a", PROMPT.tolist(), SEARCH, generation=1).item()])
-    (verdict,), _ = run(verifier)
-    assert texts_of(verdict) == searched(engine)
-
-
-def test_a_search_that_cannot_fit_is_refused(engine: Engine) -> None:
-    verifier = Verifier(engine)
-    wide = SamplingParams(max_tokens=400, beams=BeamSpec(5))
-    refused = verifier.submit([Session("b", PROMPT.tolist(), wide).item()])
-    assert {name: type(error) for name, error in refused.items()} == {"b": RequestError}
-    assert "5 beams of 400 tokens" in refused["b"].message
-    assert engine.pages_in_use == 0
-    assert not verifier.has_pending
+    assert texts_of(run(verifier)) == searched(engine)
 
 
 async def test_a_search_among_the_targets_texts_is_one_verdict_that_ends_it(

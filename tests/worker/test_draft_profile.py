@@ -108,12 +108,6 @@ def test_it_ends_soon_where_drafting_takes_long() -> None:
     assert clock.now < 10.0
 
 
-def test_a_target_serves_without_residents_and_with_broken_ones() -> None:
-    assert profile([], FakeClock(0.0)) == ()
-    clock = FakeClock(0.0)
-    assert all(each.time_s > 0.0 for each in profile([Broken()], clock))
-
-
 def test_faults_before_anyone_is_served_keep_no_drafter_from_its_first_request() -> None:
     clock = FakeClock(0.0)
     broken = Broken()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,8 +10,6 @@ from dataclasses import replace
 import pytest
 
 from cluster.core import Commit, DraftTask, Observation, Proposal
-from cluster.draft.base import DrafterContext
-from cluster.draft.suffix import SuffixDrafter, SuffixOptions
 from cluster.engine.engine import Engine
 from cluster.spec.token_log import prefix_hash
 from tests.draft.conftest import noisy_engine  # noqa: F401 - a fixture
@@ -131,15 +128,6 @@ async def test_a_link_that_is_backed_up_gets_only_the_newest_of_each_request() -
         assert all(len(frame.proposals) <= 1 for frame in frames)
 
 
-async def test_no_nodes_wanted_means_no_growth() -> None:
-    drafter = CountingDrafter()
-    async with peer_of(drafter, opening("a", [1, 2], max_nodes=0)) as peer:
-        frame = await peer.until(lambda frame: bool(frame.observations))
-        assert frame.observations[0].have_len == 2
-        await peer.house.idle()
-        assert drafter.num_proposes == 0
-
-
 async def test_growth_that_is_under_way_ends_when_no_nodes_are_wanted_any_more() -> None:
     drafter = CountingDrafter(slices=10**9)
     async with peer_of(drafter, opening("a", [1, 2])) as peer:
@@ -150,27 +138,6 @@ async def test_growth_that_is_under_way_ends_when_no_nodes_are_wanted_any_more()
         await peer.send(replace(extension("a", [1, 2, 3], [4]), max_nodes=0))
         await peer.house.idle()
         assert drafter.num_proposes == count
-
-
-async def test_a_lookup_is_asked_twice_per_commit_and_no_more() -> None:
-    """Once for its tree, and once to hear that there is nothing left to grow."""
-    counts: list[int] = []
-
-    class Counted(SuffixDrafter):
-        def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
-            counts.append(len(tasks))
-            return super().propose(tasks)
-
-    drafter = Counted(DrafterContext("lookup", 8, 8), SuffixOptions())
-    async with peer_of(drafter) as peer:
-        text = list(TEXT)
-        await peer.send(opening("a", text))
-        await peer.house.idle()
-        for token in (8, 9, 5, 6):
-            await peer.send(extension("a", text, [token]))
-            text.append(token)
-            await peer.house.idle()
-        assert len(counts) <= 2 * 5
 
 
 async def test_stopping_the_worker_ends_its_links_and_frees_everything() -> None:
@@ -185,16 +152,6 @@ async def test_stopping_the_worker_ends_its_links_and_frees_everything() -> None
         assert drafter.texts == {}
         assert not running.worker.is_healthy
         await running.connect().end()
-
-
-async def test_frames_tell_the_drafters_computing_time() -> None:
-    ticks, drafter = itertools.count(), CountingDrafter(slices=3)
-    async with peer_of(drafter, opening("a", [1]), clock=lambda: float(next(ticks))) as peer:
-        await drafter.content()
-        await peer.send(released=["a"])
-        await peer.until(lambda frame: frame.num_requests == 0)
-        # One observe and four proposes of one tick each.
-        assert sum(frame.draft_time_s for frame in peer.frames) == 5.0
 
 
 async def test_a_reader_that_outruns_the_drafter_is_held_back_and_nothing_is_lost() -> None:

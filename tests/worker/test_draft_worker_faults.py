@@ -105,51 +105,22 @@ async def test_a_drafter_that_raises_costs_only_the_request_concerned(
     assert "98778" not in caplog.text
 
 
-class BrokenDrafter(CountingDrafter):
-    """As after a fault of its device: nothing works any more, release included."""
+@pytest.mark.parametrize(
+    ("error", "is_healthy"),
+    [(ValueError("no"), False), (RequestError("too long for this drafter"), True)],
+)
+async def test_a_drafter_that_never_drafts_is_unhealthy_unless_it_says_that_it_cannot(
+    error: Exception, is_healthy: bool
+) -> None:
+    class Raising(CountingDrafter):
+        def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
+            raise error
 
-    def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
-        raise RuntimeError("device-side assert")
-
-    def release(self, request_ids: Sequence[str]) -> None:
-        raise RuntimeError("device-side assert")
-
-
-async def test_a_drafter_that_always_fails_makes_the_worker_unhealthy() -> None:
-    async with peer_of(BrokenDrafter(), *(opening(str(index), [1]) for index in range(20))) as peer:
-        refused: set[str] = set()
-        while len(refused) < 20:
-            refused |= {refusal.request_id for refusal in (await peer.read()).refusals}
-        await peer.house.idle()
-        assert not peer.house.worker.is_healthy
-
-
-class RaisingAtTrees(CountingDrafter):
-    """Takes every commit in, and raises whenever it is asked for a tree."""
-
-    error: Exception = ValueError("no")
-
-    def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
-        raise self.error
-
-
-async def fail_one_by_one(drafter: RaisingAtTrees) -> bool:
-    """Let 20 requests be refused; returns whether the worker is healthy after that."""
-    async with peer_of(drafter) as peer:
+    async with peer_of(Raising()) as peer:
         for index in range(20):
             await peer.send(opening(str(index), [1]))
             await peer.until(lambda frame: bool(frame.refusals))
-        return peer.house.worker.is_healthy
-
-
-async def test_a_drafter_that_takes_commits_in_and_never_drafts_is_unhealthy_too() -> None:
-    assert not await fail_one_by_one(RaisingAtTrees())
-
-
-async def test_a_drafter_that_cannot_serve_these_requests_is_healthy() -> None:
-    drafter = RaisingAtTrees()
-    drafter.error = RequestError("too long for this drafter")
-    assert await fail_one_by_one(drafter)
+        assert peer.house.worker.is_healthy == is_healthy
 
 
 async def test_a_drafter_that_drafts_for_nobody_lets_its_worker_sleep() -> None:

@@ -17,6 +17,7 @@ from cluster.rpc.channel import connect_drafter
 from cluster.rpc.link import memory_pair
 from cluster.rpc.server import serve_drafter
 from cluster.worker.draft_worker import DraftWorker
+from tests.support.choices import by_day
 from tests.support.coordinator.house import GREEDY, SEEDED, collect, request, text_of
 from tests.support.coordinator.house import house as coordinator_house
 from tests.support.coordinator.toys import ToyTarget, drafter_description, plain_text
@@ -77,6 +78,19 @@ OBSERVATIONS: dict[str, Callable[[Observation], Any]] = {
 }
 
 
+LIES: dict[str, dict[str, Callable[[Any], Any]]] = {
+    **{f"tree: {name}": {"proposes": lie} for name, lie in PROPOSALS.items()},
+    **{f"observation: {name}": {"observes": lie} for name, lie in OBSERVATIONS.items()},
+}
+# Residents answer each of them by day.
+FEW = [
+    "tree: objects",
+    "tree: a length below 0",
+    "tree: a request of another",
+    "observation: nothing",
+]
+
+
 class Lying:
     """Makes a drafter honest in its first answer and in every third one after that alone."""
 
@@ -118,8 +132,13 @@ class Patience(asyncio.Event):
         return True
 
 
-async def check_texts(liar: Liar, *, over_the_wire: bool) -> None:
+@pytest.mark.parametrize("over_the_wire", [False, True], ids=["in process", "wire"])
+@pytest.mark.parametrize("name", by_day(FEW, [*LIES]))
+async def test_a_plug_in_that_answers_anything_changes_no_text(
+    name: str, over_the_wire: bool
+) -> None:
     """Every text is the target's, and nobody has lost a link."""
+    liar = Liar(**LIES[name])
     worker = DraftWorker(liar, drafter_description("a"))
     worker.start()
     async with AsyncExitStack() as stack:
@@ -149,25 +168,6 @@ async def check_texts(liar: Liar, *, over_the_wire: bool) -> None:
         assert 'drafter="a",why="link"' not in metrics
         assert "drafthouse_bookkeeping_faults_total{" not in metrics
     assert liar.num_answers >= 2  # the second was no honest one
-
-
-WAYS = pytest.mark.parametrize("over_the_wire", [False, True], ids=["in process", "wire"])
-
-
-@WAYS
-@pytest.mark.parametrize("form", PROPOSALS)
-async def test_a_plug_in_that_proposes_anything_changes_no_text(
-    form: str, over_the_wire: bool
-) -> None:
-    await check_texts(Liar(proposes=PROPOSALS[form]), over_the_wire=over_the_wire)
-
-
-@WAYS
-@pytest.mark.parametrize("form", OBSERVATIONS)
-async def test_a_plug_in_that_observes_anything_changes_no_text(
-    form: str, over_the_wire: bool
-) -> None:
-    await check_texts(Liar(observes=OBSERVATIONS[form]), over_the_wire=over_the_wire)
 
 
 class LiesAboutA(CountingDrafter):

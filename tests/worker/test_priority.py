@@ -33,12 +33,6 @@ def after(nice: int, *, leads: bool) -> tuple[int, str]:
     return int(own), group
 
 
-def test_nobody_stands_back_by_nothing() -> None:
-    before, group = after(0, leads=False)
-    assert after(0, leads=True)[0] == before
-    assert after(5, leads=False) == (min(before + 5, 19), group)
-
-
 def may_lower_a_group() -> bool:
     """Whether this kernel has such groups, and lets a session's leader lower its own."""
     script = (
@@ -52,9 +46,10 @@ def may_lower_a_group() -> bool:
     return done.returncode == 0
 
 
-def test_a_leader_of_a_session_lowers_its_group_and_others_leave_theirs() -> None:
-    shared = after(0, leads=False)[1]
-    assert after(7, leads=False)[1] == shared
+def test_a_thread_stands_back_and_a_leader_of_a_session_lowers_its_group_too() -> None:
+    before, group = after(0, leads=False)
+    assert after(0, leads=True)[0] == before
+    assert after(5, leads=False) == (min(before + 5, 19), group)
     if not may_lower_a_group():
         pytest.skip("sessions have no groups here, or may not lower them")
     assert after(7, leads=True)[1] == "7"

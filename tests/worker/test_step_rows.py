@@ -23,7 +23,7 @@ from cluster.worker.verifier import Verifier
 from tests.support.engine.driver import last_logits, load_engine, load_oracle, prompt
 from tests.support.engine.taps import errors, expected_taps
 from tests.support.worker.residents import GreedyOracle, resident
-from tests.support.worker.rounds import Session, chain_of_the_truth, decode_all, half_right
+from tests.support.worker.rounds import Session, decode_all, half_right
 from tests.support.worker.steps import desk_of
 from tests.support.worker.texts import LAWS, opened, plain
 
@@ -103,21 +103,6 @@ def test_nobody_reads_an_audit(llama_folder: Path) -> None:
     sessions[0].change(is_audit=True)
     rows = decoded(load_engine(llama_folder, max_batch_tokens=16), sessions, WANTS)
     assert {each.request_id for each in rows} == {"b"}
-
-
-def test_an_accepted_path_is_text(llama_folder: Path) -> None:
-    engine = load_engine(llama_folder)
-    text = Session("a", prompt(11).tolist(), PARAMS)
-    decode_all(Verifier(engine), [text], [lambda tokens: TokenTree.of([], [])], 9)
-    verifier = Verifier(engine, wants=StepWants((0,)))
-    session = Session("b", prompt(11).tolist(), PARAMS)
-    verifier.submit([session.item(chain_of_the_truth(text.tokens, 4)(session.tokens))])
-    verifier.step()
-    (rows,) = verifier.last_rows
-    assert rows.path.tolist() == [0, 1, 2, 3]
-    first = rows.first_position
-    assert rows.token_ids[rows.text_rows].tolist() == text.tokens[first:15]
-    assert rows.next_token == text.tokens[15]
 
 
 def test_nobody_is_handed_what_only_others_want(llama_folder: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from cluster.engine.engine import Engine
 from cluster.worker.verifier import Verifier
+from tests.support.choices import by_day
 from tests.support.engine.driver import load_engine, prompt
 from tests.support.worker.rounds import (
     Drafter,
@@ -41,7 +42,10 @@ def drafters_around(text: list[int], vocab_size: int) -> list[Drafter]:
 
 @pytest.fixture(
     scope="module",
-    params=["qwen3", "mistral-sliding", "mixtral", "qwen3-moe", "phi3", "starcoder2"],
+    params=by_day(
+        ["mistral-sliding", "qwen3-moe"],
+        ["qwen3", "mistral-sliding", "mixtral", "qwen3-moe", "phi3", "starcoder2"],
+    ),
 )
 def other(request: pytest.FixtureRequest, checkpoint_factory: Callable[..., Path]) -> Engine:
     return load_engine(checkpoint_factory(request.param))
@@ -78,19 +82,3 @@ def test_preempted_requests_are_sent_again_and_keep_their_text(
     assert [session.output[:NUM_TOKENS] for session in sessions] == plain
     assert sum(session.num_misses for session in sessions) > 0
     assert small.pages_in_use == 0
-
-
-def test_a_prompt_longer_than_a_step_is_cut_and_answered_once(engine: Engine) -> None:
-    session = Session("long", prompt(200, seed=9).tolist(), OPTIONS["T0.7"])
-    verifier = Verifier(engine)
-    verifier.submit([session.item(random_drafts(1, engine.vocab_size)(session.tokens))])
-
-    frames = []
-    while verifier.has_pending:
-        frames.append(verifier.step())
-
-    assert [len(frame.verdicts) for frame in frames] == [0] * (len(frames) - 1) + [1]
-    prefilled = sum(frame.report.num_prefill_tokens for frame in frames if frame.report)
-    assert 190 <= prefilled <= 200
-    assert frames[-1].verdicts[0].context_len == 200
-    verifier.release(["long"])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cluster.core import SamplingParams
 from cluster.worker.verifier import Verifier
@@ -58,31 +56,6 @@ def test_any_tree_gives_the_text_of_plain_decoding(params: SamplingParams) -> No
     ]
     for drafter in drafters:
         assert decode(verifier(), PROMPT, params, drafter, 40) == plain
-
-
-@given(
-    params=st.builds(
-        SamplingParams,
-        temperature=st.sampled_from([0.0, 0.5, 1.0, 2.0]),
-        top_p=st.sampled_from([1.0, 0.9, 0.3]),
-        top_k=st.sampled_from([0, 3]),
-        min_p=st.sampled_from([0.0, 0.1]),
-        presence_penalty=st.sampled_from([0.0, 0.5]),
-        frequency_penalty=st.sampled_from([0.0, 0.4]),
-        repetition_penalty=st.sampled_from([1.0, 1.2]),
-        seed=st.integers(0, 2**64 - 1),
-    ),
-    prompt=st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=6),
-    seed=st.integers(0, 10_000),
-)
-def test_no_tree_whatever_changes_the_text(
-    params: SamplingParams, prompt: list[int], seed: int
-) -> None:
-    plain = decode(verifier(), prompt, params, num_tokens=15)
-
-    assert decode(verifier(), prompt, params, random_drafts(seed, VOCAB_SIZE), 15) == plain
-    drafter = half_right(prompt + plain, seed, VOCAB_SIZE)
-    assert decode(verifier(), prompt, params, drafter, 15) == plain
 
 
 def test_a_batch_of_different_laws_gives_each_request_its_own_text() -> None:
