@@ -46,6 +46,8 @@ Role = Annotated[str, Field(max_length=64), Read(_role)]
 class ChatTurn(Body):
     """OpenAI's message."""
 
+    is_listed = True
+
     role: Role = supported(
         "system, developer, user, assistant or tool, and what else the model's template names",
         REQUIRED, min_length=1)
@@ -121,7 +123,8 @@ class AnsweredConversation(ToolUse, Sampling):
     """A conversation that is answered."""
 
     def asked(self, limits: Limits) -> GenerationSpec:
-        prompt, use = self.prompt_of(limits, self.form()[0])
+        form = self.form()
+        prompt, use = self.prompt_of(limits, form and form[0])
         return self.generation(limits, (prompt,), self.num_logprobs(), use=use)
 
 

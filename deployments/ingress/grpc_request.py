@@ -132,10 +132,10 @@ def _grammar(grammar: GrammarSpec, limits: Limits) -> GrammarSpec:
         raise RequestError.at("sampling.grammar.kind", f"{shown(grammar.kind)}; {remedy}")
     source = parse_json(grammar.source, _GRAMMAR) if kind == "choice" else grammar.source
     with Names({kind: _GRAMMAR}).told():
-        found, _ = StructuredOutputs.read({kind: source}, limits).grammar("")
+        found = StructuredOutputs.read({kind: source}, limits).held("")
     if found is None:
         raise RequestError.at(_GRAMMAR, "null; send a list of texts")
-    return found
+    return found[0]
 
 
 def _check_resume(resume: Sequence[ResumedChoice], num_choices: int, limits: Limits) -> None:

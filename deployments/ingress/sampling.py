@@ -10,13 +10,13 @@ from pydantic import Field
 
 from cluster.core import SamplingParams, SpeculationOptions
 from cluster.errors import NotFoundError, RequestError
-from cluster.requests.fields import DEFAULT_TENANT, BeamSpec, GrammarSpec, asked_seed, tenant_of
+from cluster.requests.fields import DEFAULT_TENANT, BeamSpec, asked_seed, tenant_of
 from cluster.spec.beam_search import MAX_LENGTH_PENALTY
 from deployments.ingress.api.contract import Body, Read, or_text, supported, up_to
 from deployments.ingress.fields import shown
 from deployments.ingress.spec import ChatUse, GenerationSpec, Limits, Prompt
 from deployments.ingress.speculation import Speculation
-from deployments.ingress.structured import ResponseFormat, StructuredOutputs
+from deployments.ingress.structured import Held, ResponseFormat, StructuredOutputs
 
 MAX_NAME_LEN = 256
 _PENALTIES: Sequence[str] = ("presence_penalty", "frequency_penalty", "repetition_penalty")
@@ -221,27 +221,27 @@ class Sampling(Named):
         """True if the answer tells of the prompt, so that it need have no text."""
         return self.prompt_logprobs is not None
 
-    def form(self) -> tuple[GrammarSpec | None, str]:
-        """The grammar of the answer's form, and the field that it comes from; "" for none."""
-        asked = self.response_format
-        return (None, "") if asked is None else asked.grammar("response_format")
+    def form(self) -> Held | None:
+        """What its form holds the answer to."""
+        form = self.response_format
+        return form.held("response_format") if form else None
 
-    def _grammar(self, use: ChatUse | None) -> tuple[GrammarSpec | None, str]:
-        """What holds the answer, and the field that it comes from; "" for none."""
+    def _held(self, use: ChatUse | None) -> Held | None:
+        """What holds the answer."""
         found, outputs = self.form(), self.structured_outputs
-        if outputs is not None and (other := outputs.grammar("structured_outputs"))[0] is not None:
-            if found[0] is not None:
-                name = found[1].removesuffix(".json_schema.schema")
-                reason = "structured_outputs says what the answer must be, too; send one"
-                raise RequestError.at(name, reason)
-            found = other
+        other = outputs and outputs.held("structured_outputs")
+        if found and other:
+            name = found[1].removesuffix(".json_schema.schema")
+            reason = "structured_outputs says what the answer must be, too; send one"
+            raise RequestError.at(name, reason)
+        found = other or found
         if use is None or use.grammar is None:
             return found
-        if found[0] is not None and not use.has_form:
+        if found and not use.has_form:
             remedy = "remove it, or send tool_choice auto and tools that are not strict"
             reason = f"the tools say what the answer must be, too; {remedy}"
             raise RequestError.at(found[1], reason)
-        return use.grammar, found[1] or "tools"
+        return use.grammar, found[1] if found else "tools"
 
     def generation(
         self,
@@ -264,7 +264,7 @@ class Sampling(Named):
             name = "prompt" if len(prompts) > 1 else "n"
             raise RequestError.at(name, f"{said}, the limit is {limit}; send fewer")
         defaults, (_, most) = limits.defaults, self.length()
-        grammar, grammar_field = self._grammar(use)
+        grammar, grammar_field = self._held(use) or (None, "")
         task = limits.task_class(self.metadata.get("task") or limits.caller.key.default_task)
         # What only shapes a draw (temperature, seed, ...) has no effect with a search, as in vLLM;
         # and drafts have no place in it.

@@ -47,15 +47,18 @@ def _dumped(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
+# The grammar that holds an answer, and the field that it comes from.
+Held = tuple[GrammarSpec, str]
+
+
 class _Form(Body):
     """Something that holds an answer to a grammar, or does not."""
 
-    # And where it stands in here.
-    _grammar: tuple[GrammarSpec | None, str] = (None, "")
+    _found: Held | None = None  # the field: below this
 
-    def grammar(self, path: str) -> tuple[GrammarSpec | None, str]:
-        """The grammar, and the field that it comes from; path: of this."""
-        return self._grammar[0], joined(path, self._grammar[1])
+    def held(self, path: str) -> Held | None:
+        """What holds the answer.  path: of this."""
+        return self._found and (self._found[0], joined(path, self._found[1]))
 
 
 class StructuredOutputs(_Form):
@@ -63,7 +66,7 @@ class StructuredOutputs(_Form):
     json_object: bool = supported("any JSON object", False)
     regex: _Text | None = supported("a regular expression for the whole answer")
     choice: _Texts | None = supported("one of these texts")
-    grammar_: _Text | None = supported("a grammar in Lark, or in GBNF", alias="grammar")
+    grammar: _Text | None = supported("a grammar in Lark, or in GBNF")
     structural_tag: _ObjectOrText = supported("as in response_format")
 
     def check(self, limits: Limits) -> None:
@@ -74,7 +77,7 @@ class StructuredOutputs(_Form):
             raise RequestError.at("", f"{' and '.join(asked)} are set; send one of them")
         for kind, value in asked.items():
             found = _ANY_OBJECT if kind == "json_object" else grammar_of(kind, value, kind)
-            self._grammar = found, kind
+            self._found = found, kind
 
 
 def _held(form: NamedSchema) -> Any:
@@ -104,12 +107,12 @@ class ResponseFormat(_Form):
             place, schema = self.schema_of()
             if schema is None:
                 raise RequestError.at(place, "missing; send a JSON schema")
-            self._grammar = grammar_of("json", schema, place), place
+            self._found = grammar_of("json", schema, place), place
         elif self.type == "structural_tag":
             tag = self.model_dump(exclude_unset=True, by_alias=True)
-            self._grammar = grammar_of("structural_tag", tag, ""), ""
+            self._found = grammar_of("structural_tag", tag, ""), ""
         elif self.type == "json_object":
-            self._grammar = _ANY_OBJECT, ""
+            self._found = _ANY_OBJECT, ""
 
     def schema_of(self) -> tuple[str, Any]:
         """Where the schema stands, and the schema as it is held."""

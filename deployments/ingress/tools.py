@@ -83,6 +83,7 @@ class Function(Body):
     """A tool, or what it says of its function."""
 
     hidden = frozenset({"format"})
+    is_listed = True
     name: Annotated[str, Read(_name)] = supported("the name of the function", REQUIRED)
     description: str | None = supported("for the model", max_length=65536)
     parameters: JsonObject | None = supported("a JSON schema")
@@ -139,6 +140,7 @@ class Custom(Function):
 
 
 class Tool(Body):
+    is_listed = True
     kinds = _KINDS
     type: Literal["function", "custom"] = supported("function or custom", REQUIRED)
     function: Function | None = supported("its name, description, parameters and strict")
@@ -217,7 +219,7 @@ class ToolUse(Body):
         """The prompt, and how the answer is read.  form: what a text of the answer must be.
 
         Raises RequestError for tools that cannot be served, naming the field."""
-        functions = [tool.named() for tool in self.tools if not tool.is_left_out]
+        functions = [tool.named() for tool in self.tools if not tool._is_left_out]
         self._check_choice([function.name for function in functions])
         if self.choice().kind == "none":
             functions = []

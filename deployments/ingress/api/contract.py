@@ -9,19 +9,26 @@ import contextlib
 import inspect
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field
 from functools import cache
 from operator import attrgetter
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError, core_schema
 
 from cluster.errors import RequestError
-from cluster.records import frozen, record
+from cluster.records import record
 from deployments.ingress.api.unserved import unserved
-from deployments.ingress.api.wording import Rule, Schema, Status, joined, plain, refusal, told_names
-from deployments.ingress.fields import MAX_SHOWN_KEY_LEN, Names, encodable, shown, unknown
+from deployments.ingress.api.wording import Rule, Schema, Status, plain, refusal, told_names
+from deployments.ingress.fields import MAX_SHOWN_KEY_LEN, Names, shown, unknown
 from deployments.ingress.spec import Limits
 
 REQUIRED: Any = ...
@@ -31,13 +38,14 @@ class Body(BaseModel):
     """An object in a request, or all of it.  A field that is null is absent.
 
     hidden: fields of the bases that this body does not have.  kinds: the values of `type` that are
-    served, where others are told before what stands beside them, or are left out of a list by a
-    lenient server.
+    served, where others are told before what stands beside them.  is_listed: it stands in a list,
+    or in an object there; a lenient server leaves out one of a kind that is not served.
     """
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
     hidden: ClassVar[frozenset[str]] = frozenset()
     kinds: ClassVar[frozenset[str]] = frozenset()
+    is_listed: ClassVar[bool] = False
     # As it was sent, the names of fields without effect, and whether it is taken as not sent.
     _given: Mapping[str, Any] = {}
     _ignored: tuple[str, ...] = ()
@@ -46,14 +54,12 @@ class Body(BaseModel):
     @classmethod
     def read(cls, values: Mapping[str, Any], limits: Limits) -> Self:
         """Read a body; raises RequestError with the field, the value and the remedy."""
-        sent = _Sent(limits.is_lenient)
-        kept = sent.kept(cls, values, "")
         try:
-            body = cls.model_validate(kept, context=limits)
+            body = cls.model_validate(values, context=limits)
         except ValidationError as error:
             # Without its cause, which would show the values in a log.
-            raise refusal(cls, error, limits) from None
-        body._given, body._ignored = values, told_names((*sent.ignored, *body._ignored), limits)
+            raise error.errors()[0]["ctx"]["error"] from None
+        body._given, body._ignored = values, told_names(body._without_effect(), limits)
         return body
 
     @classmethod
@@ -84,10 +90,6 @@ class Body(BaseModel):
     def ignored(self) -> tuple[str, ...]:
         """Names of fields that had no effect."""
         return self._ignored
-
-    @property
-    def is_left_out(self) -> bool:
-        return self._is_left_out
 
     @classmethod
     def all_but(cls, *names: str) -> frozenset[str]:
@@ -123,17 +125,70 @@ class Body(BaseModel):
     def leaves_out(cls, values: Mapping[str, Any]) -> bool:
         """True if a lenient server takes this element of a list as not sent."""
         kind = values.get("type")
-        return bool(cls.kinds) and isinstance(kind, str) and kind not in cls.kinds
+        return cls.is_listed and bool(cls.kinds) and isinstance(kind, str) and kind not in cls.kinds
 
     def check(self, limits: Limits) -> None:
         """Raise RequestError, naming a field below this object, for fields at odds."""
 
-    @model_validator(mode="after")
-    def _checked(self, info: ValidationInfo[Limits]) -> Self:
+    @model_validator(mode="wrap")  # type: ignore[arg-type]  # mypy infers no model from Self
+    @classmethod
+    def _read(
+        cls, values: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo[Limits]
+    ) -> Self:
+        if not isinstance(values, dict):
+            return handler(values)  # which says what is wrong
         with _placed():
-            if not self.is_left_out:
-                self.check(info.context)
-        return self
+            if cls.leaves_out(values) and info.context.is_lenient:
+                body = cls.model_construct()  # the others keep their numbers, for errors
+                body._is_left_out, body._ignored = True, (values["type"][:MAX_SHOWN_KEY_LEN],)
+                return body
+            kept, ignored = cls._kept(values, info.context)
+            try:
+                body = handler(kept)
+            except ValidationError as error:
+                raise refusal(cls, error, info.context) from None
+            body._ignored = tuple(ignored)
+            body.check(info.context)
+        return body
+
+    @classmethod
+    def _kept(cls, values: Mapping[str, Any], limits: Limits) -> tuple[dict[str, Any], list[str]]:
+        """What is read of an object as it was sent, and the names of fields without effect; raises
+        RequestError for the first name that is not accepted."""
+        rules, kept, ignored = cls.rules(), dict[str, Any](), list[str]()
+        for key, value in values.items():
+            rule, name = rules.get(key), key[:MAX_SHOWN_KEY_LEN]
+            if rule is None:
+                # Clients send an answer back with its empty fields (`annotations: []`).
+                if cls.is_listed and value in (None, [], {}):
+                    continue
+                if not limits.is_lenient:
+                    raise unknown(name, key, rules)
+                ignored.append(name)
+            elif rule.status is Status.SUPPORTED:
+                # A kind that is not served is told before what stands beside it.
+                if cls.kinds and key == "type" and value not in (None, *cls.kinds):
+                    remedy = f"send {' or '.join(sorted(cls.kinds))}"
+                    raise RequestError.at(name, f"{shown(value)} is not served; {remedy}")
+                if isinstance(value, dict) and "additionalProperties" in rule.schema:
+                    value = {below: one for below, one in value.items() if one is not None}
+                if value is not None:
+                    kept[key] = value
+            elif not rule.asks_for_nothing(value):
+                if not rule.has_no_effect(is_lenient=limits.is_lenient):
+                    raise RequestError.at(name, f"{shown(value)} is not supported; {rule.note}")
+                ignored.append(name)
+        return kept, ignored
+
+    def _without_effect(self) -> Iterator[str]:
+        """The paths of all fields without effect; `[]` stands for every element of a list."""
+        yield from self._ignored
+        for attribute, value in self:
+            is_list = isinstance(value, list)
+            for each in value if is_list else (value,):
+                if isinstance(each, Body):
+                    place = self.called(attribute) + ("[]" if is_list else "")
+                    yield from (f"{place}.{name}" for name in each._without_effect())
 
 
 @record
@@ -149,63 +204,6 @@ def _body_in(annotation: Any) -> type[Body] | None:
     if isinstance(annotation, type) and issubclass(annotation, Body):
         return annotation
     return next(filter(None, map(_body_in, typing.get_args(annotation))), None)
-
-
-@frozen
-class _Sent:
-    """Takes from a body as it was sent what is read.  ignored: names of fields without effect."""
-
-    is_lenient: bool
-    ignored: list[str] = field(default_factory=list)
-
-    def kept(self, body: type[Body], values: Mapping[str, Any], path: str) -> dict[str, Any]:
-        """Of an object; raises RequestError for the first name that is not accepted."""
-        rules, kept = body.rules(), {}
-        for key, value in values.items():
-            rule, name = rules.get(key), joined(path, key[:MAX_SHOWN_KEY_LEN])
-            if rule is None:
-                # Clients send an answer back with its empty fields (`annotations: []`).
-                if "[" in path and value in (None, [], {}):
-                    continue
-                if not self.is_lenient:
-                    raise unknown(name, key, rules)
-                self.ignored.append(name)
-            elif rule.status is Status.SUPPORTED:
-                # A kind that is not served is told before what stands beside it.
-                if body.kinds and key == "type" and value not in (None, *body.kinds):
-                    remedy = f"send {' or '.join(sorted(body.kinds))}"
-                    raise RequestError.at(name, f"{shown(value)} is not served; {remedy}")
-                if value is not None:
-                    kept[key] = self._inside(rule, value, name)
-            elif not rule.asks_for_nothing(value):
-                if not rule.has_no_effect(is_lenient=self.is_lenient):
-                    raise RequestError.at(name, f"{shown(value)} is not supported; {rule.note}")
-                self.ignored.append(name)
-        return kept
-
-    def _inside(self, rule: Rule, value: Any, name: str) -> Any:
-        """Of the value of a field."""
-        body, is_object = rule.below, rule.schema.get("type") == "object"
-        if isinstance(value, str):
-            return encodable(value, name)
-        if body is not None and is_object and isinstance(value, dict):
-            return self.kept(body, value, name)
-        if body is not None and not is_object and isinstance(value, list):
-            return [self._element(body, item, f"{name}[{at}]") for at, item in enumerate(value)]
-        if isinstance(value, dict) and isinstance(rule.schema.get("additionalProperties"), Mapping):
-            return {key: inner for key, inner in value.items() if inner is not None}
-        return value
-
-    def _element(self, body: type[Body], item: Any, name: str) -> Any:
-        """Of an element of a list."""
-        if not isinstance(item, dict):
-            return item
-        if not self.is_lenient or not body.leaves_out(item):
-            return self.kept(body, item, name)
-        self.ignored.append(f"{name}.{item['type'][:MAX_SHOWN_KEY_LEN]}")
-        place = body.model_construct()  # the others keep their numbers, for errors
-        place._is_left_out = True
-        return place
 
 
 @contextlib.contextmanager

@@ -11,10 +11,10 @@ from pydantic import Field
 
 from cluster.errors import ContextLengthError, DrafthouseError, RequestError
 from cluster.records import frozen
-from cluster.requests.fields import GrammarSpec
 from cluster.text.chat import part_text, text_of
 from deployments.ingress import sampling
 from deployments.ingress.api.contract import REQUIRED, Body, PostEndpoint, instead, supported
+from deployments.ingress.api.unserved import KINDS_ELSEWHERE
 from deployments.ingress.api.wording import TEXT_OR_OBJECTS
 from deployments.ingress.chat import (
     MAX_MESSAGES,
@@ -25,7 +25,7 @@ from deployments.ingress.chat import (
 )
 from deployments.ingress.fields import encodable, encodable_json, json_kind
 from deployments.ingress.spec import Limits, Message
-from deployments.ingress.structured import FlatFormat
+from deployments.ingress.structured import FlatFormat, Held
 from deployments.ingress.tools import (
     MAX_TOOLS,
     OF_EFFORT,
@@ -50,19 +50,6 @@ _ERROR_TYPES: Mapping[int, str] = {
     504: "timeout_error",
 }
 _NO_PART = ("thinking", "redacted_thinking")  # of a prompt
-# Blocks of tools that another server ran while it answered.
-_OF_SERVERS = (
-    "server_tool_use",
-    "web_search_tool_result",
-    "web_fetch_tool_result",
-    "code_execution_tool_result",
-    "bash_code_execution_tool_result",
-    "text_editor_code_execution_tool_result",
-    "tool_search_tool_result",
-    "mcp_tool_use",
-    "mcp_tool_result",
-    "container_upload",
-)
 _CHOICES = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
 
 
@@ -87,7 +74,7 @@ def _said(content: Any, limits: Limits) -> MessageBlocks:
             said.calls.append(_call(block, place))
         elif kind == "tool_result":
             said.results[place] = _result(block, place)
-        elif kind in _NO_PART or (limits.is_lenient and kind in _OF_SERVERS):
+        elif kind in _NO_PART or (limits.is_lenient and kind in KINDS_ELSEWHERE["blocks"]):
             continue
         else:
             said.texts.append(encodable(_text_of_block(block, place), place))
@@ -136,6 +123,7 @@ def _result(block: Mapping[str, Any], place: str) -> Message:
 
 
 class Turn(Body):
+    is_listed = True
     role: Literal["user", "assistant", "system"] = supported(
         "user, assistant or system; a last assistant message is continued", REQUIRED
     )
@@ -236,11 +224,11 @@ class AnthropicMessages(Counted, AnsweredConversation):
     stop: sampling.StopTexts = supported(sampling.OF_STOP, (), alias="stop_sequences")
     # fmt: on
 
-    def form(self) -> tuple[GrammarSpec | None, str]:
-        form = self.output_config and self.output_config.format
-        if form is None and self.output_format is not None:
-            return self.output_format.grammar("output_format")
-        return form.grammar("output_config.format") if form else (None, "")
+    def form(self) -> Held | None:
+        form, older = self.output_config and self.output_config.format, self.output_format
+        if form:
+            return form.held("output_config.format")
+        return older.held("output_format") if older else None
 
 
 def error_body(error: DrafthouseError, request_id: str) -> bytes:

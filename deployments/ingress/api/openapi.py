@@ -102,14 +102,14 @@ def _error(name: str) -> dict[str, Any]:
     return {"description": "why not", "content": {"application/json": {"schema": schema}}}
 
 
-def body_schema(body: type[Body], limits: Limits, *, is_item: bool = False) -> dict[str, Any]:
-    """JSON Schema of a body.  is_item: it stands in a list."""
+def body_schema(body: type[Body], limits: Limits) -> dict[str, Any]:
+    """JSON Schema of a body."""
     rules = body.rules()
     schema: dict[str, Any] = {
         "type": "object",
         "properties": {name: _field(rule, limits) for name, rule in rules.items()},
         # Unknown fields of messages are refused too, unless they are empty.
-        "additionalProperties": limits.is_lenient or is_item,
+        "additionalProperties": limits.is_lenient or body.is_listed,
     }
     required = [name for name, rule in rules.items() if rule.is_required]
     return schema | ({"required": required} if required else {})
@@ -124,7 +124,7 @@ def _field(rule: Rule, limits: Limits) -> dict[str, Any]:
     if rule.below is not None:
         for option in (schema, *schema.get("anyOf", ())):
             if option.get("type") == "array":
-                option["items"] = body_schema(rule.below, limits, is_item=True)
+                option["items"] = body_schema(rule.below, limits)
             elif option.get("type") == "object":
                 option |= body_schema(rule.below, limits)
     if rule.is_required:

@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, WithJsonSchema
 
 from cluster.errors import RequestError
-from cluster.requests.fields import GrammarSpec
 from cluster.text.json_text import json_or_text
 from deployments.ingress import sampling
 from deployments.ingress.api.contract import REQUIRED, Body, PostEndpoint, or_text, supported
 from deployments.ingress.api.response_store import StoredResponse
+from deployments.ingress.api.unserved import KINDS_ELSEWHERE
 from deployments.ingress.api.wording import TEXT, TEXT_OR_OBJECTS
 from deployments.ingress.chat import (
     MAX_MESSAGES,
@@ -24,7 +24,7 @@ from deployments.ingress.chat import (
 )
 from deployments.ingress.fields import shown
 from deployments.ingress.spec import GenerationSpec, Limits, Message
-from deployments.ingress.structured import FlatFormat
+from deployments.ingress.structured import FlatFormat, Held
 from deployments.ingress.tools import (
     MAX_TOOLS,
     OF_EFFORT,
@@ -36,15 +36,6 @@ from deployments.ingress.tools import (
 )
 
 _CALLS = ("function_call", "custom_tool_call", "local_shell_call")
-# Items of tools that another server ran while it answered.
-_OF_SERVERS = (
-    "web_search_call",
-    "file_search_call",
-    "image_generation_call",
-    "mcp_list_tools",
-    "tool_search_call",
-    "tool_search_output",
-)
 _LOGPROBS = "message.output_text.logprobs"
 # Every kind of text part that OpenAI's types name.
 _TEXT_PARTS = ("input_text", "output_text", "text")
@@ -66,6 +57,8 @@ def _text(value: Any, path: str) -> str:
 # fmt: off
 class Item(Body):
     """A message, a call, its output, or the reasoning of an earlier answer."""
+
+    is_listed = True
 
     type: str = supported(
         "message, reasoning, function_call, custom_tool_call, local_shell_call, or one of those "
@@ -107,7 +100,7 @@ class Item(Body):
 
     @classmethod
     def leaves_out(cls, values: Mapping[str, Any]) -> bool:
-        return values.get("type") in _OF_SERVERS
+        return values.get("type") in KINDS_ELSEWHERE["items"]
 
     def after(self, said: list[tuple[str, Message]], place: str) -> None:
         """Add its message.  Calls that follow each other, or the model's text, are of one."""
@@ -177,12 +170,12 @@ class Response(AnsweredConversation, Harmless):
     def effort(self) -> tuple[str, str | None]:
         return "reasoning.effort", (self.reasoning or Reasoning()).effort
 
-    def form(self) -> tuple[GrammarSpec | None, str]:
+    def form(self) -> Held | None:
         form = self.text and self.text.format
         if form and self.response_format is not None:
             reason = "response_format says what the answer must be, too; send one"
             raise RequestError.at("text.format", reason)
-        return form.grammar("text.format") if form else super().form()
+        return form.held("text.format") if form else super().form()
 
     def num_logprobs(self) -> int | None:
         is_asked = self.top_logprobs or _LOGPROBS in self.include

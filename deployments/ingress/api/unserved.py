@@ -1,5 +1,4 @@
-"""What other servers have and this one has not, as unserved.yaml says it: fields of bodies, and
-paths with the reason that is answered."""
+"""Fields, kinds of elements and paths of other servers that this one has not: unserved.yaml."""
 
 from __future__ import annotations
 
@@ -10,7 +9,8 @@ import yaml
 
 from deployments.ingress.api.wording import Rule, Status
 
-_FIELDS, UNSERVED = yaml.safe_load_all(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+_TEXT = Path(__file__).with_suffix(".yaml").read_text("utf-8")
+_FIELDS, KINDS_ELSEWHERE, UNSERVED = yaml.safe_load_all(_TEXT)
 
 
 def unserved(body: type) -> Iterator[Rule]:

@@ -23,15 +23,13 @@ log = logging.getLogger(__name__)
 # What a header may carry of a client's own names.
 _MAX_WARNED = 16
 _NOT_PRINTED = re.compile(r"[^A-Za-z0-9_.\[\]\-]")
-_INDEX = re.compile(r"\[\d+\]")
 # So many names have a line of the log: clients may invent any number of them.
 _MAX_LOGGED = 1000
 
 
 def told_names(names: Iterable[str], limits: Limits) -> tuple[str, ...]:
-    """One name for the same field of all elements of a list, because conversations are long; those
-    that the log does not have yet are written there."""
-    found = tuple(dict.fromkeys(_INDEX.sub("[]", name) for name in names))
+    """Each name once; those that the log does not have yet are written there."""
+    found = tuple(dict.fromkeys(names))
     for name in found:
         if name not in limits.logged and len(limits.logged) < _MAX_LOGGED:
             limits.logged.add(name)
@@ -204,12 +202,13 @@ def joined(path: str, below: str) -> str:
 
 
 def _place(body: Any, place: tuple[int | str, ...]) -> tuple[str, Schema, str]:
-    """The path of what is wrong, its schema, and what its field is for."""
-    path, note = "", ""
-    schema: Schema = {}
-    if place[-1:] == ("[key]",):  # an object whose keys are not the field's own
+    """The path of what is wrong in a body, its schema, and what its field is for."""
+    if place[-1] == "[key]":  # an object whose keys are not the field's own
         place = place[:-2]
-    for part in place:
+    name, *below = place
+    rule = body.rules()[name]
+    path, schema = rule.name, rule.schema
+    for part in below:
         options = schema.get("anyOf", [schema])
         if len(options) > 1 and "items" not in options[-1]:
             break  # `part` says which of them was tried
@@ -219,8 +218,6 @@ def _place(body: Any, place: tuple[int | str, ...]) -> tuple[str, Schema, str]:
                 break  # a list of values is named as one
             path += f"[{part}]"
         else:
-            rule = body.rules().get(part) if body is not None else None
             path = joined(path, part[:MAX_SHOWN_KEY_LEN])
-            schema = schema.get("additionalProperties", {}) if rule is None else rule.schema
-            body, note = (None, "") if rule is None else (rule.below, rule.note)
-    return path, schema, note
+            schema = schema.get("additionalProperties", {})
+    return path, schema, rule.note
