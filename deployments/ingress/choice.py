@@ -47,11 +47,6 @@ class Delta(ChoiceDelta):
         """True if there are only tokens, whose text is held back."""
         return not (self.text or self.call or self.finish_reason)
 
-    @property
-    def says_only_text(self) -> bool:
-        """True in the middle of an answer: there is text, and nothing else but its tokens."""
-        return self.kind == "text" and bool(self.text) and self.finish_reason is None
-
 
 class Choice:
     """One sample; turns its tokens into text until the sequence or a stop string ends it."""

@@ -19,7 +19,6 @@ from deployments.ingress.api.writer import Writer
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.draining import Draining
 from deployments.ingress.generation import Generation
-from deployments.ingress.http_protocol import AT_ONCE, WritePiece
 
 log = logging.getLogger(__name__)
 
@@ -54,22 +53,21 @@ class EventStream(Response):
         self._is_quiet = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        at_once: WritePiece = scope.get("extensions", {}).get(AT_ONCE, lambda _: False)
         try:
             with contextlib.suppress(ClientDisconnect):
                 async with contextlib.aclosing(self._events):
-                    await while_connected(receive, self._send(send, at_once))
+                    await while_connected(receive, self._send(send))
         finally:
             self._on_end()
 
-    async def _send(self, send: Send, at_once: WritePiece) -> None:
+    async def _send(self, send: Send) -> None:
         start = {"status": self.status_code, "headers": self.raw_headers}
         await send({"type": "http.response.start", **start})
         beating = asyncio.ensure_future(self._beat(send)) if self._heartbeat_s else None
         try:
             async for event in self._events:
                 self._is_quiet = self._is_quiet and not event
-                if event and not at_once(event):
+                if event:
                     await send({"type": "http.response.body", "body": event, "more_body": True})
         finally:
             if beating is not None:

@@ -13,7 +13,6 @@ import asyncio
 import http
 import sys
 import uuid
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -32,11 +31,6 @@ from cluster.errors import (
     UnavailableError,
 )
 from deployments.ingress.body import error_response
-
-# The extension of our own listener by which a piece of an answer goes straight to its connection.
-# It returns False where the piece must take the usual way, which waits for slow clients.
-AT_ONCE = "drafthouse.at_once"
-WritePiece = Callable[[bytes], bool]
 
 # Of each header beside its name and value: a colon, a space, the end of the line.
 _SYNTAX_BYTES = 4
@@ -156,8 +150,6 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        at_once: dict[Any, Any] = {AT_ONCE: partial(_write_piece, cycle)}
-        cycle.scope["extensions"] = at_once
         if cycle.scope["http_version"] < "1.1":
             cycle.keep_alive = cycle.waiting_for_100_continue = cycle.chunked_encoding = False
             app = partial(_without_chunks, app, cycle)
@@ -241,11 +233,3 @@ async def _without_chunks(
         await send(message)
 
     await app(scope, receive, send_plainly)
-
-
-def _write_piece(cycle: RequestResponseCycle, body: bytes) -> bool:
-    """Write what uvicorn would, without the layers between; False if it has more to do for it."""
-    if cycle.disconnected or cycle.flow.write_paused or not cycle.chunked_encoding:
-        return False
-    cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
-    return True

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from json.encoder import encode_basestring_ascii
 from typing import Any
 
 from cluster.core import FinishReason
@@ -43,9 +41,8 @@ class Answer(Writer):
         self._writers = [
             self._logprob_writer(index) if self._shows_logprobs else None for index in range(count)
         ]
-        self._open = count
         self._begun: set[int] = set()  # choices whose echo is written
-        # Nothing is asked for that differs from chunk to chunk, but the text.
+        # Nothing is asked for of tokens whose text has not come yet.
         self._is_brief = not (
             self._shows_logprobs
             or self._usage_is_continuous
@@ -53,7 +50,6 @@ class Answer(Writer):
             or spec.speculation.return_draft_sources
             or spec.speculation.return_draft_trees
         )
-        self._frames: dict[int, tuple[str, str]] = {}
 
     def _logprob_writer(self, choice: int) -> LogprobWriter:
         offsets = None
@@ -210,28 +206,13 @@ class Answer(Writer):
         """The server-sent events for `deltas`; the last event of the stream has the statistics."""
         parts = []
         for delta in deltas:
-            if self._is_brief and delta.says_only_text:
-                before, after = self._frame(delta.index)
-                text = encode_basestring_ascii(delta.text)[1:-1]
-                parts.append(f"{before}{text}{after}".encode())
-                continue
             if self._is_brief and delta.says_nothing:
                 continue
-            self._open -= delta.finish_reason is not None
-            is_last = self._open == 0 and delta is deltas[-1]
+            is_last = self._generation.is_over and delta is deltas[-1]
             is_told = is_last and not self._options.include_usage
             tail = {"metrics": metrics(self._generation)} if is_told else {}
             parts.append(self._chunk(self._choice(delta.index, [delta], is_whole=False), tail))
         return b"".join(parts)
-
-    def _frame(self, choice: int) -> tuple[str, str]:
-        """Return what stands before and after the text, in a chunk that says nothing else."""
-        if choice not in self._frames:
-            mark = uuid.uuid4().hex
-            said = self._choice(choice, [Delta(choice, mark)], is_whole=False)
-            before, after = self._chunk(said, {}).decode().split(mark)
-            self._frames[choice] = before, after
-        return self._frames[choice]
 
     def failing(self, error: DrafthouseError) -> bytes:
         return error_event(error, self._request_id) + DONE

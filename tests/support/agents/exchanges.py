@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.ingress.http_protocol import AT_ONCE
-
 
 @dataclass(slots=True)
 class Exchange:
@@ -59,12 +57,4 @@ class Exchanges:
                 exchange.is_whole = not message.get("more_body", False)
             await send(message)
 
-        extensions = dict(scope.get("extensions") or {})
-        if at_once := extensions.get(AT_ONCE):
-
-            def written(piece: bytes) -> bool:
-                exchange.answer += piece if (is_written := at_once(piece)) else b""
-                return bool(is_written)
-
-            extensions[AT_ONCE] = written
-        await self._app({**scope, "extensions": extensions}, received, sent)
+        await self._app(scope, received, sent)
