@@ -10,7 +10,6 @@ import grpc
 
 from .answer import Collector, Resumption
 from .endpoint import Endpoint
-from .errors import ClientError, UnavailableError, error_of
 from .generated.generation_pb2 import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -22,7 +21,7 @@ from .generated.generation_pb2 import (
     TokenizeResponse,
 )
 from .generated.generation_pb2_grpc import GenerationServiceStub
-from .retry import Deadline, Retries
+from .retry import Attempts
 
 
 class AsyncClient:
@@ -31,11 +30,7 @@ class AsyncClient:
     def __init__(self, endpoint: str | Endpoint, *, max_retries: int = 5) -> None:
         """Arguments as for `Client`."""
         where = endpoint if isinstance(endpoint, Endpoint) else Endpoint(endpoint)
-        credentials = where.credentials()
-        if credentials is None:
-            self._channel = grpc.aio.insecure_channel(where.address, where.options())
-        else:
-            self._channel = grpc.aio.secure_channel(where.address, credentials, where.options())
+        self._channel = where.channel(grpc.aio)
         self._stub: Any = GenerationServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._endpoint = where
         self._max_retries = max_retries
@@ -47,33 +42,24 @@ class AsyncClient:
 
         Closing the generator, or cancelling the task that reads it, cancels the request.
         """
-        resumption, retries = Resumption(request), Retries(self._max_retries)
-        deadline = Deadline(timeout_s)
+        resumption = Resumption(request)
+        attempts = Attempts(self._endpoint, self._max_retries, timeout_s)
         while not resumption.is_complete:
-            call = self._stub.Generate(
-                resumption.request(),
-                timeout=deadline.remaining_s(),
-                metadata=tuple(self._endpoint.metadata),
-            )
-            cause: Exception | None = None
+            call = attempts.call(self._stub.Generate, resumption.request())
+            failure: Exception | None = None
             try:
                 async for response in call:
                     says_something = resumption.accept(response)
                     if response.choices:
-                        retries.progress()
+                        attempts.progress()
                     if says_something:
                         yield response
-                error: ClientError = UnavailableError("the stream ended before its last response")
-            except grpc.RpcError as failure:
-                error, cause = error_of(failure, self._endpoint.address), failure
+            except grpc.RpcError as error:
+                failure = error
             finally:
                 call.cancel()
             if not resumption.is_complete:
-                try:
-                    delay_s = retries.delay_after(error, is_started=resumption.is_started)
-                    deadline.checked(delay_s, error)
-                except ClientError as final:
-                    raise final from cause
+                delay_s = attempts.delay_after(failure, is_started=resumption.is_started)
                 await asyncio.sleep(delay_s)
 
     async def complete(
@@ -108,14 +94,12 @@ class AsyncClient:
 
     async def _call(self, start: Any, request: Any, timeout_s: float | None) -> Any:
         """Make a call with one answer, and repeat it where that may help."""
-        retries, deadline = Retries(self._max_retries), Deadline(timeout_s)
-        metadata = tuple(self._endpoint.metadata)
+        attempts = Attempts(self._endpoint, self._max_retries, timeout_s)
         while True:
             try:
-                return await start(request, timeout=deadline.remaining_s(), metadata=metadata)
+                return await attempts.call(start, request)
             except grpc.RpcError as failure:
-                error = error_of(failure, self._endpoint.address)
-                delay_s = deadline.checked(retries.delay_after(error), error)
+                delay_s = attempts.delay_after(failure)
             await asyncio.sleep(delay_s)
 
     async def close(self) -> None:

@@ -11,7 +11,7 @@ import grpc
 
 from .answer import Collector, Resumption
 from .endpoint import Endpoint
-from .errors import CancelledError, ClientError, UnavailableError, error_of
+from .errors import CancelledError, ClientError
 from .generated.generation_pb2 import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -23,7 +23,7 @@ from .generated.generation_pb2 import (
     TokenizeResponse,
 )
 from .generated.generation_pb2_grpc import GenerationServiceStub
-from .retry import Deadline, Retries
+from .retry import Attempts
 
 
 class Client:
@@ -36,11 +36,7 @@ class Client:
         raised.
         """
         where = endpoint if isinstance(endpoint, Endpoint) else Endpoint(endpoint)
-        credentials = where.credentials()
-        if credentials is None:
-            self._channel = grpc.insecure_channel(where.address, where.options())
-        else:
-            self._channel = grpc.secure_channel(where.address, credentials, where.options())
+        self._channel = where.channel(grpc)
         self._stub: Any = GenerationServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._endpoint = where
         self._max_retries = max_retries
@@ -51,9 +47,8 @@ class Client:
         A stream that breaks is resumed after the last received token, on another server if need be.
         timeout_s: limit for the whole answer.  The stream raises ClientErrors.
         """
-        return Stream(
-            self._stub.Generate, self._endpoint, Resumption(request), self._max_retries, timeout_s
-        )
+        attempts = Attempts(self._endpoint, self._max_retries, timeout_s)
+        return Stream(self._stub.Generate, Resumption(request), attempts)
 
     def complete(
         self, request: GenerateRequest, *, timeout_s: float | None = None
@@ -87,14 +82,12 @@ class Client:
 
     def _call(self, start: Any, request: Any, timeout_s: float | None) -> Any:
         """Make a call with one answer, and repeat it where that may help."""
-        retries, deadline = Retries(self._max_retries), Deadline(timeout_s)
-        metadata = tuple(self._endpoint.metadata)
+        attempts = Attempts(self._endpoint, self._max_retries, timeout_s)
         while True:
             try:
-                return start(request, timeout=deadline.remaining_s(), metadata=metadata)
+                return attempts.call(start, request)
             except grpc.RpcError as failure:
-                error = error_of(failure, self._endpoint.address)
-                delay_s = deadline.checked(retries.delay_after(error), error)
+                delay_s = attempts.delay_after(failure)
             time.sleep(delay_s)
 
     def close(self) -> None:
@@ -111,20 +104,11 @@ class Client:
 class Stream(Iterator[GenerateResponse]):
     """The responses of one request, in order.  Leaving a `with` block around it cancels it."""
 
-    def __init__(
-        self,
-        start: Any,
-        endpoint: Endpoint,
-        resumption: Resumption,
-        max_retries: int,
-        timeout_s: float | None,
-    ) -> None:
+    def __init__(self, start: Any, resumption: Resumption, attempts: Attempts) -> None:
         """start: the method of the stub."""
         self._start = start
-        self._endpoint = endpoint
         self._resumption = resumption
-        self._retries = Retries(max_retries)
-        self._deadline = Deadline(timeout_s)
+        self._attempts = attempts
         self._call: Any = None
         self._cancelled = threading.Event()
 
@@ -133,10 +117,9 @@ class Stream(Iterator[GenerateResponse]):
             try:
                 response: GenerateResponse = next(self._open())
             except StopIteration:
-                self._wait(UnavailableError("the stream ended before its last response"))
+                self._wait(None)
             except grpc.RpcError as failure:
-                error = error_of(failure, self._endpoint.address)
-                self._wait(error, failure)
+                self._wait(failure)
             else:
                 if self._accept(response):
                     return response
@@ -145,11 +128,7 @@ class Stream(Iterator[GenerateResponse]):
     def _open(self) -> Any:
         """The call in progress, or a new one."""
         if self._call is None:
-            self._call = self._start(
-                self._resumption.request(),
-                timeout=self._deadline.remaining_s(),
-                metadata=tuple(self._endpoint.metadata),
-            )
+            self._call = self._attempts.call(self._start, self._resumption.request())
         if self._cancelled.is_set():  # perhaps while the call was made
             self._call.cancel()
             raise CancelledError("the stream was cancelled")
@@ -162,22 +141,18 @@ class Stream(Iterator[GenerateResponse]):
             self.cancel()
             raise
         if response.choices:
-            self._retries.progress()
+            self._attempts.progress()
         if self._resumption.is_complete:
             self._call.cancel()  # nothing but the status is left, which frees the call
         return says_something
 
-    def _wait(self, error: ClientError, cause: Exception | None = None) -> None:
-        """Sleep before the next call; raises `error` where there is none."""
+    def _wait(self, failure: Exception | None) -> None:
+        """Sleep before the next call; raises the error where there is none."""
         self._call = None
         if self._cancelled.is_set():
-            raise CancelledError("the stream was cancelled") from cause
-        try:
-            delay_s = self._retries.delay_after(error, is_started=self._resumption.is_started)
-            self._deadline.checked(delay_s, error)
-        except ClientError as final:
-            raise final from cause
-        self._cancelled.wait(delay_s)
+            raise CancelledError("the stream was cancelled") from failure
+        is_started = self._resumption.is_started
+        self._cancelled.wait(self._attempts.delay_after(failure, is_started=is_started))
 
     def cancel(self) -> None:
         """End the request, from any thread; a read that waits raises CancelledError."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 
@@ -44,13 +45,14 @@ class Endpoint:
             if getattr(self, name) is not None:
                 raise ValueError(f"{name} is given but tls is off; set tls=True")
 
-    def credentials(self) -> grpc.ChannelCredentials | None:
-        """The credentials of a secure channel; None for a plain one."""
+    def channel(self, kind: Any) -> Any:
+        """A new channel of `grpc` or of `grpc.aio`, which are its `kind`."""
         if not self.tls:
-            return None
-        return grpc.ssl_channel_credentials(
+            return kind.insecure_channel(self.address, self.options())
+        credentials = grpc.ssl_channel_credentials(
             self.root_certificates, self.private_key, self.certificate_chain
         )
+        return kind.secure_channel(self.address, credentials, self.options())
 
     def options(self) -> list[tuple[str, int | str]]:
         """gRPC's options of the channel."""

@@ -173,12 +173,6 @@ def test_metadata_goes_with_every_call(serve: Serve, complete: Complete) -> None
     assert [sent["authorization"] for sent in service.metadata] == ["Bearer token"] * 2
 
 
-def test_the_request_of_the_caller_stays_as_it_is(serve: Serve, complete: Complete) -> None:
-    request = GenerateRequest(model="toy", text="prompt")
-    complete(serve(ScriptedService(breaks=[(2, Break())])), request)
-    assert request == REQUEST
-
-
 def test_time_that_is_over_raises_the_last_error(serve: Serve, complete: Complete) -> None:
     service = ScriptedService(breaks=[(0, busy(("drafthouse-retry-after-s", "9")))] * 9)
     with pytest.raises(BusyError, match="full"):

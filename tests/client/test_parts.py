@@ -20,15 +20,27 @@ from cluster.client import (
 )
 from cluster.client.answer import Resumption
 from cluster.client.errors import error_from_status
-from cluster.client.retry import Retries
+from cluster.client.retry import Attempts
 from cluster.errors import ERRORS, CapacityError, DrafthouseError
 from cluster.rpc.status import status_code, trailing_metadata
 
 REQUEST = GenerateRequest(model="toy", text="prompt")
 
 
-def never_later() -> float:
-    return 0.0
+class Failure(grpc.RpcError):  # type: ignore[misc]  # grpc has no types
+    """A call that a server, or its absence, has ended."""
+
+    def __init__(self, status: grpc.StatusCode, asked: str = "") -> None:
+        self.code = lambda: status
+        self.details = lambda: "why"
+        self.trailing_metadata = lambda: (("retry-after", asked),)
+
+
+GONE = Failure(grpc.StatusCode.UNAVAILABLE)
+
+
+def attempts(max_retries: int, jitter: float = 0.0) -> Attempts:
+    return Attempts(Endpoint("host:1"), max_retries, jitter=lambda: jitter)
 
 
 def response(*choices: ChoiceDelta, seed: int = 1) -> GenerateResponse:
@@ -81,26 +93,25 @@ def test_a_message_over_a_limit_of_grpc_is_not_sent_again() -> None:
 
 
 def test_delays_double_to_a_limit_and_jitter_makes_them_longer() -> None:
-    retries = Retries(8, never_later)
-    delays = [retries.delay_after(UnavailableError("gone")) for _ in range(8)]
+    calls = attempts(8)
+    delays = [calls.delay_after(GONE) for _ in range(8)]
     assert delays == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0])
-    assert Retries(1, lambda: 1.0).delay_after(UnavailableError("gone")) == pytest.approx(0.125)
+    assert attempts(1, jitter=1.0).delay_after(GONE) == pytest.approx(0.125)
 
 
 def test_a_delay_that_the_server_asks_for_is_never_shortened() -> None:
-    error = BusyError("full")
-    error.retry_after_s = 30.0
-    assert Retries(1, never_later).delay_after(error) == 30.0
+    full = Failure(grpc.StatusCode.RESOURCE_EXHAUSTED, "30")
+    assert attempts(1).delay_after(full) == 30.0
 
 
 def test_progress_resets_the_retries() -> None:
-    retries = Retries(1)
+    calls = attempts(1)
     for _ in range(5):
-        retries.delay_after(UnavailableError("broken"))
-        retries.progress()
-    retries.delay_after(UnavailableError("broken"))
+        calls.delay_after(GONE)
+        calls.progress()
+    calls.delay_after(GONE)
     with pytest.raises(UnavailableError):
-        retries.delay_after(UnavailableError("broken"))
+        calls.delay_after(GONE)
 
 
 def test_what_the_caller_resumes_is_continued() -> None:
