@@ -7,8 +7,7 @@ import contextlib
 import dataclasses
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TypeVar
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 from cluster.core import EMPTY_TOKENS, FinishReason, Request, SpeculationStats, TokenArray
 from cluster.errors import DeadlineError, DrafthouseError
@@ -25,8 +24,6 @@ from deployments.ingress.logprob_writer import PromptLogprobs, PromptScore
 from deployments.ingress.prompts import max_tokens, prediction_ids, read_prompts, stop_token_ids
 from deployments.ingress.spec import GenerationSpec
 from deployments.ingress.ticket import Ticket
-
-Answer = TypeVar("Answer")
 
 # A coordinator answers a cancellation at once, but one that has just died never does.
 _LAST_EVENT_PATIENCE_S = 1.0
@@ -63,7 +60,6 @@ class Generation:
         self.prompt_ids: list[TokenArray] = []
         self.is_cut: list[bool] = []  # whether each has lost tokens to truncate_prompt_tokens
         self.spec = spec
-        self._names = spec.names
         self.tokenizer = tokenizer
         self._coordinators = coordinators
         self._max_chars_per_token = max_chars_per_token
@@ -212,17 +208,13 @@ class Generation:
                 # One search finds all texts.
                 choice.ticket = self.choices[choice.index - choice.rank].ticket
                 continue
-            try:
-                choice.ticket = await self._coordinators.submit(choice.request, self._news)
-            except DrafthouseError as error:
-                self.error_code = error.code
-                raise
+            choice.ticket = await self._coordinators.submit(choice.request, self._news)
 
     async def _scored(self) -> None:
         """Submit the samples once all prompts are scored."""
         if not self._scores:
             return
-        while not all(self._noted(score.take) for score in self._scores):
+        while not all(score.take() for score in self._scores):
             await self._wait()
         for choice in self.choices:
             # The score before it was admitted: it need not queue again.
@@ -232,8 +224,9 @@ class Generation:
     async def admitted(self) -> None:
         """Wait until every choice is admitted, or what scores its prompt; raises the error of one
         that is refused."""
-        while not all(self._noted(ticket.is_admitted) for ticket in self._tickets()):
-            await self._wait()
+        with self.noted():
+            while not all(ticket.is_admitted() for ticket in self._tickets()):
+                await self._wait()
         self._news.set()  # `deltas` has not seen it
 
     def _tickets(self) -> list[Ticket]:
@@ -241,21 +234,21 @@ class Generation:
         tickets = [one.ticket for one in self.choices] + [one.ticket for one in self._scores]
         return [each for each in tickets if each is not None]
 
-    def _noted(self, ask: Callable[[], Answer]) -> Answer:
-        """Return what `ask` does; an error that ends the request is said in its line of the log."""
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """An error raised inside names the field of the body, and is in the line of the log."""
         try:
-            return ask()
+            with self.spec.names.told():
+                yield
         except DrafthouseError as error:
             self.error_code = error.code
-            with self._names.told():
-                raise
+            raise
 
     async def _wait(self) -> None:
         """Wait for events; raises DeadlineError when the request's time is up."""
         await self._news.wait()
         self._news.clear()
         if self._failure is not None:
-            self.error_code = self._failure.code
             raise self._failure
 
     def _left_s(self) -> float | None:
@@ -279,23 +272,24 @@ class Generation:
 
         Raises the error of the first choice that fails.
         """
-        await self._scored()
-        pieces: list[Delta] = []
-        if self.spec.is_prompt_only:
-            pieces = [choice.end() for choice in self.choices if not choice.done]
-        while pieces or not self.is_over:
-            if not pieces:
-                await self._wait()
-                pieces = self._take()
-            if self.is_over:
-                await self._wait_for_last_events()
-            if pieces:
-                if self.told is not None:
-                    self.told.grow(self.tokens)
-                for hear in self.when_grown:
-                    hear(sum(len(piece.token_ids) for piece in pieces))
-                yield pieces
-                pieces = []
+        with self.noted():
+            await self._scored()
+            pieces: list[Delta] = []
+            if self.spec.is_prompt_only:
+                pieces = [choice.end() for choice in self.choices if not choice.done]
+            while pieces or not self.is_over:
+                if not pieces:
+                    await self._wait()
+                    pieces = self._take()
+                if self.is_over:
+                    await self._wait_for_last_events()
+                if pieces:
+                    if self.told is not None:
+                        self.told.grow(self.tokens)
+                    for hear in self.when_grown:
+                        hear(sum(len(piece.token_ids) for piece in pieces))
+                    yield pieces
+                    pieces = []
 
     def _take(self) -> list[Delta]:
         pieces: list[Delta] = []
@@ -308,7 +302,7 @@ class Generation:
                     for event in choice.ticket.take():
                         choice.feed(event)
                 continue
-            for event in self._noted(choice.ticket.take):
+            for event in choice.ticket.take():
                 pieces += choice.feed(event)
             if choice.done:
                 # Without this the coordinator would continue after a stop string; its last event

@@ -202,7 +202,7 @@ class Ingress:
             generation.when_closed.append(write_line)
         try:
             self._draining.watch(generation)
-            with spec.names.told():
+            with generation.noted():
                 await self._grammars.check(spec.params.grammar, asker)
                 await generation.start(resumptions)
             generation.told = ToldRequest(self._told, spec.task, spec.segment)
