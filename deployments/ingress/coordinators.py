@@ -101,13 +101,6 @@ class Coordinators:
         Raises UnavailableError if no coordinator connects in time, TooLargeError for a prompt that
         exceeds the limit of a frame.
         """
-        self._check_size(request)
-        ticket = Ticket(request, arrived)
-        await self.wait_connected()
-        self._place(ticket, request)
-        return ticket
-
-    def _check_size(self, request: Request) -> None:
         num_tokens = len(request.prompt_ids) + len(request.output_ids)
         num_tokens += len(request.params.forced_ids) + len(request.params.prediction)
         if num_tokens > self._max_prompt_len:
@@ -116,6 +109,10 @@ class Coordinators:
                 "shorten it or raise coordinator.max_frame_bytes",
                 param="prompt",
             )
+        ticket = Ticket(request, arrived)
+        await self.wait_connected()
+        self._place(ticket, request)
+        return ticket
 
     def close(self, ticket: Ticket) -> None:
         """Forget the request; a coordinator that still works on it is told to cancel it."""

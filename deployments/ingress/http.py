@@ -210,14 +210,14 @@ def _allowed(request: Request) -> str:
     return ", ".join([*sorted(methods), "OPTIONS"])
 
 
-async def _on_http_exception(request: Request, error: Exception) -> Response:
+async def _on_http_exception(request: Request, error: Any) -> Response:
     """Answer requests that the router refuses: an unknown path or a wrong method."""
-    status = error.status_code if isinstance(error, HTTPException) else 404
-    path, method, request_id = request.url.path[:200], request.method, request_id_of(request)
+    status, path, method = error.status_code, request.url.path[:200], request.method
+    request_id = request_id_of(request)
     if status == 404:
         reason = reason_of(path) or "no such path; see /"
         return error_response(NotFoundError(f"{path}: {reason}"), request_id)
-    headers = dict(getattr(error, "headers", None) or {}) | {"Allow": _allowed(request)}
+    headers = {**(error.headers or {}), "Allow": _allowed(request)}
     if method == "OPTIONS":
         return Response(status_code=204, headers=headers)
     refusal = RequestError(f"{method} {path}: the method is not served here")

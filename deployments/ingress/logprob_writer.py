@@ -116,7 +116,14 @@ class LogprobWriter:
         """Of the next tokens of the output."""
         pairs = list(zip(token_ids, logprobs, strict=True))
         if self._offsets is None:
-            return {"content": [self._chat_entry(*pair) for pair in pairs], "refusal": None}
+            content = [
+                {
+                    **self._alternative(token, one.logprob),
+                    "top_logprobs": [self._alternative(*other) for other in one.top],
+                }
+                for token, one in pairs
+            ]
+            return {"content": content, "refusal": None}
         return self._completion(pairs, self._offsets.of_output(token_ids))
 
     def _completion(
@@ -147,10 +154,6 @@ class LogprobWriter:
 
     def _text(self, token: int) -> str:
         return f"token_id:{token}" if self._names_token_ids else self._tokenizer.token_text(token)
-
-    def _chat_entry(self, token: int, one: TokenLogprob) -> dict[str, Any]:
-        top = [self._alternative(other, value) for other, value in one.top]
-        return {**self._alternative(token, one.logprob), "top_logprobs": top}
 
     def _alternative(self, token: int, value: float) -> dict[str, Any]:
         return {

@@ -50,9 +50,6 @@ class RequestScope:
         self._check = check
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         # RFC 9110, 5.5: white space around a value is no part of it; not every server takes it off.
         headers = [(name, value.strip(_WHITE_SPACE)) for name, value in scope["headers"]]
         scope = {**scope, "headers": headers}
