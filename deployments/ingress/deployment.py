@@ -61,17 +61,16 @@ class IngressDeployment(Replica):
             await self._part.first_link()
         self._exporter = Exporter(self._part.recorder)
         self._exporter.start()
-        self._listeners: list[GrpcListener | HttpListener] = []
-        self._drained: asyncio.Task[None] | None = None
         patience_s = config.ingress.shutdown_grace_s + _LISTENER_MARGIN_S
         app, tls = create_app(self._part), config.tls.files()
         self._http = HttpListener(app, config.http, patience_s, tls)
         grpc = GrpcListener(GrpcApi(self._part), config, patience_s)
-        self._listeners += [grpc, self._http]
+        self._listeners: list[GrpcListener | HttpListener] = [grpc, self._http]
         admin = config.access.admin
         if admin.port is not None:
             where = HttpConfig(host=admin.host, port=admin.port)
             self._listeners.append(HttpListener(create_admin_app(self._part), where, patience_s))
+        self._drained: asyncio.Task[None] | None = None
         for listener in self._listeners:
             await listener.start()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from cluster.core import FinishReason
@@ -60,7 +60,7 @@ class Answer(Writer):
         names_ids = self._request.return_tokens_as_token_ids
         return LogprobWriter(self._tokenizer, offsets, names_token_ids=names_ids)
 
-    def _written(self, choices: Sequence[dict[str, Any]], more: Mapping[str, Any], end: str) -> str:
+    def _written(self, end: str, choices: Sequence[dict[str, Any]], **more: Any) -> str:
         """One JSON object of this answer.  end: of its kind's name, in chats."""
         content = {
             "id": self._generation.id,
@@ -83,8 +83,10 @@ class Answer(Writer):
             for place, sample in enumerate(self._kept(collected))
         ]
         more = self._of_prompt(0) if self._is_chat else {}
-        more |= {"usage": usage(self._generation), "metrics": metrics(self._generation)}
-        return self._written(choices, more, "").encode()
+        return self._written("", choices, **more, **self._told()).encode()
+
+    def _told(self) -> dict[str, Any]:
+        return {"usage": usage(self._generation), "metrics": metrics(self._generation)}
 
     def _kept(self, collected: Sequence[Sequence[Delta]]) -> list[int]:
         """The samples that are answered with: all, or the likeliest of each prompt."""
@@ -93,16 +95,12 @@ class Answer(Writer):
         if kept == count:
             return list(samples)
 
-        def mean_logprob(sample: int) -> float:
+        def rank(sample: int) -> tuple[int, float]:
             values = [one.logprob for part in collected[sample] for one in part.logprobs]
-            return sum(values) / max(len(values), 1)
+            return sample // count, -sum(values) / max(len(values), 1)
 
-        groups = (samples[start : start + count] for start in range(0, len(collected), count))
-        return [
-            sample
-            for group in groups
-            for sample in sorted(group, key=mean_logprob, reverse=True)[:kept]
-        ]
+        ranked = sorted(samples, key=rank)
+        return [sample for place, sample in enumerate(ranked) if place % count < kept]
 
     def _choice(self, index: int, parts: Sequence[Delta], *, is_whole: bool) -> dict[str, Any]:
         """What a choice has said in `parts`: all of it, or what is new."""
@@ -190,16 +188,16 @@ class Answer(Writer):
 
     def opening(self) -> bytes:
         """Chunks before the first token: the roles of a chat, the echo of a prompt."""
+        if not self._is_chat and (not self._echoes or self._echoes_logprobs):
+            return b""
         parts = []
         for index in range(len(self._writers)):
             said: dict[str, Any] = {"text": self._echoed(index)}
             if self._is_chat:
                 said = {"delta": {"role": "assistant", "content": "", "refusal": None}}
-            elif not self._echoes or self._echoes_logprobs:
-                continue
             seed = self._generation.seed_of(index)
             empty = {"logprobs": None, "finish_reason": None, "seed": seed}
-            parts.append(self._chunk({"index": index, **said, **empty}, {}))
+            parts.append(self._chunk({"index": index, **said, **empty}))
         return b"".join(parts)
 
     def chunks(self, deltas: Sequence[Delta]) -> bytes:
@@ -211,7 +209,7 @@ class Answer(Writer):
             is_last = self._generation.is_over and delta is deltas[-1]
             is_told = is_last and not self._options.include_usage
             tail = {"metrics": metrics(self._generation)} if is_told else {}
-            parts.append(self._chunk(self._choice(delta.index, [delta], is_whole=False), tail))
+            parts.append(self._chunk(self._choice(delta.index, [delta], is_whole=False), **tail))
         return b"".join(parts)
 
     def failing(self, error: DrafthouseError) -> bytes:
@@ -220,18 +218,16 @@ class Answer(Writer):
     def closing(self) -> bytes:
         if not self._options.include_usage:
             return DONE
-        told = {"usage": usage(self._generation), "metrics": metrics(self._generation)}
-        return self._event([], told) + DONE
+        return self._event([], **self._told()) + DONE
 
-    def _chunk(self, choice: dict[str, Any], tail: Mapping[str, Any]) -> bytes:
-        more: dict[str, Any] = {}
+    def _chunk(self, choice: dict[str, Any], **more: Any) -> bytes:
         # As in OpenAI: with include_usage, every chunk but the last has `usage: null`.
         if self._options.include_usage:
             more["usage"] = usage(self._generation) if self._usage_is_continuous else None
-        return self._event([choice], {**more, **tail})
+        return self._event([choice], **more)
 
-    def _event(self, choices: Sequence[dict[str, Any]], more: Mapping[str, Any]) -> bytes:
-        return f"data: {self._written(choices, more, '.chunk')}\n\n".encode()
+    def _event(self, choices: Sequence[dict[str, Any]], **more: Any) -> bytes:
+        return f"data: {self._written('.chunk', choices, **more)}\n\n".encode()
 
 
 def finish_reason(last: Delta) -> str | None:

@@ -122,11 +122,12 @@ def _field(rule: Rule, limits: Limits) -> dict[str, Any]:
         return {"description": f"Refused: {rule.note}.", "enum": list(rule.harmless)}
     schema = resolved(rule.schema, limits)
     if rule.below is not None:
+        below = body_schema(rule.below, limits)
         for option in (schema, *schema.get("anyOf", ())):
             if option.get("type") == "array":
-                option["items"] = body_schema(rule.below, limits)
+                option["items"] = below
             elif option.get("type") == "object":
-                option |= body_schema(rule.below, limits)
+                option |= below
     if rule.is_required:
         return schema | {"description": rule.note}
     return {"description": rule.note, "anyOf": [schema, {"type": "null"}]}
