@@ -75,6 +75,7 @@ test-nightly: $(VENV)/.dev-installed build/fuzz/.installed ## hours: 10,000 dama
 		--ignore=tests/deployments --ignore=tests/nodes $(PYTEST_ARGS)
 	$(BIN)/python -m pytest --hypothesis-profile=nightly -m application tests/deployments $(PYTEST_ARGS)
 	$(BIN)/python -m pytest --hypothesis-profile=nightly $(STARTS)
+	$(BIN)/python -m pytest --hypothesis-profile=nightly -n 2 --dist loadfile -m "not application" $(addprefix --ignore=,$(STARTS)) tests/deployments $(PYTEST_ARGS)
 	$(BIN)/python -m tests.support.deployments.fuzzed build/fuzz/bin/st
 	DRAFTHOUSE_FAULTS=100 DRAFTHOUSE_FAULTS_RECORD=docs/benchmarks/faults/nodes.json $(BIN)/python -m pytest -rP tests/nodes
 	DRAFTHOUSE_PAUSE_S=20 $(BIN)/python -m pytest tests/deployments/test_silence.py

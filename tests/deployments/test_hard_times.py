@@ -18,14 +18,14 @@ import pytest
 
 from cluster.engine.engine import Engine
 from cluster.engine.work import Output
-from tests.support.choices import by_day
+from tests.support.choices import by_night
 from tests.support.deployments.api import MODEL, events
 from tests.support.deployments.server import Server
 
 NUM_BUSY = 4
 BUSY = "while True: pass"
 # A step takes longer than the silence after which a target is left, and has a core to fight for.
-STEP_S, COMPUTED_S, NUM_STRETCHED = 4.5, 0.5, by_day(1, 2)
+STEP_S, COMPUTED_S, NUM_STRETCHED = 4.5, 0.5, 2
 HOUR_S = 3600.0
 BODY = {"prompt": "abc abc abc", "temperature": 0.7, "seed": 3, "ignore_eos": True}
 
@@ -63,6 +63,7 @@ def read(server: Server, then: Callable[[int], Any] = lambda place: None, **body
     return text
 
 
+@by_night
 def test_steps_longer_than_a_silence_on_shared_cores_leave_nobody(
     server: Server, quiet: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,6 @@
 """Clients that read fifty bytes a second cost bounded memory and nobody's time.
 
-DRAFTHOUSE_SLOW_READERS says how many there are; a nightly run sets it to 1000, and then the times
-are asserted too.
+DRAFTHOUSE_SLOW_READERS says how many there are; a nightly run sets it to 1000.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ from tests.support.deployments import slow_readers
 from tests.support.deployments.scripted import Scripted, scripted
 from tests.support.text.tokenizers_for_tests import byte_level_folder
 
-NUM_READERS = int(os.environ.get("DRAFTHOUSE_SLOW_READERS", "16"))
-IS_MEASURED = NUM_READERS >= 1000
+NUM_READERS = int(os.environ.get("DRAFTHOUSE_SLOW_READERS", "0"))
 # An event has some 250 bytes: far more than uvicorn and the kernel buffer, and hours of reading.
 MAX_TOKENS = 600
 PATIENCE_S = 500.0
@@ -81,6 +79,7 @@ def asked_s(server: Scripted, count: int) -> float:
     return longest
 
 
+@pytest.mark.skipif(not NUM_READERS, reason="asked by night")
 def test_slow_readers_hold_up_neither_the_rounds_nor_others(server: Scripted) -> None:
     alone_s, before = asked_s(server, 20), resident_bytes()
     with reading(server) as readers:
@@ -101,7 +100,6 @@ def test_slow_readers_hold_up_neither_the_rounds_nor_others(server: Scripted) ->
     assert last["num_bytes"] < NUM_READERS * MAX_TOKENS * 100
     times = {"alone_s": alone_s, "beside_s": beside_s, "bytes_per_reader": per_reader}
     sys.stdout.write(json.dumps({**first, **last, **times}) + "\n")  # shown by pytest -rP
-    if IS_MEASURED:
-        assert first["first_byte_s"] < 1.0
-        assert beside_s < 2.0 * alone_s + 0.1
-        assert per_reader < MAX_BYTES_PER_READER
+    assert first["first_byte_s"] < 1.0
+    assert beside_s < 2.0 * alone_s + 0.1
+    assert per_reader < MAX_BYTES_PER_READER
