@@ -143,22 +143,6 @@ def server(llama_folder: Path) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
-def api_server(llama_folder: Path) -> Iterator[Server]:
-    """The same with other settings of its API."""
-    from tests.support.deployments.server import serving, tiny_config
-
-    api = ApiConfig(
-        served_model_names=("other",),
-        cors_origins=("https://page.example",),
-        heartbeat_s=0.05,
-        max_request_timeout_s=100,
-        max_stored_responses=3,
-    )
-    with serving(tiny_config(llama_folder, api)) as running:
-        yield running
-
-
-@pytest.fixture(scope="session")
 def http(server: Server) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server.url, timeout=60) as client:
         yield client
@@ -195,10 +179,17 @@ def tool_folder(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="session")
 def tool_server(tool_folder: Path) -> Iterator[Server]:
-    """The same where the model's template knows tools."""
+    """The same where the model's template knows tools, with other settings of its API."""
     from tests.support.deployments.server import serving, tiny_config
 
-    with serving(tiny_config(tool_folder)) as running:
+    api = ApiConfig(
+        served_model_names=("other",),
+        cors_origins=("https://page.example",),
+        heartbeat_s=0.05,
+        max_request_timeout_s=100,
+        max_stored_responses=3,
+    )
+    with serving(tiny_config(tool_folder, api)) as running:
         yield running
 
 

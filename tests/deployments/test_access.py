@@ -25,7 +25,7 @@ from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.grpc_api import GENERATION
 from deployments.ingress.http import create_admin_app
 from deployments.ingress.keys import OTHER, KeyRing
-from tests.support.deployments.place import BODIES, generate, place
+from tests.support.deployments.place import BODIES, generate, place, refusal
 
 Write = Callable[..., Config]
 PUBLIC = HttpConfig(host="0.0.0.0")
@@ -35,11 +35,6 @@ PUBLIC = HttpConfig(host="0.0.0.0")
 def write(write: Write) -> Write:
     """For a server that others reach."""
     return partial(write, http=PUBLIC)
-
-
-def refusal(answer: httpx.Response) -> tuple[int, str, str]:
-    error = answer.json()["error"]
-    return answer.status_code, error["type"], error.get("code", "")
 
 
 @pytest.mark.parametrize("key", ["", "wrong", digest_of("alice")])

@@ -66,11 +66,6 @@ def test_what_shapes_a_draw_has_no_effect() -> None:
     assert warm.params == plain.params
 
 
-def test_vllms_defaults_are_accepted_without_a_search() -> None:
-    found = searched({"use_beam_search": False, "length_penalty": 1.0, "early_stopping": False})
-    assert found.params.beams is None
-
-
 @pytest.mark.parametrize(
     ("changes", "named"),
     [

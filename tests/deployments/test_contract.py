@@ -122,12 +122,6 @@ def test_a_field_that_a_new_version_adds_is_reported(monkeypatch: pytest.MonkeyP
         api.pages()
 
 
-@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: endpoint.path)
-def test_no_field_has_two_rules(endpoint: PostEndpoint) -> None:
-    names = [rule.name for rule in rules_of(endpoint)]
-    assert len(names) == len(set(names))
-
-
 @pytest.mark.parametrize(("endpoint", "rule"), rules(Status.REFUSED))
 def test_a_refused_field_is_refused_by_name_however_lenient(
     endpoint: PostEndpoint, rule: Rule

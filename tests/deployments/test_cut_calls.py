@@ -156,3 +156,20 @@ def test_an_answer_with_a_cut_call_can_be_gone_on_with(tokenizer: Tokenizer) -> 
     tool = {"role": "tool", "tool_call_id": item["call_id"], "content": "what?"}
     chat_prompt = Chat.parse(chat(messages=[user, message, tool]), LIMITS).spec.prompts[0]
     assert [dict(message) for message in chat_prompt.messages or ()] == by_id
+
+
+@pytest.mark.parametrize("written", ["\\ud83d", "\\ud83d\\ude42", "\\ude42\\ud83d x"])
+def test_an_answer_with_half_a_character_can_be_gone_on_with(
+    tokenizer: Tokenizer, written: str
+) -> None:
+    limits = dataclasses.replace(LIMITS, store=ResponseStore(4, 10**6))
+    text = f'<tool_call>{{"name": "city", "arguments": {{"name": "{written}"}}}}</tool_call>'
+    answered = response_of(tokenizer, answer(tokenizer, text, asked("hermes")), limits)
+    result = {"type": "function_call_output", "call_id": "c", "output": "4"}
+    body = {"model": "demo", "input": [result], "previous_response_id": answered["id"]}
+    _, said, _ = Response.parse(body, limits).spec.prompts[0].messages or ()
+    (call,) = said["tool_calls"]
+    told = call["function"]["arguments"]["name"]
+    assert told == json.loads(f'"{written}"').encode("utf-16", "surrogatepass").decode(
+        "utf-16", "replace"
+    )

@@ -14,6 +14,7 @@ from cluster.rpc.generation import ChatMessage, GenerationRequest, SamplingOptio
 from deployments.ingress.fields import Names
 from deployments.ingress.grpc_request import prompt_of, to_spec
 from tests.deployments.test_openai_request import LIMITS, refused
+from tests.support.choices import pairwise
 from tests.support.deployments.server import Server
 
 USER: Any = {"role": "user", "content": "hi"}
@@ -107,10 +108,8 @@ CONTEXT = 512
 TOO_LONG = re.compile(r"prompt is too long: (\d+) tokens > (\d+) maximum")
 
 
-@pytest.mark.parametrize("path", [*PLACES, "tokens"])
-@pytest.mark.parametrize("streams", [False, True])
-# By its tokens, and by its characters alone.
-@pytest.mark.parametrize("count", [CONTEXT, 9_000])
+# count: too many by its tokens, and by its characters alone.
+@pairwise(path=[*PLACES, "tokens"], streams=[False, True], count=[CONTEXT, 9_000])
 def test_a_full_context_has_the_code_that_clients_act_on(
     tool_server: Server, path: str, streams: bool, count: int
 ) -> None:
@@ -145,13 +144,6 @@ def test_more_output_than_fits_is_as_much_as_fits(tool_server: Server, path: str
     assert 0 < usage.get("completion_tokens", usage.get("output_tokens")) < CONTEXT
 
 
-def test_as_many_of_a_prompts_tokens_are_kept_as_fit_beside_an_output_that_never_could(
-    server: Server,
-) -> None:
-    asked = {"prompt": [5] * 600, "truncate_prompt_tokens": -1, "max_tokens": 10_000}
-    assert server.ask("/v1/completions", **asked)["usage"]["prompt_tokens"] == CONTEXT - 1
-
-
 def test_only_the_name_in_front_is_the_bodys_own() -> None:
     names = Names({"messages": "input", "messages[1]": "input[4]", "stop": "stop_sequences"})
     with (
@@ -173,8 +165,6 @@ def test_only_the_name_in_front_is_the_bodys_own() -> None:
         (SamplingOptions(stop=("",)), "sampling.stop"),
         (SamplingOptions(logit_bias={999: 1.0}), "sampling.logit_bias"),
         (SamplingOptions(grammar=GrammarSpec("poem", "x")), "sampling.grammar.kind"),
-        (SamplingOptions(grammar=GrammarSpec("choice", "[")), "sampling.grammar.source"),
-        (SamplingOptions(grammar=GrammarSpec("json_schema", "5")), "sampling.grammar.source"),
     ],
 )
 def test_a_call_names_the_field_of_its_message(options: SamplingOptions, param: str) -> None:
@@ -196,14 +186,3 @@ def test_what_a_call_turns_out_to_lack_later_has_its_messages_name() -> None:
     chat = (ChatMessage("user", "x"), ChatMessage("function", "x"))
     assert refused(prompt_of, chat, LIMITS).param == "chat.messages[1].role"
     assert prompt_of(chat[:1], LIMITS).names.of("messages[0].role") == "chat.messages[0].role"
-
-
-@pytest.mark.parametrize(
-    ("input_", "said"),
-    [
-        ([{"type": "item_reference"}], "send messages, function_call and function_call_output"),
-        ([{"role": "function", "content": "x"}], "the older form of tool"),
-    ],
-)
-def test_words_of_a_message_stay_as_they_are(server: Server, input_: Any, said: str) -> None:
-    assert said in server.refusal("/v1/responses", input=input_)["message"]

@@ -91,12 +91,3 @@ async def test_a_client_that_leaves_before_a_whole_answer_frees_its_place(
         await here.rooms.settle()
         assert here.rooms.coordinator.status()["num_running"] == 0
         assert asked.status == 499
-
-
-async def test_a_whole_answer_is_not_taken_for_a_lost_client(tokenizer: Tokenizer) -> None:
-    async with held(tokenizer) as here:
-        here.toy.gate.set()
-        asked = ask(here, stream=False)
-        await asked.task
-        assert asked.status == 200
-        assert len(json.loads(asked.body)["choices"]) == 1

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
 
 import httpx
 import pytest
+from starlette.testclient import TestClient
 
 from cluster.config.http import UiConfig
+from cluster.config.schema import Config
+from cluster.core import SamplingParams
+from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.api.openapi import ENDPOINTS, PAGES
 from deployments.ingress.api.unserved import UNSERVED, reason_of
-from tests.support.deployments.server import serving, tiny_config
+from deployments.ingress.http import create_app
+from deployments.ingress.ingress import Ingress
+from tests.support.deployments.stage import Nowhere
 
 NAME = "tiny & <small>"
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
 
 
 @pytest.fixture(scope="module")
-def http(llama_folder: Path) -> Iterator[httpx.Client]:
-    config = replace(tiny_config(llama_folder), model_name=NAME, ui=UiConfig(enabled=False))
-    with serving(config) as server, httpx.Client(base_url=server.url, timeout=60) as client:
-        yield client
+def http(tokenizer: Tokenizer) -> httpx.Client:
+    config = Config(model_name=NAME, ui=UiConfig(enabled=False))
+    ingress = Ingress(config, tokenizer, SamplingParams(max_tokens=0), Nowhere())
+    return TestClient(create_app(ingress), base_url="http://localhost")
 
 
 class Read(HTMLParser):

@@ -6,7 +6,6 @@ import pytest
 
 from cluster.core import token_array
 from cluster.errors import RequestError
-from cluster.requests.fields import DEFAULT_TENANT, tenant_of
 from cluster.rpc.generation import GenerationRequest, ResumedChoice
 from deployments.ingress.grpc_request import request_name, to_spec
 from tests.deployments.test_openai_request import LIMITS, refused
@@ -40,13 +39,6 @@ def test_an_impossible_resumption_is_refused(
     resume = tuple(ResumedChoice(index, token_array(ids)) for index, ids in choices)
     request = GenerationRequest("demo", "x", n=2, resume=resume)
     assert refused(to_spec, request, LIMITS).param == param
-
-
-def test_a_salt_means_the_same_tenant_as_over_http() -> None:
-    salted = GenerationRequest("demo", "x", cache_salt="secret")
-    assert to_spec(salted, LIMITS).tenant == tenant_of("secret")
-    assert to_spec(GenerationRequest("demo", "x"), LIMITS).tenant == DEFAULT_TENANT
-    assert "secret" not in repr(salted) + repr(to_spec(salted, LIMITS))
 
 
 def test_a_resumption_may_have_no_tokens_yet() -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import socket
 from collections import Counter
-from http.client import HTTPResponse
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
 import jsonschema
 import pytest
 import torch
@@ -120,35 +118,12 @@ def test_equal_prompts_have_texts_of_their_own_and_say_their_seeds(served: Serve
             assert {chunk["choices"][0]["seed"] for chunk in chunks} == {choices[3]["seed"]}
 
 
-def test_log_probabilities_of_a_chat_cover_every_token(served: Served) -> None:
-    body = {"messages": [{"role": "user", "content": "q"}], "logprobs": True, "top_logprobs": 2}
-    answer = served.api.ask("/v1/chat/completions", **GREEDY, **body)
-    content = answer["choices"][0]["logprobs"]["content"]
-    assert len(content) == 24
-    # Greedy: the emitted token is the most probable one.
-    assert all(entry["logprob"] == entry["top_logprobs"][0]["logprob"] for entry in content)
-
-
-def test_a_body_that_never_ends_is_answered_after_its_time(served: Served) -> None:
-    with posting(served, b"Content-Length: 99\r\n\r\n{") as connection:
-        answer = HTTPResponse(connection)
-        answer.begin()
-        assert answer.status == 408
-        assert json.loads(answer.read())["error"]["code"] == "request_timeout"
-
-
 def posting(served: Served, rest: bytes) -> socket.socket:
     """A connection on which a completion is asked for; rest: its headers and its body."""
     address = urlsplit(served.http)
     connection = socket.create_connection((address.hostname, address.port), timeout=60)
     connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n" + rest)
     return connection
-
-
-def test_unknown_methods_are_answered_in_openais_format(served: Served) -> None:
-    response = httpx.get(f"{served.http}/v1/completions", timeout=60)
-    assert response.status_code == 405
-    assert "error" in response.json()
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -1,20 +1,13 @@
-"""Every number of a request at the edges of its type: a text, or a 400 that names the field.
-
-Each field meets all EDGES and a quarter of the OTHERS, each of which meets every fourth field.
-"""
+"""Every number of a request at the edges of its type: a text, or a 400 that names the field."""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterator
-from typing import Any
 
 import httpx
 import pytest
 
-from cluster.client import Client, GenerateRequest, InvalidRequestError, SamplingOptions
-from cluster.client.generated.common_pb2 import BeamSearch
+from tests.support.choices import by_day
 from tests.support.deployments.server import MODEL
 
 EDGES = (
@@ -59,57 +52,48 @@ OTHERS = (
     "18446744073709551615",
     "9" * 400,
 )
-# The fields of a completion, with what stands beside each.
-FIELDS = {
-    "temperature": '"min_p": 0.1',
-    "top_p": '"temperature": 1e-46',
-    "top_k": "",
-    "min_p": "",
-    "presence_penalty": "",
-    "frequency_penalty": "",
-    "repetition_penalty": '"temperature": 0',
-    "seed": "",
-    "max_tokens": "",
-    "min_tokens": "",
-    "n": "",
-    "best_of": "",
-    "logprobs": "",
-    "prompt_logprobs": "",
-    "truncate_prompt_tokens": "",
-    "length_penalty": '"use_beam_search": true, "n": 2',
-}
-NESTED = {
+# Each field of a completion with a number in it, and what stands beside it.
+MEMBERS = {
+    **{
+        name: f'"{name}": %s'
+        for name in (
+            "top_k",
+            "min_p",
+            "presence_penalty",
+            "frequency_penalty",
+            "seed",
+            "max_tokens",
+            "min_tokens",
+            "n",
+            "best_of",
+            "logprobs",
+            "prompt_logprobs",
+            "truncate_prompt_tokens",
+        )
+    },
+    "temperature": '"temperature": %s, "min_p": 0.1',
+    "top_p": '"top_p": %s, "temperature": 1e-46',
+    "repetition_penalty": '"repetition_penalty": %s, "temperature": 0',
+    "length_penalty": '"length_penalty": %s, "use_beam_search": true, "n": 2',
     "logit_bias": '"logit_bias": {"7": %s}',
     "stop_token_ids": '"stop_token_ids": [%s]',
     "speculation": '"speculation": {"max_draft_tokens": %s}',
 }
 
 
-def numbers(place: int) -> tuple[str, ...]:
-    """Those that the field in this place meets."""
-    return EDGES + OTHERS[place % 4 :: 4]
-
-
-def check(http: httpx.Client, path: str, members: list[str], field: str) -> None:
-    text = "{" + ", ".join(one for one in members if one) + "}"
-    answer = http.post(path, content=text)
-    assert answer.status_code in (200, 400), (text[:200], answer.text)
-    if answer.status_code == 400:
-        assert answer.json()["error"]["param"].startswith(field), (text[:200], answer.text)
-    else:
-        assert "NaN" not in answer.text, text[:200]
-        assert "Infinity" not in answer.text, text[:200]
-        json.loads(answer.text)
-
-
-@pytest.mark.parametrize("field", [*FIELDS, *NESTED])
+@pytest.mark.parametrize("field", MEMBERS)
 def test_a_completion_has_a_text_or_names_the_field(http: httpx.Client, field: str) -> None:
-    for number in numbers([*FIELDS, *NESTED].index(field)):
-        member = NESTED[field] % number if field in NESTED else f'"{field}": {number}'
-        more = FIELDS.get(field, "")
-        least = "" if field in ("max_tokens", "min_tokens") else '"max_tokens": 2'
-        members = [f'"model": "{MODEL}"', '"prompt": "x y"', member, more, least]
-        check(http, "/v1/completions", members, field)
+    start = f'{{"model": "{MODEL}", "prompt": "x y", "max_tokens": 2, '
+    for number in by_day(EDGES, EDGES + OTHERS):
+        text = start + MEMBERS[field] % number + "}"
+        answer = http.post("/v1/completions", content=text)
+        assert answer.status_code in (200, 400), (text[:200], answer.text)
+        if answer.status_code == 400:
+            assert answer.json()["error"]["param"].startswith(field), (text[:200], answer.text)
+        else:
+            assert "NaN" not in answer.text, text[:200]
+            assert "Infinity" not in answer.text, text[:200]
+            json.loads(answer.text)
 
 
 @pytest.mark.parametrize("number", ["1e400", "NaN", "-Infinity", "9" * 5000])
@@ -128,70 +112,3 @@ def test_a_number_in_a_schema_is_one(http: httpx.Client, number: str) -> None:
         )
         assert answer.status_code == 400
         assert answer.json()["error"]["param"].startswith(field)
-
-
-@pytest.fixture(scope="module")
-def client(grpc_address: str) -> Iterator[Client]:
-    with Client(grpc_address) as connected:
-        yield connected
-
-
-DOUBLES = (
-    0.0,
-    -0.0,
-    1.0,
-    2.0,
-    5e-324,
-    -5e-324,
-    1e-46,
-    1e-38,
-    1.0 - 2**-53,
-    3.5e38,
-    1.7e308,
-    -1.7e308,
-    math.nan,
-    math.inf,
-    -math.inf,
-)
-INTEGERS = (0, 1, 2, 2**31 - 1, 2**31, 2**32 - 1)
-OVER_GRPC: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(
-        (
-            "temperature",
-            "top_p",
-            "min_p",
-            "presence_penalty",
-            "frequency_penalty",
-            "repetition_penalty",
-        ),
-        DOUBLES,
-    ),
-    **dict.fromkeys(("top_k", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs"), INTEGERS),
-    "seed": (*INTEGERS, 2**63, 2**64 - 1),
-    "logit_bias": tuple({7: value} for value in DOUBLES),
-    "beam_search": tuple(BeamSearch(num_beams=2, length_penalty=value) for value in DOUBLES),
-}
-
-
-@pytest.mark.parametrize("field", OVER_GRPC)
-def test_a_call_has_a_text_or_names_the_field(client: Client, field: str) -> None:
-    for value in OVER_GRPC[field]:
-        given: dict[str, Any] = {field: value}
-        if field == "temperature":
-            given["min_p"] = 0.1
-        if field not in ("max_tokens", "min_tokens"):
-            given["max_tokens"] = 2
-        request = GenerateRequest(model=MODEL, text="x", sampling=SamplingOptions(**given))
-        named = "length_penalty" if field == "beam_search" else field
-        outcome = outcome_of(client, request)
-        is_named = named in outcome
-        assert outcome == "text" or is_named, (value, outcome)
-
-
-def outcome_of(client: Client, request: GenerateRequest) -> str:
-    """ "text", or the field that is named; any other error fails the test."""
-    try:
-        client.complete(request, timeout_s=60)
-    except InvalidRequestError as error:
-        return error.param or str(error)
-    return "text"

@@ -106,17 +106,3 @@ def test_prompts_of_one_token_and_echoes_alone_are_answered(server: Server) -> N
     assert (choice["text"], choice["logprobs"]) == (PROMPT, None)
     choice = complete(server, prompt=[5], max_tokens=2, echo=True, logprobs=0)
     assert len(choice["logprobs"]["tokens"]) == 3
-
-
-def test_a_stream_echoes_with_log_probabilities(server: Server) -> None:
-    asked = {**ENDLESS, "prompt": "a stream of it", "max_tokens": 4, "echo": True, "logprobs": 1}
-    whole = server.complete(**asked)
-    choices = [chunk["choices"][0] for chunk in server.stream("/v1/completions", **asked)]
-    text = "".join(choice["text"] for choice in choices)
-    told = [choice["logprobs"] for choice in choices if choice["logprobs"] is not None]
-    tokens, values = (
-        [each for one in told for each in one[key]] for key in ("tokens", "token_logprobs")
-    )
-    assert text == whole["text"]
-    assert tokens == whole["logprobs"]["tokens"]
-    assert values[1:] == pytest.approx(whole["logprobs"]["token_logprobs"][1:], abs=TOLERANCE)

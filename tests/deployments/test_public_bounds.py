@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -14,15 +12,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cluster.client.errors import BusyError, error_of
-from cluster.config.schema import GrpcConfig
-from cluster.core import SamplingParams
+from cluster.config.schema import Config
 from cluster.text.tokenizer import Tokenizer
-from deployments.ingress.grpc_api import GrpcApi
-from deployments.ingress.grpc_listener import GrpcListener
-from deployments.ingress.ingress import Ingress
-from tests.deployments.conftest import free_port
-from tests.support.deployments.server import tiny_config
-from tests.support.deployments.stage import Nowhere
+from tests.support.deployments.place import place
 
 WHOLE = health_pb2.HealthCheckRequest()
 GENERATE = "/drafthouse.v1.GenerationService/Generate"
@@ -30,26 +22,21 @@ PATIENCE_S = 20.0
 
 
 @asynccontextmanager
-async def listening(folder: Path) -> AsyncIterator[tuple[Ingress, str]]:
+async def listening(tokenizer: Tokenizer) -> AsyncIterator[Config]:
     """A listener, and somebody's stream that is open before and after what happens inside."""
-    config = replace(tiny_config(folder), grpc=GrpcConfig(port=free_port()))
-    ingress = Ingress(config, Tokenizer.load(folder), SamplingParams(max_tokens=0), Nowhere())
-    listener = GrpcListener(GrpcApi(ingress), config, 1.0)
-    await listener.start()
-    address = f"127.0.0.1:{config.grpc.port}"
-    async with channel(address) as own:
+    async with place(tokenizer, Config()) as here, here.listening() as (own, _):
         watch = health_pb2_grpc.HealthStub(own).Watch(WHOLE)
         await watch.read()
-        yield ingress, address
+        yield here.ingress.config
         assert not watch.done()
-        await ingress.drain()
+        await here.ingress.drain()
+        await watch.read()  # that it stops
         assert await watch.code() is grpc.StatusCode.OK
-    await listener.stop()
 
 
-def channel(address: str, *options: tuple[str, int]) -> grpc.aio.Channel:
+def channel(config: Config, *options: tuple[str, int]) -> grpc.aio.Channel:
     own = [("grpc.use_local_subchannel_pool", 1), *options]
-    return grpc.aio.insecure_channel(address, options=own)
+    return grpc.aio.insecure_channel(f"127.0.0.1:{config.grpc.port}", options=own)
 
 
 async def status(call: Any) -> tuple[grpc.StatusCode, str]:
@@ -59,11 +46,11 @@ async def status(call: Any) -> tuple[grpc.StatusCode, str]:
     return raised.value.code(), raised.value.details() or ""
 
 
-async def test_what_swells_or_is_too_long_is_refused(llama_folder: Path) -> None:
+async def test_what_swells_or_is_too_long_is_refused(tokenizer: Tokenizer) -> None:
     bomb = bytes(64 * 2**20)
     async with (
-        listening(llama_folder) as (_, address),
-        channel(address, ("grpc.max_send_message_length", -1)) as stranger,
+        listening(tokenizer) as config,
+        channel(config, ("grpc.max_send_message_length", -1)) as stranger,
     ):
         generate = stranger.unary_stream(GENERATE)
         code, details = await status(generate(bomb, compression=grpc.Compression.Gzip))
@@ -76,18 +63,18 @@ async def test_what_swells_or_is_too_long_is_refused(llama_folder: Path) -> None
         assert "metadata" in details
 
 
-async def test_calls_beyond_the_limit_are_told_that_the_server_is_full(llama_folder: Path) -> None:
-    async with listening(llama_folder) as (ingress, address):
-        limit = ingress.config.max_calls
-        async with channel(address) as one, channel(address) as other:
-            # Somebody's stream is there already.
-            stubs = [health_pb2_grpc.HealthStub(each) for each in (one, other)]
-            watches = []
-            for number in range(limit - 1):
-                watches.append(stubs[number % 2].Watch(WHOLE))
-                assert await watches[-1].read() is not grpc.aio.EOF
-            with pytest.raises(grpc.aio.AioRpcError) as raised:
-                await stubs[0].Watch(WHOLE).read()
-            assert isinstance(error_of(raised.value, address), BusyError)
-            for watch in watches:
-                watch.cancel()
+async def test_calls_beyond_the_limit_are_told_that_the_server_is_full(
+    tokenizer: Tokenizer,
+) -> None:
+    async with listening(tokenizer) as config, channel(config) as one, channel(config) as other:
+        # Somebody's stream is there already.
+        stubs = [health_pb2_grpc.HealthStub(each) for each in (one, other)]
+        watches = []
+        for number in range(config.max_calls - 1):
+            watches.append(stubs[number % 2].Watch(WHOLE))
+            assert await watches[-1].read() is not grpc.aio.EOF
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await stubs[0].Watch(WHOLE).read()
+        assert isinstance(error_of(raised.value, "there"), BusyError)
+        for watch in watches:
+            watch.cancel()

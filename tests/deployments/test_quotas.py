@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import grpc
-import httpx
 import pytest
 
 from cluster.client.generated import generation_pb2
@@ -18,7 +17,7 @@ from cluster.config.schema import Config, CoordinatorConfig, IngressConfig
 from cluster.errors import ConfigError
 from cluster.metrics import KEY_TOKENS
 from cluster.text.tokenizer import Tokenizer
-from tests.support.deployments.place import Place, generate, place
+from tests.support.deployments.place import Place, generate, place, refusal
 
 PATH = "/v1/completions"
 Write = Callable[..., Config]
@@ -26,11 +25,6 @@ Write = Callable[..., Config]
 
 async def statuses(here: Place, key: str, count: int, **fields: Any) -> list[int]:
     return [(await here.ask(PATH, key=key, **fields)).status_code for _ in range(count)]
-
-
-def refusal(answer: httpx.Response) -> tuple[int, str, str]:
-    error = answer.json()["error"]
-    return answer.status_code, error["type"], error["code"]
 
 
 async def test_requests_a_minute_are_each_keys_own(tokenizer: Tokenizer, write: Write) -> None:

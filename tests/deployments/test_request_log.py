@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import re
 
@@ -98,22 +97,3 @@ async def test_a_client_that_went_and_an_error_are_told_apart(
         gone.close()
         codes = [line.group(6, 8) for line in lines(caplog)]
         assert codes == [("-", raised.value.code), ("-", "cancelled")]
-
-
-async def test_a_line_says_what_stop_strings_have_left(
-    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with alone() as (ingress, *_):
-        generation = create(tokens(1, 2, 3), tokenizer, ingress)
-        whole = await run_all(generation)
-        text = tokenizer.decode(whole[0])
-        stop = next(char for char in text if char.isprintable() and char.isascii())
-        asked = GenerationSpec(
-            (tokens(1, 2, 3),), dataclasses.replace(PARAMS), seed=5, ignore_eos=True, stop=(stop,)
-        )
-        stopped = Generation("other", asked, tokenizer, ingress, 16.0)
-        stopped.when_closed.append(write_line)
-        await run_all(stopped)
-        line = lines(caplog)[-1]
-        assert line.group(1, 8) == ("other", "stop")
-        assert int(line.group(4)) == stopped.num_output_tokens < 12

@@ -18,23 +18,23 @@ ENDLESS: dict[str, Any] = {"ignore_eos": True}
 
 
 @pytest.fixture
-def openai(api_server: Server) -> OpenAI:
-    return OpenAI(base_url=f"{api_server.url}/v1", api_key="none", timeout=60, max_retries=0)
+def openai(tool_server: Server) -> OpenAI:
+    return OpenAI(base_url=f"{tool_server.url}/v1", api_key="none", timeout=60, max_retries=0)
 
 
-def chat_text(api_server: Server, messages: list[dict[str, Any]]) -> str:
+def chat_text(tool_server: Server, messages: list[dict[str, Any]]) -> str:
     """What the chat endpoint answers to the same conversation."""
     asked = {"temperature": 0, "max_tokens": 12, "ignore_eos": True, "messages": messages}
-    answer = api_server.ask("/v1/chat/completions", **asked)
+    answer = tool_server.ask("/v1/chat/completions", **asked)
     return str(answer["choices"][0]["message"]["content"])
 
 
-def test_an_answer_is_that_of_the_chat(api_server: Server, openai: OpenAI) -> None:
+def test_an_answer_is_that_of_the_chat(tool_server: Server, openai: OpenAI) -> None:
     answer = openai.responses.create(
         **ASKED, extra_body=ENDLESS, input="hello", instructions="be brief", metadata={"a": "b"}
     )
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
-    assert answer.output_text == chat_text(api_server, messages)
+    assert answer.output_text == chat_text(tool_server, messages)
     assert (answer.status, answer.metadata) == ("incomplete", {"a": "b"})
     assert answer.incomplete_details is not None
     assert answer.incomplete_details.reason == "max_output_tokens"
@@ -73,7 +73,7 @@ def test_a_stream_has_openais_events_in_order(openai: OpenAI) -> None:
 
 
 def test_a_conversation_goes_on_after_an_answer_that_is_kept(
-    api_server: Server, openai: OpenAI
+    tool_server: Server, openai: OpenAI
 ) -> None:
     asked: dict[str, Any] = {**ASKED, "extra_body": ENDLESS}
     first = openai.responses.create(**asked, input="hello", instructions="only for once")
@@ -83,7 +83,7 @@ def test_a_conversation_goes_on_after_an_answer_that_is_kept(
         {"role": "assistant", "content": first.output_text},
         {"role": "user", "content": "and then?"},
     ]
-    assert second.output_text == chat_text(api_server, messages)
+    assert second.output_text == chat_text(tool_server, messages)
     assert second.previous_response_id == first.id
     assert openai.responses.retrieve(first.id).output_text == first.output_text
     stateless = openai.responses.create(**asked, input=messages)  # type: ignore[call-overload]
@@ -99,17 +99,9 @@ def test_what_is_not_to_be_kept_is_not(openai: OpenAI) -> None:
         openai.responses.retrieve(answer.id)
 
 
-def test_the_oldest_answers_go_first(openai: OpenAI) -> None:
-    ids = [openai.responses.create(**ASKED, input="hello").id for _ in range(4)]
-    with pytest.raises(NotFound):
-        openai.responses.retrieve(ids[0])
-    for kept in ids[1:]:
-        assert openai.responses.retrieve(kept).id == kept
-
-
-def test_ids_of_answers_cannot_be_chosen(api_server: Server) -> None:
+def test_ids_of_answers_cannot_be_chosen(tool_server: Server) -> None:
     response = httpx.post(
-        f"{api_server.url}/v1/responses",
+        f"{tool_server.url}/v1/responses",
         json={**ASKED, "input": "x"},
         headers={"X-Request-Id": "guess-me"},
         timeout=60,
@@ -131,7 +123,13 @@ def test_log_probabilities_stand_beside_the_text(openai: OpenAI) -> None:
     assert all(len(one.top_logprobs) == 2 for one in found)  # type: ignore[union-attr]
 
 
-def test_the_store_is_bounded_in_bytes_too() -> None:
+def test_the_store_is_bounded_and_the_oldest_go_first() -> None:
+    few = ResponseStore(max_responses=3, max_bytes=1000)
+    for number in range(4):
+        few.put(StoredResponse({"id": f"r{number}"}, ()))
+    with pytest.raises(NotFoundError):
+        few.get("r0", "", "response_id")
+    assert few.get("r1", "", "response_id").body == {"id": "r1"}
     store = ResponseStore(max_responses=100, max_bytes=1000)
     for number in range(20):
         store.put(StoredResponse({"id": f"r{number}"}, ({"role": "user", "content": "x" * 200},)))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.core import EMPTY_TOKENS, token_array
+from cluster.core import EMPTY_TOKENS
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.logprob_writer import TextOffsets
 from tests.support.deployments.server import Server
@@ -36,18 +36,12 @@ def test_every_token_stands_where_its_characters_do(tokenizer: Tokenizer, text: 
     found = offsets.of_output(token_ids)
     assert found == sorted(found)
     assert all(place <= len(shown) for place in found)
+    pieces = TextOffsets(tokenizer, EMPTY_TOKENS, skip_special_tokens=True)
+    assert [place for token in token_ids for place in pieces.of_output([token])] == found
     # A prompt's tokens stand in its echo as the same tokens do in an output.
     echoed = TextOffsets(tokenizer, EMPTY_TOKENS, skip_special_tokens=True)
     assert echoed.of_prompt(token_ids, shown) == found
     assert echoed.of_output(token_ids[:1]) == [len(shown)] * len(token_ids[:1])
-
-
-def test_pieces_of_an_output_have_the_offsets_of_the_whole(tokenizer: Tokenizer) -> None:
-    token_ids = tokenizer.encode("ab 日é", add_special_tokens=False).tolist()
-    whole = TextOffsets(tokenizer, token_array([1]), skip_special_tokens=True)
-    pieces = TextOffsets(tokenizer, token_array([1]), skip_special_tokens=True)
-    expected = whole.of_output(token_ids)
-    assert [place for token in token_ids for place in pieces.of_output([token])] == expected
 
 
 def test_special_tokens_have_width_where_they_are_shown(tokenizer: Tokenizer) -> None:

@@ -13,27 +13,23 @@ import grpc
 import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import StreamingResponse
-from starlette.routing import Route
 
 from cluster.config.doors import TlsConfig
-from cluster.config.schema import GrpcConfig, HttpConfig
+from cluster.config.schema import GrpcConfig
 from cluster.core import SamplingParams
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.grpc_api import GrpcApi
 from deployments.ingress.grpc_listener import GrpcListener
-from deployments.ingress.http_listener import HttpListener
 from deployments.ingress.ingress import Ingress
 from deployments.readiness import base_url, health
 from tests.deployments.conftest import free_port
 from tests.support.deployments.server import tiny_config
+from tests.support.deployments.site import site
 from tests.support.deployments.stage import Nowhere
 from tests.support.rpc.certificates import Authority
 
 AUTHORITY = Authority.new()
-NUM_STREAMS = 32
+NUM_STREAMS = 4
 PATIENCE_S = 20.0
 WHOLE = health_pb2.HealthCheckRequest()
 
@@ -51,50 +47,25 @@ def trusting(authority: Authority = AUTHORITY) -> ssl.SSLContext:
     return ssl.create_default_context(cadata=authority.cert.decode())
 
 
-class Counting:
-    """Streams three letters, each when its turn has come."""
-
-    def __init__(self) -> None:
-        self.turns = [asyncio.Event() for _ in range(3)]
-        self.turns[0].set()
-        self.app = Starlette(routes=[Route("/", self.letters)])
-
-    async def letters(self, request: Request) -> StreamingResponse:
-        async def body() -> AsyncIterator[bytes]:
-            for turn in self.turns:
-                await turn.wait()
-                yield b"x"
-
-        return StreamingResponse(body())
-
-
-@asynccontextmanager
-async def listening(folder: Path) -> AsyncIterator[tuple[Counting, int]]:
-    app, where = Counting(), HttpConfig(port=free_port())
-    listener = HttpListener(app.app, where, 1.0, tls(folder).files())
-    await listener.start()
-    try:
-        yield app, where.port
-    finally:
-        await listener.stop()
-
-
 @asynccontextmanager
 async def open_streams(port: int) -> AsyncIterator[list[AsyncIterator[bytes]]]:
     """Streams on connections of their own, each with its first letter read."""
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(verify=trusting(), limits=limits, timeout=PATIENCE_S) as client:
-        request = client.build_request("GET", f"https://localhost:{port}/")
+        request = client.build_request("GET", f"https://localhost:{port}/words")
         answers = [await client.send(request, stream=True) for _ in range(NUM_STREAMS)]
         readers = [answer.aiter_raw() for answer in answers]
-        assert [await anext(reader) for reader in readers] == [b"x"] * NUM_STREAMS
+        assert [await anext(reader) for reader in readers] == [b"one "] * NUM_STREAMS
         yield readers
         for answer in answers:
             await answer.aclose()
 
 
 async def test_http_takes_tls_alone_and_strangers_disturb_nobody(folder: Path) -> None:
-    async with listening(folder) as (app, port), open_streams(port) as readers:
+    async with (
+        site(tls(folder).files()) as place,
+        open_streams(port := place.bounds.port) as readers,
+    ):
         for _ in range(4):
             with pytest.raises(httpx.RemoteProtocolError):
                 await httpx.AsyncClient().get(f"http://localhost:{port}/")
@@ -104,20 +75,21 @@ async def test_http_takes_tls_alone_and_strangers_disturb_nobody(folder: Path) -
         old.minimum_version, old.maximum_version = ssl.TLSVersion.TLSv1_1, ssl.TLSVersion.TLSv1_1
         with pytest.raises((httpx.ConnectError, ssl.SSLError)):
             await httpx.AsyncClient(verify=old).get(f"https://localhost:{port}/")
-        app.turns[1].set()
-        assert [await anext(reader) for reader in readers] == [b"x"] * NUM_STREAMS
+        place.application.may_answer.set()
+        assert [await anext(reader) for reader in readers] == [b"two"] * NUM_STREAMS
 
 
 async def test_a_certificate_is_replaced_under_open_http_streams(folder: Path) -> None:
     successor = Authority.new("its successor")
-    async with listening(folder) as (app, port), open_streams(port) as readers:
+    async with (
+        site(tls(folder).files()) as place,
+        open_streams(port := place.bounds.port) as readers,
+    ):
         successor.write(folder, "localhost")
-        app.turns[1].set()
-        assert [await anext(reader) for reader in readers] == [b"x"] * NUM_STREAMS
-        app.turns[2].set()
         async with httpx.AsyncClient(verify=trusting(successor)) as fresh:
-            assert (await fresh.get(f"https://localhost:{port}/")).text == "xxx"
-        assert [await anext(reader) for reader in readers] == [b"x"] * NUM_STREAMS
+            assert (await fresh.get(f"https://localhost:{port}/")).text == "here"
+        place.application.may_answer.set()
+        assert [await anext(reader) for reader in readers] == [b"two"] * NUM_STREAMS
 
 
 async def test_grpc_takes_tls_alone_and_follows_a_replaced_certificate(
@@ -162,8 +134,8 @@ async def test_grpc_takes_tls_alone_and_follows_a_replaced_certificate(
 
 
 async def test_start_up_asks_over_tls_how_the_server_is(folder: Path, llama_folder: Path) -> None:
-    async with listening(folder) as (_, port):
-        config = replace(tiny_config(llama_folder), http=HttpConfig(port=port), tls=tls(folder))
+    async with site(tls(folder).files()) as place:
+        config = replace(tiny_config(llama_folder), http=place.bounds, tls=tls(folder))
         url = base_url(config)
-        assert url == f"https://127.0.0.1:{port}"
+        assert url == f"https://127.0.0.1:{place.bounds.port}"
         assert (await asyncio.to_thread(health, url))["status"] == "HTTP status 404"

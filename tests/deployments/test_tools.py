@@ -17,7 +17,7 @@ from cluster.text.tokenizer import Tokenizer
 from cluster.text.tool_calls.registry import FORMATS
 from deployments.ingress.choice import Delta, skips_specials
 from deployments.ingress.openai_request import Chat
-from deployments.ingress.openai_response import delta_fields, finish_reason, whole_message
+from deployments.ingress.openai_response import finish_reason, whole_message
 from deployments.ingress.spec import ChatUse
 from tests.deployments.test_openai_request import LIMITS, chat
 from tests.support.grammar.specs import eos, ids_of, open_text
@@ -197,18 +197,6 @@ def test_an_answer_has_its_calls_and_reasoning_beside_its_text(tokenizer: Tokeni
     assert len({call["id"] for call in message["tool_calls"]}) == 2
     assert finish_reason(parts[-1]) == "tool_calls"
     assert finish_reason(parts[0]) is None
-
-
-def test_a_stream_has_the_name_first_and_then_the_arguments(tokenizer: Tokenizer) -> None:
-    chunks = [delta_fields(part) for part in answer(tokenizer, ChatUse(reads_calls=True))]
-    assert "".join(chunk.get("content", "") for chunk in chunks) == "Yes."
-    pieces = [piece for chunk in chunks for piece in chunk.get("tool_calls", [])]
-    named = [piece for piece in pieces if "name" in piece["function"]]
-    assert [(p["index"], p["function"]["name"]) for p in named] == [(0, "time"), (1, "weather")]
-    assert all(p["type"] == "function" and p["id"] for p in named)
-    written = [p["function"]["arguments"] for p in pieces if p["index"] == 0]
-    assert "".join(written) == '{"a": 1}'
-    assert len(written) > 4
 
 
 def test_what_is_not_wanted_is_left_out(tokenizer: Tokenizer) -> None:

@@ -75,26 +75,6 @@ def test_openais_helper_puts_a_streamed_call_together(responses: Any) -> None:
     ]
 
 
-def test_a_conversation_goes_on_after_a_call(responses: Any) -> None:
-    """By its id or with its items, the prompt is the same; the chat sees the same one."""
-    tools = {"tools": [FUNCTION]}
-    first = responses.create(**response(**tools, tool_choice="required"))
-    (call, *_) = first.output
-    result = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
-    by_id = responses.create(**response(**tools, input=[result], previous_response_id=first.id))
-    items = [USER, *[item.model_dump(exclude_none=True) for item in first.output], result]
-    by_items = responses.create(**response(**tools, input=items))
-    assert by_id.output_text == by_items.output_text
-    assert by_id.usage.input_tokens == by_items.usage.input_tokens
-
-
-def test_the_form_of_a_response_holds(responses: Any) -> None:
-    form = {"type": "json_schema", "name": "w", "schema": SCHEMA, "strict": True}
-    answer = responses.create(**response(text={"format": form}))
-    jsonschema.validate(json.loads(answer.output_text), SCHEMA)
-    assert answer.text.format.type == "json_schema"
-
-
 def test_anthropics_helper_puts_a_streamed_call_together(messages: Any) -> None:
     asked = message(tools=[TOOL], tool_choice=ANY)
     whole = messages.create(**asked)
@@ -116,48 +96,12 @@ def test_anthropics_helper_puts_a_streamed_call_together(messages: Any) -> None:
     assert messages.create(**message(messages=turns, tools=[TOOL])).content
 
 
-def test_the_form_of_a_message_holds(messages: Any) -> None:
-    config = {"format": {"type": "json_schema", "schema": SCHEMA}}
-    answer = messages.create(**message(extra_body={**SEEDED, "output_config": config}))
-    jsonschema.validate(json.loads(answer.content[0].text), SCHEMA)
-
-
-def test_tools_are_counted_with_the_prompt(messages: Any) -> None:
-    plain = messages.count_tokens(model=MODEL, messages=[USER]).input_tokens
-    assert messages.count_tokens(model=MODEL, messages=[USER], tools=[TOOL]).input_tokens > plain
-
-
 def test_tools_are_tokenised_as_a_chat_with_them_is(tool_server: Server) -> None:
     function = {"name": "weather", "parameters": SCHEMA}
     said = {"messages": [USER], "tools": [{"type": "function", "function": function}]}
     tokens = tool_server.ask("/tokenize", **said)["tokens"]
     asked = {**said, "max_tokens": 1, "return_token_ids": True}
     assert tool_server.ask("/v1/chat/completions", **asked)["prompt_token_ids"] == tokens
-
-
-def test_a_forced_call_is_streamed_by_one_entry_a_chunk(tool_server: Server) -> None:
-    tool = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
-    asked = {"messages": [USER], "tools": [tool], "tool_choice": "required", **SEEDED}
-    asked |= {"max_tokens": 120, "n": 2}
-    path = "/v1/chat/completions"
-    whole = [each["message"]["tool_calls"] for each in tool_server.ask(path, **asked)["choices"]]
-    chunks = [each["choices"][0] for each in tool_server.stream(path, **asked)]
-    for choice, calls in enumerate(whole):
-        first, begins, *later, last = (each for each in chunks if each["index"] == choice)
-        assert first["delta"]["role"] == "assistant"
-        assert "tool_calls" not in first["delta"]
-        ((call,),) = begins["delta"].values()
-        assert call.keys() == {"index", "id", "type", "function"}
-        assert (call["index"], call["function"]["name"]) == (0, "weather")
-        # No delta is empty but that of the end, and none has a second entry or a text beside it.
-        pieces = [call, *(piece for each in later for (piece,) in each["delta"].values())]
-        assert all(piece["function"] for piece in pieces)
-        written = [
-            "".join(each["function"]["arguments"] for each in pieces if each["index"] == index)
-            for index in range(len(calls))
-        ]
-        assert written == [each["function"]["arguments"] for each in calls]
-        assert last["finish_reason"] in {"tool_calls", "length"}
 
 
 def called(piece: CallPiece) -> Delta:

@@ -8,8 +8,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from cluster import metrics
 from cluster.config.schema import Config, DrafterConfig
 from cluster.coordinator.coordinator import Coordinator
@@ -138,14 +136,3 @@ async def test_an_answer_says_its_times_as_vllm_does_and_of_several_choices_noth
     assert one["queue_time_ms"] >= 0.0
     assert one["arrival_time"] > 1e9
     assert {two[name] for name in TIMES} == {None}
-
-
-async def test_every_sample_of_a_page_is_there_once(tokenizer: Tokenizer) -> None:
-    async with served(tokenizer) as here:
-        page = (await get(here, "/metrics")).text
-    found = [
-        (sample.name, *sorted(sample.labels.items()))
-        for family in text_string_to_metric_families(page)
-        for sample in family.samples
-    ]
-    assert len(found) == len(set(found))

@@ -86,6 +86,12 @@ class Place:
                 await listener.stop()
 
 
+def refusal(answer: httpx.Response) -> tuple[int, str, str]:
+    """Status, type and code of an error; Anthropic's have none."""
+    error = answer.json()["error"]
+    return answer.status_code, error["type"], error.get("code", "")
+
+
 def generate(channel: grpc.aio.Channel, key: str = "", **fields: Any) -> Any:
     """Call Generate for a few tokens."""
     sampling = generation_pb2.SamplingOptions(max_tokens=4)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import uvicorn
 from transformers import AutoTokenizer
 
-from cluster.config.schema import ApiConfig, Config, CoordinatorConfig, DrafterConfig
+from cluster.config.schema import (
+    ApiConfig,
+    Config,
+    CoordinatorConfig,
+    DrafterConfig,
+    HttpConfig,
+)
 from cluster.coordinator.coordinator import Coordinator
 from cluster.engine.engine import Engine
 from cluster.records import frozen
@@ -22,7 +26,9 @@ from cluster.text.generation_config import load_sampling_defaults
 from cluster.text.tokenizer import Tokenizer
 from cluster.worker.build import build_target
 from deployments.ingress.http import create_app
+from deployments.ingress.http_listener import HttpListener
 from deployments.ingress.ingress import Ingress
+from tests.deployments.conftest import free_port
 from tests.support.deployments.api import MODEL, Api
 from tests.support.deployments.stage import Nowhere
 from tests.support.deployments.threads import in_a_thread
@@ -90,19 +96,18 @@ async def _served(config: Config, engine: Engine) -> AsyncIterator[Server]:
     tokenizer = Tokenizer.load(folder, generation_config="none", chat_template=template)
     ingress = Ingress(config, tokenizer, load_sampling_defaults(folder, "none"), Nowhere())
     here, there = memory_pair()
-    listener = socket.create_server(("127.0.0.1", 0))
-    http = uvicorn.Server(uvicorn.Config(create_app(ingress), log_level="warning", lifespan="off"))
+    where = HttpConfig(port=free_port())
+    http = HttpListener(create_app(ingress), where, 1.0)
     tasks += [
         asyncio.create_task(coordinator.serve(there)),
         asyncio.create_task(ingress.coordinators.use("c", coordinator.describe(), here)),
     ]
-    serving = asyncio.create_task(http.serve([listener]))
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    await http.start()
+    url = f"http://{where.host}:{where.port}"
     try:
         yield Server(url, folder, ingress, coordinator, asyncio.get_running_loop())
     finally:
-        http.should_exit = True
-        await serving
+        await http.stop()
         await coordinator.stop()
         worker.stop()
         for task in tasks:

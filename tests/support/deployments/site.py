@@ -15,6 +15,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from cluster.config.http import HttpConfig
+from cluster.config.pem import PemFiles
 from deployments.ingress.http_listener import HttpListener
 from deployments.ingress.request_scope import RequestScope
 from tests.deployments.conftest import free_port
@@ -80,7 +81,7 @@ Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
 class Site:
     """A listener with these bounds, and its clients."""
 
-    def __init__(self, stack: AsyncExitStack, **bounds: float) -> None:
+    def __init__(self, stack: AsyncExitStack, bounds: dict[str, float]) -> None:
         self.bounds = HttpConfig(port=free_port(), **bounds)  # type: ignore[arg-type]
         self.application = Application()
         self._stack = stack
@@ -113,12 +114,11 @@ async def rest(reader: Reader) -> bytes:
 
 
 @asynccontextmanager
-async def site(**bounds: float) -> AsyncIterator[Site]:
+async def site(tls: PemFiles | None = None, **bounds: float) -> AsyncIterator[Site]:
     async with AsyncExitStack() as stack:
-        place = Site(stack, **bounds)
-        listener = HttpListener(
-            RequestScope(place.application.app, is_logged=False), place.bounds, 1.0
-        )
+        place = Site(stack, bounds)
+        app = RequestScope(place.application.app, is_logged=False)
+        listener = HttpListener(app, place.bounds, 1.0, tls)
         await listener.start()
         stack.push_async_callback(listener.stop)
         yield place
