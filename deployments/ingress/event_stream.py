@@ -9,8 +9,8 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.responses import StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
 
 from cluster.errors import DrafthouseError, UnavailableError
 from cluster.rpc.channel import CoordinatorLink
@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 Events = AsyncGenerator[bytes, None]
 
 
-class EventStream(Response):
+class EventStream(StreamingResponse):
     """Sends events to a client until they end or it leaves."""
 
     def __init__(
@@ -45,34 +45,25 @@ class EventStream(Response):
         at the end, also if it is cancelled."""
         # Proxies must forward every event at once.
         always = {"X-Accel-Buffering": "no", "Cache-Control": "no-cache"}
-        super().__init__(media_type="text/event-stream", headers={**always, **headers})
-        del self.headers["content-length"]
+        super().__init__(events, media_type="text/event-stream", headers={**always, **headers})
         self._events = events
         self._heartbeat_s = heartbeat_s
         self._on_end = on_end
         self._is_quiet = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            with contextlib.suppress(ClientDisconnect):
-                async with contextlib.aclosing(self._events):
-                    await while_connected(receive, self._send(send))
-        finally:
-            self._on_end()
+        async def noted(message: Message) -> None:
+            self._is_quiet = self._is_quiet and not message.get("body")
+            await send(message)
 
-    async def _send(self, send: Send) -> None:
-        start = {"status": self.status_code, "headers": self.raw_headers}
-        await send({"type": "http.response.start", **start})
         beating = asyncio.ensure_future(self._beat(send)) if self._heartbeat_s else None
         try:
-            async for event in self._events:
-                self._is_quiet = self._is_quiet and not event
-                if event:
-                    await send({"type": "http.response.body", "body": event, "more_body": True})
+            async with contextlib.aclosing(self._events):
+                await super().__call__(scope, receive, noted)
         finally:
             if beating is not None:
                 beating.cancel()
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            self._on_end()
 
     async def _beat(self, send: Send) -> None:
         # Looks from time to time, so that an event costs no timer.
