@@ -94,7 +94,7 @@ class GrpcApi:
             pb.Model(
                 id=name,
                 root=own,
-                parent=own if limits.adapter_of(name) else "",
+                parent=own if name in limits.adapters else "",
                 max_context_len=most,
             )
             for name in limits.model_names

@@ -313,7 +313,7 @@ class Sampling(Named):
             prediction_drafters=limits.predictors_of(task, speculation) if self._expected else (),
             tenant=self.tenant(limits),
             chat=use,
-            adapter=limits.adapter_of(self.model),
+            adapter=limits.adapters.get(self.model, ""),
             prompt_logprobs=self.prompt_logprobs,
             is_prompt_only=most == 0,
             grammar_field=grammar_field,

@@ -149,10 +149,6 @@ class Limits:
         """Every name that requests may use: the model, its aliases, its adapters."""
         return (self.config.model_name, *self.config.api.served_model_names, *self.adapters)
 
-    def adapter_of(self, model: str) -> str:
-        """The adapter that a served model's name stands for, "" for the model itself."""
-        return self.adapters.get(model, "")
-
     def predictors_of(self, task: str, speculation: SpeculationOptions) -> tuple[str, ...]:
         """The drafters that draft from the prediction of a request."""
         if not speculation.enabled or speculation.max_draft_tokens == 0:

@@ -98,7 +98,7 @@ class Pages:
             "created": self._created,
             "owned_by": "drafthouse",
             "root": own,
-            "parent": own if self._ingress.limits.adapter_of(name) else None,
+            "parent": own if name in self._ingress.limits.adapters else None,
             "max_model_len": self._max_model_len(),
         }
 
