@@ -48,14 +48,15 @@ class Exploration:
     done_at: float = -math.inf
     num_done: int = 0
 
-    def is_due(self, now: float, cost_s: float) -> bool:
-        """True if its cost is within its share of the time since it was last done."""
+    def begin(self, now: float, cost_s: float) -> bool:
+        """Begin now if its cost is within its share of the time since it was last done; returns
+        whether it does."""
         share = _FIRST_SHARE if self.num_done < evidence.PRIOR else _EXPLORED_SHARE
-        return now - self.done_at >= cost_s / share
-
-    def take(self, now: float) -> None:
+        if now - self.done_at < cost_s / share:
+            return False
         self.done_at = now
         self.num_done += 1
+        return True
 
 
 class Standing:

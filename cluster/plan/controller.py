@@ -103,14 +103,12 @@ class Controller:
         if self._config.budget == "fixed":
             return _plan_fixed(texts, offers, caps, moment)
         load = self.target.load(self._config, texts)
-        load.law.load = load
         num_new = sum(text.num_steps <= 1 for text in texts)  # the step of the prompt was the first
         load.num_new += evidence.RECENT * (num_new - load.num_new)
         if not any(caps):
-            load.asked, self._idle = NO_DRAFTS, None
+            self._idle = None
             return Plan.plain(texts)
-        if offers is None and not moment.residents:
-            load.asked = NO_DRAFTS  # there is nothing to choose, and nobody to ask
+        if offers is None and not moment.residents:  # nothing to choose, and nobody to ask
             return Plan.plain(texts, PlainWhy.NO_DRAFTS)
         if offers is None and self._idle and self._idle.holds(texts, caps, moment):
             return Plan.plain(texts, self._idle.why)
@@ -119,7 +117,6 @@ class Controller:
             return Plan.plain(texts, PlainWhy.UNMEASURED)
         choice = StepChoice(self.target, self.acceptance, load, texts, caps, moment, weights)
         plan = choice.plan(offers)
-        load.asked = plan.ask
         is_idle = offers is None and choice.needed_s and not moment.prompt_rows
         self._idle = choice if is_idle else None
         return plan
@@ -145,7 +142,7 @@ class Controller:
             text.take_ask(Ask(text.cap), EVERYONE)
             return
         target = self.target
-        load = target.laws[text.is_sampled].load
+        load = target.latest.get(text.is_sampled)
         if load is not None and load.guard.max_extra_s(1.0) <= 0.0:
             text.take_ask(NO_DRAFTS, EVERYONE)
             return

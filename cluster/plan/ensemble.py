@@ -83,12 +83,6 @@ class Ensemble:
         masks, models = self.look_ups(texts), self.models
         if not models:
             return masks
-        if len(models) == 1:
-            (model,) = models
-            return [
-                mask | model.bit * text.may_ask(model.name)
-                for mask, text in zip(masks, texts, strict=True)
-            ]
         worth = np.array([self._worth(*each) for each in zip(texts, weights, strict=True)])
         promised = float(np.maximum(worth.max(axis=1), 0.0).sum())
         if value and promised:
@@ -126,8 +120,8 @@ class Ensemble:
                 cost_s = self._seconds(model, count + 1) - self._seconds(model, count)
                 if not text.is_read(model.name):
                     cost_s += self._target.drafting[model.name].read_s
-                if turn.is_due(now, cost_s * len(texts)) and spent_s + cost_s <= affordable_s:
-                    turn.take(now)
+                is_affordable = spent_s + cost_s <= affordable_s
+                if is_affordable and turn.begin(now, cost_s * len(texts)):
                     masks[place] |= model.bit
                     counts[number] += 1
                     spent_s += cost_s

@@ -18,7 +18,7 @@ from cluster.plan.arms import SIZES, Arm, Exploration, Recent
 from cluster.plan.texts import Text
 from cluster.spec import evidence
 from cluster.spec.acceptance import law_name
-from cluster.spec.budget import NO_DRAFTS, Ask
+from cluster.spec.budget import Ask
 from cluster.spec.forest import Floats
 from cluster.spec.guard import DeficitGuard
 from cluster.spec.step_profile import EDGES, NODE_EDGES, DraftTime, StepProfile, bucket
@@ -98,9 +98,11 @@ class RoundTimes:
             self._prior *= time_s / float(parts.sum())
             self._factors = self._prior
         expected_s = float(parts @ self._factors)
-        scaled = parts / expected_s
+        scaled, ratio = parts / expected_s, min(time_s / expected_s, _STRAY)
         self.num_recorded += 1
-        self._learn(scaled, time_s / expected_s)
+        self._products += np.outer(scaled, scaled) - self._products / _MEMORY
+        self._times += scaled * ratio - self._times / _MEMORY
+        self._fit()
 
     def record_rows(self, num_sequences: int, num_rows: int, time_s: float) -> None:
         """Record the time of a step that had num_rows rows of prompts beside its sequences' rows.
@@ -112,11 +114,6 @@ class RoundTimes:
         plain, extra = self._parts(num_sequences, 0, (num_rows,))[0].tolist()
         price = max(time_s - float(self._factors[0]) * plain, 0.0) / extra if extra > 0.0 else 1.0
         self._prior = np.array([self._prior[0], 0.5 * (self._prior[1] + price)])
-        self._fit()
-
-    def _learn(self, scaled: Floats, ratio: float) -> None:
-        self._products += np.outer(scaled, scaled) - self._products / _MEMORY
-        self._times += scaled * min(ratio, _STRAY) - self._times / _MEMORY
         self._fit()
 
     def _fit(self) -> None:
@@ -166,42 +163,24 @@ class RoundTimes:
 
 
 @dataclass(slots=True, eq=False)
-class Law:
-    """The worth of drafts under one law, at any load.
-
-    arms: look-ups alone, and look-ups with models: indexed by `Ask.with_models`.  load: the load of
-    the batch that was planned last.
-    """
-
-    arms: tuple[Arm, Arm] = field(default_factory=lambda: (Arm(), Arm()))
-    load: BatchGroup | None = None
-
-
-@dataclass(slots=True, eq=False)
 class BatchGroup:
     """The batches of one law and of about the same number of sequences.
 
-    brought: weighted tokens of the latest rounds, and their time.  asked: the drafts that residents
-    were asked for after the last step.  best: the ask that pays most.  num_new: running mean of the
-    texts that begin in a round.  verify_s: running mean of the time that steps with drafts take
-    longer than plain ones.
+    arms: of its law, look-ups alone and look-ups with models: indexed by `Ask.with_models`.
+    brought: weighted tokens of the latest rounds, and their time.  best: the ask that pays most.
+    num_new: running mean of the texts that begin in a round.  verify_s: running mean of the time
+    that steps with drafts take longer than plain ones.
     promised: the drafts that the step under way is expected to accept, and the arm to correct by
     the outcome.
     """
 
-    law: Law
+    arms: tuple[Arm, Arm]
     guard: DeficitGuard
     brought: Recent = field(default_factory=Recent)
     verify_s: float = 0.0
     promised: tuple[float, Arm] = field(default_factory=lambda: (0.0, Arm()))
-    asked: Ask = NO_DRAFTS
     best: Ask | None = None
     num_new: float = 0.0
-
-    @property
-    def arm(self) -> Arm:
-        """The arm whose trees were asked for after the last step."""
-        return self.law.arms[self.asked.num_nodes > 0 and self.asked.with_models]
 
     def rate(self, plain_rate: float) -> float:
         """Return the recent weighted tokens per second, at least plain decoding's rate."""
@@ -245,8 +224,9 @@ class TargetModel:
         self.pace = Recent()  # seconds of the latest rounds: without drafts, and as they were
         # By law and model, of those that are poor in all texts so far.
         self.tries: defaultdict[tuple[bool, str], Exploration] = defaultdict(Exploration)
-        self.laws = Law(), Law()  # greedy, sampled
+        self.arms = (Arm(), Arm()), (Arm(), Arm())  # greedy, sampled
         self.loads: dict[tuple[bool, int], BatchGroup] = {}
+        self.latest: dict[bool, BatchGroup] = {}  # by law, that of the last batch
         for each in draft_times:
             self.drafting[each.drafter].learn(each)
 
@@ -263,14 +243,15 @@ class TargetModel:
         found = self.loads.get((is_sampled, size))
         if found is None:
             found = self.loads[is_sampled, size] = BatchGroup(
-                self.laws[is_sampled], DeficitGuard(*limits)
+                self.arms[is_sampled], DeficitGuard(*limits)
             )
         found.guard.slowdown, found.guard.slack_steps = limits
+        self.latest[is_sampled] = found
         return found
 
     def export(self) -> list[Any]:
         """Return what was measured and learned of this target, as plain values."""
-        worth = [[each.export() for each in law.arms] for law in self.laws]
+        worth = [[each.export() for each in arms] for arms in self.arms]
         drafting = {name: each.times.export() for name, each in self.drafting.items()}
         return [self.steps.export(), drafting, worth]
 
@@ -280,8 +261,8 @@ class TargetModel:
         self.steps.restore(steps)
         for name, found in drafting.items():
             self.drafting[name].times.restore(found)
-        for law, values in zip(self.laws, worth, strict=True):
-            for own, former in zip(law.arms, values, strict=True):
+        for arms, values in zip(self.arms, worth, strict=True):
+            for own, former in zip(arms, values, strict=True):
                 own.restore(former)
 
     def states(self) -> list[dict[str, object]]:

@@ -31,7 +31,8 @@ class StepChoice:
 
     caps: the most nodes of each text.  weights: the weight of each text's tokens.  plain_s: the
     seconds of a plain step.  masks: the residents of each text, look-ups alone and look-ups with
-    models.  draft_s: their seconds for trees of each of SIZES; None = not known yet.  needed_s:
+    models.  asked: the drafts that residents were asked for after the last step; arm: whose trees
+    these are.  draft_s: their seconds for trees of each of SIZES; None = not known yet.  needed_s:
     drafts are asked for again once the guard allows a round so much extra time; inf = none pay,
     0 = at once.  why: nothing was verified.
     """
@@ -50,6 +51,8 @@ class StepChoice:
         self.target, self.load, self.texts, self.moment = target, load, texts, moment
         self.caps, self.weights, self.needed_s = np.array(caps), weights, 0.0
         self.why = PlainWhy.NONE
+        self.asked = asked = texts[0].ask
+        self.arm = load.arms[asked.num_nodes > 0 and asked.with_models]
         # Where no drafts pay, or the guard allows none, the plan of a step without any holds until
         # enough steps of the same texts have been measured to tell another price.  Planning takes
         # a tenth of a step of a millisecond.
@@ -63,7 +66,7 @@ class StepChoice:
             assert times_s is not None
         self.prices = Prices(rate, times_s - times_s[0], load.guard.max_extra_s(self.plain_s))
         self.ensemble = ensemble = Ensemble(target, acceptance, moment.residents, rate)
-        value, arm = None, load.law.arms[True]
+        value, arm = None, load.arms[True]
         if len(ensemble.models) > 1 and arm.num_turns:
             value = float(arm.values(weights, self.prices).max())
         self.masks = ensemble.look_ups(texts), ensemble.teams(texts, weights, value)
@@ -101,12 +104,12 @@ class StepChoice:
             self.why = PlainWhy.NOT_WORTH_IT if no_worth else PlainWhy.NO_DRAFTS
             if 0.0 < self.needed_s < math.inf:
                 self.why = PlainWhy.GUARD
-            load.promised = 0.0, load.arm
+            load.promised = 0.0, self.arm
             return Plan.plain(self.texts, self.why, ask, masks)
         nodes, gains = self._ranking(offers)
         why, num_nodes = self._choose(gains, draft_s)
         nodes = nodes[:num_nodes]
-        load.promised = float(offers.survival[nodes].sum()), load.arm
+        load.promised = float(offers.survival[nodes].sum()), self.arm
         return Plan(in_flight_of(self.texts, offers, nodes), ask, why, masks)
 
     # Nodes to verify
@@ -117,7 +120,7 @@ class StepChoice:
         if (np.diff(forest.starts) > self.caps).any():
             nodes, ranks = ranked(offers.survival, forest.owners, forest.starts)
             is_open[nodes[ranks >= self.caps[forest.owners[nodes]]]] = False
-        weights = self.load.arm.trust * self.weights[forest.owners]
+        weights = self.arm.trust * self.weights[forest.owners]
         nodes, gains = ranking(offers.survival, weights, is_open)
         return nodes[: EDGES[-1]], gains[: EDGES[-1]]
 
@@ -138,7 +141,7 @@ class StepChoice:
 
     def _learn_worth(self, offers: Offers | None) -> None:
         """Learn how much the trees that were asked for after the last step have added."""
-        asked = self.load.asked
+        asked = self.asked
         for with_models in self.kinds if asked.num_nodes else ():
             if with_models > asked.with_models:
                 continue
@@ -158,7 +161,7 @@ class StepChoice:
                 ranks = places[is_counted]
                 survival = offers.survival[nodes[is_counted]].astype(np.float64)
             if num_texts := int(known.sum()):
-                arm = self.load.law.arms[with_models]
+                arm = self.load.arms[with_models]
                 arm.learn(ranks, survival, num_texts, asked.num_nodes)
 
     def _ask(self) -> tuple[Ask, list[int], float]:
@@ -188,12 +191,11 @@ class StepChoice:
             if known >= (with_models, wanted):
                 continue
             where = max(index for index, size in enumerate(sizes) if size <= wanted)
-            draft_s, turn = self.draft_s[with_models], load.law.arms[with_models].tried
+            draft_s, turn = self.draft_s[with_models], load.arms[with_models].tried
             assert draft_s is not None
             ask = Ask(sizes[where], with_models)
             masks, tried_s = self._with_reading(ask, float(draft_s[where]), affordable_s)
-            if tried_s <= affordable_s and turn.is_due(now, tried_s - best_s):
-                turn.take(now)
+            if tried_s <= affordable_s and turn.begin(now, tried_s - best_s):
                 return ask, masks, tried_s
         if best_s > affordable_s:
             self.needed_s = prices.max_extra_s - affordable_s + best_s
@@ -210,7 +212,7 @@ class StepChoice:
         drafts get what look-ups bring."""
         has_models = self._has_models(self.masks[with_models])
         total: Floats = np.zeros(len(SIZES))
-        for arm, is_own in zip(self.load.law.arms, (~has_models, has_models), strict=True):
+        for arm, is_own in zip(self.load.arms, (~has_models, has_models), strict=True):
             if is_own.any():
                 total += arm.values(self.weights[is_own], self.prices)
         return total

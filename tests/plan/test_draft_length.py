@@ -47,13 +47,6 @@ def test_the_heuristic_follows_what_was_accepted() -> None:
     assert stage.verified(10) == [8, 7, 6, 5, 4, 3, 2, 1, 1, 1]
 
 
-def test_the_window_follows_the_latest_steps() -> None:
-    stage = stage_of(kind="window", num_tokens=4, num_steps=2)
-    assert stage.verified(6) == [0, 4, 4, 5, 6, 7]
-    stage.depth = 0
-    assert stage.verified(8) == [8, 7, 6, 5, 4, 3, 3, 3]
-
-
 def test_a_step_that_failed_teaches_no_length() -> None:
     stage = stage_of(kind="heuristic", num_tokens=2)
     stage.verified(2)

@@ -121,17 +121,27 @@ def told(outcomes: Sequence[int], names: Sequence[str] = KINDS) -> Text:
     return text
 
 
-@pytest.mark.parametrize(("rate", "num_models"), [(1500.0, 1), (50.0, 3)])
-def test_texts_share_a_model_where_one_for_each_does_not_pay(rate: float, num_models: int) -> None:
+@pytest.mark.parametrize(
+    ("rate", "value", "num_models"), [(1500.0, None, 1), (50.0, None, 3), (50.0, 0.4, 1)]
+)
+def test_texts_share_a_model_where_one_for_each_does_not_pay(
+    rate: float, value: float | None, num_models: int
+) -> None:
+    """value: of all their trees, where that is known; the texts themselves promise ten times it."""
     residents = [Resident(number, name, False) for number, name in enumerate(KINDS)]
     texts = [told(each) for each in ((3, 1, 1), (1, 3, 1), (1, 1, 3), (3, 1, 2))]
     ensemble = Ensemble(priced(KINDS), AcceptanceModel(), residents, rate)
-    masks = ensemble.teams(texts, np.ones(len(texts)))
+    masks = ensemble.teams(texts, np.ones(len(texts)), value)
     assert all(masks)
     assert len({*masks}) == num_models
 
 
-def test_a_model_that_drafts_for_other_texts_is_tried_sooner() -> None:
+def test_a_model_that_drafts_for_other_texts_is_tried_sooner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "cluster.plan.ensemble._HOPEFUL_SHARE", 1.0
+    )  # as much as the best is enough
     residents = [Resident(number, name, False) for number, name in enumerate(("a", "b"))]
     ensemble = Ensemble(priced(("a", "b")), AcceptanceModel(), residents, 100.0)
     texts = [told((3, 0), ("a", "b")), told((0, 3), ("a", "b"))]
