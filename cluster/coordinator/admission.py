@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-import bisect
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from cluster.config.processes import RECORDER
 from cluster.config.schema import Config
-from cluster.coordinator.session import Seat, Session, TextLimits
+from cluster.coordinator.session import Seat, Session
 from cluster.coordinator.targets import TargetSeat
 from cluster.core import Request, TokenArray
 from cluster.draft.registry import has_laws
 from cluster.errors import ContextLengthError, NotFoundError, RequestError, TooLargeError
+from cluster.messages import WorkerDescription
 from cluster.requests.fields import REMOVED_LAWS, Law
 from cluster.spec.params import check_params, clash_of_law
 from cluster.spec.tree_check import num_ids
 
 
-def check_request(request: Request, limits: TextLimits, config: Config) -> None:
-    """Raise the RequestError that names the first value that cannot be served, and the remedy."""
+def check_request(request: Request, served: WorkerDescription, config: Config) -> None:
+    """Raise the RequestError that names the first value that cannot be served, and the remedy.
+
+    served: what every target can serve; of what is 0 or empty nothing is known yet."""
     max_frame_tokens = config.coordinator.max_frame_tokens
     prompt_len = len(request.prompt_ids) + len(request.output_ids)
     if len(request.prompt_ids) == 0:
         raise RequestError("the prompt has no tokens; send at least one", param="prompt")
-    _check_length(prompt_len, limits, max_frame_tokens)
+    _check_length(prompt_len, served, max_frame_tokens)
     for name, token_ids in (("prompt", request.prompt_ids), ("output_ids", request.output_ids)):
-        _check_vocabulary(token_ids, limits.vocab_size, name)
+        _check_vocabulary(token_ids, served.vocab_size, name)
     # While no target has told its vocabulary, ids are checked against none; the target will.
-    check_params(request.params, num_ids(limits.vocab_size))
+    check_params(request.params, num_ids(served.vocab_size))
     if request.params.max_tokens < 1:
         raise RequestError(
             f"max_tokens is {request.params.max_tokens}; it must be at least 1", param="max_tokens"
@@ -70,11 +72,11 @@ def with_law(request: Request, laws: Sequence[Law]) -> Request:
     return replace(request, params=replace(request.params, law=law))
 
 
-def _check_length(prompt_len: int, limits: TextLimits, max_frame_tokens: int) -> None:
-    if limits.max_context_len and prompt_len >= limits.max_context_len:
+def _check_length(prompt_len: int, served: WorkerDescription, max_frame_tokens: int) -> None:
+    if served.max_context_len and prompt_len >= served.max_context_len:
         raise ContextLengthError.of(
             prompt_len,
-            limits.max_context_len,
+            served.max_context_len,
             "reduce the length of the prompt or raise target.engine.max_context_len",
         )
     if prompt_len > max_frame_tokens:
@@ -194,13 +196,11 @@ class Placement:
 
     def num_held(self, target_id: str, session: Session) -> int:
         """Return how many tokens at the beginning of the text the target should hold."""
-        pages = self._pages.get(target_id, OrderedDict())
-        # Whoever holds a page holds those before it.
-        return self._page_len * bisect.bisect_left(
-            range(1, len(session.tokens) // self._page_len + 1),
-            True,
-            key=lambda number: self._key(session, number) not in pages,
-        )
+        pages, count = self._pages.get(target_id, OrderedDict()), 0
+        most = len(session.tokens) // self._page_len
+        while count < most and self._key(session, count + 1) in pages:
+            count += 1
+        return count * self._page_len
 
     def _worthwhile(self, target_id: str, session: Session) -> int:
         num_held = self.num_held(target_id, session)

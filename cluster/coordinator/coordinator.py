@@ -18,7 +18,7 @@ from cluster.config.schema import Config
 from cluster.coordinator.audit import Auditor
 from cluster.coordinator.drafters import DrafterPool
 from cluster.coordinator.ingress import IngressLink
-from cluster.coordinator.moment import ActivityLog, drafter_states, record_moment, reported
+from cluster.coordinator.moment import ActivityLog, record_moment, reported
 from cluster.coordinator.pool_scores import PoolScores
 from cluster.coordinator.present import Answered, Ended, Present, Series, Stepped
 from cluster.coordinator.replica import DrafterLink, DrafterReplica
@@ -30,13 +30,10 @@ from cluster.coordinator.targets import TargetSeat
 from cluster.coordinator.watch import Watches
 from cluster.coordinator.workers import (
     COORDINATOR_CONFIG,
-    AdapterNews,
-    Links,
     added_up,
     check_drafter,
     check_target,
     config_of,
-    describe_coordinator,
     note_foreign,
 )
 from cluster.core import Clock, FinishReason, Request, TokenEvent
@@ -74,12 +71,10 @@ class Coordinator:
         self._id = worker_id or uuid.uuid4().hex[:12]
         present = self._present = Present(config, self.recorder, clock)
         self._rendering = Fence(self.recorder, "metrics")
-        self._links = Links()
-        self._adapters = AdapterNews()
         self._scores = PoolScores(config)
         self._pool = DrafterPool(present, self._scores)
         self._table = SessionTable(present, self._pool)
-        self._targets = TargetLinks(present, self._table, self._pool, self._links, self._adapters)
+        self._targets = TargetLinks(present, self._table, self._pool)
         self._activity = ActivityLog(clock())
         self._watches = Watches(self.describe, self.status, clock)
         self._series = Series(self.recorder, present.events)
@@ -103,7 +98,7 @@ class Coordinator:
         """Cancel every request and leave every worker."""
         self._table.cancel_all()
         await self._targets.flush()
-        await self._links.stop()
+        await self._present.links.stop()
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.cancel()
@@ -166,7 +161,8 @@ class Coordinator:
     ) -> asyncio.Task[None]:
         """Add a replica to the pool of drafter `name`; like `add_target` otherwise."""
         self.remove_drafter(name, replica_id)
-        target, refused = self._target(), self._present.refused
+        seats, refused = self._present.seats, self._present.refused
+        target = self._present.served if seats else None
         try:
             check_drafter(description, target)
         except ProtocolError as error:
@@ -179,7 +175,7 @@ class Coordinator:
         log.info("drafter joined name=%s id=%s", name, replica_id)
         note_foreign(description, target, self.recorder)
         self._pool.warn_of_shared()
-        return self._links.open(
+        return self._present.links.open(
             replica,
             f"drafter name={name} id={replica_id}",
             lambda: self._read_proposals(replica),
@@ -197,7 +193,7 @@ class Coordinator:
         for replica in list(self._pool):
             if (replica.name, replica.id) == (name, replica_id):
                 self._pool.leave(replica, failed=False)
-                self._links.close(replica)
+                self._present.links.close(replica)
 
     # Requests
 
@@ -242,19 +238,32 @@ class Coordinator:
 
     async def serve(self, link: Link[EventFrame, SubmitFrame]) -> None:
         """Serve one ingress link until it ends."""
-        await IngressLink(self._table, link, f"{next(self._link_numbers)}/", self._adapters).serve()
+        prefix, adapters = f"{next(self._link_numbers)}/", self._present.adapters
+        await IngressLink(self._table, link, prefix, adapters).serve()
 
     # Reports
 
     def describe(self) -> WorkerDescription:
-        return describe_coordinator(self._id, self._present.config, self._target())
+        """As its ingresses see it."""
+        config, served = self._present.config, self._present.served
+        return WorkerDescription(
+            worker_id=self._id,
+            role="coordinator",
+            name=config.model_name,
+            model_hash=served.model_hash,
+            tokenizer_hash=served.tokenizer_hash,
+            vocab_size=served.vocab_size,
+            max_context_len=served.max_context_len,
+            max_running_sequences=config.coordinator.max_running_sequences,
+            max_batch_tokens=served.max_batch_tokens,
+        )
 
     def render_metrics(self) -> bytes:
         """All metrics as of now, in Prometheus' text format."""
         self._present.events.settle()
         with self._rendering:
             self._scores.record(self.recorder)
-        record_moment(self._present, self._pool, self._adapters.current)
+        record_moment(self._present, self._pool)
         pages = [self.recorder.render()]
         for seat in self._seats:
             with self._rendering:
@@ -264,16 +273,14 @@ class Coordinator:
     def status(self) -> dict[str, Any]:
         """A plain picture of the moment, for debugging and benchmarks."""
         seats, replicas = self._seats, self._pool
-        left_alone = {each.name for each in replicas} - {
-            each.name for each in replicas if each.is_usable
-        }
-        left_alone.update(*(seat.left_alone() for seat in seats))
+        drafters = replicas.states()
+        left_alone = {each["name"] for each in drafters} - replicas.usable()
         return {
             "id": self._id,
             "num_running": self._table.num_running,
             "num_waiting": self._table.num_waiting,
             "targets": [seat.status() for seat in seats],
-            "drafters": drafter_states(self._present, replicas),
+            "drafters": drafters,
             "faults": added_up(
                 [replicas.faults, *(seat.state.get("faults", {}) for seat in seats)]
             ),
@@ -303,10 +310,6 @@ class Coordinator:
     @property
     def _seats(self) -> list[TargetSeat]:
         return list(self._present.seats.values())
-
-    def _target(self) -> WorkerDescription | None:
-        """Return one of its targets, None without any: they are alike."""
-        return next((seat.description for seat in self._seats), None)
 
     async def _read_proposals(self, replica: DrafterReplica) -> None:
         async for frame in replica.link:

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import math
 from collections import Counter, defaultdict
+from typing import Any
 
 from cluster import metrics
 from cluster.coordinator.pool_scores import POOL_NODES, PoolScores
@@ -26,18 +27,21 @@ from cluster.spec.tree_check import problem_in_text, problems_of_proposals
 
 log = logging.getLogger(__name__)
 
+# The states of a breaker in which its drafter is asked for nothing.
+LEFT_ALONE = ("open", "resting")
+
 
 class DrafterPool(list[DrafterReplica]):
     """All replicas.  A session sticks to one per drafter while that one lives.
 
     seen: names of drafters that were here at some time.  faults: their numbers, by the drafter's
-    name and by reason.
+    name and by reason.  roster: of who serves.
     """
 
     def __init__(self, present: Present, scores: PoolScores) -> None:
         super().__init__()
         self._present = present
-        self._scores = scores
+        self._scores, self.roster = scores, scores.roster
         self._renewed: dict[str, Session] = {}  # those with a tree that their target has not got
         self._num_merges = 0
         self._merging = Fence(present.recorder, "pool trees")
@@ -67,8 +71,9 @@ class DrafterPool(list[DrafterReplica]):
         replica = DrafterReplica(name, replica_id, description, link, breaker, most, clock)
         self.append(replica)
         self.seen.add(name)
+        self._follow()
         for session in sessions:
-            if session.target is not None and name in session.text.names:
+            if name in session.text.names:
                 self.commit(session)
         return replica
 
@@ -85,7 +90,8 @@ class DrafterPool(list[DrafterReplica]):
             if breaker not in live and breaker.is_history(now):
                 del self.breakers[key]
         if not any(each.name == replica.name for each in self):
-            self._scores.roster.left(replica.name)
+            self.roster.left(replica.name)
+            self._follow()
         self._move(replica)
 
     def tick(self) -> None:
@@ -97,9 +103,11 @@ class DrafterPool(list[DrafterReplica]):
             if other is not None and not other.is_stalled:
                 self._count_fault(replica.name, "stalled")
                 self._move(replica)
-        roster = self._scores.roster
-        roster.note_faults(self.faults)
-        roster.follow(each.text for each in self._present.sessions.values())
+        self.roster.note_faults(self.faults)
+        self._follow()
+
+    def _follow(self) -> None:
+        self.roster.follow(each.text for each in self._present.sessions.values())
 
     def commit(self, session: Session) -> None:
         """Let the pool drafters of `session` know its tokens.  Returns at once.
@@ -107,22 +115,27 @@ class DrafterPool(list[DrafterReplica]):
         Drafters read a prompt while the target does, but not on its own devices: there they read it
         after the first token, which would come later by the time they take.
         """
+        target, text, now = session.target, session.text, self._present.clock()
+        if target is None:  # it is told of once the session has a place
+            return
+        num_texts = len(target.sessions)
         with self._committing:
-            target, text = session.target, session.text
-            inside = target.description.residents if target is not None else ()
-            num_texts = len(target.sessions) if target is not None else 1
-            for name in self._scores.roster.asked(text):
-                if name in inside:
+            for name in text.names:
+                if name in target.description.residents or not text.may_ask(name):
                     continue
                 own: Subscription | None = session.subscriptions.get(name)
-                own = own or self._subscribe(session, name)
                 if own is None:
-                    continue
+                    chosen = None if now < session.declined.get(name, now) else self.pick(name)
+                    if chosen is None:
+                        continue
+                    own = chosen.subscribe(session)
                 replica = own.replica
                 is_shared = replica.shares_devices(target)
                 if not session.has_answered and is_shared:
                     continue
-                lag = self._scores.commit_lag(text, name, num_texts, is_shared=is_shared)
+                lag = self._scores.commit_lag(
+                    text, name, own.num_unused, num_texts, is_shared=is_shared
+                )
                 num_unsent = len(session.tokens) - own.sent_len
                 if own.generation == session.generation and num_unsent < lag:
                     continue
@@ -150,12 +163,15 @@ class DrafterPool(list[DrafterReplica]):
             if name in full and name not in session.subscriptions
         )
 
+    def states(self) -> list[dict[str, Any]]:
+        """The replicas, and the residents of each target, as plain pictures of the moment."""
+        seats = self._present.seats.values()
+        residents = (one for seat in seats for one in seat.resident_states())
+        return [*(replica.status() for replica in self), *residents]
+
     def usable(self) -> set[str]:
         """Names of the drafters of which a replica may be used at present, or one in a target."""
-        found = {each.name for each in self if each.is_usable}
-        for seat in self._present.seats.values():
-            found |= {*seat.description.residents}.difference(seat.left_alone())
-        return found
+        return {each["name"] for each in self.states() if each["breaker"] not in LEFT_ALONE}
 
     def pick(self, name: str, besides: DrafterReplica | None = None) -> DrafterReplica | None:
         """The least loaded replica that may be used; one that owes an answer only at need."""
@@ -169,7 +185,7 @@ class DrafterPool(list[DrafterReplica]):
     def receive(self, replica: DrafterReplica, frame: ProposalFrame) -> None:
         """Take in one frame: keep newest trees, send again what is missing, count faults."""
         replica.note_held(frame)
-        problems = problems_of_proposals(frame.proposals, self._present.limits.vocab_size)
+        problems = problems_of_proposals(frame.proposals, self._present.served.vocab_size)
         kept = [
             self._take_in(replica, *each) for each in zip(frame.proposals, problems, strict=True)
         ]
@@ -210,7 +226,7 @@ class DrafterPool(list[DrafterReplica]):
         if own is not None:
             problem = problem_in_text(proposal, own.session.tokens)
         if problem is not None:
-            self._record_fault(replica, "rubbish", problem)
+            self._count_failure(replica, "rubbish", problem)
             return None
         if own is None:
             return False
@@ -260,27 +276,19 @@ class DrafterPool(list[DrafterReplica]):
 
     def _move(self, replica: DrafterReplica) -> None:
         """Its sessions go to others."""
-        for session in self._detach_all(replica):
-            self.commit(session)
-
-    def _subscribe(self, session: Session, name: str) -> Subscription | None:
-        now = self._present.clock()
-        replica = None if now < session.declined.get(name, now) else self.pick(name)
-        return None if replica is None else replica.subscribe(session)
-
-    def _detach_all(self, replica: DrafterReplica) -> list[Session]:
         sessions = [own.session for own in replica.subscriptions.values()]
         for session in sessions:
             replica.forget(session)
-        return sessions
+        for session in sessions:
+            self.commit(session)
 
     def _count_fault(self, name: str, why: str) -> None:
         """Count a fault that says nothing of what comes next."""
         self._present.recorder.add(metrics.DRAFTER_FAULTS, drafter=name, why=why)
         self.faults[name][why] += 1
 
-    def _count_failure(self, replica: DrafterReplica, why: str, told: str = "") -> bool:
-        """Count a fault.  True when the replica is to be left alone from now on.
+    def _count_failure(self, replica: DrafterReplica, why: str, told: str = "") -> None:
+        """Count a fault, and leave the replica alone for a while where it has had too many.
 
         told: what the log is to say of it."""
         now = self._present.clock()
@@ -297,11 +305,8 @@ class DrafterPool(list[DrafterReplica]):
                 ", left alone for a while" if is_open else "",
                 told and f": {told}",
             )
-        return is_open
-
-    def _record_fault(self, replica: DrafterReplica, why: str, told: str) -> None:
-        if self._count_failure(replica, why, told):
-            self._detach_all(replica)
+        if is_open:
+            self._move(replica)
 
     def _observe(self, replica: DrafterReplica, observation: Observation) -> None:
         own = replica.current(observation)
@@ -340,4 +345,4 @@ class DrafterPool(list[DrafterReplica]):
             # What it says itself may quote the prompt.
             self._decline(own, ruling.kept_s)
         if ruling.fault:
-            self._record_fault(replica, ruling.fault, told)
+            self._count_failure(replica, ruling.fault, told)

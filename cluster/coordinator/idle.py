@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
+from collections.abc import Set as AbstractSet
 
 from cluster.requests.fields import PlainWhy
 from cluster.spec import statistics
@@ -55,28 +56,28 @@ _REASONS = {
 def idle_reason(
     *,
     is_enabled: bool,
-    num_configured: int,
-    num_refused: int,
-    num_usable: int,
-    num_seen: int,
+    names: AbstractSet[str],
+    refused: AbstractSet[str],
+    usable: AbstractSet[str],
+    seen: AbstractSet[str],
     uptime_s: float,
     steps: Counter[PlainWhy],
 ) -> IdleReason:
     """Return what kept a request from having a speculative step; of several things, the one that
     did so in most steps.
 
-    num_configured: drafters that may serve it.  num_refused: of those, the ones that were refused
-    because they do not fit the model; num_usable: connected, and not left alone after faults;
-    num_seen: connected at some time since the coordinator started, uptime_s ago.
+    names: of the drafters that may serve it.  refused: of those that were because they do not fit
+    the model; usable: connected, and not left alone after faults; seen: connected at some time
+    since the coordinator started, uptime_s ago.
     steps: its plain steps that could have had drafts, by why.
     """
     if not is_enabled:
         return IdleReason.DISABLED
-    if num_refused >= num_configured:
+    if names <= refused:
         return IdleReason.NO_DRAFTER_FOR_MODEL
-    if not num_usable:
+    if names.isdisjoint(usable):
         # Those that are not there may still come.
-        are_loading = not num_seen and uptime_s < _LOADING_S
+        are_loading = names.isdisjoint(seen) and uptime_s < _LOADING_S
         return IdleReason.WARMING_UP if are_loading else IdleReason.DRAFTERS_DOWN
     why, reason = max(_REASONS.items(), key=lambda each: steps[each[0]])
     return reason if steps[why] else IdleReason.TOO_SHORT

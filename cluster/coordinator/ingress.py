@@ -11,7 +11,7 @@ from cluster.coordinator.sessions import SessionTable
 from cluster.coordinator.workers import AdapterNews
 from cluster.core import EMPTY_TOKENS, FinishReason, Request, TokenEvent
 from cluster.errors import CapacityError, DrafthouseError, WorkerError
-from cluster.messages import HEARTBEAT_S, AdapterList, EventFrame, SubmitFrame
+from cluster.messages import HEARTBEAT_S, EventFrame, SubmitFrame
 from cluster.rpc.link import Link, Outbox, run_until_first_ends
 
 log = logging.getLogger(__name__)
@@ -37,19 +37,18 @@ class IngressLink(Outbox[EventFrame]):
         self._prefix = prefix
         self._live: set[str] = set()
         self._adapters = adapters
-        self._told: AdapterList | None = None
         self._is_beat_due = False
         self._events: deque[TokenEvent] = deque()
 
     async def serve(self) -> None:
         """Until the link ends; its requests are then cancelled: nobody would read their text."""
-        self._adapters.links.add(self)
+        self._adapters.listeners.add(self._beat)
         try:
-            await run_until_first_ends(self._read_all(), self.send_forever(), self._beat())
+            await run_until_first_ends(self._read_all(), self.send_forever(), self._beat_forever())
         except WorkerError as error:
             log.info("ingress link broke: %s", error.message)
         finally:
-            self._adapters.links.remove(self)
+            self._adapters.listeners.remove(self._beat)
             for request_id in list(self._live):
                 self._table.cancel(self._prefix + request_id)
 
@@ -76,12 +75,16 @@ class IngressLink(Outbox[EventFrame]):
         # A doubled id must not end the request that runs under it.
         log.warning("ingress sent a request id twice; the second was ignored")
 
-    async def _beat(self) -> None:
+    def _beat(self) -> None:
+        """Tell the ingress how busy this is, and which adapters are served."""
+        self._is_beat_due = True
+        self.wake()
+
+    async def _beat_forever(self) -> None:
         while True:
             if len(self._events) > _MAX_UNREAD:
                 raise CapacityError(f"{len(self._events)} events are unread; read what is sent")
-            self._is_beat_due = True
-            self.wake()
+            self._beat()
             await asyncio.sleep(HEARTBEAT_S)
 
     def _deliver(self, event: TokenEvent) -> None:
@@ -91,9 +94,9 @@ class IngressLink(Outbox[EventFrame]):
         self.wake()
 
     def next_frame(self) -> EventFrame | None:
-        if self._is_beat_due or self._told is not self._adapters.current:
-            self._told, self._is_beat_due = self._adapters.current, False
-            return EventFrame(adapters=self._told, load=self._table.load())
+        if self._is_beat_due:
+            self._is_beat_due = False
+            return EventFrame(adapters=self._adapters.current, load=self._table.load())
         count = min(len(self._events), _MAX_EVENTS_PER_FRAME)
         events = tuple(self._events.popleft() for _ in range(count))
         return EventFrame(events) if events else None

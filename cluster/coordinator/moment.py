@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from cluster import metrics
-from cluster.coordinator.drafters import DrafterPool
+from cluster.coordinator.drafters import LEFT_ALONE, DrafterPool
 from cluster.coordinator.present import Answered, Present
 from cluster.coordinator.replica import DrafterReplica
 from cluster.coordinator.targets import TargetSeat
-from cluster.messages import AdapterList, Load
+from cluster.messages import Load
 from cluster.metrics import vllm_metrics
 from cluster.metrics.recorder import Recorder
 from cluster.requests.fields import PlainWhy
@@ -33,38 +33,28 @@ _CLEARED = (
 )
 
 
-def drafter_states(present: Present, replicas: DrafterPool) -> list[dict[str, object]]:
-    """The pool's replicas, and the residents of each target."""
-    residents = (one for seat in present.seats.values() for one in seat.resident_states())
-    return [*(replica.status() for replica in replicas), *residents]
-
-
-def record_moment(present: Present, replicas: DrafterPool, adapters: AdapterList | None) -> None:
-    """Set the gauges that are counted only when somebody asks.  adapters: that are served."""
+def record_moment(present: Present, replicas: DrafterPool) -> None:
+    """Set the gauges that are counted only when somebody asks."""
     for metric in _CLEARED:
         present.recorder.clear(metric)
     record_workers(present.recorder, (*present.seats.values(), *replicas))
-    _record_drafters(present, replicas)
-    _record_texts(present, adapters)
-
-
-def _record_drafters(present: Present, replicas: DrafterPool) -> None:
-    gauge, states = present.recorder.set, drafter_states(present, replicas)
+    _record_texts(present)
+    gauge, states = present.recorder.set, replicas.states()
     for name in replicas.seen:
         own = [each for each in states if each["name"] == name]
         gauge(metrics.DRAFTER_UP, len(own), drafter=name)
         if not own:
             continue
-        if oldest := min(float(str(each["written_at"])) for each in own):
+        if oldest := min(each["written_at"] for each in own):
             gauge(metrics.DRAFTER_AGE, time.time() - oldest, drafter=name)
-        num_open = sum(each["breaker"] in ("open", "resting") for each in own)
+        num_open = sum(each["breaker"] in LEFT_ALONE for each in own)
         gauge(metrics.BREAKERS_OPEN, num_open, drafter=name)
     for replica in replicas:
-        if (count := replica.num_requests) is not None:
-            gauge(metrics.DRAFTER_REQUESTS, count, drafter=replica.name, worker=replica.id)
+        labels = {"drafter": replica.name, "worker": replica.id}
+        gauge(metrics.DRAFTER_REQUESTS, replica.num_requests, **labels)
 
 
-def _record_texts(present: Present, adapters: AdapterList | None) -> None:
+def _record_texts(present: Present) -> None:
     gauge, seats = present.recorder.set, present.seats.values()
     # Of each session whether it waits, and its adapter, without the digest of its content, which
     # only parts of one release share.
@@ -89,6 +79,7 @@ def _record_texts(present: Present, adapters: AdapterList | None) -> None:
         num_gpu_blocks=str(num_pages),
         enable_prefix_caching=str(engine.prefix_cache),
     )
+    adapters = present.adapters.current
     if adapters is not None and adapters.served:
         waiting, running = (
             ",".join(sorted({name for waits, name in sessions if waits is wanted and name}))

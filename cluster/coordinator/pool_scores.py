@@ -38,14 +38,16 @@ class PoolScores(DraftScores):
         most = POOL_NODES if text.max_draft_tokens else 0
         if is_model or not self.is_adaptive:
             return most  # beyond what a step takes, for the rest survives the re-rooting
-        return min(max(_POOL_NODES_OF_ALL // max(num_texts, 1), 1), most)
+        return min(max(_POOL_NODES_OF_ALL // num_texts, 1), most)
 
-    def commit_lag(self, text: Text, drafter: str, num_texts: int, *, is_shared: bool) -> int:
+    def commit_lag(
+        self, text: Text, drafter: str, num_unused: int, num_texts: int, *, is_shared: bool
+    ) -> int:
         """Tokens of `text` that may be kept back from a drafter, and one: 1 = none.
 
-        Reading its trees costs time, in a crowd above all.  is_shared: it drafts on target's cores.
+        Reading its trees costs time, in a crowd above all.  num_unused: steps since one was last
+        verified.  is_shared: it drafts on the target's cores.
         """
-        num_unused = text.num_unused(drafter)
         if not self.is_adaptive or num_unused < _UNUSED_STEPS or self.roster.tries(drafter, text):
             return 1
         # On the target's cores a commit costs as much as some tokens: fewer and fewer are sent.

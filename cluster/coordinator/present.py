@@ -14,10 +14,11 @@ from typing import Any, TypeVar
 
 from cluster import metrics
 from cluster.config.schema import Config
-from cluster.coordinator.session import Session, TextLimits
+from cluster.coordinator.session import Session
 from cluster.coordinator.targets import TargetSeat
+from cluster.coordinator.workers import AdapterNews, Links
 from cluster.core import Clock, FinishReason, Request
-from cluster.messages import StepReport, TextVerdict
+from cluster.messages import StepReport, TextVerdict, WorkerDescription
 from cluster.metrics import Metric, vllm_metrics
 from cluster.metrics.recorder import Recorder
 from cluster.plan.fence import Fence
@@ -26,6 +27,7 @@ from cluster.spec import evidence
 from cluster.spec.acceptance import AcceptanceModel, Group
 
 E = TypeVar("E")
+NO_TARGET = WorkerDescription("", "target", "")
 
 
 @record
@@ -98,16 +100,18 @@ class Events:
 @dataclass(slots=True)
 class Present:
     """config: the last one that it was told.  sessions: those with a place and those that wait for
-    one.  limits: what every target serves; without targets, what the last ones did.  refused: why
-    drafters take no part, by name, and why a change of the configuration was refused, by what it
-    was of; "" = it was not."""
+    one.  served: what every target can; without targets, what the last ones could.  links: to
+    workers.  refused: why drafters take no part, by name, and why a change of the configuration was
+    refused, by what it was of; "" = it was not."""
 
     config: Config
     recorder: Recorder
     clock: Clock = time.monotonic
     sessions: dict[str, Session] = field(default_factory=dict)
     seats: dict[str, TargetSeat] = field(default_factory=dict)
-    limits: TextLimits = field(default_factory=TextLimits)
+    served: WorkerDescription = NO_TARGET
+    adapters: AdapterNews = field(default_factory=AdapterNews)
+    links: Links = field(default_factory=Links)
     refused: dict[str, str] = field(default_factory=dict)
     events: Events = field(init=False)
 
@@ -201,13 +205,13 @@ class Series:
     def _enter_ends(self, ends: Sequence[Ended]) -> None:
         for each in ends:
             session = each.session
-            if session.first_at is None or session.is_scored:
+            if session.last_at is None or session.is_scored:
                 continue
             prefill_s, decode_s = session.prefill_time_s, session.decode_time_s
             num_more = session.num_output_tokens - 1
             for metric, value in (
                 (vllm_metrics.E2E_TIME, each.at - session.arrived_at),
-                (vllm_metrics.QUEUE_TIME, session.queue_time_s or 0.0),
+                (vllm_metrics.QUEUE_TIME, session.queue_time_s),
                 (vllm_metrics.PREFILL_TIME, prefill_s),
                 (vllm_metrics.DECODE_TIME, decode_s),
                 (vllm_metrics.INFERENCE_TIME, prefill_s + decode_s),

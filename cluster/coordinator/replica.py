@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 from cluster.coordinator.session import Seat, Session
 from cluster.core import Clock, Commit, Observation, Proposal
@@ -22,6 +23,7 @@ class Subscription:
     max_nodes: that it may grow, 0 = nothing.  sent_len: tokens it has been sent.  base_len,
     generation: of the last commit, None before the first.  expected: lengths at the ends of commits
     that it has not answered yet.  num_shortages: answers in a row that asked for tokens again.
+    num_unused: steps since a draft of it was last verified for the text.
     """
 
     session: Session
@@ -31,6 +33,7 @@ class Subscription:
     base_len: int | None = None
     generation: int | None = None
     num_shortages: int = 0
+    num_unused: int = 0
     expected: deque[int] = field(default_factory=lambda: deque(maxlen=64))
 
     @property
@@ -67,8 +70,8 @@ class DrafterReplica(Outbox[CommitFrame]):
     is when it is sent.  A slow replica gets fewer, longer commits, and its
     backlog is bounded by the number of its sessions.
 
-    subscriptions: by the id of the session.  num_requests: that it last said it holds, None = it
-    has said nothing; pages: of its KV cache, likewise.  unanswered_since: a frame was sent and
+    subscriptions: by the id of the session.  num_requests: that it last said it holds;
+    pages: of its KV cache, None = it has said nothing.  unanswered_since: a frame was sent and
     nothing came back yet.
     """
 
@@ -88,7 +91,7 @@ class DrafterReplica(Outbox[CommitFrame]):
         self.description = description
         self.breaker = breaker
         self.subscriptions: dict[str, Subscription] = {}
-        self.num_requests: int | None = None
+        self.num_requests = 0
         self.pages: tuple[int, int] | None = None
         self.unanswered_since: float | None = None
         self._num_elsewhere = 0  # requests that it holds for other coordinators
@@ -106,12 +109,11 @@ class DrafterReplica(Outbox[CommitFrame]):
         limit = self.description.max_running_sequences
         return limit == 0 or self.num_held < limit
 
-    def shares_devices(self, seat: Seat | None) -> bool:
+    def shares_devices(self, seat: Seat) -> bool:
         """True if its computing slows the target down, as far as their devices are known."""
-        own = self.description.devices
-        return seat is not None and not set(own).isdisjoint(seat.description.devices)
+        return not set(self.description.devices).isdisjoint(seat.description.devices)
 
-    def status(self) -> dict[str, object]:
+    def status(self) -> dict[str, Any]:
         """A plain picture of the moment, for status reports."""
         return {
             "name": self.name,

@@ -14,7 +14,6 @@ from cluster.errors import CapacityError, DrafthouseError
 from cluster.messages import Load, Open, PoolTree, TextVerdict, WorkerDescription
 from cluster.plan.roster import lot_of
 from cluster.plan.texts import NO_SOURCES, Text
-from cluster.records import frozen
 from cluster.requests.fields import PlainWhy, Redraw, StepCount
 from cluster.spec.acceptance import group_of
 from cluster.spec.statistics import TextStatistics
@@ -24,17 +23,6 @@ Deliver = Callable[[TokenEvent], None]
 # So often in a row a target or a drafter may have lost a text, since a link may lose frames too;
 # beyond that it is no place for the text.
 MAX_LOST_IN_A_ROW = 8
-
-
-@frozen
-class TextLimits:
-    """The limits that end a text, besides its own stop tokens.
-
-    max_context_len: prompt and output together, 0 = unknown.  vocab_size: 0 = unknown.
-    """
-
-    max_context_len: int = 0
-    vocab_size: int = 0
 
 
 class Seat(Protocol):
@@ -64,9 +52,10 @@ class Session:
     that opened it there, 0 = not sent yet; has_answered: that target has said something of it.
     num_retries: worker errors since the last verdict; num_reopened: times that its target had lost
     it since then.  declined: drafters that declined it, and until when they are not asked again.
-    idle_because: once it has ended, why, if it had no step with drafts.  first_at, last_at: of its
-    verdicts.  queue_time_s: until its first place at a target.  num_cached: tokens of the prompt,
-    when it first came.  text: what the control loop sees of it.
+    idle_because: once it has ended, why, if it had no step with drafts.  last_at: of its verdicts.
+    queue_time_s: until its first place at a target; prefill_time_s: from there to its first tokens;
+    decode_time_s: from these to its last.  num_cached: tokens of the prompt, when it first came.
+    text: what the control loop sees of it.
     """
 
     id: str
@@ -88,10 +77,11 @@ class Session:
     subscriptions: dict[str, Any] = field(default_factory=dict)  # whose module needs this one
     statistics: TextStatistics = field(default_factory=TextStatistics)
     idle_because: str = ""
-    first_at: float | None = None
     last_at: float | None = None
     plain_steps: Counter[PlainWhy] = field(default_factory=Counter)
-    queue_time_s: float | None = None
+    queue_time_s: float = 0.0
+    prefill_time_s: float = 0.0
+    decode_time_s: float = 0.0
     num_cached: int = 0
     text: Text = field(init=False)
     tokens: TokenLog = field(init=False)
@@ -113,27 +103,13 @@ class Session:
         return len(self.request.prompt_ids)
 
     @property
-    def prefill_time_s(self) -> float:
-        """From its first place at a target to its first tokens, 0 before them."""
-        if self.first_at is None:
-            return 0.0
-        return self.first_at - self.arrived_at - (self.queue_time_s or 0.0)
-
-    @property
-    def decode_time_s(self) -> float:
-        """From its first verdict to its last."""
-        return (
-            0.0 if self.first_at is None or self.last_at is None else self.last_at - self.first_at
-        )
-
-    @property
     def num_output_tokens(self) -> int:
         return len(self.tokens) - self.prompt_len
 
-    def limit(self, limits: TextLimits) -> None:
-        """Fix where its text ends, once: by the context limit of that time."""
-        if limits.max_context_len and not self._is_limited:
-            self.max_len = min(self.max_len, limits.max_context_len)
+    def limit(self, max_context_len: int) -> None:
+        """Fix where its text ends, once: by the context limit of that time, 0 = unknown."""
+        if max_context_len and not self._is_limited:
+            self.max_len = min(self.max_len, max_context_len)
             self._is_limited = True
 
     @property
@@ -174,14 +150,17 @@ class Session:
 
     def count(self, verdict: TextVerdict, now: float) -> StepCount:
         """Enter a verdict into its statistics; returns what it counts."""
+        if self.last_at is None:
+            self.prefill_time_s = now - self.arrived_at - self.queue_time_s
+        else:
+            self.decode_time_s += now - self.last_at
         self.last_at = now
-        if self.first_at is None:
-            self.first_at = now
         counts = zip(self.text.names, verdict.verified, strict=False)
         verified = {name: count for name, count in counts if count}
         step = StepCount(self._sources(verdict), verdict.num_nodes, verified, self.decode_time_s)
         self.statistics.take([step], len(verdict.token_ids))
-        self.text.stepped([*verified])
+        for name, own in self.subscriptions.items():
+            own.num_unused = 0 if name in verified else own.num_unused + 1
         self.plain_steps[verdict.why] += 1
         return step
 
@@ -202,7 +181,7 @@ class Session:
             finish_reason,
             self.statistics.snapshot(self.idle_because) if is_over else None,
             draft_sources=step.sources if step and speculation.return_draft_sources else (),
-            queue_time_s=(self.queue_time_s or 0.0) if is_over else 0.0,
+            queue_time_s=self.queue_time_s if is_over else 0.0,
             prefill_time_s=self.prefill_time_s if is_over else 0.0,
             num_cached=self.num_cached,
             beams=said.beams,
@@ -216,7 +195,7 @@ class Session:
             error_event(self.request.id, error),
             position=self.num_output_tokens,
             stats=self.statistics.snapshot(self.idle_because),
-            queue_time_s=self.queue_time_s or 0.0,
+            queue_time_s=self.queue_time_s,
         )
 
     def _sources(self, verdict: TextVerdict) -> tuple[tuple[str, ...], ...]:

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 _MAX_RETRIES_IN_A_ROW = 3
 # Bounds of Retry-After.
-_RETRY_AFTER_S = (1.0, 60.0)
+_LEAST_RETRY_S, _MOST_RETRY_S = 1.0, 60.0
 # Requests differ: a place may come so much later than their mean lets expect.
 _WAIT_MARGIN = 2.0
 
@@ -65,11 +65,6 @@ class SessionTable:
         return len(self._present.sessions) - len(self._line)
 
     @property
-    def _limit(self) -> int:
-        """How many may run."""
-        return self._share_of(self._present.config.coordinator.max_running_sequences)
-
-    @property
     def num_seats(self) -> int:
         """How many texts the targets would run for this coordinator."""
         return sum(seat.num_seats for seat in self._present.seats.values())
@@ -82,7 +77,11 @@ class SessionTable:
         """Admit a request, or raise RequestError or CapacityError before any work is done."""
         config = self._present.config
         request = with_law(request, config.coordinator.laws)
-        self._check(session_id, request)
+        if session_id in self._present.sessions:
+            raise RequestError(f"a request with id {request.id!r} is running already", param="id")
+        check_request(request, self._present.served, config)
+        if not request.was_admitted:
+            self._check_line(request)
         session = self._session(session_id, request, deliver)
         options, limit = request.speculation, config.coordinator.max_draft_tokens
         if options.max_draft_tokens is not None:
@@ -90,6 +89,7 @@ class SessionTable:
         if options.enabled and limit > 0 and session.is_drawn:
             session.text.names = helpers(config, request)[:MAX_DRAFTERS]
             session.text.max_draft_tokens = limit
+            self._pool.roster.assign(session.text)
         if session.remaining <= 0:  # resumed at its very end
             self.cancel(session_id, FinishReason.LENGTH)
             return
@@ -110,7 +110,7 @@ class SessionTable:
         arrival, now = next(self._arrivals), self._present.clock()
         session = Session(session_id, request, deliver, arrival, now)
         self._present.sessions[session_id] = session
-        session.limit(self._present.limits)
+        session.limit(self._present.served.max_context_len)
         return session
 
     def _wait(self, session: Session) -> None:
@@ -145,7 +145,7 @@ class SessionTable:
             return
         self._present.events.post(Ended(session, reason, now, target_id))
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
-            duration_s = now - session.arrived_at - (session.queue_time_s or 0.0)
+            duration_s = now - session.arrived_at - session.queue_time_s
             weight = evidence.RECENT if self._mean_duration_s else 1.0
             self._mean_duration_s += weight * (duration_s - self._mean_duration_s)
 
@@ -202,7 +202,7 @@ class SessionTable:
 
     def admit(self) -> None:
         """Give places to those who wait, first come first served, while there are any."""
-        limit = self._limit
+        limit = self._share_of(self._present.config.coordinator.max_running_sequences)
         while self._line and self.num_running < limit:
             seat = self._placement.choose(self._line[0], self._present.seats.values())
             if seat is None:
@@ -219,37 +219,31 @@ class SessionTable:
 
     def _idle_reason(self, session: Session) -> IdleReason:
         config = self._present.config
-        names, pool = {*allowed_drafters(config, session.request)}, self._pool
+        names = {*allowed_drafters(config, session.request)}
         has_some = bool(names) or not config.drafters
         return idle_reason(
             is_enabled=session.text.max_draft_tokens > 0 and has_some,
-            num_configured=len(names),
-            num_refused=len(names & self._present.refused.keys()),
-            num_usable=len(names & pool.usable()),
-            num_seen=len(names & pool.seen),
+            names=names,
+            refused=self._present.refused.keys(),
+            usable=self._pool.usable(),
+            seen=self._pool.seen,
             uptime_s=self._present.clock() - self._started_at,
             steps=session.plain_steps,
         )
 
-    def _check(self, session_id: str, request: Request) -> None:
-        if session_id in self._present.sessions:
-            raise RequestError(f"a request with id {request.id!r} is running already", param="id")
-        check_request(request, self._present.limits, self._present.config)
-        has_place = (
-            not self._line
-            and self.num_running < self._limit
-            and any(seat.has_room() for seat in self._present.seats.values())
-        )
-        if not request.was_admitted and not has_place:
-            self._check_line(request)
-
     def _check_line(self, request: Request) -> None:
-        """Raise CapacityError where the request cannot wait for a place."""
+        """Raise CapacityError where the request has no place and cannot wait for one."""
         limits, num_waiting = self._present.config.coordinator, len(self._line)
-        retry_after_s = self._retry_after_s()
+        limit = self._share_of(limits.max_running_sequences)
+        has_room = any(seat.has_room() for seat in self._present.seats.values())
+        if has_room and not num_waiting and self.num_running < limit:
+            return
+        # Between two places that become free, by how long requests have taken lately.
+        gap_s = self._mean_duration_s / max(self.num_running, 1)
+        retry_after_s = min(max(gap_s, _LEAST_RETRY_S), _MOST_RETRY_S)
         waiting_tokens = sum(len(session.tokens) for session in self._line)
         num_tokens = waiting_tokens + len(request.prompt_ids) + len(request.output_ids)
-        wait_s = (num_waiting + 1) * self._mean_duration_s / max(self.num_running, 1)
+        wait_s = (num_waiting + 1) * gap_s
         if num_waiting >= self._share_of(limits.max_queued_requests):
             what, remedy = f"{num_waiting} are waiting", "raise coordinator.max_queued_requests"
         elif num_waiting and num_tokens > self._share_of(limits.max_queued_tokens):
@@ -267,11 +261,6 @@ class SessionTable:
             retry_after_s=retry_after_s,
         )
 
-    def _retry_after_s(self) -> float:
-        """Return when a place in the line will be free, by how long requests have taken lately."""
-        low, high = _RETRY_AFTER_S
-        return min(max(self._mean_duration_s / max(self.num_running, 1), low), high)
-
     def _share_of(self, limit: int) -> int:
         """Return this coordinator's part of a limit of all of them: as large as its part of the
         targets' seats, and without any targets the same for each."""
@@ -282,16 +271,16 @@ class SessionTable:
         return -(-limit * own // everybody)
 
     def _place(self, session: Session, seat: TargetSeat) -> None:
-        session.limit(self._present.limits)
+        session.limit(self._present.served.max_context_len)
         if session.remaining <= 0:
             # It was admitted while no target had told its context limit yet.
-            limit = self._present.limits.max_context_len
+            limit = self._present.served.max_context_len
             message = f"the prompt has {len(session.tokens)} tokens, the context limit is {limit}"
             self.fail(session, RequestError(f"{message}; shorten the prompt", param="prompt"))
             return
-        session.generation = next(self._generations)
-        if session.queue_time_s is None:
+        if not session.generation:
             session.queue_time_s = self._present.clock() - session.arrived_at
+        session.generation = next(self._generations)
         seat.open(session)
         self._placement.remember(seat, session)
         # Drafters on other devices read the prompt while the target does.

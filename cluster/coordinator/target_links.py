@@ -12,13 +12,14 @@ import dataclasses
 import json
 import logging
 import math
+from contextlib import suppress
 
 from cluster.coordinator.drafters import DrafterPool
 from cluster.coordinator.present import Answered, Present, Stepped
 from cluster.coordinator.session import Session
 from cluster.coordinator.sessions import SessionTable
 from cluster.coordinator.targets import TargetSeat
-from cluster.coordinator.workers import TARGET_CONFIG, AdapterNews, Links, limits_of
+from cluster.coordinator.workers import TARGET_CONFIG
 from cluster.errors import CapacityError, ProtocolError, RequestError, error_from_code
 from cluster.messages import (
     HEARTBEAT_S,
@@ -42,21 +43,12 @@ log = logging.getLogger(__name__)
 class TargetLinks:
     """Takes in the frames of all targets; whatever a target does, no other one is hurt."""
 
-    def __init__(
-        self,
-        present: Present,
-        table: SessionTable,
-        pool: DrafterPool,
-        links: Links,
-        adapters: AdapterNews,
-    ) -> None:
+    def __init__(self, present: Present, table: SessionTable, pool: DrafterPool) -> None:
         self._present = present
         self._table = table
         self._pool = pool
-        self._links = links
-        self._adapters = adapters
         self._statistics = Fence(present.recorder, "statistics")
-        self._looked_at = self._beaten_at = present.clock()
+        self._looked_at = present.clock()
 
     def add(
         self, target_id: str, description: WorkerDescription, link: Link[StepFrame, VerdictFrame]
@@ -69,7 +61,7 @@ class TargetLinks:
         self._update()
         log.info("target joined id=%s model=%s", target_id, description.model_hash[:12])
         self._table.admit()
-        return self._links.open(
+        return self._present.links.open(
             seat,
             f"target id={target_id}",
             lambda: self._read_all(seat),
@@ -81,16 +73,13 @@ class TargetLinks:
         seat = self._present.seats.get(target_id)
         if seat is not None:
             self._lose(seat)
-            self._links.close(seat)
+            self._present.links.close(seat)
 
     async def flush(self) -> None:
         """Send what is queued, if that can be done as soon as a heartbeat is due."""
-        flushes = [asyncio.create_task(seat.flush()) for seat in self._present.seats.values()]
-        if flushes:
-            await asyncio.wait(flushes, timeout=HEARTBEAT_S)
-        for each in flushes:
-            each.cancel()
-        await asyncio.gather(*flushes, return_exceptions=True)
+        flushes = (seat.flush() for seat in self._present.seats.values())
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*flushes, return_exceptions=True), HEARTBEAT_S)
 
     def tick(self, now: float, *, is_plain: bool) -> None:
         """Leave targets that have not been heard of for too long, and let the others hear; to be
@@ -99,26 +88,23 @@ class TargetLinks:
         # a heartbeat's time counts.
         elapsed_s = min(now - self._looked_at, HEARTBEAT_S)
         self._looked_at = now
-        is_beat_due = now - self._beaten_at >= HEARTBEAT_S
-        if is_beat_due:
-            self._beaten_at = now
         settings = self._present.config.coordinator
         for seat in list(self._present.seats.values()):
             if why := seat.why_leave(elapsed_s, settings):
                 log.error("target is left id=%s: it %s", seat.id, why)
                 self.remove(seat.id)
-                continue
-            seat.be_plain(is_plain=is_plain)
-            if is_beat_due:
-                seat.beat()
+            else:
+                seat.beat(is_plain=is_plain)
 
     def _update(self) -> None:
         """Serve what every target can; without targets, what the last ones could."""
-        seats = self._present.seats.values()
-        limits = limits_of(seat.description for seat in seats)
-        if limits is not None:
-            self._present.limits = limits
-        news = self._adapters
+        seats = list(self._present.seats.values())
+        if seats:
+            lengths = [each.description.max_context_len for each in seats]
+            shortest = min(filter(None, lengths), default=0)
+            first = seats[0].description
+            self._present.served = dataclasses.replace(first, max_context_len=shortest)
+        news = self._present.adapters
         news.update([each.adapters for each in seats if each.adapters is not None])
         self._present.refused[TARGET_CONFIG] = news.current.refused if news.current else ""
 
@@ -168,7 +154,7 @@ class TargetLinks:
             log.warning("a verdict was lost target=%s; the text begins anew from here", seat.id)
             self._table.reopen(session)
             return
-        problem = problem_of(verdict, session, self._present.limits.vocab_size)
+        problem = problem_of(verdict, session, self._present.served.vocab_size)
         if problem is not None:
             error = ProtocolError(f"target {seat.id} sent a verdict that cannot be: {problem}")
             self._table.relocate(session, error)

@@ -78,8 +78,7 @@ class TargetSeat(Outbox[StepFrame]):
         self._unsent: dict[str, Session] = {}
         self._cancels: list[TextName] = []
         self._trees: dict[str, PoolTree] = {}
-        self._is_beat_due = False
-        self._is_plain = False  # as it was last told
+        self._is_beat_due = self._is_plain = False
 
     @property
     def max_seats(self) -> int:
@@ -165,16 +164,11 @@ class TargetSeat(Outbox[StepFrame]):
     def _is_acknowledgement_due(self) -> bool:
         return 4 * (self.received - self._acknowledged) >= MAX_UNACKNOWLEDGED
 
-    def beat(self) -> None:
-        """Tell the target which texts it is to have; once a second or so."""
-        self._is_beat_due = True
+    def beat(self, *, is_plain: bool) -> None:
+        """Tell the target which texts it is to have; twice a second or so.  is_plain: they are to
+        have no drafts at present."""
+        self._is_beat_due, self._is_plain = True, is_plain
         self.wake()
-
-    def be_plain(self, *, is_plain: bool) -> None:
-        """Let texts have no drafts at present, or have them again."""
-        if is_plain != self._is_plain:
-            self._is_plain = is_plain
-            self.beat()
 
     def status(self) -> dict[str, object]:
         """A plain picture of the moment, for status reports."""
@@ -185,13 +179,8 @@ class TargetSeat(Outbox[StepFrame]):
             **{name: self.state[name] for name in _OF_LOOP if name in self.state},
         }
 
-    def left_alone(self) -> list[str]:
-        """Names of the drafters inside it that may not be used at present."""
-        states = self.state.get("residents", {})
-        return [name for name, state in states.items() if state in ("open", "resting")]
-
-    def resident_states(self) -> list[dict[str, object]]:
-        """The same of the drafters inside it, as the pool's are told of."""
+    def resident_states(self) -> list[dict[str, Any]]:
+        """The drafters inside it, as the pool's are told of."""
         known, written_at = self.state.get("residents", {}), self.state.get("written_at", {})
         return [
             {

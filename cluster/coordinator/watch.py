@@ -17,7 +17,7 @@ from cluster.core import Clock
 from cluster.messages import ProposalFrame, StepReport, WorkerDescription
 from cluster.records import frozen
 
-ROUNDS_EVERY_S = 0.1
+_ROUNDS_EVERY_S = 0.1
 _TICKS_OF_STATE, _TICKS_OF_SCORES = 10, 50
 # Of one event: with numbers of any size about 20 kB.
 _MAX_STEPS, _MAX_DRAFTERS = 256, 64
@@ -142,15 +142,15 @@ Event = Hello | Rounds | Drafters | State | Scores
 
 def encoded(event: Event) -> tuple[str, str]:
     """The event's name, and its fields as JSON."""
-    values = {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
-    return type(event).__name__.lower(), json.dumps(values, separators=(",", ":"))
+    told = json.dumps(dataclasses.asdict(event), separators=(",", ":"))
+    return type(event).__name__.lower(), told
 
 
 class Watch:
     """What happened since the last event of one watcher."""
 
-    def __init__(self, clock: Clock, wall: Clock) -> None:
-        self._clock, self._wall = clock, wall
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._steps: deque[tuple[str, float, StepReport]] = deque(maxlen=_MAX_STEPS)
         self._drafts: dict[tuple[str, str], tuple[int, int, float]] = {}
         self._num_steps = 0
@@ -184,7 +184,7 @@ class Watch:
         ]
         self._steps.clear()
         self._drafts, self._num_steps = {}, 0
-        return Rounds(coordinator, round(1000.0 * self._wall(), 1), steps, drafts, skipped)
+        return Rounds(coordinator, round(1000.0 * time.time(), 1), steps, drafts, skipped)
 
 
 def _step(ago_s: float, report: StepReport) -> StepEvent:
@@ -209,23 +209,18 @@ class Watches:
         describe: Callable[[], WorkerDescription],
         status: Callable[[], Mapping[str, Any]],
         clock: Clock,
-        wall: Clock = time.time,
     ) -> None:
         self.open: tuple[Watch, ...] = ()
-        self._describe, self._status = describe, status
-        self._clock, self._wall = clock, wall
+        self._describe, self._status, self._clock = describe, status, clock
 
     def hear(self, steps: Sequence[Stepped]) -> None:
         for each in steps:
             for watch in self.open:
                 watch.stepped(each.target_id, each.report)
 
-    async def events(
-        self, every_s: float = ROUNDS_EVERY_S
-    ) -> AsyncGenerator[tuple[str, str], None]:
-        """Yield the events of one watcher, until it leaves: name and JSON.  every_s: between two of
-        `rounds`."""
-        watch = Watch(self._clock, self._wall)
+    async def events(self) -> AsyncGenerator[tuple[str, str], None]:
+        """Yield the events of one watcher, until it leaves: name and JSON."""
+        watch = Watch(self._clock)
         self.open += (watch,)
         try:
             description, status = self._describe(), self._status()
@@ -238,23 +233,17 @@ class Watches:
                     yield encoded(rounds)
                 if tick % _TICKS_OF_STATE == 0:
                     status = self._status()
-                    for event in _of_status(name, status, has_scores=tick % _TICKS_OF_SCORES == 0):
-                        yield encoded(event)
-                await asyncio.sleep(every_s)
+                    states = status["drafters"], status["left_alone"], status["refused"]
+                    yield encoded(Drafters(name, *states))
+                    numbers = status["num_running"], status["num_waiting"]
+                    yield encoded(State(name, *numbers, _picked(status["targets"])))
+                if tick % _TICKS_OF_SCORES == 0:
+                    inside = {each["id"]: each.get("scores", []) for each in status["targets"]}
+                    yield encoded(Scores(name, status["scores"], inside))
+                await asyncio.sleep(_ROUNDS_EVERY_S)
         finally:
             self.open = tuple(each for each in self.open if each is not watch)
 
 
-def _of_status(name: str, status: Mapping[str, Any], *, has_scores: bool) -> list[Event]:
-    drafters = status["drafters"], status["left_alone"], status["refused"]
-    targets = [
-        {key: target[key] for key in ("id", "sessions", "load")} for target in status["targets"]
-    ]
-    events: list[Event] = [
-        Drafters(name, *drafters),
-        State(name, status["num_running"], status["num_waiting"], targets),
-    ]
-    if has_scores:
-        inside = {target["id"]: target.get("scores", []) for target in status["targets"]}
-        events.append(Scores(name, status["scores"], inside))
-    return events
+def _picked(targets: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: each[key] for key in ("id", "sessions", "load")} for each in targets]

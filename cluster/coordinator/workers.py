@@ -12,8 +12,6 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 from cluster import metrics
-from cluster.config.schema import Config
-from cluster.coordinator.session import TextLimits
 from cluster.errors import ProtocolError, WorkerError
 from cluster.messages import AdapterList, WorkerDescription
 from cluster.metrics.recorder import Recorder
@@ -23,6 +21,7 @@ from cluster.rpc.link import Outbox, run_until_first_ends
 log = logging.getLogger(__name__)
 
 _ALIKE = "serve the same model in the same way"
+_BUILT_ALIKE = "be built alike for reproducible: true (one image, one kind of processor)"
 # What stands in reports of what was refused beside the names of drafters, which have no dot.
 TARGET_CONFIG, COORDINATOR_CONFIG = "target.user_config", "coordinator.user_config"
 
@@ -31,26 +30,20 @@ def check_target(description: WorkerDescription, others: Iterable[WorkerDescript
     """Raise ProtocolError unless all targets serve the same model, and where a text must be the
     same to the bit, by the same machine code."""
     for other in others:
-        if checkpoint_of(description.model_hash) != checkpoint_of(other.model_hash):
-            _check_equal("model_hash", _ALIKE, description, other)
-        for name in ("tokenizer_hash", "vocab_size", "is_reproducible"):
-            _check_equal(name, _ALIKE, description, other)
-        if description.is_reproducible:
-            # Processors may differ in the weights' formats that they multiply.
-            _check_equal("model_hash", _ALIKE, description, other)
-            remedy = "be built alike for reproducible: true (one image, one kind of processor)"
-            _check_equal("native_build", remedy, description, other)
-
-
-def _check_equal(
-    name: str, remedy: str, description: WorkerDescription, other: WorkerDescription
-) -> None:
-    mine, theirs = getattr(description, name), getattr(other, name)
-    if mine != theirs:
-        raise ProtocolError(
-            f"target {description.worker_id} has {name} {mine}, target {other.worker_id} has "
-            f"{theirs}; all targets must {remedy}"
-        )
+        is_exact = description.is_reproducible
+        is_same = checkpoint_of(description.model_hash) == checkpoint_of(other.model_hash)
+        # Processors may differ in the weights' formats that they multiply.
+        names = ["model_hash"] if is_exact or not is_same else []
+        names += ["tokenizer_hash", "vocab_size", "is_reproducible"]
+        names += ["native_build"] if is_exact else []
+        for name in names:
+            mine, theirs = getattr(description, name), getattr(other, name)
+            if mine != theirs:
+                remedy = _BUILT_ALIKE if name == "native_build" else _ALIKE
+                raise ProtocolError(
+                    f"target {description.worker_id} has {name} {mine}, target {other.worker_id} "
+                    f"has {theirs}; all targets must {remedy}"
+                )
 
 
 def check_drafter(description: WorkerDescription, target: WorkerDescription | None) -> None:
@@ -91,15 +84,6 @@ def note_foreign(
                 served,
             )
             recorder.add(metrics.DRAFTER_FOREIGN, drafter=name)
-
-
-def limits_of(targets: Iterable[WorkerDescription]) -> TextLimits | None:
-    """Return what every one of `targets` can serve; None without any."""
-    served = list(targets)
-    if not served:
-        return None
-    lengths = [each.max_context_len for each in served if each.max_context_len]
-    return TextLimits(min(lengths, default=0), served[0].vocab_size)
 
 
 class Links:
@@ -144,24 +128,6 @@ class Links:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def describe_coordinator(
-    worker_id: str, config: Config, target: WorkerDescription | None
-) -> WorkerDescription:
-    """A coordinator as its ingresses see it; target: one of its targets, None without any."""
-    served = target or WorkerDescription("", "target", "")
-    return WorkerDescription(
-        worker_id=worker_id,
-        role="coordinator",
-        name=config.model_name,
-        model_hash=served.model_hash,
-        tokenizer_hash=served.tokenizer_hash,
-        vocab_size=served.vocab_size,
-        max_context_len=served.max_context_len,
-        max_running_sequences=config.coordinator.max_running_sequences,
-        max_batch_tokens=served.max_batch_tokens,
-    )
-
-
 def added_up(faults: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:
     """Add up faults of drafters, which stand by name and reason."""
     found: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -180,12 +146,12 @@ class AdapterNews:
     """The adapters that all targets serve, as they last said.
 
     current: None = no target has said anything yet.  While there is no target it stays as it was.
-    links: to ingresses; they wake with every change.
+    listeners: are called with every change.
     """
 
     def __init__(self) -> None:
         self.current: AdapterList | None = None
-        self.links: set[Outbox[Any]] = set()
+        self.listeners: set[Callable[[], None]] = set()
 
     def update(self, lists: Sequence[AdapterList]) -> None:
         """These are what the targets have said that are here."""
@@ -199,5 +165,5 @@ class AdapterNews:
         found = AdapterList(served, refused)
         if found != self.current:
             self.current = found
-            for link in self.links:
-                link.wake()
+            for tell in self.listeners:
+                tell()

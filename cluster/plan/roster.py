@@ -15,7 +15,6 @@ Pure: no clock, no I/O but the log.
 
 from __future__ import annotations
 
-import enum
 import hashlib
 import math
 from collections import Counter
@@ -28,23 +27,6 @@ from cluster.config.schema import Config
 from cluster.metrics.recorder import Recorder
 from cluster.plan.texts import Text
 from cluster.plan.trials import Candidate, Phase, Trial
-
-
-class Role(enum.Enum):
-    """Of one drafter in one text."""
-
-    SERVES = "serves"
-    SHADOW = "shadow"  # it drafts, and is scored only
-    RESTS = "rests"
-
-
-# Of the candidate and of the former, in the sample of texts and in the others.
-_ROLES = {
-    Phase.SHADOW: ((Role.SHADOW, Role.SERVES), (Role.RESTS, Role.SERVES)),
-    Phase.CANARY: ((Role.SERVES, Role.SHADOW), (Role.RESTS, Role.SERVES)),
-    Phase.ACTIVE: ((Role.SERVES, Role.SHADOW), (Role.SERVES, Role.RESTS)),
-    Phase.RETIRED: ((Role.RESTS, Role.SERVES), (Role.RESTS, Role.SERVES)),
-}
 
 
 def lot_of(request_id: str) -> float:
@@ -89,13 +71,11 @@ class Roster:
     def _follow(self) -> None:
         """Let drafters draft by the rollouts and by the weights that they have now."""
         self._has_changed = True  # since the texts were told of roles
-        self._by_name: dict[str, tuple[Candidate, int]] = {}
-        self._candidates: list[Candidate] = []
+        self._candidates: dict[str, Candidate] = {}
         for name, rollout in self._rollouts.items():
             candidate = self._candidate(f"{name}@{self._hashes.get(name, '')}")
             candidate.rollout = rollout
-            self._candidates.append(candidate)
-            self._by_name |= {rollout.replaces: (candidate, 1), name: (candidate, 0)}
+            self._candidates[name] = candidate
 
     def _candidate(self, key: str) -> Candidate:
         if key not in self._known:
@@ -116,41 +96,25 @@ class Roster:
 
     def left(self, name: str) -> None:
         """A drafter is not here any more; the one that it was to replace serves."""
-        was_here = name in self._here
+        self._has_changed |= name in self._here and name in self._rollouts
         self._here.discard(name)
-        if was_here and name in self._rollouts:
-            self._follow()
-
-    def role(self, name: str, text: Text) -> Role:
-        """Return what a drafter is in a text."""
-        if name in self._shadows:
-            return Role.SHADOW
-        candidate, place = self._by_name.get(name, (None, 0))
-        if candidate is None:
-            return Role.SERVES
-        is_here = candidate.name in self._here and candidate.name in text.names
-        phase = candidate.phase if text.is_coupled and is_here else Phase.RETIRED
-        in_sample, elsewhere = _ROLES[phase]
-        return (in_sample if _in_sample(candidate, text) else elsewhere)[place]
-
-    def asked(self, text: Text) -> tuple[str, ...]:
-        """Return the names of the text's drafters that do not rest in it."""
-        if not self._candidates:
-            return text.names
-        return tuple(name for name in text.names if self.role(name, text) is not Role.RESTS)
 
     def assign(self, text: Text) -> None:
         """Tell a text who of its drafters is scored only, who rests, and who drafts beside whom."""
-        roles = {name: self.role(name, text) for name in text.names}
-        text.shadows, text.resting = (
-            frozenset(name for name, role in roles.items() if role is wanted)
-            for wanted in (Role.SHADOW, Role.RESTS)
-        )
-        text.beside = {
-            name: candidate.pair[1 - place]
-            for name, (candidate, place) in self._by_name.items()
-            if name in text.shadows
-        }
+        shadows, resting = {*self._shadows.intersection(text.names)}, set[str]()
+        text.beside = {}
+        for name, candidate in self._candidates.items():
+            phase, in_sample = candidate.phase, text.lot < candidate.rollout.canary_share
+            if not (text.is_coupled and name in self._here and name in text.names):
+                phase = Phase.RETIRED
+            serves = phase is Phase.ACTIVE or (phase is Phase.CANARY and in_sample)
+            first, other = candidate.pair if serves else reversed(candidate.pair)
+            if in_sample and phase is not Phase.RETIRED:
+                shadows.add(other)
+                text.beside[other] = first
+            else:
+                resting.add(other)
+        text.shadows, text.resting = frozenset(shadows), frozenset(resting)
 
     def follow(self, texts: Iterable[Text]) -> None:
         """If roles have changed since the last call, tell these texts, which are all, and drop the
@@ -160,17 +124,16 @@ class Roster:
         self._has_changed = False
         for text in texts:
             self.assign(text)
-            for name in self._by_name:
-                text.held.pop(name, None)
+            for candidate in self._candidates.values():
+                for name in candidate.pair:
+                    text.held.pop(name, None)
 
     def trials(self, text: Text) -> Iterator[Trial]:
         """Yield the trials of a text in which both drafters were asked for their newest trees."""
-        for each in self._candidates:
+        for each in self._candidates.values():
             pair = each.pair
             if (
-                each.phase is not Phase.RETIRED
-                and text.is_coupled
-                and _in_sample(each, text)
+                not text.beside.keys().isdisjoint(pair)
                 and all(name in self._here and name in text.names for name in pair)
                 and (text.asked is None or text.asked.issuperset(pair))
             ):
@@ -190,14 +153,14 @@ class Roster:
         error_of: returns the error of a drafter's calibration."""
         for text in texts:
             for trial in text.trials.values():
-                candidate, place = self._by_name.get(trial.pair[0], (None, 0))
+                candidate = self._candidates.get(trial.pair[0])
                 for places in trial.take_due(text.tokens, ends=ends):
-                    if candidate is not None and not place and candidate.phase == trial.phase:
+                    if candidate is not None and candidate.phase == trial.phase:
                         candidate.enter(*places, error_of(candidate.name))
 
     def note_faults(self, faults: Mapping[str, Mapping[str, int]]) -> None:
         """Note the faults of drafters so far, by name and reason."""
-        for candidate in self._candidates:
+        for candidate in self._candidates.values():
             total = sum(faults.get(candidate.name, {}).values())
             num_new = total - self._faults.get(candidate.name, 0)
             self._faults[candidate.name] = total
@@ -209,7 +172,7 @@ class Roster:
         for (name, phase), count in self._changed.items():
             recorder.add(metrics.ROLLOUT_CHANGES, count, drafter=name, phase=phase)
         self._changed.clear()
-        for each in self._candidates:
+        for each in self._candidates.values():
             recorder.set(metrics.ROLLOUT_PHASE, [*Phase].index(each.phase), drafter=each.name)
             if each.num_places:
                 recorder.set(metrics.ROLLOUT_LEAD, each.lead[0], drafter=each.name)
@@ -226,7 +189,7 @@ class Roster:
                 "lead": each.lead[0],
                 "error": each.lead[1] if math.isfinite(each.lead[1]) else None,
             }
-            for each in self._candidates
+            for each in self._candidates.values()
         ]
 
     def export(self) -> dict[str, Any]:
@@ -240,7 +203,3 @@ class Roster:
             if not candidate.num_places:
                 candidate.restore(each)
         self._has_changed = True
-
-
-def _in_sample(candidate: Candidate, text: Text) -> bool:
-    return text.lot < candidate.rollout.canary_share

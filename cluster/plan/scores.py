@@ -8,7 +8,7 @@ from typing import Any
 from cluster import metrics
 from cluster.core import Proposal
 from cluster.metrics.recorder import Recorder
-from cluster.plan.roster import Role, Roster
+from cluster.plan.roster import Roster
 from cluster.plan.texts import HeldTree, Text
 from cluster.spec.acceptance import AcceptanceModel, law_name
 
@@ -29,7 +29,7 @@ class DraftScores:
         """Hold a drafter's newest tree; returns None if a newer one has overtaken it."""
         held = text.keep_newest(drafter, proposal.base_len, proposal.tree, proposal.survival)
         if held is not None:
-            held.is_shadow = self.roster.role(drafter, text) is Role.SHADOW
+            held.is_shadow = drafter in text.shadows
             for trial in self.roster.trials(text):
                 if drafter in trial.pair:
                     trial.keep(drafter, proposal)

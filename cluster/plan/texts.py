@@ -6,7 +6,7 @@ A session has such a text; the replay of recorded texts makes others.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -132,14 +132,13 @@ class Text:
         self.lot = 1.0
         self.shadows: frozenset[str] = frozenset()
         self.resting: frozenset[str] = frozenset()
-        self.beside: Mapping[str, str] = {}
+        self.beside: dict[str, str] = {}
         self.trials: dict[tuple[str, str], Trial] = {}
         self.asked: frozenset[str] | None = None
         # By drafter, `Fate.next_steps`.
         self._next_steps: defaultdict[str, Indices] = defaultdict(
             lambda: np.zeros(len(DRAFT_LENGTHS), dtype=np.int64)
         )
-        self._used_at: dict[str, int] = {}  # by drafter, the last step that verified nodes of it
         self._asked_lens: dict[str, int] = {}  # by drafter, the length when it was asked last
 
     @property
@@ -169,15 +168,6 @@ class Text:
             for each in residents:
                 if each.bit & mask:
                     self._asked_lens[each.name] = len(self.tokens)
-
-    def stepped(self, drafters: Sequence[str]) -> None:
-        """Note a step that verified drafts of these drafters for this text."""
-        self.num_steps += 1
-        self._used_at.update(dict.fromkeys(drafters, self.num_steps))
-
-    def num_unused(self, drafter: str) -> int:
-        """Count the steps since a draft of that drafter was last verified for this text."""
-        return self.num_steps - self._used_at.get(drafter, 0)
 
     def emitted(self, num_tokens: int) -> None:
         """Note that a round has brought num_tokens tokens."""

@@ -245,8 +245,8 @@ class Adaptive:
     def plan(self, batch: Sequence[Playing], now: float, prompt_rows: int) -> Sequence[TokenTree]:
         controller, texts = self.controller, [own.text for own in batch]
         for own in batch:
-            self._offer(own, now)
             controller.scores.roster.assign(own.text)
+            self._offer(own, now)
         moment = Moment(now, self._pool.residents, prompt_rows)
         max_depths, room = [own.remaining - 1 for own in batch], self._max_rows - len(batch)
         plan = controller.plan(texts, max_depths, max(room, 0), moment)
@@ -269,8 +269,7 @@ class Adaptive:
     def _offer(self, own: Playing, now: float) -> None:
         grown = {name: growing.at(own.recorded, now) for name, growing in own.growing.items()}
         text, scores = own.text, self.controller.scores
-        asked = scores.roster.asked(text)
-        offers = {name: each for name, each in (own.offers | grown).items() if name in asked}
+        offers = {name: each for name, each in (own.offers | grown).items() if text.may_ask(name)}
         for name, (tree, claimed) in offers.items():
             held = text.held.get(name)
             if len(tree) == 0:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from cluster.coordinator.admission import Placement
 from cluster.coordinator.session import Session
 from cluster.coordinator.targets import TargetSeat
@@ -141,28 +138,3 @@ def test_no_more_is_remembered_than_the_target_has_pages() -> None:
     placement.remember(small, text([9] * 12))
     assert placement.num_held("small", text([9] * 12)) == 3 * PAGE
     assert placement.num_held("small", text(LONG)) == 2 * PAGE
-
-
-prompts = st.lists(st.sampled_from([[1] * PAGE, [2] * PAGE]), max_size=6).map(
-    lambda pages: [token for page in pages for token in page] or [7]
-)
-
-
-@given(placed=st.lists(prompts, max_size=12), asked=prompts, room=st.integers(1, 8))
-def test_what_is_held_is_the_longest_run_of_pages_that_are_remembered(
-    placed: list[list[int]], asked: list[int], room: int
-) -> None:
-    """The search by halves finds it, since a page never outlives those before it."""
-    placement, one = Placement(PAGE, max_pages=room), seat("one")
-    for tokens in placed:
-        placement.remember(one, text(tokens))
-    recent: list[tuple[int, ...]] = []  # used last at the end
-    for tokens in placed:
-        for end in range(len(tokens) // PAGE * PAGE, 0, -PAGE):
-            page = tuple(tokens[:end])
-            recent = [*(each for each in recent if each != page), page]
-        recent = recent[-room:]
-    expected = 0
-    while expected < len(asked) // PAGE * PAGE and tuple(asked[: expected + PAGE]) in recent:
-        expected += PAGE
-    assert placement.num_held("one", text(asked)) == expected

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.coordinator.session import Session, TextLimits
+from cluster.coordinator.session import Session
 from cluster.core import SamplingParams, token_array
 from tests.support.coordinator.house import request
 
@@ -22,7 +22,7 @@ def test_a_text_ends_by_max_tokens_or_by_the_context_limit(
     max_tokens: int, max_context_len: int, remaining: int
 ) -> None:
     text = session(max_tokens)
-    text.limit(TextLimits(max_context_len))
+    text.limit(max_context_len)
     assert text.remaining == remaining
 
 
@@ -30,7 +30,7 @@ def test_where_a_text_ends_is_fixed_by_the_first_limit_that_is_known() -> None:
     """Else it would be another text after a failover."""
     text = session()
     for max_context_len in (0, 8, 5, 100):
-        text.limit(TextLimits(max_context_len))
+        text.limit(max_context_len)
     assert text.opened().max_len == 8
 
 

@@ -118,7 +118,7 @@ async def test_a_heartbeat_names_the_texts_once_all_of_them_were_sent() -> None:
     for name in ("a", "b"):
         target.seat.open(session(name))
     target.seat.heard(VerdictFrame(serial=3))
-    target.seat.beat()
+    target.seat.beat(is_plain=False)
     first, second = await target.told()
     assert first.heartbeat is None
     assert second.heartbeat.texts == (TextName("a", 0), TextName("b", 0))

@@ -55,7 +55,7 @@ async def test_the_moment_has_its_pages_and_its_adapters() -> None:
         (seat,) = stage.coordinator._present.seats.values()
         seat.note_load(Load(pages_in_use=3, pages_total=12))
         first = page(stage)
-        stage.coordinator._adapters.update([AdapterList(("sql@12ab",))])
+        stage.coordinator._present.adapters.update([AdapterList(("sql@12ab",))])
         second = page(stage)
     assert first["kv_cache_usage_perc"] == 0.25
     assert first["cache_config_info 16 True 12"] == 1

@@ -98,7 +98,7 @@ async def test_nothing_is_noted_without_watchers_and_the_text_is_the_same() -> N
 
 def test_an_event_is_bounded_and_keeps_the_newest_steps() -> None:
     clock = iter(range(10**6))
-    watch = Watch(lambda: float(next(clock)), lambda: 1e9)
+    watch = Watch(lambda: float(next(clock)))
 
     class Replica:
         name = "a-drafter-with-a-long-name"
