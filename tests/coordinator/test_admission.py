@@ -27,7 +27,15 @@ from cluster.errors import (
 )
 from cluster.requests.fields import BeamSpec, Law
 from tests.support.clock import FakeClock
-from tests.support.coordinator.house import GREEDY, at_work, collect, house, request, text_of
+from tests.support.coordinator.house import (
+    GREEDY,
+    SEEDED,
+    at_work,
+    collect,
+    house,
+    request,
+    text_of,
+)
 from tests.support.coordinator.toys import ToyTarget, plain_text
 
 SAMPLED = replace(GREEDY, temperature=0.7)
@@ -181,9 +189,11 @@ async def test_a_request_that_was_admitted_is_let_in_although_the_line_is_full()
         target = ToyTarget()
         target.gate.clear()
         stage.add_target(target)
-        tasks = await fill(stage, 1)
-        whole = plain_text([1, 2, 3], GREEDY)
-        resumed = request(id="resumed", output_ids=token_array(whole[:2]), was_admitted=True)
+        tasks = [stage.begin(params=SEEDED)]
+        await stage.settle(30)
+        whole = plain_text([1, 2, 3], SEEDED)
+        known = token_array(whole[:2])
+        resumed = request(params=SEEDED, id="resumed", output_ids=known, was_admitted=True)
         tasks.append(asyncio.create_task(collect(stage.coordinator, resumed)))
         target.gate.set()
         first, rest = await asyncio.gather(*tasks)
@@ -193,8 +203,9 @@ async def test_a_request_that_was_admitted_is_let_in_although_the_line_is_full()
 
 
 async def test_without_a_queue_a_free_place_still_lets_in() -> None:
-    async with at_work(max_running_sequences=1, max_queued_requests=0) as stage:
-        assert text_of(await stage.ask())
+    async with at_work(drafters=(), max_running_sequences=1, max_queued_requests=0) as stage:
+        (*_, last) = await stage.ask()
+    assert last.stats.idle_because == "no_drafter_for_model"
 
 
 async def test_places_are_given_in_order_of_arrival() -> None:

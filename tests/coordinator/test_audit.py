@@ -146,7 +146,9 @@ async def test_an_audit_waits_for_idle_time_but_not_for_ever() -> None:
     async with house(audit=ALL) as stage:
         toy = ToyTarget()
         stage.add_target(toy)
-        await stage.ask()
+        for number in range(33):
+            await stage.ask((1, number % 32), replace(GREEDY, max_tokens=1))
+        assert outcomes(stage) == {"skipped": 1.0}, "32 wait at most"
         toy.gate.clear()
         running = stage.coordinator.submit(request((9,), replace(GREEDY, max_tokens=2000), "busy"))
         first = anext(aiter(running))

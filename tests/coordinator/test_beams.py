@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from cluster.core import FinishReason, TokenLogprob, Verdict, token_array
-from cluster.errors import DrafthouseError, ProtocolError, RequestError
-from cluster.messages import TextName, VerdictFrame
+from cluster.errors import DrafthouseError
+from cluster.messages import VerdictFrame
 from cluster.requests.fields import BeamEnd, BeamSpec
 from cluster.text.completion import beam_event
 from cluster.worker.texts import TargetText
@@ -100,42 +98,6 @@ async def test_all_texts_come_in_one_event_and_drafters_are_not_asked() -> None:
     assert [each.stats is not None for each in texts] == [True, False, False, False]
 
 
-async def test_a_search_whose_target_is_lost_runs_again_elsewhere() -> None:
-    first, second = BeamTarget(), BeamTarget()
-    first.gate.clear()
-    async with house() as stage:
-        link = stage.add_target(first, "target-0")
-        running = stage.begin(params=SEARCH)
-        await first.wait_for_frames(1)
-        stage.add_target(second, "target-1")
-        await link.close()
-        (event,) = await running
-    assert event.token_ids.tolist() == list(TOKENS)
-    assert first.steps == []
-    (lost,) = first.opens
-    (opened,) = second.opens
-    assert opened.token_ids.tolist() == lost.token_ids.tolist(), "it begins anew"
-    assert opened.generation > lost.generation
-
-
-async def test_a_search_that_is_cancelled_is_taken_back_from_the_target() -> None:
-    target = BeamTarget()
-    target.gate.clear()
-    async with house() as stage:
-        stage.add_target(target)
-        running = stage.begin(params=SEARCH)
-        await target.wait_for_frames(1)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        await target.wait_for_frames(2)
-        target.gate.set()
-        await stage.settle()
-        assert list(target.texts) == []
-    (opened,) = target.frames[0].opens
-    assert target.frames[1].cancels == (TextName(opened.request_id, opened.generation),)
-    assert target.steps == []
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -154,24 +116,3 @@ async def test_a_verdict_that_is_no_answer_to_a_search_is_not_believed(changes: 
         (event,) = await stage.ask(params=SEARCH)
     assert event.finish_reason is FinishReason.ERROR
     assert "that cannot be" in event.error_message
-
-
-async def test_beams_for_a_request_that_draws_are_not_believed() -> None:
-    async with house() as stage:
-        stage.add_target(BeamTarget())
-        (event,) = await stage.ask(params=GREEDY, error=ProtocolError.code)
-    assert not len(event.token_ids)
-
-
-async def test_a_search_that_makes_no_sense_is_refused_before_any_work() -> None:
-    target = BeamTarget()
-    async with house() as stage:
-        stage.add_target(target)
-        for params in (
-            replace(SEARCH, beams=BeamSpec(0)),
-            replace(SEARCH, min_tokens=2),
-            replace(SEARCH, beams=BeamSpec(2, np.inf)),
-        ):
-            with pytest.raises(RequestError):
-                await stage.ask(params=params)
-    assert target.frames == []

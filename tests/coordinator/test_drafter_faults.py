@@ -34,9 +34,8 @@ async def test_the_status_lists_faults_and_who_is_left_alone() -> None:
 
 
 async def test_another_model_in_a_drafters_place_does_not_inherit_its_open_breaker() -> None:
-    async with at_work(breaker_failures=3) as stage:
-        failing = RefusingDrafter("b", oracle_chain(), code=WorkerError.code, model_hash="old")
-        stage.add_drafter(failing)
+    failing = RefusingDrafter("b", oracle_chain(), code=WorkerError.code, model_hash="old")
+    async with at_work(failing, breaker_failures=3) as stage:
         await ask(stage, 3)
         stage.add_drafter(ToyDrafter("b", oracle_chain(), model_hash="old"))
         assert stage.status()["left_alone"] == ["b"], "the same one, started anew"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from cluster.core import EMPTY_TREE, Commit, Observation, TokenTree
+from cluster.core import Observation, SpeculationOptions, TokenTree
 from cluster.errors import CapacityError, ProtocolError, RequestError, WorkerError
 from cluster.messages import CommitFrame, ProposalFrame, Refusal, WorkerDescription
 from cluster.rpc.link import memory_pair
@@ -38,18 +38,6 @@ class DecliningDrafter(ToyDrafter):
 
 @dataclass
 class RefusingDrafter(ToyDrafter):
-    code: str = ""
-
-    def answer(self, frame: CommitFrame) -> ProposalFrame:
-        return ProposalFrame(
-            refusals=tuple(
-                Refusal(c.request_id, c.generation, self.code, "no") for c in frame.commits
-            )
-        )
-
-
-@dataclass
-class PickyDrafter(ToyDrafter):
     """Takes the request "kept" and refuses all others."""
 
     code: str = ""
@@ -64,10 +52,6 @@ class PickyDrafter(ToyDrafter):
                 if c not in kept
             ),
         )
-
-
-def no_tree(context: list[int], opened: Commit) -> TokenTree:
-    return EMPTY_TREE
 
 
 @pytest.mark.parametrize(
@@ -89,9 +73,8 @@ async def test_a_prompt_is_read_beside_the_target_unless_that_holds_it_up(
 
 
 async def test_a_drafter_learns_whose_text_it_is_with_the_first_commit() -> None:
-    async with at_work() as stage:
-        drafter = ToyDrafter("a", oracle_chain(4))
-        stage.add_drafter(drafter)
+    drafter = ToyDrafter("a", oracle_chain(4))
+    async with at_work(drafter) as stage:
         await stage.ask(tenant=b"theirs")
         commits = drafter.commits
         assert len(commits) > 1
@@ -100,9 +83,8 @@ async def test_a_drafter_learns_whose_text_it_is_with_the_first_commit() -> None
 
 
 async def test_a_drafter_that_declines_is_not_sent_the_text_again_and_again() -> None:
-    async with at_work() as stage:
-        drafter = DecliningDrafter("a", no_tree)
-        stage.add_drafter(drafter)
+    drafter = DecliningDrafter("a", oracle_chain())
+    async with at_work(drafter) as stage:
         await stage.ask(params=LONGER)
         await stage.settle()
         assert sum(len(frame.commits) for frame in drafter.frames) <= 3
@@ -110,9 +92,8 @@ async def test_a_drafter_that_declines_is_not_sent_the_text_again_and_again() ->
 
 
 async def test_a_request_that_a_drafter_cannot_serve_is_not_its_fault() -> None:
-    async with at_work() as stage:
-        drafter = RefusingDrafter("a", no_tree, code=RequestError.code)
-        stage.add_drafter(drafter)
+    drafter = RefusingDrafter("a", oracle_chain(), code=RequestError.code)
+    async with at_work(drafter) as stage:
         for index in range(5):
             await stage.ask(id=f"r{index}")
         status = stage.status()
@@ -125,7 +106,7 @@ async def test_a_full_drafter_refuses_what_is_new_and_keeps_what_it_has() -> Non
     async with house(breaker_failures=1) as stage:
         target = ToyTarget()
         stage.add_target(target)
-        drafter = PickyDrafter("a", oracle_in_a_crowd(3), code=CapacityError.code)
+        drafter = RefusingDrafter("a", oracle_in_a_crowd(3), code=CapacityError.code)
         stage.add_drafter(drafter)
         first = stage.begin(id="kept", params=LONGER)
         await target.wait_for_steps(4)
@@ -137,23 +118,11 @@ async def test_a_full_drafter_refuses_what_is_new_and_keeps_what_it_has() -> Non
         assert (await first)[-1].finish_reason == "length"
 
 
-async def test_a_drafter_that_fails_again_and_again_is_left_alone() -> None:
-    async with at_work(breaker_failures=3, breaker_reset_s=60.0) as stage:
-        drafter = RefusingDrafter("a", no_tree, code=WorkerError.code)
-        stage.add_drafter(drafter)
-        for index in range(3):
-            assert stage.status()["drafters"][0]["breaker"] == "closed"
-            await stage.ask(id=f"r{index}")
-        assert stage.status()["drafters"][0]["breaker"] == "open"
-        metrics = stage.metrics()
-        assert 'drafthouse_drafter_faults_total{drafter="a",why="refused"} 3.0' in metrics
-
-
 async def test_a_request_that_a_drafter_fails_on_is_not_sent_to_it_again_and_again() -> None:
     async with house(breaker_failures=3, breaker_reset_s=60.0) as stage:
         target = ToyTarget()
         stage.add_target(target)
-        drafter = PickyDrafter("a", oracle_in_a_crowd(3), code=WorkerError.code)
+        drafter = RefusingDrafter("a", oracle_in_a_crowd(3), code=WorkerError.code)
         stage.add_drafter(drafter)
         await asyncio.gather(*(stage.ask(id=name, params=LONGER) for name in ("kept", "bad")))
         sent = [c for c in drafter.commits if c.request_id == "bad"]
@@ -161,17 +130,6 @@ async def test_a_request_that_a_drafter_fails_on_is_not_sent_to_it_again_and_aga
         assert {commit.base_len for commit in sent[:1]} == {0}
         metrics = stage.metrics()
         assert 'drafthouse_drafter_faults_total{drafter="a",why="refused"} 1.0' in metrics
-
-
-async def test_a_drafter_that_joins_late_is_told_of_running_requests() -> None:
-    async with house() as stage:
-        target = ToyTarget()
-        stage.add_target(target)
-        running = stage.begin(params=LONGER)
-        await target.wait_for_steps(10)
-        stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(3)))
-        events = await running
-        assert events[-1].stats.num_accepted_draft_tokens > 0
 
 
 async def test_a_lost_workers_gauges_go_with_it() -> None:
@@ -199,13 +157,18 @@ async def test_a_drafter_that_does_not_fit_is_refused_loudly() -> None:
         with pytest.raises(ProtocolError) as caught:
             stage.coordinator.add_drafter("a", "r0", wrong, ours)
         assert stage.status()["refused"] == {"a": caught.value.message}
+        options = SpeculationOptions(drafters=("a",))
+        events = await stage.ask(speculation=options)
+        assert events[-1].stats.idle_because == "no_drafter_for_model"
         stage.add_drafter(ToyDrafter("a", oracle_chain()))
         assert stage.status()["refused"] == {}
+        events = await stage.ask(speculation=options)
+        assert events[-1].stats.idle_because == ""
 
 
 async def test_a_drafter_without_a_tokenizer_must_have_the_targets_vocabulary() -> None:
+    target = ToyTarget()
     async with house() as stage:
-        target = ToyTarget()
         stage.add_target(target)
         ours, _ = memory_pair()
         size = target.describe().vocab_size
@@ -289,9 +252,8 @@ async def test_every_tree_is_looked_at_before_anything_uses_it() -> None:
             )
             return replace(answer, proposals=(*unsound, *answer.proposals))
 
-    async with at_work(breaker_failures=1000) as stage:
-        drafter = Hasty("a", oracle_chain())
-        stage.add_drafter(drafter)
+    drafter = Hasty("a", oracle_chain())
+    async with at_work(drafter, breaker_failures=1000) as stage:
         events = await stage.ask()
         assert events[-1].stats.num_accepted_draft_tokens > 0
         await stage.settle()

@@ -25,7 +25,6 @@ from tests.support.coordinator.toys import (
     oracle_chain,
     oracle_in_a_crowd,
     plain_text,
-    random_tree,
 )
 
 
@@ -67,17 +66,6 @@ async def test_leaving_the_stream_early_cancels_the_request() -> None:
         assert target.contexts == {}
 
 
-async def test_finished_requests_are_released_everywhere() -> None:
-    target, drafter = ToyTarget(), ToyDrafter("a", random_tree(1))
-    async with house() as stage:
-        stage.add_target(target)
-        stage.add_drafter(drafter)
-        await asyncio.gather(*(stage.ask(id=f"r{i}") for i in range(5)))
-        await stage.settle(60)
-        assert target.contexts == {}
-        assert drafter.contexts == {}
-
-
 async def test_statistics_follow_the_definitions() -> None:
     target = ToyTarget()
     async with house() as stage:
@@ -88,6 +76,7 @@ async def test_statistics_follow_the_definitions() -> None:
     stats = events[-1].stats
     trees = [len(item.tree) for item in target.items]
     assert stats.num_steps == len(events) == len(trees)
+    assert not any(event.draft_sources for event in events), "nobody has asked for them"
     assert stats.num_draft_tokens == sum(trees)
     assert stats.num_spec_steps == sum(1 for size in trees if size)
     assert sum(stats.acceptance_histogram) == stats.num_spec_steps
@@ -114,8 +103,9 @@ async def test_a_request_without_speculation_is_not_drafted_for(
 ) -> None:
     drafter = ToyDrafter("a", oracle_chain())
     async with at_work(drafter) as stage:
-        await stage.ask(speculation=options)
+        events = await stage.ask(speculation=options)
     assert drafter.frames == []
+    assert events[-1].stats.idle_because == "disabled"
 
 
 async def test_a_request_may_bound_its_drafts_and_choose_its_drafters() -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from cluster.client.generated import common_pb2
 from cluster.coordinator.moment import record_workers
 from cluster.messages import AdapterList, WorkerDescription
 from cluster.metrics.recorder import Recorder
 from cluster.models.engine_state import EngineState
-from cluster.rpc.codec import DESCRIPTION
 from tests.support.coordinator.house import house
 from tests.support.coordinator.toys import ToyTarget, drafter_description, target_description
 
@@ -29,8 +27,8 @@ class Worker:
 
 async def test_engines_of_drafters_that_were_made_anew_take_the_place_of_the_former() -> None:
     anew = replace(FAST, weights="int8", fallbacks=("graphs: none",))
+    toy = ToyTarget()
     async with house() as stage:
-        toy = ToyTarget()
         stage.add_target(toy)
         for engines in (TARGET.engines, (SLOW, anew)):
             toy.streams.engines = engines
@@ -44,11 +42,6 @@ async def test_engines_of_drafters_that_were_made_anew_take_the_place_of_the_for
     assert any(
         line.startswith("drafthouse_engine_fallbacks") and line.endswith(" 1.0") for line in lines
     )
-
-
-def test_the_state_of_engines_crosses_the_wire() -> None:
-    data = DESCRIPTION.encode(TARGET).SerializeToString()
-    assert DESCRIPTION.decode(common_pb2.DescribeResponse.FromString(data)) == TARGET
 
 
 def test_metrics_say_what_is_active_and_what_fell_back() -> None:

@@ -9,23 +9,16 @@ from typing import Any
 
 import pytest
 
-from cluster.coordinator.audit import Auditor
 from cluster.coordinator.drafters import DrafterPool
-from cluster.coordinator.moment import ActivityLog
 from cluster.coordinator.pool_scores import PoolScores
 from cluster.coordinator.present import Series
-from cluster.coordinator.switchback import Switchback
-from cluster.coordinator.watch import Watches
 from cluster.messages import StepReport, VerdictFrame
 from cluster.metrics.recorder import Recorder
-from cluster.plan.arms import Arm
 from cluster.plan.controller import Controller
 from cluster.plan.fence import Fence
 from cluster.plan.scores import DraftScores
 from cluster.spec.acceptance import AcceptanceModel
-from cluster.spec.guard import DeficitGuard
 from cluster.spec.statistics import TextStatistics
-from cluster.spec.survival import Calibrator
 from tests.support.coordinator.house import GREEDY, SEEDED, at_work, house
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_in_a_crowd
 from tests.support.worker.residents import GreedyOracle, resident
@@ -34,26 +27,13 @@ from tests.support.worker.residents import GreedyOracle, resident
 PARTS = [
     (Controller, "plan"),
     (Controller, "learn"),
-    (DraftScores, "score"),
     (Controller, "first_ask"),
+    (DraftScores, "score"),
     (DraftScores, "record"),
-    (Arm, "learn"),
-    (AcceptanceModel, "learn"),
-    (Calibrator, "fit_if_due"),
-    (DeficitGuard, "settle"),
     (TextStatistics, "take"),
-    (PoolScores, "score"),
     (PoolScores, "ask"),
-    (PoolScores, "commit_lag"),
     (DrafterPool, "_send_trees"),
     (Series, "_enter_answers"),
-    (Series, "_enter_steps"),
-    (Series, "_enter_ends"),
-    (ActivityLog, "hear"),
-    (Auditor, "hear"),
-    (Series, "_enter_asked"),
-    (Switchback, "hear"),
-    (Watches, "hear"),
 ]
 
 

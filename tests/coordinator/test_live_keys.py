@@ -40,8 +40,8 @@ async def opened_with(stage: House, target: ToyTarget, **options: Any) -> Any:
 
 
 async def test_new_texts_are_opened_by_the_new_values_and_the_old_ones_come_back() -> None:
+    target = ToyTarget()
     async with house() as stage:
-        target = ToyTarget()
         stage.add_target(target)
         assert (await opened_with(stage, target)).drafters == ("a", "b")
         tell(stage, tasks={"default": ["b"]}, coordinator={"max_draft_tokens": 3})
@@ -53,8 +53,8 @@ async def test_new_texts_are_opened_by_the_new_values_and_the_old_ones_come_back
 
 
 async def test_limits_hold_at_once() -> None:
+    target = ToyTarget()
     async with house() as stage:
-        target = ToyTarget()
         stage.add_target(target)
         tell(stage, coordinator={"max_running_sequences": 1, "max_queued_requests": 1})
         held: list[Any] = []
@@ -70,8 +70,8 @@ async def test_limits_hold_at_once() -> None:
 
 async def test_classes_come_and_go() -> None:
     rush = SpeculationOptions(latency_class="rush")
+    target = ToyTarget()
     async with house() as stage:
-        target = ToyTarget()
         stage.add_target(target)
         with pytest.raises(RequestError, match="rush"):
             await stage.ask([1, 2], speculation=rush)

@@ -17,11 +17,12 @@ from hypothesis import given, settings
 
 from cluster.messages import StepFrame
 from cluster.rpc.link import MemoryLink, memory_pair
+from tests.support.choices import by_day
 from tests.support.coordinator.house import GREEDY, SEEDED, House, house
 from tests.support.coordinator.lying_frames import lying_frames
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_in_a_crowd
 
-NUM_LIES = 125  # frames for each budget, of which nothing below depends but how much is shown
+NUM_LIES = by_day(60, 125)  # frames for each budget
 # What each is to hold at least, on an average: texts, cancels, trees, acknowledgements.
 NUM_ACTS = 4
 # Lies in which an honest text ends at least; it takes five or six.
@@ -105,7 +106,7 @@ async def _read(link: MemoryLink[Any, Any]) -> None:
         pass
 
 
-@pytest.fixture(params=["fixed", "adaptive"])
+@pytest.fixture(params=by_day(["adaptive"], ["fixed", "adaptive"]))
 def stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
     loop, leaving = asyncio.new_event_loop(), AsyncExitStack()
     target = ToyTarget(step_turns=STEP_TURNS)

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -29,7 +28,6 @@ from tests.support.rpc.toys import stopping
 
 # Five lies each: every night a thousand within a process, and a thousand on a wire.
 NUM_LIES = by_day(120, 1000)
-MANY = settings(max_examples=NUM_LIES // 4)
 PARAMS = (replace(GREEDY, max_tokens=24), replace(SEEDED, max_tokens=24))
 
 
@@ -81,56 +79,34 @@ class Stack:
         assert 'drafter_faults_total{drafter="a",why="rubbish"}' in metrics
 
 
-SETTINGS: dict[str, Any] = {"budget": "adaptive", "breaker_failures": 10**9}
+@pytest.fixture(params=["in process", "over the wire"])
+def stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
+    told, loop, leaving = Told(), asyncio.new_event_loop(), AsyncExitStack()
 
-
-@pytest.fixture(scope="module")
-def in_process() -> Iterator[Stack]:
-    told = Told()
-
-    async def enter(stack: AsyncExitStack) -> House:
-        stage = await stack.enter_async_context(house(**SETTINGS))
-        stage.add_target(ToyTarget())
-        stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(1), spoil=told.spoil))
-        return stage
-
-    yield from _running(enter, told)
-
-
-@pytest.fixture(scope="module")
-def over_the_wire() -> Iterator[Stack]:
-    told = Told()
-
-    async def enter(stack: AsyncExitStack) -> House:
-        stage = await stack.enter_async_context(house(**SETTINGS))
+    async def enter() -> House:
+        running = house(budget="adaptive", breaker_failures=10**9)
+        stage = await leaving.enter_async_context(running)
         stage.add_target(ToyTarget())
         liar = ToyDrafter("a", oracle_in_a_crowd(1), spoil=told.spoil)
+        if request.param == "in process":
+            stage.add_drafter(liar)
+            return stage
         lying = replace(DRAFTER, answers=LYING)
-        running = await stack.enter_async_context(stopping(await serve_worker(lying, liar)))
-        description, link = await connect_drafter(running.address)
-        stage.coordinator.add_drafter("a", "r0", description, link)
+        served = await leaving.enter_async_context(stopping(await serve_worker(lying, liar)))
+        stage.coordinator.add_drafter("a", "r0", *await connect_drafter(served.address))
         return stage
 
-    yield from _running(enter, told)
-
-
-def _running(enter: Any, told: Told) -> Iterator[Stack]:
-    loop = asyncio.new_event_loop()
-    stack = AsyncExitStack()
     logging.disable(logging.WARNING)  # a line for every lie
     try:
-        yield Stack(loop, loop.run_until_complete(enter(stack)), told)
+        yield Stack(loop, loop.run_until_complete(enter()), told)
     finally:
         logging.disable(logging.NOTSET)
-        loop.run_until_complete(stack.aclose())
+        loop.run_until_complete(leaving.aclose())
         loop.close()
 
 
-@pytest.mark.parametrize("where", ["in_process", "over_the_wire"])
-def test_many_lies_change_no_text(where: str, request: pytest.FixtureRequest) -> None:
-    stack: Stack = request.getfixturevalue(where)
-
-    @MANY
+def test_many_lies_change_no_text(stack: Stack) -> None:
+    @settings(max_examples=NUM_LIES // 4)
     @given(told=st.lists(lies(), min_size=4, max_size=8), params=st.sampled_from(PARAMS))
     def test(told: list[Lie], params: SamplingParams) -> None:
         assert stack.complete(params, told) == plain_text([1, 2, 3], params)

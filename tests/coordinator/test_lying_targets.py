@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -89,16 +88,13 @@ def told_now_and_then(lie: Lie) -> Callable[[VerdictFrame], VerdictFrame]:
     return said
 
 
-@pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 @pytest.mark.parametrize(("name", "lie"), {**WRONG, **STALE, **BESIDE}.items())
-async def test_what_cannot_be_costs_a_retry_and_not_the_text(
-    name: str, lie: Lie, params: Any
-) -> None:
+async def test_what_cannot_be_costs_a_retry_and_not_the_text(name: str, lie: Lie) -> None:
     toy = ToyTarget(says=told_now_and_then(lie))
     async with house(["a"]) as stage:
         stage.add_target(toy)
         stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(1)))
-        running = stage.begin(params=params, id="r")
+        running = stage.begin(params=SEEDED, id="r")
         while not running.done():
             await stage.pass_time(1.0)
         await running

@@ -10,6 +10,7 @@ import pytest
 
 from cluster.core import SamplingParams, TokenEvent
 from cluster.errors import CapacityError
+from tests.support.choices import by_day
 from tests.support.coordinator.house import House, collect, house, request
 from tests.support.coordinator.toys import ToyTarget
 
@@ -70,7 +71,7 @@ async def test_at_five_times_its_capacity_nine_tenths_of_it_are_answers_in_time(
         target = ToyTarget(step_turns=1)
         stage.add_target(target)
         target.gate.clear()
-        crowd, num_steps, owed = Crowd(stage, timeout_s=4.0), 400, 0.0
+        crowd, num_steps, owed = Crowd(stage, timeout_s=4.0), by_day(200, 400), 0.0
         for number in range(num_steps):
             owed += 5 * SEATS / NUM_TOKENS
             crowd.come(int(owed))

@@ -121,9 +121,6 @@ async def test_a_drafter_of_the_pool_on_the_targets_cores_is_warned_of_once(
     ("kind", "options", "computes"),
     [
         ("suffix", {}, False),
-        ("prompt_lookup", {}, False),
-        ("ngram_cache", {}, False),
-        ("openai", {"url": "http://a"}, False),
         ("lm", {"engine": {"model": "m"}}, True),
         ("mine:Own", {}, True),
         ("cascade", {"stages": ["small", "lookup"]}, True),

@@ -50,8 +50,7 @@ def test_a_true_ratio_is_found_though_the_load_drifts(truth: float) -> None:
         plain = 50.0 * (1.0 + 0.4 * math.sin(clock.now / 3000)) * generator.lognormal(0.0, 0.1)
         speed = plain * (1.0 if switchback.is_plain_now else truth)
         num_plain += switchback.is_plain_now
-        for _ in range(8):
-            switchback.note(round(speed), round(speed) / speed)
+        switchback.note(8 * round(speed), 8 * round(speed) / speed)
         switchback.tick()
         clock.now += 1.0
     found = values(recorder, metrics.SWITCHBACK_SPEEDUP, "bound")
@@ -72,14 +71,18 @@ def test_windows_leave_time_around_them() -> None:
         parse(Config, given)
 
 
-def test_too_few_tokens_tell_nothing() -> None:
+@pytest.mark.parametrize("num_tokens", [9, 10])
+def test_fewer_than_a_hundred_tokens_of_a_window_tell_nothing(num_tokens: int) -> None:
+    """Of its twelve seconds two pass until all targets know of it."""
     clock, recorder = FakeClock(), Recorder()
-    switchback = Switchback(config(period_s=100), recorder, wall=lambda: clock.now)
+    given = config(period_s=100, window_s=12)
+    switchback = Switchback(given, recorder, wall=lambda: clock.now)
     for _ in range(1000):
-        switchback.note(1, 0.5)
+        switchback.note(num_tokens, 0.5)
         switchback.tick()
         clock.now += 1.0
-    assert values(recorder, metrics.SWITCHBACK_SPEEDUP, "bound") == {}
+    found = values(recorder, metrics.SWITCHBACK_SPEEDUP, "bound")
+    assert found.get("mean") == (pytest.approx(1.0) if num_tokens == 10 else None)
 
 
 async def test_in_a_window_texts_are_plain_and_say_why() -> None:

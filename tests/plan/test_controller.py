@@ -41,8 +41,8 @@ class TwoKinds(Played):
 def test_look_ups_draft_alone_where_a_model_takes_longer_than_it_brings() -> None:
     """They were asked together once, and where the model was too dear both fell silent."""
     played = TwoKinds()
-    played.run(200, draft_s=5 * STEP_S)
-    plans = played.run(400, draft_s=5 * STEP_S)
+    played.run(150, draft_s=5 * STEP_S)
+    plans = played.run(200, draft_s=5 * STEP_S)
     asked = Counter(plan.ask.with_models for plan in plans if plan.ask.num_nodes)
     assert asked[False] > 0.9 * len(plans)
     assert asked[True] < 0.02 * len(plans)
@@ -50,7 +50,7 @@ def test_look_ups_draft_alone_where_a_model_takes_longer_than_it_brings() -> Non
 
 
 def test_a_model_drafts_beside_look_ups_where_it_brings_more_than_they() -> None:
-    plans = TwoKinds().run(400, draft_s=0.2 * STEP_S)[100:]
+    plans = TwoKinds().run(200, draft_s=0.2 * STEP_S)[100:]
     asked = Counter(plan.ask.with_models for plan in plans)
     assert asked[True] > 0.9 * len(plans)
 
@@ -64,14 +64,14 @@ def worth(controller: Controller, *, with_models: bool) -> float:
 
 def test_what_a_tree_of_a_model_is_worth_is_not_put_down_to_look_ups() -> None:
     played = TwoKinds()
-    played.run(300, draft_s=0.2 * STEP_S)
+    played.run(150, draft_s=0.2 * STEP_S)
     look_ups, models = (worth(played.controller, with_models=each) for each in (False, True))
     assert 0.5 < look_ups <= 1.0
     assert models > 1.5 * look_ups
 
 
 def test_residents_that_are_right_draft_and_are_verified_in_nearly_every_round() -> None:
-    plans = Played().run(300)
+    plans = Played().run(150)
     verified = [plan for plan in plans if plan.why is PlainWhy.NONE]
     assert len(verified) > 0.95 * len(plans)
     asked = [plan for plan in plans[1:] if plan.ask.num_nodes]
@@ -184,7 +184,7 @@ def test_residents_that_are_wrong_cost_a_small_share_and_are_still_scored() -> N
 def test_drafts_that_pay_by_fours_and_not_alone_are_made_by_fours() -> None:
     """A model's first node takes nearly as long as its fourth: to have tried one tells nothing bad
     of four."""
-    plans = Played().run(400, draft_s=1.2 * STEP_S)
+    plans = Played().run(200, draft_s=1.2 * STEP_S)
     assert sum(plan.why is PlainWhy.NONE for plan in plans) > 0.8 * len(plans)
 
 

@@ -39,7 +39,7 @@ def test_where_no_drafts_pay_most_steps_go_by_a_former_plan(choices: Callable[[]
     before = choices()
     played.run(400, draft_s=5 * STEP_S)
     assert choices() - before < 400 / 6
-    later = played.run(by_day(4_000, 20_000), draft_s=5 * STEP_S)
+    later = played.run(by_day(2_000, 20_000), draft_s=5 * STEP_S)
     assert any(plan.ask.num_nodes for plan in later), "models are still tried"
 
 

@@ -48,22 +48,6 @@ def offered(*texts: Text) -> list[dict[tuple[int, ...], int]]:
     return found
 
 
-def test_a_node_is_of_all_that_proposed_it_wherever_it_stands_in_their_trees() -> None:
-    own = text()
-    hold(own, POOL, TokenTree.of([9, 1, 2, 3], [-1, -1, 1, 1]), [A, A | B, B, A])
-    hold(own, "resident", TokenTree.of([1, 3, 4], [-1, 0, -1]), is_resident=True)
-    hold(own, "look-up", TokenTree.of([4], [-1]), is_resident=True, is_look_up=True)
-    assert offered(own) == [
-        {
-            (9,): A,
-            (1,): A | B | RESIDENT,
-            (1, 2): B,
-            (1, 3): A | RESIDENT,
-            (4,): RESIDENT | LOOK_UP,
-        }
-    ]
-
-
 def test_a_tree_that_was_cut_by_the_text_keeps_the_bits_of_what_is_left() -> None:
     own = text()
     hold(own, POOL, TokenTree.of([9, 1, 2, 3, 8], [-1, -1, 1, 2, 2]), [A, B, A | B, A, B])

@@ -9,7 +9,7 @@ import pytest
 
 from cluster.client.generated import common_pb2
 from cluster.core import TokenArray
-from cluster.rpc.codec_records import record_codec
+from cluster.rpc.codec_records import ByHand, record_codec
 
 
 def record(kind: str, **fields: Any) -> Any:
@@ -52,3 +52,10 @@ def test_an_absent_field_has_the_default_and_a_zero_is_not_absent() -> None:
     assert codec.decode(common_pb2.BeamSearch(num_beams=3)) == Held(3, 2.5)
     assert codec.decode(common_pb2.BeamSearch(length_penalty=0.0)).length_penalty == 0.0
     assert codec.encode(Held(3, 0.0)).HasField("length_penalty")
+
+
+def test_a_field_by_hand_is_written_by_its_own_function_or_not_at_all() -> None:
+    for encode, sent in ((lambda held: {"num_beams": 2 * held.num_beams}, 6), (None, 0)):
+        hand = ByHand(("num_beams",), encode, lambda message: message.num_beams)
+        codec = record_codec(Held, common_pb2.BeamSearch, by_hand={"num_beams": hand})
+        assert codec.decode(codec.encode(Held(3))).num_beams == sent

@@ -11,6 +11,7 @@ from cluster.core import SamplingParams, TokenTree
 from cluster.messages import Heartbeat, Open, PoolTree, StepFrame, TextName
 from cluster.spec.token_log import prefix_hash
 from tests.support.coordinator.toys import VOCAB_SIZE
+from tests.support.rpc import frames_strategy as frames
 
 # Of its own texts, and of those that honest coordinators run.
 NAMES = ("r", "1/r", "", *"abcdefgh")
@@ -37,26 +38,13 @@ def _params() -> st.SearchStrategy[SamplingParams]:
         presence_penalty=st.sampled_from([0.0, 0.5]),
         logprobs=st.sampled_from([None, 2]),
     )
-    wrong = st.builds(
-        SamplingParams,
-        temperature=_FLOATS,
-        top_p=_FLOATS,
-        min_p=_FLOATS,
-        repetition_penalty=_FLOATS,
-        seed=st.integers(0, 2**63),
-        max_tokens=st.integers(0, 2**31),
-        min_tokens=st.integers(0, 2**31),
-        stop_token_ids=_ANY_TOKENS.map(tuple),
-        logprobs=st.none() | st.integers(0, 2**31),
-        logit_bias=st.lists(st.tuples(st.integers(-3, 40), _FLOATS), max_size=2).map(tuple),
-    )
     forced = st.builds(
         SamplingParams,
         max_tokens=st.integers(1, 9),
         forced_ids=st.lists(st.integers(-1, VOCAB_SIZE), min_size=1, max_size=9).map(tuple),
         logprobs=st.sampled_from([None, 0]),
     )
-    return st.one_of(sound, sound, sound, wrong, forced)
+    return st.one_of(sound, sound, sound, frames.of(SamplingParams), forced)
 
 
 @st.composite
@@ -75,7 +63,6 @@ def _opens(draw: st.DrawFn) -> Open:
         draw(_seldom(st.just(""), st.sampled_from(["sql@1", "none"]))),
         draw(_seldom(st.just(("a",)), st.sampled_from([("a", "a"), ("b",) * 40]))),
         draw(_seldom(st.integers(0, 16), _LENGTHS)),
-        draw(_seldom(st.just(1.0), _FLOATS)),
     )
 
 

@@ -75,10 +75,9 @@ Asked = Sequence[tuple[TargetText, TokenTree]]
 class ToyTarget:
     """Serves any number of coordinators.
 
-    refuses: why the engine cannot serve an item, None = it can.  forgets: whether the engine
-    loses what it holds of an item's text before the step.  keeps: whether it answers the text of
-    that name, and has not lost it again by then.  waits: whether it has no pages yet for the text
-    of that name.  hears, says: what comes, or is sent, in place of a frame; None = none.
+    refuses: why the engine cannot serve an item, None = it can.  keeps: whether it answers the text
+    of that name, and has not lost it by then.  waits: whether it has no pages yet for the text of
+    that name.  hears, says: what comes, or is sent, in place of a frame; None = none.
     `gate`: cleared, no step begins, as if the engine were in a long one.  is_mute: it does not beat
     either.  frames: what has come.  steps: the items of each step.
     step_turns: turns of the event loop that a step takes, so that drafters get to answer meanwhile.
@@ -86,7 +85,6 @@ class ToyTarget:
     """
 
     refuses: Callable[[Item], DrafthouseError | None] = lambda item: None
-    forgets: Callable[[Item], bool] = lambda item: False
     keeps: Callable[[str], bool] = lambda name: True
     waits: Callable[[str], bool] = lambda name: False
     hears: Callable[[StepFrame], StepFrame | None] = lambda frame: frame
@@ -285,9 +283,6 @@ class ToyVerifier(Verifier):
         refused = {each.request_id: error for each in items if (error := toy.refuses(each))}
         self.release(refused)
         self.sound = [item for item in items if item.request_id not in refused]
-        for item in self.sound:
-            if toy.forgets(item):
-                toy.engine.lose(item.request_id)
         return refused
 
 

@@ -95,7 +95,6 @@ class ToyDrafter:
     released: list[str] = field(default_factory=list)
     spoil: Callable[[Proposal], Proposal] = lambda proposal: proposal
     gate: asyncio.Event = field(default_factory=asyncio.Event)
-    arrived: asyncio.Event = field(default_factory=asyncio.Event)
     devices: tuple[str, ...] = ()
     model_hash: str = ""
 
@@ -114,7 +113,6 @@ class ToyDrafter:
         try:
             async for frame in link:
                 self.frames.append(frame)
-                self.arrived.set()
                 await self.gate.wait()
                 await link.send(self.answer(frame))
         except WorkerError:
