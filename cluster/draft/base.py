@@ -89,15 +89,12 @@ class Interruptible(Protocol):
 
 @runtime_checkable
 class Grafting(Protocol):
-    """Optional protocol for models that judge another drafter's trees, all nodes in one pass."""
+    """Optional protocol for models that judge another drafter's tree, all nodes in one pass, where
+    they have none of their own behind the text."""
 
     def graft(self, trees: Sequence[Proposal]) -> None:
         """Take these trees in at the next `propose`.  A node stays, with the model's survival, if
         its token is among the model's candidates there; else it is dropped with all below it."""
-        ...
-
-    def num_kept(self, request_id: str) -> int | None:
-        """Nodes of the last tree that stayed; None where it has not been judged."""
         ...
 
 

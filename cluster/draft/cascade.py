@@ -13,7 +13,7 @@ from __future__ import annotations
 import operator
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import reduce
 
 from cluster.config.processes import CoordinatorConfig
@@ -27,46 +27,18 @@ from cluster.draft.runner import Runner
 from cluster.messages import Refusal
 from cluster.models.made_for import MadeFor, made_for_of
 
-# The share of a stage's nodes that the next one keeps: weight of the newest tree, and of so many
-# judged trees the first one that counts.  A stage that is not judged is tried again after so many.
-_NEWEST = 0.15
-_MIN_JUDGED = 16
-_RETRY = 32
-
-
-@dataclass(slots=True)
-class AcceptedShare:
-    """How much of a stage's trees the next one keeps, in one text."""
-
-    share: float = 1.0
-    num_judged: int = 0
-    num_left_out: int = 0
-
-    def learn(self, share: float) -> None:
-        self.share += _NEWEST * (share - self.share)
-        self.num_judged += 1
-
-    def is_judged(self, threshold: float) -> bool:
-        """True if the next tree is worth judging; counts those that are not."""
-        if self.num_judged < _MIN_JUDGED or self.share >= threshold:
-            return True
-        self.num_left_out += 1
-        return self.num_left_out % _RETRY == 0
-
 
 @dataclass(slots=True, eq=False)
 class CascadeRequest(RequestState):
     """stage: that drafts for the text, their number = none any more.  best: the newest tree with
-    nodes.  judged: nodes that the present stage was given.  trusts: of each stage."""
+    nodes."""
 
     stage: int = 0
     best: Proposal | None = None
-    num_judged: int = 0
-    trusts: list[AcceptedShare] = field(default_factory=list)
 
     def begin(self) -> None:
         """The text has changed: the first stage drafts again."""
-        self.stage, self.best, self.num_judged = 0, None, 0
+        self.stage, self.best = 0, None
 
 
 class Stage(Runner):
@@ -106,12 +78,7 @@ class CascadeDrafter(CommittedTextDrafter[CascadeRequest]):
         options: CascadeOptions,
         clock: Clock = time.perf_counter,
     ) -> None:
-        def opened(commit: Commit) -> CascadeRequest:
-            request = CascadeRequest.opened_by(commit)
-            request.trusts = [AcceptedShare() for _ in options.stages]
-            return request
-
-        super().__init__(context, opened)
+        super().__init__(context, CascadeRequest.opened_by)
         self.stages = [Stage(name, context.stages[name], clock) for name in options.stages]
         self._thresholds = options.hands_over_below
         self._max_graft = options.max_graft
@@ -167,7 +134,6 @@ class CascadeDrafter(CommittedTextDrafter[CascadeRequest]):
             for request, _ in own:
                 name = request.request_id
                 tree = trees.get(name)
-                self._learn(index, request)
                 if tree is not None and len(tree.tree):
                     request.best = tree
                 if tree is None or tree.is_complete:
@@ -179,26 +145,15 @@ class CascadeDrafter(CommittedTextDrafter[CascadeRequest]):
 
     def _next(self, index: int, request: CascadeRequest) -> int:
         """The stage after this one, to which the text is left; none where this one is sure."""
-        best, threshold = request.best, self._thresholds[index]
-        request.num_judged = 0
+        best = request.best
         if best is None:
             return index + 1
-        if float(best.survival.max()) >= threshold:
+        if float(best.survival.max()) >= self._thresholds[index]:
             return len(self.stages)
         judge = self.stages[index + 1].judges
-        if request.trusts[index].is_judged(threshold) and judge is not None:
-            graft = replace(best, tree=best.tree.first(self._max_graft))
-            judge.graft([graft])
-            request.num_judged = len(graft.tree)
+        if judge is not None:
+            judge.graft([replace(best, tree=best.tree.first(self._max_graft))])
         return index + 1
-
-    def _learn(self, index: int, request: CascadeRequest) -> None:
-        """Count how much of the former stage's tree this one has kept, once it has judged it."""
-        judge = self.stages[index].judges
-        kept = judge.num_kept(request.request_id) if judge and request.num_judged else None
-        if kept is not None:
-            request.trusts[index - 1].learn(kept / request.num_judged)
-            request.num_judged = 0
 
     def release(self, request_ids: Sequence[str]) -> None:
         """See `Drafter.release`."""

@@ -6,7 +6,7 @@ A tree has a few hundred nodes and changes by a few at a time; lists are faster 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -15,8 +15,6 @@ from cluster.draft.candidates import Ranking
 from cluster.engine.cpu.growth import Grown, Leaves
 
 ROOT = 0
-# In place of the parent of a graft that is no child.
-_DROPPED = -2
 # How much of its parent's survival a node is taken to keep.  EAGLE-3 on SmolLM2, steps of 8 nodes:
 # 0.5, 0.35 and 0.25 take 2.8, 2.5 and 2.4 passes per step, and expanding whatever is likely takes
 # 3.5, all for the same tokens per step.
@@ -28,8 +26,9 @@ class LiveTree:
 
     An *expanded* node has KV and a ranking; the root is always expanded.  Every other expanded node
     has a *slot*: its index in the engine's tree, assigned in the order of expansion.  A leaf has no
-    KV, ranking or slot.  A *graft* is a node that another drafter expects below one that is being
-    expanded with it: it has no survival, and is nobody's child, before that one has a ranking.
+    KV, ranking or slot.  A *graft* is a node of another drafter's tree, evaluated in one pass with
+    those above it: its survival is 0 until its parent has a ranking, and stays so if it is no
+    candidate.
     """
 
     def __init__(self) -> None:
@@ -41,8 +40,6 @@ class LiveTree:
         self.rankings: list[Ranking | None] = [None]
         self.slot_nodes: list[int] = []  # slot -> node
         self._children: list[Sequence[int]] = [()]
-        self._grafts: dict[int, list[int]] = {}  # node -> grafts below it
-        self.has_dropped = False  # grafts, which `reroot` removes
         self._frontier: list[tuple[float, int]] = []  # heap of (-survival, leaf)
 
     def __len__(self) -> int:
@@ -90,76 +87,31 @@ class LiveTree:
     ) -> None:
         """Give `node` its ranking and its `children`, pairs of (token, survival).
 
-        grows: whether the children may be expanded in turn.  Grafts below it that are no children
-        are dropped, with all below them.
+        grows: whether the children may be expanded in turn.  A graft below it is the child of its
+        token.
         """
         self.rankings[node] = ranking
-        grafts = {self.tokens[graft]: graft for graft in self._grafts.pop(node, ())}
-        found: list[int] = []
+        grafts = self.children(node)
         for token, survival in children:
             if token in grafts:
-                found.append(grafts.pop(token))
-                self.survivals[found[-1]] = survival
+                self.survivals[grafts[token]] = survival
                 continue
-            found.append(self._append(token, node, survival))
+            child = self._append(token, node, survival)
             if grows:
-                heapq.heappush(self._frontier, (-survival, found[-1]))
-        self._children[node] = found
-        self._drop(list(grafts.values()))
+                heapq.heappush(self._frontier, (-survival, child))
 
-    def graft(self, tree: TokenTree, share_of: Callable[[int, int], float]) -> list[int]:
-        """Add another drafter's nodes; return those that are to be expanded, parents first.
-
-        share_of: of an expanded node and a token, the probability that the node's ranking gives it.
-        Where that is 0, the token is left out, with all below it.
-        """
-        places = self._places(tree, lambda above, token: self._grafted(above, token, share_of))
-        wanted = {each for each in places if each > ROOT and self.rankings[each] is None}
-        self.take(wanted)
-        return sorted(wanted)
+    def graft(self, tree: TokenTree) -> Sequence[int]:
+        """Add the nodes of another drafter's tree to this one, which has none yet; returns them."""
+        for token, parent in zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True):
+            self._append(token, parent + 1, 0.0)
+        grafts = range(1, len(self.tokens))
+        self.assign_slots(grafts)
+        return grafts
 
     def take(self, leaves: Collection[int]) -> None:
         """Remove leaves from the frontier in order to expand them."""
         self._frontier = [each for each in self._frontier if each[1] not in leaves]
         heapq.heapify(self._frontier)
-
-    def _grafted(self, above: int, token: int, share_of: Callable[[int, int], float]) -> int:
-        if self.rankings[above] is None:
-            self._grafts.setdefault(above, []).append(self._append(token, above, 0.0))
-            return len(self)
-        share = share_of(above, token)
-        if share <= 0.0:
-            return -1
-        place = self._append(token, above, self.survivals[above] * share)
-        self._children[above] = [*self._children[above], place]
-        return place
-
-    def grafts_below(self, node: int) -> Sequence[int]:
-        """The tokens of the grafts that wait for the node's ranking."""
-        return [self.tokens[graft] for graft in self._grafts.get(node, ())]
-
-    def _drop(self, grafts: list[int]) -> None:
-        for graft in grafts:
-            self.has_dropped = True
-            self.parents[graft] = _DROPPED
-            self._drop(self._grafts.pop(graft, []))
-
-    def num_held(self, tree: TokenTree) -> int:
-        """The number of nodes of another tree from the same root that this one has."""
-        return sum(place >= 0 for place in self._places(tree, lambda above, token: -1))
-
-    def _places(self, tree: TokenTree, missing: Callable[[int, int], int]) -> list[int]:
-        """This tree's node for each of another one's, -1 = none.  missing: is called with its
-        parent here and its token for a node that is not here."""
-        places: list[int] = []
-        for token, parent in zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True):
-            above = ROOT if parent < 0 else places[parent]
-            place = self.child(above, token) if above >= 0 else -1
-            places.append(missing(above, token) if place < 0 <= above else place)
-        return places
-
-    def is_dropped(self, node: int) -> bool:
-        return self.parents[node] == _DROPPED
 
     def leaves(self) -> Leaves:
         """The leaves to expand, in the native code's form."""
@@ -201,11 +153,12 @@ class LiveTree:
         self.slots.append(-1)
         self.rankings.append(None)
         self._children.append(())
+        self._children[parent] = [*self._children[parent], len(self)]
         return len(self)
 
-    def child_tokens(self, node: int) -> list[int]:
-        """The tokens of a node's children, in their order."""
-        return [self.tokens[child] for child in self._children[node]]
+    def children(self, node: int) -> dict[int, int]:
+        """The nodes below `node` by their tokens."""
+        return {self.tokens[child]: child for child in self._children[node]}
 
     def path_tokens(self, node: int) -> list[int]:
         """The tokens of the path from the root (excluded) to `node` (included)."""
@@ -229,20 +182,17 @@ class LiveTree:
 
     def child(self, node: int, token: int) -> int:
         """The child of `node` with this token, -1 = none."""
-        tokens = self.tokens
-        return next((child for child in self._children[node] if tokens[child] == token), -1)
+        return self.children(node).get(token, -1)
 
     def reroot(self, root: int) -> list[int]:
-        """Make the expanded node `root` the new root; keep only its descendants that were not
-        dropped.
+        """Make the expanded node `root` the new root; keep only its descendants with a survival.
 
         Returns the old slots of the kept nodes, ascending.  Nodes and slots keep their order;
         survivals become conditional on reaching the new root.
         """
-        self.has_dropped = False
         places = {root: ROOT}
         for node in range(root + 1, len(self.tokens)):
-            if self.parents[node] in places:
+            if self.parents[node] in places and self.survivals[node] > 0.0:
                 places[node] = len(places)
         kept = list(places)
         kept_slots = [
@@ -256,7 +206,9 @@ class LiveTree:
         self.survivals = [min(self.survivals[node] / share, 1.0) for node in kept]
         self.depths = [self.depths[node] - depth for node in kept]
         self.rankings = [self.rankings[node] for node in kept]
-        self._children = [[places[child] for child in self._children[node]] for node in kept]
+        self._children = [
+            [places[child] for child in self._children[node] if child in places] for node in kept
+        ]
         self.slots = [-1] * len(kept)
         for slot, node in enumerate(self.slot_nodes):
             self.slots[node] = slot

@@ -11,18 +11,16 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 
 from cluster.core import EMPTY_TREE, Commit, DraftTask, Observation, Proposal, TokenArray
-from cluster.draft.base import DrafterContext, is_useful
+from cluster.draft.base import DrafterContext
 from cluster.draft.draft_model import load_draft_model
 from cluster.draft.drawn import DrawnTrees
 from cluster.draft.live_tree import KEPT_SHARE, ROOT, LiveTree
 from cluster.draft.lm_request import LMRequest
 from cluster.draft.options import LMOptions
-from cluster.draft.sharpness import conditionals
 from cluster.draft.tree_drafter import TreeDrafter
 from cluster.engine.cpu.growth import Growing, GrowthRules
 from cluster.engine.engine import Engine
@@ -149,22 +147,14 @@ class LMDrafter(TreeDrafter[LMRequest]):
             changed = [entry for entry in asked if entry[0] in grown]
         for request, _ in changed:
             request.changed = False
-        return [
-            self._proposal(request, max_nodes, is_growing=len(request.graft) > 0)
-            for request, max_nodes in changed
-        ]
+        return [self._proposal(request, max_nodes) for request, max_nodes in changed]
 
     def graft(self, trees: Sequence[Proposal]) -> None:
-        """See `Grafting`."""
+        """See `Grafting`; where the model has a tree of its own, it goes on with that."""
         for tree in trees:
             request = self._requests.get(tree.request_id, tree.generation)
-            if request is not None and tree.base_len == len(request.text):
-                request.graft, request.num_kept = tree.tree.first(self._max_rows), None
-
-    def num_kept(self, request_id: str) -> int | None:
-        """See `Grafting`."""
-        request = self._requests.find(request_id)
-        return None if request is None else request.num_kept
+            if request is not None and request.tree is None and tree.base_len == len(request.text):
+                request.graft = tree.tree.first(self._max_rows)
 
     def interrupt(self) -> None:
         """See `Interruptible`: native growth ends after the current forward pass."""
@@ -235,42 +225,10 @@ class LMDrafter(TreeDrafter[LMRequest]):
                 self._drop_cache(request)
             elif request.tree is None:
                 self.engine.submit(request.delta_work())
-            elif leaves := self._graft_leaves(request):
-                self.engine.submit(request.leaves_work(leaves))
             else:
                 growing.append((request, num_asked))
         for request, leaves in self._leaves(growing):
             self.engine.submit(request.leaves_work(leaves))
-
-    def _graft_leaves(self, request: LMRequest) -> list[int]:
-        """Put the request's graft into its tree; return the nodes that a pass has to judge."""
-        if not len(request.graft):
-            return []
-        leaves = request.graft_leaves(partial(self._share, request))
-        if not leaves:
-            self._judge(request)
-        return leaves
-
-    def _share(self, request: LMRequest, node: int, token: int) -> float:
-        """The probability of a token below an expanded node, 0 for what is no candidate."""
-        tree = request.tree
-        ranking = None if tree is None else tree.rankings[node]
-        rank = None if ranking is None else ranking.rank_of(token)
-        if ranking is None or rank is None:
-            return 0.0
-        if not is_useful(request.params, request.position_after(node), token):
-            return 0.0
-        return float(conditionals(ranking.scores[None], self._fits_of(request)[:1])[0, rank])
-
-    def _judge(self, request: LMRequest) -> None:
-        """Count what is left of a graft whose nodes have rankings, and forget the rest."""
-        tree, judged, request.judged = request.tree, request.judged, EMPTY_TREE
-        if tree is None:
-            return
-        if not len(request.graft):  # else the next one is asked after
-            request.num_kept = tree.num_held(judged)
-        if tree.has_dropped:
-            self.engine.retain(request.request_id, (), tree.reroot(ROOT))
 
     def _step(self) -> set[LMRequest]:
         """Run one engine step; returns the requests that it works on, finished or not."""
@@ -299,7 +257,9 @@ class LMDrafter(TreeDrafter[LMRequest]):
             self._expand(rows, together[:, : self._num_columns])
         for request in grown:
             if request.pending is None and len(request.judged):
-                self._judge(request)
+                request.judged = EMPTY_TREE
+                if request.tree is not None:  # the grafts that the model does not hold likely go
+                    self.engine.retain(request.request_id, (), request.tree.reroot(ROOT))
             self._catch_up(request)
         return grown
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -44,7 +44,6 @@ class LMRequest(TreeRequest):
     pending: the engine's current work: the text, or these leaves of the tree.  changed: the tree
     was re-rooted, or grew without being asked for, and has not been proposed since.  graft: another
     drafter's tree behind the text, for the next pass to judge.  judged: one that is being judged.
-    num_kept: nodes of the last one that the model holds likely, None before it has spoken.
     """
 
     vocabulary: DraftVocabulary | None = None
@@ -57,7 +56,6 @@ class LMRequest(TreeRequest):
     changed: bool = False
     graft: TokenTree = EMPTY_TREE
     judged: TokenTree = EMPTY_TREE
-    num_kept: int | None = None
     # Lengths of the window's text.  While work is pending: how many tokens have not changed since
     # it was submitted.
     _valid_len: int = 0
@@ -126,7 +124,7 @@ class LMRequest(TreeRequest):
         """
         text = self.read.log
         base_len = min(self.cached_len, len(text) - 1)
-        self._take_graft()
+        self.judged, self.graft = self.graft, EMPTY_TREE
         self.pending = "text"
         self._mark_submitted()
         return self._work(base_len, text.token_ids[base_len:].copy(), self.judged)
@@ -139,16 +137,6 @@ class LMRequest(TreeRequest):
         prefix_hash = self.read.log.hash_at(base_len)
         return Work(self.request_id, base_len, delta, tree, num_cached, prefix_hash, self.tenant)
 
-    def _take_graft(self) -> None:
-        self.judged, self.graft, self.num_kept = self.graft, EMPTY_TREE, None
-
-    def graft_leaves(self, share_of: Callable[[int, int], float]) -> list[int]:
-        """Put the graft into the tree; return the nodes that a pass has to judge.
-
-        share_of: see `LiveTree.graft`."""
-        self._take_graft()
-        return self.live.graft(self.judged, share_of)
-
     def leaves_work(self, leaves: list[int]) -> Work:
         """Work for the tree with `leaves` (ascending) as new nodes; marks them as pending."""
         num_cached = self.live.num_slots
@@ -160,14 +148,15 @@ class LMRequest(TreeRequest):
 
     def can_grow_natively(self, max_slots: int, min_survival: float) -> bool:
         """True if the native code supports the request's parameters and has something to grow."""
-        if self.pending is not None or len(self.graft) or not are_unprocessed(self.params):
+        if self.pending is not None or not are_unprocessed(self.params):
             return False
         if self.read.is_behind:
             return False
         if not self.params.is_coupled:  # the native code shapes trees by what the tokens are
             return False
         if self.tree is None:
-            return len(self.read.log) - self.cached_len <= _MAX_NATIVE_DELTA
+            num_missing = len(self.read.log) - self.cached_len
+            return not len(self.graft) and num_missing <= _MAX_NATIVE_DELTA
         return self.tree.num_slots < max_slots and self.tree.best_leaf_survival() >= min_survival
 
     def growing(self, max_slots: int, num_wanted: int, tau: float, coverage: float) -> Growing:
@@ -228,10 +217,7 @@ class LMRequest(TreeRequest):
             self.forget_cache(self.read.len_at(self._valid_len))
             if self._valid_len == self._pending_len:
                 self.tree, self.root_len = LiveTree(), self.window_start + self._pending_len
-                # Nothing has a ranking yet, so all of the graft waits for one.
-                grafts = self.tree.graft(self.judged, lambda _, __: 0.0)
-                self.tree.assign_slots(grafts)
-                return (ROOT, *grafts)
+                return (ROOT, *self.tree.graft(self.judged))
         elif self.tree is not None and isinstance(pending, list):
             return pending
         return ()

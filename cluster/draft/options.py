@@ -231,8 +231,8 @@ class CascadeOptions:
     thresholds: tuple[Share, ...] = ()
     """One for each stage but the last; without any, 0.5 each. A stage whose likeliest node has a
     lower survival hands the text over to the next stage, which judges what there is: an `lm` or
-    `layer_skip` evaluates all nodes in one pass and keeps those that are among its own candidates.
-    A stage of which fewer than this share is kept hands over nothing to judge."""
+    `layer_skip` without a tree of its own behind the text evaluates all nodes in one pass and keeps
+    those that are among its own candidates."""
     max_graft: PositiveInt = 16
     """Nodes of a stage's tree that the next one judges."""
 

@@ -97,13 +97,13 @@ class TreeDrafter(CommittedTextDrafter[Request]):
         best = shares[:, :num_children].tolist()
         for index, request in enumerate(requests):
             tree, node, ranking = request.live, node_of(index), ranked.row(index)
-            if node is None or tree.is_dropped(node):
+            if node is None:
                 continue
             if self._drawn is not None and not request.params.is_coupled:
                 children = self._drawn.children(request, tree, node, ranking)
             else:
                 children = list(zip(tokens[index], best[index], strict=True))
-                for token in tree.grafts_below(node):
+                for token in tree.children(node):  # grafts
                     rank = ranking.rank_of(token)
                     if rank is not None and rank >= num_children:
                         children.append((token, float(shares[index, rank])))
@@ -145,9 +145,8 @@ class TreeDrafter(CommittedTextDrafter[Request]):
         least: float = self._options.min_survival
         return least if tree is None else max(least, tree.least_worth(num_asked))
 
-    def _proposal(self, request: Request, num_asked: int, *, is_growing: bool = False) -> Proposal:
-        is_growing |= self._is_growing(request, num_asked)
-        least = self._options.min_survival
+    def _proposal(self, request: Request, num_asked: int) -> Proposal:
+        is_growing, least = self._is_growing(request, num_asked), self._options.min_survival
         return request.proposal(num_asked, least, self._name, is_growing=is_growing)
 
     def _is_growing(self, request: Request, num_asked: int) -> bool:

@@ -58,9 +58,6 @@ class Judge(Chain):
     def graft(self, trees: Sequence[Proposal]) -> None:
         self.grafts += [each.tree.token_ids.tolist() for each in trees]
 
-    def num_kept(self, request_id: str) -> int | None:
-        return sum(token in self._tokens for token in self.grafts[-1]) if self.num_drafts else None
-
 
 def cascade_of(*stages: Chain, **options: Any) -> CascadeDrafter:
     named = {stage.context.name: stage for stage in stages}
@@ -106,15 +103,6 @@ def test_the_next_commit_begins_at_the_first_stage_again() -> None:
         proposal = drafted(drafter, author, tokens)
         assert (proposal.base_len, proposal.tree.token_ids.tolist()) == (len(author.tokens), [1])
     assert (unsure.num_drafts, model.num_drafts) == (3, 3)
-
-
-def test_a_stage_whose_tokens_are_never_kept_is_judged_rarely() -> None:
-    useless, model = Chain("useless", [5], 0.4), Judge("model", [1], 0.9)
-    drafter, author = cascade_of(useless, model), Author([3, 4])
-    for position in range(16 + 64 + 1):
-        assert drafted(drafter, author, [position]) is not None
-    assert 16 < len(model.grafts) < 16 + 4
-    assert model.num_drafts == 16 + 64 + 1, "the next stage drafts as ever"
 
 
 def test_a_stage_that_raises_is_passed_over_and_left_alone_for_a_while() -> None:

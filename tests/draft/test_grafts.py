@@ -34,32 +34,25 @@ def proposal_of(author: Author, tree: TokenTree) -> Proposal:
 
 
 @pytest.mark.parametrize("natively", [True, False], ids=["natively", "in steps"])
-@pytest.mark.parametrize("is_hit", [False, True], ids=["unread text", "known root"])
-def test_one_pass_judges_a_whole_path(
-    exact_engine: Engine, *, natively: bool, is_hit: bool
-) -> None:
+def test_one_pass_judges_a_whole_path(exact_engine: Engine, *, natively: bool) -> None:
     text = target_text(exact_engine, PROMPT, GREEDY, 8).tolist()
     drafter, author = lm_drafter(exact_engine, min_survival=1e-9), Author(PROMPT)
     drafter._rules = drafter._rules if natively else None
     drafter.observe([author.opening()])
-    if is_hit:
-        grow(drafter, author)
-        drafter.observe([author.commit(text[:1])])
-        drafter.propose([author.task()])  # the tree that the commit left
-        text = text[1:]
     wrong = (text[3] + 1) % VOCAB
     path = TokenTree.chain([*text[:3], wrong, 5])
     drafter.graft([proposal_of(author, path)])
     request = drafter._requests.find("a")
     assert len(request.graft)
     before = exact_engine.last_step
-    while request.num_kept is None:
+    while request.tree is None:
         drafter.propose([author.task()])
     assert exact_engine.last_step is not before
-    assert request.num_kept >= 3
     tree = request.tree
     assert len(tree.walk(text[:4])) == 4, "the graft's nodes have children of the model's own"
     assert all(tree.rankings[node] is not None for node in tree.walk(text[:3]))
+    drafter.graft([proposal_of(author, path)])
+    assert not len(request.graft), "it goes on with its own tree"
     assert_is_the_tree_of_a_fresh_drafter(drafter, exact_engine, author, text[:3])
     exact_engine.check_integrity()
     drafter.release(["a"])
@@ -89,7 +82,6 @@ def test_drafting_goes_on_after_a_graft_that_the_model_rejects(exact_engine: Eng
     drafter.observe([author.opening()])
     drafter.graft([proposal_of(author, TokenTree.chain([VOCAB - 1, 7, 8]))])
     rejected = grow(drafter, author)["a"]
-    assert drafter.num_kept("a") == 0
     fresh, twin = lm_drafter(exact_engine, num_candidates=4, num_children=2), Author(PROMPT)
     twin.request_id = "b"
     expected = write(fresh, twin, [])
