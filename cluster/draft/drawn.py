@@ -13,74 +13,27 @@ from collections.abc import Sequence
 import numpy as np
 
 from cluster.core import SamplingParams
-from cluster.draft.bounded import by_key
 from cluster.draft.candidates import Ranking
-from cluster.draft.committed_text import RequestState
 from cluster.draft.live_tree import ROOT, LiveTree
-from cluster.requests.fields import DraftLaw, Laws
+from cluster.requests.fields import DraftLaw, Law, Laws
 from cluster.spec.noise import gumbel
 
-# What is assumed before any outcome: the share of texts that go on with each sibling where they do
-# not with those before it, in the order of drawing, and the weight of that in outcomes.
-_PRIOR_SHARES = (0.6, 0.15, 0.1, 0.1)
-_PRIOR = 20.0
-_DECAY = 0.999
+# The share of texts that are taken to go on with each sibling, in the order of drawing; none is
+# above those before it, without which it may not be verified.  Verification corrects these claims.
+_SHARES = (0.6, 0.06, 0.034, 0.03)
 
 
-class RankShares:
-    """How often texts go on with each sibling, by its rank in the order of drawing."""
+def drawn_children(
+    widths: Sequence[int], law: Law, depth: int, ranking: Ranking
+) -> list[tuple[int, float]]:
+    """Return the children of a node at this depth as pairs of token and claimed probability.
 
-    def __init__(self) -> None:
-        self._tried = [_PRIOR] * len(_PRIOR_SHARES)
-        self._kept = [_PRIOR * share for share in _PRIOR_SHARES]
-
-    def learn(self, siblings: Sequence[int], token: int) -> None:
-        """Enter the token with which a text went on after the parent of these siblings."""
-        for rank, sibling in enumerate(siblings[: len(_PRIOR_SHARES)]):
-            self._tried[rank] = _DECAY * self._tried[rank] + 1.0
-            self._kept[rank] = _DECAY * self._kept[rank] + (sibling == token)
-            if sibling == token:
-                return
-
-    def claims(self) -> list[float]:
-        """Return the probability of each sibling; none is above that of an earlier one, because
-        none may be verified without those."""
-        found, left, most = [], 1.0, 1.0
-        for tried, kept in zip(self._tried, self._kept, strict=True):
-            most = min(left * kept / tried, most)
-            found.append(most)
-            left *= 1.0 - kept / tried
-        return found
-
-
-class DrawnTrees:
-    """The shape of drawn trees, and what becomes of their nodes."""
-
-    def __init__(self, widths: Sequence[int]) -> None:
-        """widths: the children of a node under the law of siblings, by its depth; the last one is
-        that of all deeper nodes."""
-        self._widths = widths
-        self._shares = by_key(RankShares)
-
-    def children(
-        self, request: RequestState, tree: LiveTree, node: int, ranking: Ranking
-    ) -> list[tuple[int, float]]:
-        """Return the children of a node as pairs of token and claimed probability."""
-        depth = min(tree.depths[node], len(self._widths) - 1)
-        width = self._widths[depth] if request.params.law == "multi_step" else 1
-        alive = ranking.token_ids[: np.isfinite(ranking.scores).sum()][:width].tolist()
-        return list(zip(alive, self._shares_of(request).claims(), strict=False))
-
-    def learn(
-        self, request: RequestState, tree: LiveTree, path: Sequence[int], token_ids: Sequence[int]
-    ) -> None:
-        """Enter the tokens that a text went on with.  path: their nodes, as far as it goes."""
-        shares = self._shares_of(request)
-        for node, token in zip((ROOT, *path), token_ids, strict=False):
-            shares.learn(tree.child_tokens(node), token)
-
-    def _shares_of(self, request: RequestState) -> RankShares:
-        return self._shares((request.task, request.params.law))
+    widths: the children of a node under the law of siblings, by its depth; the last one is that of
+    all deeper nodes.
+    """
+    width = widths[min(depth, len(widths) - 1)] if law == "multi_step" else 1
+    alive = ranking.token_ids[: np.isfinite(ranking.scores).sum()][:width].tolist()
+    return list(zip(alive, _SHARES, strict=False))
 
 
 def laws_of(tree: LiveTree, nodes: Sequence[int], params: SamplingParams, position: int) -> Laws:

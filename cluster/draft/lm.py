@@ -17,7 +17,6 @@ import torch
 from cluster.core import EMPTY_TREE, Commit, DraftTask, Observation, Proposal, TokenArray
 from cluster.draft.base import DrafterContext
 from cluster.draft.draft_model import load_draft_model
-from cluster.draft.drawn import DrawnTrees
 from cluster.draft.live_tree import KEPT_SHARE, ROOT, LiveTree
 from cluster.draft.lm_request import LMRequest
 from cluster.draft.options import LMOptions
@@ -62,7 +61,6 @@ class LMDrafter(TreeDrafter[LMRequest]):
         # A request beyond what the engine keeps would wait for a page until another one ends.
         most = min(context.max_requests, self.engine.config.max_running_sequences)
         super().__init__(replace(context, max_requests=most), self._opened)
-        self._drawn = DrawnTrees(options.drawn_children)
         self._max_context_len = self.engine.max_context_len
         # Commits that found a tree; True = they ended on a node that was expanded before, so that
         # the next tree is there at once and needs no pass.

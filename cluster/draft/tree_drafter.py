@@ -14,7 +14,7 @@ from cluster.draft.base import DrafterContext
 from cluster.draft.bounded import by_key
 from cluster.draft.candidates import RankedRows, RowContext, rank_rows
 from cluster.draft.committed_text import CommittedTextDrafter
-from cluster.draft.drawn import DrawnTrees
+from cluster.draft.drawn import drawn_children
 from cluster.draft.live_tree import ROOT, LiveTree
 from cluster.draft.sharpness import Sharpness, conditionals
 from cluster.draft.tree_request import NO_LIMIT, TreeRequest
@@ -26,13 +26,12 @@ Request = TypeVar("Request", bound=TreeRequest)
 class TreeDrafter(CommittedTextDrafter[Request]):
     """What a tree grows by, and what is learnt of it.
 
-    _vocabulary: of the logits' columns, None = the target's.  _drawn: for requests that are not
-    coupled, None = there are none.  _max_context_len: positions that the network has.
+    _vocabulary: of the logits' columns, None = the target's.  _max_context_len: positions that the
+    network has.
     """
 
     _options: Any
     _vocabulary: DraftVocabulary | None
-    _drawn: DrawnTrees | None = None
     _max_context_len = NO_LIMIT
 
     def __init__(self, context: DrafterContext, open_request: Callable[[Commit], Request]) -> None:
@@ -62,8 +61,7 @@ class TreeDrafter(CommittedTextDrafter[Request]):
         has them."""
         tree, token_ids = request.live, request.text.token_ids[request.root_len :].tolist()
         path = tree.walk(token_ids)
-        if self._drawn is not None and not request.params.is_coupled:
-            self._drawn.learn(request, tree, path, token_ids)
+        if not request.params.is_coupled:
             return path
         # The draws at the root and below it, the last fit for all that follow.
         fits = self._fits_of(request)
@@ -99,8 +97,9 @@ class TreeDrafter(CommittedTextDrafter[Request]):
             tree, node, ranking = request.live, node_of(index), ranked.row(index)
             if node is None:
                 continue
-            if self._drawn is not None and not request.params.is_coupled:
-                children = self._drawn.children(request, tree, node, ranking)
+            if not request.params.is_coupled:
+                widths, law = self._options.drawn_children, request.params.law
+                children = drawn_children(widths, law, tree.depths[node], ranking)
             else:
                 children = list(zip(tokens[index], best[index], strict=True))
                 for token in tree.children(node):  # grafts

@@ -10,7 +10,6 @@ import torch
 
 from cluster.core import Commit, DraftTask, Observation, Proposal, SamplingParams
 from cluster.draft.base import DrafterContext
-from cluster.draft.drawn import DrawnTrees
 from cluster.draft.live_tree import ROOT, LiveTree
 from cluster.draft.tree_drafter import TreeDrafter
 from cluster.draft.tree_request import TreeRequest
@@ -22,8 +21,10 @@ class ToyLM(TreeDrafter[TreeRequest]):
     def __init__(self, law: np.ndarray, name: str = "a", max_depth: int = 3) -> None:
         """law: float64[vocab, vocab], after each token."""
         super().__init__(DrafterContext(name, 16, 1 << 20), TreeRequest.opened_by)
-        self._options = SimpleNamespace(num_candidates=len(law), num_children=2, min_survival=0.0)
-        self._vocabulary, self._drawn = None, DrawnTrees((2, 1))
+        self._options = SimpleNamespace(
+            num_candidates=len(law), num_children=2, min_survival=0.0, drawn_children=(2, 1)
+        )
+        self._vocabulary = None
         self._logits = torch.from_numpy(np.log(law).astype(np.float32))
         self._max_depth = max_depth
         self.params: list[SamplingParams] = []  # of the requests, as they were told
