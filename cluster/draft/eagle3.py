@@ -164,10 +164,6 @@ class Eagle3Drafter(HeadDrafter[Head]):
             self._give_children([rounds[text].request for text, _ in rows], ranked, node_of)
         return bool(rows)
 
-    def _draft(self, begun: Sequence[Begun]) -> Sequence[Proposal]:
-        self._run(self._roots(begun))
-        return []
-
     def _roots(self, begun: Sequence[Begun]) -> list[tuple[HeadRequest, int]]:
         """Start a tree behind each text."""
         for request, _, context in begun:

@@ -210,13 +210,6 @@ class TextCache:
             return None
         return positions[is_there & (positions >= first)], slots
 
-    def nothing(self) -> TextContext:
-        """The context of no text, for warming up: everything is zero, and no key is held."""
-        spec = self._head.spec
-        size, device = len(spec.taps) * spec.target_hidden_size, self._host.device
-        taps, none = torch.zeros(1, size, dtype=self._dtype, device=device), np.empty(0, np.int64)
-        return TextContext(none, self._held(none), self._head.fuse(taps)[0])
-
     def _places(self, rows: StepRows) -> Places:
         token_ids = rows.token_ids[rows.text_rows].astype(np.int64)
         first, stop = rows.first_position, rows.first_position + len(token_ids)

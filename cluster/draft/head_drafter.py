@@ -5,7 +5,6 @@ Their trees are grown from the target's rows behind the text, so that each ends 
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar, cast
@@ -13,7 +12,7 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 import numpy as np
 import torch
 
-from cluster.core import DraftTask, Proposal, SamplingParams, TokenArray
+from cluster.core import DraftTask, Proposal, TokenArray
 from cluster.draft.base import DrafterContext
 from cluster.draft.head_cache import TextCache, kv_layers
 from cluster.draft.head_spans import Span, TextRows
@@ -86,11 +85,6 @@ class HeadDrafter(TreeDrafter[HeadRequest], Generic[Head]):
         self._options = options
         self.wants = StepWants(head.spec.taps)
         self._cache = self._cache_in(host)
-        # First calls take longer than all that follow.
-        request = HeadRequest(0, 1, "", SamplingParams(temperature=1.0, seed=0))
-        request.text.append(np.zeros(2, np.int32))
-        with torch.inference_mode():
-            self._draft([(request, 1, self._cache.nothing())])
 
     @classmethod
     def kv_layers(cls, options: Any, like: LayerSpec) -> Sequence[LayerSpec]:
@@ -102,9 +96,9 @@ class HeadDrafter(TreeDrafter[HeadRequest], Generic[Head]):
         """What is kept of the texts, as `TextCache` does it."""
         return TextCache(host, cast("Any", self._head), self._dtype, self._options.context)
 
-    @abstractmethod
     def _draft(self, begun: Sequence[Begun]) -> Sequence[Proposal]:
-        """One pass."""
+        """Whole trees, of one pass."""
+        raise NotImplementedError
 
     @torch.inference_mode()
     def read(self, rows: Sequence[StepRows]) -> None:

@@ -94,10 +94,6 @@ class LastRows:
         length, hidden = self._rows.get(request_id, (0, None))
         return hidden if length == len(token_ids) - 1 else None
 
-    def nothing(self) -> torch.Tensor:
-        """See `TextCache`."""
-        return torch.zeros(self._host.hidden_size, device=self._host.device)
-
 
 class MedusaDrafter(ProductDrafter[MedusaHead]):
     """Heads on the target's last hidden row, one a position ahead: it drafts from the last step's
