@@ -19,34 +19,20 @@ import torch
 
 from cluster.core import DraftTask, Proposal
 from cluster.draft.base import DrafterContext
-from cluster.draft.candidates import RowContext, rank_best
-from cluster.draft.head_drafter import Begun, Growth, HeadDrafter, HeadRequest
+from cluster.draft.candidates import RankedRows
+from cluster.draft.head_drafter import Growth, HeadDrafter, HeadRequest
 from cluster.draft.head_passes import Network, RoundText
 from cluster.draft.head_rounds import DeviceRounds, Expanded
 from cluster.draft.head_spans import Span, SpanAttention
 from cluster.draft.heads.head import Head
-from cluster.draft.inside import IndexArray, host_of
 from cluster.draft.live_tree import ROOT
 from cluster.draft.options import Eagle3Options
 from cluster.engine.reminder import in_a_line
-from cluster.records import record
 
 log = logging.getLogger(__name__)
 
 # Requests with a node each, to be expanded.
 Rows = Sequence[tuple[HeadRequest, int]]
-
-
-@record
-class _Round:
-    """A request whose tree grows on the device.
-
-    nodes: of its places so far, None where the host's tree has none.  depths: theirs."""
-
-    request: HeadRequest
-    num_asked: int
-    nodes: list[int | None]
-    depths: list[int]
 
 
 class Eagle3Drafter(HeadDrafter[Head]):
@@ -58,14 +44,10 @@ class Eagle3Drafter(HeadDrafter[Head]):
     def __init__(self, context: DrafterContext, options: Eagle3Options) -> None:
         super().__init__(context, options)
         self._rounds: DeviceRounds | None = None
-        host = host_of(context.target, context.name, self.kind)
+        host = self._host
         if host.capture is not None:
             kv, hidden = host.caches
-            ids = self._head.token_map
-            if self._vocabulary is not None:
-                ids = torch.from_numpy(self._vocabulary.target_ids)
-            ids = ids.to(host.device, torch.int64)
-            network = Network(self._head, kv, hidden, self._dtype, ids, options)
+            network = Network(self._head, kv, hidden, self._dtype, options)
             self._rounds = DeviceRounds(network, self._max_nodes, host.capture)
 
     @torch.inference_mode()
@@ -74,30 +56,28 @@ class Eagle3Drafter(HeadDrafter[Head]):
         asked = self._asked(tasks)
         proposals = self._by_rounds(asked)
         growing = [each for each in asked if each[0].growth is not None]
-        rows = self._roots(self._begun(asked))
+        begun = self._begun(asked, self._cache.read)
+        for request, _, context in begun:
+            request.growth = Growth(request.begin(), Span(context.layers), context.hidden)
+        rows = [(request, ROOT) for request, _, _ in begun]
         for request, leaves in self._leaves(growing):
             request.live.assign_slots(leaves)
             rows += [(request, leaf) for leaf in leaves]
-        self._run(rows)
+        if rows:
+            self._expand(rows, self._logits(rows))
         grown = {request for request, _ in rows}
         return proposals + [
-            self._proposal(request, num_asked)
-            for request, num_asked in asked
-            if request in grown and request.tree is not None
+            self._proposal(request, num_asked) for request, num_asked in asked if request in grown
         ]
 
     def _by_rounds(self, asked: Sequence[tuple[HeadRequest, int]]) -> list[Proposal]:
         """Whole trees behind all texts that have none, if graphs can grow them."""
         if self._rounds is None:
             return []
-        rounds, texts = list[_Round](), list[RoundText]()
-        for request, num_asked in asked:
-            found = None
-            if request.tree is None and request.can_use_drafts:
-                found = self._cache.find(request.request_id, request.text.token_ids)
-            if found is not None:
-                rounds.append(_Round(request, num_asked, [], []))
-                texts.append(self._round_text(request, num_asked, *found))
+        texts = [
+            RoundText(request, num_asked, self._fits_of(request)[0], *found)
+            for request, num_asked, found in self._begun(asked, self._cache.find)
+        ]
         if not texts or not self._rounds.takes(texts):
             return []
         try:
@@ -106,74 +86,38 @@ class Eagle3Drafter(HeadDrafter[Head]):
             log.warning("trees of %s grow without CUDA graphs: %s", self._name, in_a_line(error))
             self._rounds = None
             return []
-        for each in rounds:
+        for each in texts:
             each.request.begin()
-        while self._adopt(rounds, expanded) and any(
-            self._is_growing(each.request, each.num_asked) for each in rounds
+        requests = [each.request for each in texts]
+        while self._adopt(requests, expanded) and any(
+            self._is_growing(each.request, each.num_asked) for each in texts
         ):
             expanded = self._rounds.go_on()
-        return [self._proposal(each.request, each.num_asked) for each in rounds]
+        return [self._proposal(each.request, each.num_asked) for each in texts]
 
-    def _round_text(
-        self, request: HeadRequest, num_asked: int, positions: IndexArray, slots: IndexArray
-    ) -> RoundText:
-        fit = self._fits_of(request)[0]
-        return RoundText(
-            token=int(request.text.token_ids[-1]),
-            root_len=len(request.text),
-            position=request.next_position,
-            num_asked=num_asked,
-            params=request.params,
-            tau=fit.tau,
-            coverage=fit.coverage,
-            slots=slots[positions],
-            last_slot=int(slots[-1]),
-        )
-
-    def _adopt(self, rounds: Sequence[_Round], expanded: Expanded) -> bool:
+    def _adopt(self, requests: Sequence[HeadRequest], expanded: Expanded) -> bool:
         """Expand the trees as the device did; False if it expanded no further node."""
         rows: list[tuple[int, int]] = []
-        contexts: list[RowContext] = []
-        for text, each in enumerate(rounds):
-            for place in range(len(each.nodes), int((expanded.tokens[text] >= 0).sum())):
-                above = each.depths[int(expanded.parents[text, place])] if place else -1
-                each.depths.append(above + 1)
-                position = each.request.position_after(ROOT) + above + 1
-                rows.append((text, place))
-                contexts.append(RowContext(each.request.params, position))
+        for text, request in enumerate(requests):
+            tree, num_places = request.live, int((expanded.tokens[text] >= 0).sum())
+            first = 0 if tree.rankings[ROOT] is None else tree.num_slots + 1
+            rows += [(text, place) for place in range(first, num_places)]
 
-        def node_of(row: int) -> int | None:
+        def node_of(row: int) -> int:
             text, place = rows[row]
-            each, tree = rounds[text], rounds[text].request.live
-            node: int | None = ROOT
-            if place:
-                parent = each.nodes[int(expanded.parents[text, place])]
-                child = -1 if parent is None else tree.child(parent, expanded.tokens[text, place])
-                node = None if child < 0 else child
-                if node is not None:
-                    tree.take((node,))
-                    tree.assign_slots((node,))
-            each.nodes.append(node)
+            if not place:
+                return ROOT
+            tree, above = requests[text].live, int(expanded.parents[text, place])
+            parent = tree.slot_nodes[above - 1] if above else ROOT
+            node = tree.child(parent, int(expanded.tokens[text, place]))
+            tree.take(node)
             return node
 
         if rows:
             where = tuple(np.array(rows).T)
-            ranked = rank_best(
-                expanded.logits[where], expanded.columns[where], contexts, self._vocabulary
-            )
-            self._give_children([rounds[text].request for text, _ in rows], ranked, node_of)
+            ranked = RankedRows(expanded.token_ids[where], expanded.scores[where])
+            self._give_children([requests[text] for text, _ in rows], ranked, node_of)
         return bool(rows)
-
-    def _roots(self, begun: Sequence[Begun]) -> list[tuple[HeadRequest, int]]:
-        """Start a tree behind each text."""
-        for request, _, context in begun:
-            request.growth = Growth(request.begin(), Span(context.layers), context.hidden)
-        return [(request, ROOT) for request, _, _ in begun]
-
-    def _run(self, rows: Rows) -> None:
-        """Run the head on nodes and give them children."""
-        if rows:
-            self._expand(rows, self._logits(rows))
 
     def _logits(self, rows: Rows) -> torch.Tensor:
         """The head's rows of these nodes, those of one request neighbours: their logits,

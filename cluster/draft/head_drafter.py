@@ -5,7 +5,7 @@ Their trees are grown from the target's rows behind the text, so that each ends 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
@@ -18,7 +18,7 @@ from cluster.draft.head_cache import TextCache, kv_layers
 from cluster.draft.head_spans import Span, TextRows
 from cluster.draft.heads.head import HeadModule
 from cluster.draft.heads.load import layers_of, ready_head
-from cluster.draft.inside import Host, StepRows, StepWants, host_of
+from cluster.draft.inside import StepRows, StepWants, host_of
 from cluster.draft.live_tree import LiveTree
 from cluster.draft.tree_drafter import TreeDrafter
 from cluster.draft.tree_request import TreeRequest
@@ -56,11 +56,6 @@ class HeadRequest(TreeRequest):
 
     growth: Growth | None = None
 
-    def begin(self) -> LiveTree:
-        """A new tree behind the text."""
-        self.tree, self.root_len = LiveTree(), len(self.text)
-        return self.tree
-
     def drop_tree(self) -> None:
         self.tree = self.growth = None
 
@@ -77,14 +72,14 @@ class HeadDrafter(TreeDrafter[HeadRequest], Generic[Head]):
 
     def __init__(self, context: DrafterContext, options: Any) -> None:
         super().__init__(context, HeadRequest.opened_by)
-        host = host_of(context.target, context.name, self.kind)
+        self._host = host = host_of(context.target, context.name, self.kind)
         head, self._vocabulary, self._dtype, self.made_for = ready_head(
             self.kind, options.model, host
         )
         self._head: Head = head
         self._options = options
         self.wants = StepWants(head.spec.taps)
-        self._cache = self._cache_in(host)
+        self._cache = self._new_cache()
 
     @classmethod
     def kv_layers(cls, options: Any, like: LayerSpec) -> Sequence[LayerSpec]:
@@ -92,9 +87,9 @@ class HeadDrafter(TreeDrafter[HeadRequest], Generic[Head]):
         layers = layers_of(cls.kind, options.model)
         return kv_layers(layers, like, takes_before=cls.kind != "block")
 
-    def _cache_in(self, host: Host) -> Any:
+    def _new_cache(self) -> Any:
         """What is kept of the texts, as `TextCache` does it."""
-        return TextCache(host, cast("Any", self._head), self._dtype, self._options.context)
+        return TextCache(self._host, cast("Any", self._head), self._dtype, self._options.context)
 
     def _draft(self, begun: Sequence[Begun]) -> Sequence[Proposal]:
         """Whole trees, of one pass."""
@@ -108,20 +103,19 @@ class HeadDrafter(TreeDrafter[HeadRequest], Generic[Head]):
     @torch.inference_mode()
     def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
         """See `Drafter.propose`."""
-        begun = self._begun(self._asked(tasks))
+        begun = self._begun(self._asked(tasks), self._cache.read)
         return self._draft(begun) if begun else []
 
-    def _begun(self, asked: Sequence[tuple[HeadRequest, int]]) -> list[Begun]:
-        """Those behind whose text a tree can begin, with what it begins from."""
+    def _begun(
+        self, asked: Sequence[tuple[HeadRequest, int]], read: Callable[[str, TokenArray], Any]
+    ) -> list[Begun]:
+        """Those behind whose text a tree can begin, with what it begins from, by `read`."""
         return [
             (request, max_nodes, given)
             for request, max_nodes in asked
             if request.tree is None and request.can_use_drafts
-            if (given := self._cache.read(request.request_id, request.text.token_ids)) is not None
+            if (given := read(request.request_id, request.text.token_ids)) is not None
         ]
-
-    def _forget_tree(self, request: HeadRequest) -> None:
-        request.drop_tree()
 
     def _advance(self, request: HeadRequest, kept_len: int, token_ids: TokenArray) -> None:
         request.cut(kept_len)

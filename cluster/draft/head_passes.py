@@ -11,11 +11,12 @@ import numpy.typing as npt
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from cluster.core import SamplingParams
+from cluster.draft.head_drafter import HeadRequest
 from cluster.draft.heads.head import Head
 from cluster.draft.inside import IndexArray
 from cluster.draft.live_tree import KEPT_SHARE
 from cluster.draft.options import Eagle3Options
+from cluster.draft.sharpness import Sharpness
 from cluster.engine.types import AttentionOptions
 from cluster.records import record
 from cluster.spec.noise import MASK32, philox
@@ -37,41 +38,31 @@ NUM_FIXED = _STOPS + MAX_STOPS
 
 @record
 class RoundText:
-    """A text behind which a tree is to grow.
+    """A text behind which a tree is to grow, with num_asked nodes at most.
 
-    root_len: its tokens, the last of which is `token`.  position: output position of the token
-    behind it.  num_asked: nodes at most.  tau, coverage: of `Sharpness`.  slots: of the tokens that
-    have a row, int64[n].  last_slot: of the last token with one.
+    positions, slots: see `TextCache.find`.
     """
 
-    token: int
-    root_len: int
-    position: int
+    request: HeadRequest
     num_asked: int
-    params: SamplingParams
-    tau: float
-    coverage: float
+    fit: Sharpness
+    positions: IndexArray
     slots: IndexArray
-    last_slot: int
-
-    @property
-    def stops(self) -> tuple[int, ...]:
-        return tuple(self.params.stop_token_ids) if self.params.is_coupled else ()
 
     def write(self, out: npt.NDArray[np.int64]) -> None:
         """Say it in the device's form."""
-        params = self.params
+        request, params, fit = self.request, self.request.params, self.fit
         out[: len(_WHOLE)] = (
-            *(self.token, self.root_len, self.position, self.num_asked, params.max_tokens),
-            params.min_tokens,
+            *(int(request.text.token_ids[-1]), len(request.text), request.next_position),
+            *(self.num_asked, params.max_tokens, params.min_tokens),
             *(params.noise_key & MASK32, params.noise_key >> 32, params.stream, params.top_k),
-            *(is_truncated(params), self.last_slot),
+            *(is_truncated(params), self.slots[-1]),
         )
-        reals = (divisor(params), params.top_p, params.min_p, max(self.tau, 1e-6), self.coverage)
+        reals = (divisor(params), params.top_p, params.min_p, max(fit.tau, 1e-6), fit.coverage)
         out[len(_WHOLE) : _STOPS].view(np.float64)[:] = reals
         out[_STOPS:] = -1
-        out[_STOPS : _STOPS + len(self.stops)] = self.stops
-        out[NUM_FIXED : NUM_FIXED + len(self.slots)] = self.slots
+        out[_STOPS : _STOPS + len(params.stop_token_ids)] = params.stop_token_ids
+        out[NUM_FIXED : NUM_FIXED + len(self.positions)] = self.slots[self.positions]
 
 
 @record
@@ -79,19 +70,18 @@ class Network:
     """A head and what its rows are made of.
 
     kv, hidden: the layers of the cache (`TextCache`): keys and values, and fused hidden rows.
-    dtype: that the head computes in.  target_ids: int64[columns], the target's.
+    dtype: that the head computes in.
     """
 
     head: Head
     kv: torch.Tensor
     hidden: torch.Tensor
     dtype: torch.dtype
-    target_ids: torch.Tensor
     options: Eagle3Options
 
     @property
     def num_candidates(self) -> int:
-        return min(self.options.num_candidates, len(self.target_ids))
+        return min(self.options.num_candidates, len(self.head.token_map))
 
     @property
     def num_children(self) -> int:
@@ -123,7 +113,8 @@ class Passes:
     """The passes of some texts, on static memory: what a graph does.
 
     After every run an entry of `found` says what its place expanded: the node's token + 1 (0 =
-    none), its parent's place, the columns of the best of its row and, as float64, their logits."""
+    none), its parent's place, the candidates of its row, best first, and, as float64, their
+    scores."""
 
     def __init__(
         self, network: Network, state: dict[str, torch.Tensor], given: torch.Tensor
@@ -192,13 +183,16 @@ class Passes:
         state["handed_on"][texts, places] = head.handed_on(rows).view_as(hidden)
         logits = head.logits(rows).float().view(*places.shape, -1)
         values, columns = logits.topk(self._own.num_candidates, dim=-1)
-        values = values.double()
+        ids = head.token_map[columns]
+        scores, order = self._scores(values.double(), ids, depths).sort(
+            dim=2, descending=True, stable=True
+        )
+        ids = ids.gather(2, order)
         said = (tokens + 1).masked_fill(~is_row, 0), above
-        found = torch.cat((torch.stack(said, dim=2), columns, values.view(torch.int64)), dim=2)
+        found = torch.cat((torch.stack(said, dim=2), ids, scores.view(torch.int64)), dim=2)
         state["found"][texts, places] = found
         state["is_leaf"].scatter_(1, nodes, False)
-        ids = self._own.target_ids[columns]
-        self._branch(nodes, places, is_row, ids, self._scores(values, ids, depths))
+        self._branch(nodes, places, is_row, ids, scores)
 
     def _branch(
         self,
@@ -208,13 +202,12 @@ class Passes:
         ids: torch.Tensor,
         scores: torch.Tensor,
     ) -> None:
-        """Give nodes their children (`TreeRequest.expand`)."""
+        """Give nodes their children (`TreeRequest.expand`).  ids, scores: best first."""
         state, count = self._state, self._own.num_children
         said = {name: each[:, :, None] for name, each in self._said.items()}
-        ranked, order = scores.sort(dim=2, descending=True, stable=True)
-        weights = ((ranked - ranked[:, :, :1]) / said["tau"]).exp()
+        weights = ((scores - scores[:, :, :1]) / said["tau"]).exp()
         shares = weights[:, :, :count] / weights.sum(dim=2, keepdim=True) * said["coverage"]
-        tokens = ids.gather(2, order[:, :, :count])
+        tokens = ids[:, :, :count]
         depths = state["depths"].gather(1, nodes)[:, :, None]
         positions = said["position"] + depths
         ends = (tokens[:, :, :, None] == self._stops[:, None, None]).any(dim=3)

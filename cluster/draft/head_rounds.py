@@ -34,14 +34,14 @@ class Expanded:
     """What came of some texts' rounds, by text and place.
 
     tokens, parents: int64[texts, places], the nodes that were expanded and the places of their
-    parents; a token of -1 = none was.  columns: int64[texts, places, candidates], the best of each
-    node's row.  logits: float64, theirs.
+    parents; a token of -1 = none was.  token_ids: int64[texts, places, candidates], each node's
+    candidates, best first.  scores: float64, theirs.
     """
 
     tokens: IndexArray
     parents: IndexArray
-    columns: IndexArray
-    logits: npt.NDArray[np.float64]
+    token_ids: IndexArray
+    scores: npt.NDArray[np.float64]
 
 
 class DeviceRounds:
@@ -56,21 +56,19 @@ class DeviceRounds:
         self._state = network.new_state(_TEXTS[-1], max_nodes + 2)  # the root, and nobody
 
     def takes(self, texts: Sequence[RoundText]) -> bool:
-        """True if these trees grow here as they would on the host."""
-        options = self._network.options
+        """True if these trees can grow here."""
+        options, params = self._network.options, [each.request.params for each in texts]
         return (
             len(texts) <= _TEXTS[-1]
-            # The rows of a pass are every text's own; on the host they are all texts' together.
             and len(texts) * options.width <= options.max_rows
-            and (len(texts) == 1 or max(each.num_asked for each in texts) <= options.width)
-            and all(len(each.stops) <= MAX_STOPS for each in texts)
-            and not any(each.params.has_penalties or each.params.logit_bias for each in texts)
+            and all(len(each.stop_token_ids) <= MAX_STOPS for each in params)
+            and not any(each.has_penalties or each.logit_bias for each in params)
         )
 
     def begin(self, texts: Sequence[RoundText]) -> Expanded:
         """Begin a tree behind each of these texts; returns its first passes."""
         num_texts = next(each for each in _TEXTS if each >= len(texts))
-        context = self._context(max(len(each.slots) for each in texts))
+        context = self._context(max(len(each.positions) for each in texts))
         shape = num_texts, NUM_FIXED + context
         num_words = shape[0] * shape[1] * _WORDS_PER_NUMBER
         if shape not in self._replays:
@@ -97,8 +95,8 @@ class DeviceRounds:
         # The only time that the host waits.
         found = self._state["found"][: self._num_texts, :-1].cpu().numpy()
         split = 2 + self._network.num_candidates
-        logits = found[:, :, split:].view(np.float64)
-        return Expanded(found[:, :, 0] - 1, found[:, :, 1], found[:, :, 2:split], logits)
+        scores = found[:, :, split:].view(np.float64)
+        return Expanded(found[:, :, 0] - 1, found[:, :, 1], found[:, :, 2:split], scores)
 
     def _context(self, length: int) -> int:
         most = self._network.options.context

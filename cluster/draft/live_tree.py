@@ -6,7 +6,7 @@ A tree has a few hundred nodes and changes by a few at a time; lists are faster 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -108,10 +108,11 @@ class LiveTree:
         self.assign_slots(grafts)
         return grafts
 
-    def take(self, leaves: Collection[int]) -> None:
-        """Remove leaves from the frontier in order to expand them."""
-        self._frontier = [each for each in self._frontier if each[1] not in leaves]
+    def take(self, leaf: int) -> None:
+        """Remove a leaf from the frontier, and give it the next slot."""
+        self._frontier = [each for each in self._frontier if each[1] != leaf]
         heapq.heapify(self._frontier)
+        self.assign_slots((leaf,))
 
     def leaves(self) -> Leaves:
         """The leaves to expand, in the native code's form."""

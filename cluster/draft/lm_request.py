@@ -192,7 +192,7 @@ class LMRequest(TreeRequest):
             return
         if self.tree is None:
             self.forget_cache(len(self.read.log))
-            self.tree, self.root_len = LiveTree(), len(self.text)
+            self.begin()
         if self.vocabulary is not None:
             written = self.vocabulary.target_ids
             answer = replace(
@@ -200,7 +200,7 @@ class LMRequest(TreeRequest):
                 children=written[answer.children].tolist() if answer.children else [],
                 token_ids=written[answer.token_ids].astype(np.int64),
             )
-        self.tree.adopt(answer)
+        self.live.adopt(answer)
 
     def _mark_submitted(self) -> None:
         self._pending_len = self._valid_len = self.read.num_read

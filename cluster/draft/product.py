@@ -22,7 +22,7 @@ from cluster.draft.head_cache import block_rows
 from cluster.draft.head_drafter import Begun, Head, HeadDrafter, HeadRequest
 from cluster.draft.heads.eagle3 import Eagle3Head
 from cluster.draft.heads.medusa import MedusaHead
-from cluster.draft.inside import Host, StepRows
+from cluster.draft.inside import StepRows
 from cluster.draft.live_tree import ROOT, LiveTree
 from cluster.draft.sharpness import conditionals
 from cluster.engine.types import LayerSpec
@@ -74,8 +74,7 @@ class ProductDrafter(HeadDrafter[Head]):
 class LastRows:
     """Of each text the last row after the final norm, until the next step."""
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    def __init__(self) -> None:
         self._rows: dict[str, tuple[int, torch.Tensor]] = {}
 
     def write(self, rows: Sequence[StepRows]) -> None:
@@ -110,8 +109,8 @@ class MedusaDrafter(ProductDrafter[MedusaHead]):
     def _num_positions(self) -> int:
         return self._head.spec.num_heads
 
-    def _cache_in(self, host: Host) -> LastRows:
-        return LastRows(host)
+    def _new_cache(self) -> LastRows:
+        return LastRows()
 
     def _logits(self, requests: Sequence[HeadRequest], given: Sequence[Any]) -> torch.Tensor:
         hidden = torch.stack(list(given)).to(self._dtype)

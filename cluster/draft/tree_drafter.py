@@ -53,6 +53,9 @@ class TreeDrafter(CommittedTextDrafter[Request]):
     def _fits_of(self, request: Request) -> list[Sharpness]:
         return self._sharpness(request.group)
 
+    def _forget_tree(self, request: Request) -> None:
+        request.drop_tree()
+
     def _ranked(self, logits: torch.Tensor, rows: Sequence[RowContext]) -> RankedRows:
         return rank_rows(logits, rows, self._options.num_candidates, self._vocabulary)
 
@@ -83,20 +86,18 @@ class TreeDrafter(CommittedTextDrafter[Request]):
         self,
         requests: Sequence[Request],
         ranked: RankedRows,
-        node_of: Callable[[int], int | None],
+        node_of: Callable[[int], int],
     ) -> None:
         """Give nodes their children.
 
         requests: of each row.  node_of: a row's node, asked for once those before it have their
-        children; None = it has none."""
+        children."""
         num_children = self._options.num_children
         shares = conditionals(ranked.scores, [self._fits_of(request)[0] for request in requests])
         tokens = ranked.token_ids[:, :num_children].tolist()
         best = shares[:, :num_children].tolist()
         for index, request in enumerate(requests):
             tree, node, ranking = request.live, node_of(index), ranked.row(index)
-            if node is None:
-                continue
             if not request.params.is_coupled:
                 widths, law = self._options.drawn_children, request.params.law
                 children = drawn_children(widths, law, tree.depths[node], ranking)

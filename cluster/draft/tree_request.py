@@ -83,6 +83,11 @@ class TreeRequest(RequestState):
         """True if a draft behind the text could still save a step."""
         return len(self.text) > 0 and 0 <= self.next_position < self.params.max_tokens - 1
 
+    def begin(self) -> LiveTree:
+        """A new tree behind the text."""
+        self.tree, self.root_len = LiveTree(), len(self.text)
+        return self.tree
+
     def drop_tree(self) -> None:
         """End the present tree."""
         self.tree = None

@@ -10,7 +10,7 @@ import torch
 
 from cluster.core import Commit, DraftTask, Observation, Proposal, SamplingParams
 from cluster.draft.base import DrafterContext
-from cluster.draft.live_tree import ROOT, LiveTree
+from cluster.draft.live_tree import ROOT
 from cluster.draft.tree_drafter import TreeDrafter
 from cluster.draft.tree_request import TreeRequest
 
@@ -29,9 +29,6 @@ class ToyLM(TreeDrafter[TreeRequest]):
         self._max_depth = max_depth
         self.params: list[SamplingParams] = []  # of the requests, as they were told
 
-    def _forget_tree(self, request: TreeRequest) -> None:
-        request.drop_tree()
-
     def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:
         self.params += [each.params for each in commits if each.params is not None]
         return super().observe(commits)
@@ -45,8 +42,7 @@ class ToyLM(TreeDrafter[TreeRequest]):
         return found
 
     def _grow(self, request: TreeRequest) -> None:
-        tree = request.tree = LiveTree()
-        request.root_len = len(request.text)
+        tree = request.begin()
         last, node = int(request.text.token_ids[-1]), ROOT
         while node <= len(tree) and tree.depths[node] < self._max_depth:
             token = last if node == ROOT else tree.tokens[node]

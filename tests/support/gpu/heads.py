@@ -150,7 +150,7 @@ def _answer(name: str, asked: torch.Tensor) -> Any:
         return None
     found = np.zeros(asked.shape, np.int64)
     num_candidates = (asked.shape[2] - 2) // 2
-    found[:, :, 2 : 2 + num_candidates] = np.arange(num_candidates)
+    found[:, :, 2 : 2 + num_candidates] = 3 * np.arange(num_candidates)
     for place in range(1 + _NODES):
         child, parent = (place - 1) % 4, (place - 1) // 4
         found[:, place, :2] = 1 + 3 * child, max(parent, 0)
