@@ -6,13 +6,13 @@ per row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from cluster.core import SamplingParams
+from cluster.core import EMPTY_TOKENS, SamplingParams, TokenArray
 from cluster.draft.vocabulary import DraftVocabulary
 from cluster.engine.cpu import kernels
 from cluster.engine.draw.native import RankedDraw
@@ -30,15 +30,13 @@ IdArray = npt.NDArray[np.int64]
 class RowContext:
     """The conditions of the target's draw at one row.
 
-    position: output position of the token to be drawn.  output_counts: how often each token occurs
-    in the output before it.  seen: the tokens that occur in the prompt or output.  Both are used
-    only if the parameters have penalties.
+    position: output position of the token to be drawn.  text: prompt and output before it; only
+    penalties use them.
     """
 
     params: SamplingParams
     position: int
-    output_counts: Mapping[int, int] | None = None
-    seen: frozenset[int] | None = None
+    text: tuple[TokenArray, TokenArray] = (EMPTY_TOKENS, EMPTY_TOKENS)
 
 
 @record
@@ -92,18 +90,8 @@ def rank_rows(
         columns, scores = native.draws.rank(logits, count, draws)
         return RankedRows(_target_ids(columns, vocabulary), scores)
     values, ids = torch.topk(_with_bias(logits, rows, vocabulary), count, dim=-1)
-    return rank_best(values.cpu().numpy().astype(np.float64), ids.cpu().numpy(), rows, vocabulary)
-
-
-def rank_best(
-    weights: Array,
-    columns: IdArray,
-    rows: Sequence[RowContext],
-    vocabulary: DraftVocabulary | None = None,
-) -> RankedRows:
-    """`rank_rows` by each row's greatest logits and their columns, descending; the logits are
-    changed in place."""
-    ranked = RankedRows(_target_ids(columns, vocabulary), weights)
+    weights = values.cpu().numpy().astype(np.float64)
+    ranked = RankedRows(_target_ids(ids.cpu().numpy(), vocabulary), weights)
     if any(row.params.has_penalties for row in rows):
         _penalise(ranked, rows)
         ranked = _ordered(ranked.token_ids, weights)
@@ -166,19 +154,15 @@ def _with_bias(
 
 def _penalise(ranked: RankedRows, rows: Sequence[RowContext]) -> None:
     """Apply the penalties to the candidates in place; no token becomes a new candidate."""
-    for index, row in enumerate(rows):
-        params = row.params
-        if not params.has_penalties:
-            continue
-        counts, seen = row.output_counts or {}, row.seen or frozenset()
-        penalty, frequency, presence = single_precision_penalties(params)
-        for place, token in enumerate(ranked.token_ids[index].tolist()):
-            count = counts.get(token, 0)
-            value = ranked.scores[index, place]
-            if count or token in seen:
-                value = value / penalty if value > 0.0 else value * penalty
-            value -= frequency * count + presence * (count > 0)
-            ranked.scores[index, place] = value
+    for row, token_ids, scores in zip(rows, ranked.token_ids, ranked.scores, strict=True):
+        if row.params.has_penalties:
+            penalty, frequency, presence = single_precision_penalties(row.params)
+            prompt, output = row.text
+            counts = (output[:, None] == token_ids).sum(axis=0)
+            is_there = (counts > 0) | np.isin(token_ids, prompt)
+            repeated = np.where(scores > 0.0, scores / penalty, scores * penalty)
+            scores[:] = np.where(is_there, repeated, scores)
+            scores -= frequency * counts + presence * (counts > 0)
 
 
 def _scores(ranked: RankedRows, rows: Sequence[RowContext]) -> Array:

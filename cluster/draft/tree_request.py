@@ -3,17 +3,12 @@ become in the tree, and which part of it is worth proposing."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cluster.core import (
-    EMPTY_FLOATS,
-    EMPTY_TREE,
-    Proposal,
-)
+from cluster.core import EMPTY_FLOATS, EMPTY_TREE, Proposal, token_array
 from cluster.draft.base import is_useful
 from cluster.draft.candidates import Ranking, RowContext
 from cluster.draft.committed_text import RequestState
@@ -35,9 +30,6 @@ class TreeRequest(RequestState):
     root_len: int = 0
     window_start: int = 0
     _proposed: Proposal | None = None
-    _penalty_len: int = -1
-    _output_counts: Counter[int] | None = None
-    _seen: frozenset[int] = frozenset()
 
     @property
     def live(self) -> LiveTree:
@@ -64,19 +56,9 @@ class TreeRequest(RequestState):
         position, params = self.position_after(node), self.params
         if not params.has_penalties:
             return RowContext(params, position)
-        self._count_tokens()
-        counts = Counter(self._output_counts)
-        counts.update(self.live.path_tokens(node))
-        return RowContext(params, position, counts, self._seen)
-
-    def _count_tokens(self) -> None:
-        """Count tokens for the penalties if the root moved; microseconds per thousand tokens."""
-        if self._penalty_len == self.root_len:
-            return
-        text = self.text.token_ids[: self.root_len]
-        self._output_counts = Counter(text[self.prompt_len :].tolist())
-        self._seen = frozenset(text.tolist())
-        self._penalty_len = self.root_len
+        prompt, output = np.split(self.text.token_ids[: self.root_len], [self.prompt_len])
+        path = token_array(self.live.path_tokens(node))
+        return RowContext(params, position, (prompt, np.concatenate((output, path))))
 
     @property
     def can_use_drafts(self) -> bool:
@@ -96,7 +78,6 @@ class TreeRequest(RequestState):
         """Keep the first `length` tokens of the text; where that cuts it, the tree goes too."""
         if length < len(self.text):
             self.text.truncate(length)
-            self._penalty_len = -1
             self.tree = None
 
     def expand(
