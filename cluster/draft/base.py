@@ -105,7 +105,9 @@ def is_useful(params: SamplingParams, position: int, token_id: int) -> bool:
     """
     if position + 1 >= params.max_tokens:
         return False
-    return position < params.min_tokens or token_id not in params.stop_token_ids
+    # A drawn token is a draft whatever it is: leaving out some of them would bias the text.
+    is_drawn = not params.is_coupled
+    return is_drawn or position < params.min_tokens or token_id not in params.stop_token_ids
 
 
 # The parameters of a request as its drafters are told them.

@@ -9,10 +9,8 @@ costs the same for one token as for all, so it is drafted as a whole or not at a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from cluster.core import Proposal
@@ -37,9 +35,9 @@ class BlockDrafter(HeadDrafter[BlockHead]):
         texts = [request.text.token_ids for request in requests]
         hidden = block_rows(self._head, texts, contexts, self._head.spec.block_size)
         self._draw(requests, sizes, hidden)
+        # The whole chains: what they would cost is spent.
         return [
-            # The whole chain: what it would cost is spent.
-            replace(request.proposal(size, 0.0, self._name), is_complete=True)
+            request.proposal(size, 0.0, self._name)
             for request, size in zip(requests, sizes, strict=True)
         ]
 
@@ -51,14 +49,13 @@ class BlockDrafter(HeadDrafter[BlockHead]):
         sizes: nodes at most.  hidden: [blocks, drafts, hidden]."""
         head, markov = self._head, self._head.markov_head
         logits = head.logits(hidden)  # [blocks, drafts, draft_vocab]
-        for request in requests:  # not before: after a failed pass each is asked for alone
-            request.begin()
+        trees = [request.begin() for request in requests]  # not before: a failed pass is repeated
         last = [int(request.text.token_ids[-1]) for request in requests]
         before = torch.tensor(last, device=hidden.device)
         state = markov.start(len(requests)) if markov is not None else None
-        ends = dict.fromkeys(range(len(requests)), ROOT)  # of the chains that go on, by block
-        for draft in range(self._num_positions):
-            row, own, seen, sure = hidden[:, draft], logits[:, draft], None, None
+        is_greedy = [request.params.temperature == 0.0 for request in requests]
+        for draft in range(min(self._num_positions, max(sizes))):
+            row, own, seen = hidden[:, draft], logits[:, draft], None
             if markov is not None:
                 assert state is not None
                 seen = markov.embedded(before)
@@ -66,43 +63,24 @@ class BlockDrafter(HeadDrafter[BlockHead]):
                 own = own + bias.float()
             if head.candidate_selector is not None:
                 own = head.candidate_selector(own, head.token_map, row, before)
+            # A chain's nodes are numbered by their depths, so that the last one's is its length.
+            ends = [
+                request.row_context(len(tree))
+                for request, tree in zip(requests, trees, strict=True)
+            ]
+            ranked = self._ranked(own, ends)
+            # How likely the target draws the best candidate of each row.
+            fits = [self._fits_of(request)[draft] for request in requests]
+            shares = conditionals(ranked.scores, fits)[:, 0]
             if head.confidence_head is not None:
+                # It foresees how often it is right, not how the noise of a draw will fall.
                 sure = head.confidence_head(row, seen).double().cpu().numpy()
-            blocks = list(ends)
-            drawn = self._extend(requests, sizes, ends, own[blocks], sure, draft)
-            if not ends:
-                return
-            before[blocks] = torch.from_numpy(drawn).to(before)
-
-    def _extend(
-        self,
-        requests: Sequence[HeadRequest],
-        sizes: Sequence[int],
-        ends: dict[int, int],
-        logits: torch.Tensor,
-        sure: npt.NDArray[np.float64] | None,
-        draft: int,
-    ) -> npt.NDArray[np.int64]:
-        """Give each chain that goes on its next token, and return these.
-
-        logits: float32[chains, draft_vocab].  sure: of each block how likely it is right, by the
-        confidence head."""
-        chains = [(index, requests[index], end) for index, end in ends.items()]
-        ranked = self._ranked(logits, [request.row_context(end) for _, request, end in chains])
-        fits = [self._fits_of(request)[draft] for _, request, _ in chains]
-        # How likely the target draws the best candidate of each row.
-        shares = conditionals(ranked.scores, fits)[:, 0]
-        if sure is not None:
-            # The head foresees how often it is right, not how the noise of a draw will fall.
-            is_greedy = [request.params.temperature == 0.0 for _, request, _ in chains]
-            shares = np.where(is_greedy, sure[list(ends)], shares)
-        drawn = ranked.token_ids[:, 0]
-        for place, (index, request, end) in enumerate(chains):
-            child = int(drawn[place]), float(shares[place])
-            request.expand(end, ranked.row(place), [child])
-            tree = request.live
-            if tree.best_leaf_survival() > 0.0 and len(tree) < sizes[index]:
-                ends[index] = tree.pop_leaf()
-            else:
-                del ends[index]
-        return drawn
+                shares = np.where(is_greedy, sure, shares)
+            drawn = ranked.token_ids[:, 0]
+            for place, (request, tree) in enumerate(zip(requests, trees, strict=True)):
+                if draft and not (tree.best_leaf_survival() > 0.0 and len(tree) < sizes[place]):
+                    continue  # it has ended
+                end = tree.pop_leaf() if draft else ROOT
+                child = int(drawn[place]), float(shares[place])
+                request.expand(end, ranked.row(place), [child])
+            before = torch.from_numpy(drawn).to(before)

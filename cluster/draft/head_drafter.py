@@ -118,8 +118,9 @@ class HeadDrafter(TreeDrafter[HeadRequest], Generic[Head]):
         ]
 
     def _advance(self, request: HeadRequest, kept_len: int, token_ids: TokenArray) -> None:
-        request.cut(kept_len)
+        is_followed = kept_len == len(request.text) and request.tree is not None
+        request.text.truncate(kept_len)
         request.text.append(token_ids)
-        if request.tree is not None:
+        if is_followed:
             self._learn(request)
         request.drop_tree()

@@ -61,7 +61,6 @@ class LMDrafter(TreeDrafter[LMRequest]):
         # A request beyond what the engine keeps would wait for a page until another one ends.
         most = min(context.max_requests, self.engine.config.max_running_sequences)
         super().__init__(replace(context, max_requests=most), self._opened)
-        self._max_context_len = self.engine.max_context_len
         # Commits that found a tree; True = they ended on a node that was expanded before, so that
         # the next tree is there at once and needs no pass.
         self.root_hits: Counter[bool] = Counter()
@@ -85,6 +84,7 @@ class LMDrafter(TreeDrafter[LMRequest]):
         request = LMRequest.opened_by(commit)
         request.vocabulary, request.read = self._vocabulary, self._model.read_text()
         request.window = request.longest = self._window
+        request.max_context_len = self.engine.max_context_len
         return request
 
     def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:
@@ -111,7 +111,7 @@ class LMDrafter(TreeDrafter[LMRequest]):
         if tree is None or request.pending is not None or request.root_len == len(request.text):
             return
         num_tokens, path = len(request.text) - request.root_len, self._learn(request)
-        hit = request.may_reroot(path, num_tokens)
+        hit = len(path) == num_tokens and tree.rankings[path[-1]] is not None
         self.root_hits[hit] += 1
         path_slots = [slot for node in path if (slot := tree.slots[node]) >= 0]
         if self.engine.cached_len(request.request_id) != request.cached_len:

@@ -48,6 +48,7 @@ class LMRequest(TreeRequest):
 
     vocabulary: DraftVocabulary | None = None
     read: ReadText = field(default_factory=lambda: ReadText(None))
+    window_start: int = 0
     window: int = 0
     longest: int = 0
     in_engine: bool = False
@@ -65,7 +66,7 @@ class LMRequest(TreeRequest):
 
     def roll_back(self, length: int) -> None:
         """Cut the text to `length` tokens, fewer than it has."""
-        self.cut(length)
+        self.text.truncate(length)
         self.graft = EMPTY_TREE
         self._keep_read(max(length - self.window_start, 0))
 

@@ -12,18 +12,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from cluster.core import Proposal, TokenArray
-from cluster.draft.candidates import RankedRows
 from cluster.draft.head_cache import block_rows
 from cluster.draft.head_drafter import Begun, Head, HeadDrafter, HeadRequest
 from cluster.draft.heads.eagle3 import Eagle3Head
 from cluster.draft.heads.medusa import MedusaHead
 from cluster.draft.inside import StepRows
-from cluster.draft.live_tree import ROOT, LiveTree
+from cluster.draft.live_tree import ROOT
 from cluster.draft.sharpness import conditionals
 from cluster.engine.types import LayerSpec
 
@@ -41,34 +38,22 @@ class ProductDrafter(HeadDrafter[Head]):
 
     def _grown(self, request: HeadRequest, max_nodes: int, logits: torch.Tensor) -> Proposal:
         """The best of the product.  logits: float32[positions, draft_vocab]."""
-        least, tree, num_positions = self._options.min_survival, request.begin(), len(logits)
+        least, count, tree = self._options.min_survival, self._options.num_children, request.begin()
         root = request.row_context(ROOT)
-        contexts = [replace(root, position=root.position + each) for each in range(num_positions)]
+        contexts = [replace(root, position=root.position + each) for each in range(len(logits))]
         ranked = self._ranked(logits, contexts)
         shares = conditionals(ranked.scores, self._fits_of(request))
-        self._branch(request, tree, ROOT, ranked, shares)
-        for _ in range(max_nodes):
+        tokens, best = ranked.token_ids[:, :count].tolist(), shares[:, :count].tolist()
+        node = ROOT
+        for _ in range(1 + max_nodes):
+            depth = tree.depths[node]
+            if depth < len(logits):
+                children = list(zip(tokens[depth], best[depth], strict=True))
+                request.expand(node, ranked.row(depth), children)
             if tree.best_leaf_survival() < least:
                 break
-            self._branch(request, tree, tree.pop_leaf(), ranked, shares)
-        return replace(request.proposal(max_nodes, least, self._name), is_complete=True)
-
-    def _branch(
-        self,
-        request: HeadRequest,
-        tree: LiveTree,
-        node: int,
-        ranked: RankedRows,
-        shares: npt.NDArray[np.float64],
-    ) -> None:
-        depth = tree.depths[node]
-        if depth == len(shares):
-            return
-        count = self._options.num_children
-        children = zip(
-            ranked.token_ids[depth, :count].tolist(), shares[depth, :count].tolist(), strict=True
-        )
-        request.expand(node, ranked.row(depth), list(children))
+            node = tree.pop_leaf()
+        return request.proposal(max_nodes, least, self._name)
 
 
 class LastRows:

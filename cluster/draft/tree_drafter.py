@@ -17,7 +17,7 @@ from cluster.draft.committed_text import CommittedTextDrafter
 from cluster.draft.drawn import drawn_children
 from cluster.draft.live_tree import ROOT, LiveTree
 from cluster.draft.sharpness import Sharpness, conditionals
-from cluster.draft.tree_request import NO_LIMIT, TreeRequest
+from cluster.draft.tree_request import TreeRequest
 from cluster.draft.vocabulary import DraftVocabulary
 
 Request = TypeVar("Request", bound=TreeRequest)
@@ -26,13 +26,11 @@ Request = TypeVar("Request", bound=TreeRequest)
 class TreeDrafter(CommittedTextDrafter[Request]):
     """What a tree grows by, and what is learnt of it.
 
-    _vocabulary: of the logits' columns, None = the target's.  _max_context_len: positions that the
-    network has.
+    _vocabulary: of the logits' columns, None = the target's.
     """
 
     _options: Any
     _vocabulary: DraftVocabulary | None
-    _max_context_len = NO_LIMIT
 
     def __init__(self, context: DrafterContext, open_request: Callable[[Commit], Request]) -> None:
         super().__init__(context, open_request)
@@ -107,7 +105,7 @@ class TreeDrafter(CommittedTextDrafter[Request]):
                     rank = ranking.rank_of(token)
                     if rank is not None and rank >= num_children:
                         children.append((token, float(shares[index, rank])))
-            request.expand(node, ranking, children, self._max_context_len)
+            request.expand(node, ranking, children)
 
     def _leaves(self, growing: Sequence[tuple[Request, int]]) -> list[tuple[Request, list[int]]]:
         """The leaves of the highest survival over all requests, for the next pass to expand.
@@ -150,10 +148,9 @@ class TreeDrafter(CommittedTextDrafter[Request]):
         return request.proposal(num_asked, least, self._name, is_growing=is_growing)
 
     def _is_growing(self, request: Request, num_asked: int) -> bool:
-        """True if the tree has a leaf that is worth a row."""
+        """True if there will be a tree behind the text, or it has a leaf that is worth a row."""
         tree = request.tree
-        return (
-            tree is not None
-            and tree.num_slots < self._num_expanded(num_asked)
-            and tree.best_leaf_survival() >= self._least(tree, num_asked)
-        )
+        if tree is None or request.root_len < len(request.text):
+            return True
+        is_worth = tree.best_leaf_survival() >= self._least(tree, num_asked)
+        return is_worth and tree.num_slots < self._num_expanded(num_asked)

@@ -17,18 +17,16 @@ from cluster.draft.live_tree import LiveTree
 
 # While a tree grows, it is sent only if it gains this many expected accepted tokens.
 _MIN_NEWS = 0.1
-# Positions of a network that has no limit of its own.
-NO_LIMIT = 1 << 62
 
 
 @dataclass(slots=True, eq=False)
 class TreeRequest(RequestState):
     """tree: its root is after root_len tokens of the text; None while there is none.
-    window_start: the token of the text that stands at the network's position 0."""
+    max_context_len: positions that the network has."""
 
     tree: LiveTree | None = None
     root_len: int = 0
-    window_start: int = 0
+    max_context_len: int = 1 << 62
     _proposed: Proposal | None = None
 
     @property
@@ -43,13 +41,7 @@ class TreeRequest(RequestState):
 
     def network_len(self, length: int) -> int:
         """Tokens that the network reads of the text's first `length`."""
-        return length - self.window_start
-
-    def may_reroot(self, path: Sequence[int], num_tokens: int) -> bool:
-        """True if the tree goes on behind so many committed tokens; path: its nodes of them."""
-        if len(path) < num_tokens or self.tree is None:
-            return False
-        return self.tree.rankings[path[-1]] is not None
+        return length
 
     def row_context(self, node: int) -> RowContext:
         """The conditions of the target's draw at `node`."""
@@ -74,37 +66,19 @@ class TreeRequest(RequestState):
         """End the present tree."""
         self.tree = None
 
-    def cut(self, length: int) -> None:
-        """Keep the first `length` tokens of the text; where that cuts it, the tree goes too."""
-        if length < len(self.text):
-            self.text.truncate(length)
-            self.tree = None
-
-    def expand(
-        self,
-        node: int,
-        ranking: Ranking,
-        candidates: Sequence[tuple[int, float]],
-        max_context_len: int = NO_LIMIT,
-    ) -> None:
+    def expand(self, node: int, ranking: Ranking, candidates: Sequence[tuple[int, float]]) -> None:
         """Add children to `node`.  candidates: (token, conditional probability), best first."""
         tree, position = self.live, self.position_after(node)
         survival = tree.survivals[node]
         children = [
             (token, survival * conditional)
             for token, conditional in candidates
-            if conditional > 0.0 and self._is_useful(position, token)
+            if conditional > 0.0 and is_useful(self.params, position, token)
         ]
         # The network's position of a child; it has none beyond the limit.
         place = self.network_len(self.root_len) + tree.depths[node]
-        grows = place < max_context_len and position + 2 < self.params.max_tokens
+        grows = place < self.max_context_len and position + 2 < self.params.max_tokens
         tree.expand(node, ranking, children, grows=grows)
-
-    def _is_useful(self, position: int, token: int) -> bool:
-        if self.params.is_coupled:
-            return is_useful(self.params, position, token)
-        # A drawn token is a draft whatever it is: leaving out some of them would bias the text.
-        return position + 1 < self.params.max_tokens
 
     def proposal(
         self, max_nodes: int, min_survival: float, drafter: str, *, is_growing: bool = False
@@ -119,8 +93,7 @@ class TreeRequest(RequestState):
         if self.tree is not None and self.root_len == len(self.text):
             nodes = self.tree.best_nodes(max_nodes, min_survival)
             tree, survival = self.tree.of(nodes)
-        is_complete = not is_growing and len(tree) > 0
-        found = self.proposed(tree, survival, drafter, is_complete=is_complete)
+        found = self.proposed(tree, survival, drafter, is_complete=not is_growing)
         former = self._proposed
         if former is not None and not _is_news(former, found, is_growing):
             return former
