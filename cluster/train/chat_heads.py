@@ -31,8 +31,6 @@ WEIGHTS = ("bfloat16", "int8", "float32")
 # Conversations one by one, cut to so many tokens: nothing is padded.
 PHASE = TrainingPhase(0.0, length=768, rows=1)
 _CONVERSATIONS_PER_STEP = 4
-# So many micro-batches are filled from one sorted part of the order.
-_BATCHES_PER_POOL = 16
 
 
 @frozen
@@ -55,22 +53,22 @@ class HeadSettings:
 
 
 class HeadBatch(NamedTuple):
-    """Conversations with what the target computed along them.
+    """A conversation with what the target computed along it.
 
-    token_ids: int64[rows, width], the target's ids.  states: bfloat16[rows, width, taps, hidden];
-    None where none were recorded.
-    candidates: int64[rows, width, k], draft ids, best first, of the law after each token.
-    probs: float32[rows, width, k], 0 outside the draft vocabulary and where no law was recorded.
-    is_known: bool[rows, width], whether one was.  is_greedy: bool[rows], whether every token of the
-    answer is the law's most probable one.  is_rejected: bool[rows, width], `Answer.rejected`.
+    token_ids: int64[1, width], the target's ids.  states: bfloat16[1, width, taps, hidden]; None
+    where none were recorded.  is_greedy: whether every token of the answer is the law's most
+    probable one.
+    candidates: int64[1, width, k], draft ids, best first, of the law after each token.
+    probs: float32[1, width, k], 0 outside the draft vocabulary and where no law was recorded.
+    is_known: bool[1, width], whether one was.  is_rejected: bool[1, width], `Answer.rejected`.
     """
 
     token_ids: torch.Tensor
     states: torch.Tensor | None
+    is_greedy: bool
     candidates: torch.Tensor
     probs: torch.Tensor
     is_known: torch.Tensor
-    is_greedy: torch.Tensor
     is_rejected: torch.Tensor
 
     def tapped(self, columns: int | Sequence[int] | torch.Tensor) -> torch.Tensor:
@@ -81,7 +79,7 @@ class HeadBatch(NamedTuple):
 
 
 class Learner(nn.Module, ABC):
-    """A drafter's module, and what it drafts along conversations.
+    """A drafter's module, and what it drafts along a conversation.
 
     depth: drafts in a chain.
     """
@@ -90,7 +88,7 @@ class Learner(nn.Module, ABC):
 
     @abstractmethod
     def drafts(self, batch: HeadBatch, first: int) -> list[torch.Tensor]:
-        """For each depth d what `logits` reads, [rows, width - 1 - d - first, hidden]: row t, from
+        """For each depth d what `logits` reads, [1, width - 1 - d - first, hidden]: row t, from
         `first` on, drafts token t + d + 2, by the law after token t + d + 1."""
 
     @abstractmethod
@@ -123,8 +121,7 @@ class HeldOut:
 
 
 class HeadOrder:
-    """An `Order` of whole conversations, fixed by a seed; neighbours are of similar length, to pad
-    little."""
+    """An `Order` of whole conversations, fixed by a seed."""
 
     def __init__(
         self, answers: Sequence[GeneratedAnswer], vocabulary: DraftVocabulary, seed: int
@@ -132,66 +129,43 @@ class HeadOrder:
         """vocabulary: in which the drafter writes."""
         self._answers = answers
         self._seed = seed
-        self._lengths = np.array([len(each.prompt) + len(each.token_ids) for each in answers])
         self._draft_ids = np.full(len(vocabulary.draft_ids), -1, np.int64)
         self._draft_ids[vocabulary.target_ids] = np.arange(len(vocabulary.target_ids))
 
     def read(self, first: int, count: int) -> HeadBatch:
         """See `Order`."""
-        chosen: list[GeneratedAnswer] = []
-        while len(chosen) < count:
-            epoch, index = divmod(first + len(chosen), len(self._answers))
-            order = self._epoch(epoch, count)[index : index + count - len(chosen)]
-            chosen += [self._answers[each] for each in order]
-        return self.batch(chosen)
+        assert count == 1, "conversations are read one by one"
+        epoch, index = divmod(first, len(self._answers))
+        order = np.random.default_rng((self._seed, epoch)).permutation(len(self._answers))
+        return self.batch(self._answers[order[index]])
 
-    def _epoch(self, epoch: int, count: int) -> NDArray[np.int64]:
-        generator = np.random.default_rng((self._seed, epoch))
-        order = generator.permutation(len(self._answers))
-        pool = _BATCHES_PER_POOL * count
-        pools = [order[start : start + pool] for start in range(0, len(order), pool)]
-        by_length = [each[np.argsort(self._lengths[each], kind="stable")] for each in pools]
-        batches = [
-            each[start : start + count]
-            for each in by_length
-            for start in range(0, len(each), count)
-        ]
-        return np.concatenate([batches[index] for index in generator.permutation(len(batches))])
-
-    def batch(self, answers: Sequence[GeneratedAnswer]) -> HeadBatch:
-        """Conversations side by side, cut to the phase's length and padded to the longest."""
-        lens = [min(len(each.prompt) + len(each.token_ids), PHASE.length) for each in answers]
-        shape = (len(answers), max(lens))
-        k = answers[0].candidates.shape[1]
-        token_ids = np.zeros(shape, np.int64)
-        candidates = np.zeros((*shape, k), np.int64)
-        probs = np.zeros((*shape, k), np.float32)
-        is_known, is_rejected = np.zeros((2, *shape), np.bool_)
-        is_greedy = np.zeros(len(answers), np.bool_)
-        states: NDArray[np.int16] | None = None
-        for row, (answer, length) in enumerate(zip(answers, lens, strict=True)):
-            token_ids[row, :length] = np.concatenate([answer.prompt, answer.token_ids])[:length]
-            if answer.states is not None:
-                if states is None:
-                    states = np.zeros((*shape, *answer.states.shape[1:]), np.int16)
-                states[row, : min(length, len(answer.states))] = answer.states[:length]
-            # The answer's first token was drawn by the law after the prompt's last.
-            start = len(answer.prompt) - 1
-            known = slice(start, length - 1)
-            num_known = max(length - 1 - start, 0)
-            ids = self._draft_ids[answer.candidates[:num_known]]
-            law = np.exp(answer.log_probs[:num_known].astype(np.float32))
-            candidates[row, known] = np.maximum(ids, 0)
-            probs[row, known] = law * (ids >= 0)
-            is_known[row, known] = law.any(axis=1)
-            if answer.rejected is not None:
-                is_rejected[row, start + answer.rejected[answer.rejected < num_known]] = True
-            has_best = np.isfinite(answer.log_probs[:, 0])
-            is_greedy[row] = (answer.candidates[:, 0] == answer.token_ids)[has_best].all()
+    def batch(self, answer: GeneratedAnswer) -> HeadBatch:
+        """A conversation, cut to the phase's length."""
+        text = np.concatenate([answer.prompt, answer.token_ids])[: PHASE.length]
+        # The answer's first token was drawn by the law after the prompt's last.
+        start, num_known = len(answer.prompt) - 1, len(text) - len(answer.prompt)
+        ids = self._draft_ids[answer.candidates[:num_known]]
+        law = np.exp(answer.log_probs[:num_known].astype(np.float32))
+        around, states = (start, 1), answer.states
+        if states is not None:
+            states = states[: len(text)]
+            # The last token has none.
+            states = np.pad(states, ((0, len(text) - len(states)), (0, 0), (0, 0)))
+        is_rejected = np.zeros(len(text), np.bool_)
+        if answer.rejected is not None:
+            is_rejected[start + answer.rejected[answer.rejected < num_known]] = True
+        has_best = np.isfinite(answer.log_probs[:, 0])
+        arrays = (
+            np.pad(np.maximum(ids, 0), (around, (0, 0))),
+            np.pad(law * (ids >= 0), (around, (0, 0))),
+            np.pad(law.any(axis=1), around),
+            is_rejected,
+        )
         return HeadBatch(
-            torch.from_numpy(token_ids),
-            None if states is None else torch.from_numpy(states).view(torch.bfloat16),
-            *map(torch.from_numpy, (candidates, probs, is_known, is_greedy, is_rejected)),
+            torch.from_numpy(text.astype(np.int64))[None],
+            None if states is None else torch.from_numpy(states).view(torch.bfloat16)[None],
+            bool((answer.candidates[:, 0] == answer.token_ids)[has_best].all()),
+            *(torch.from_numpy(each)[None] for each in arrays),
         )
 
 
@@ -288,14 +262,14 @@ def evaluate(
     chains, coverages = list[float](), list[float]()
     accepted, excess = list[torch.Tensor](), list[torch.Tensor]()
     for answer in answers:
-        batch = send_to_device(order.batch([answer]), device)
+        batch = send_to_device(order.batch(answer), device)
         found = list(known_drafts(learner, batch))
         losses.append([float(each.cross_entropy) for each in found])
         matches.append([each.is_right.cpu().numpy() for each in found])
         accepted.append(found[0].acceptance)
         excess.append(found[0].excess)
         coverages.append(float(batch.probs[batch.is_known].sum(dim=-1).mean()))
-        if bool(batch.is_greedy[0]):
+        if batch.is_greedy:
             chains.append(mean_chain_len(matches[-1]))
     means = (float(torch.cat(each).double().mean()) for each in (accepted, excess))
     return HeldOut(

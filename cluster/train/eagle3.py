@@ -50,26 +50,22 @@ class Eagle3Learner(Learner):
 
     def drafts(self, batch: HeadBatch, first: int) -> list[torch.Tensor]:
         """See `Learner`: the training-time test, in which each draft reads the one before it."""
-        head = self.head
-        num_rows, width = batch.token_ids.shape
-        width -= 1
-        states = batch.tapped(self._columns)[:, :width].flatten(2)
-        hidden = head.fuse(states.flatten(0, 1).to(head.fc.weight.dtype))
+        head, width = self.head, batch.token_ids.shape[1] - 1
+        states = batch.tapped(self._columns)[0, :width].flatten(1)
+        hidden = head.fuse(states.to(head.fc.weight.dtype))
         positions = torch.arange(width, device=states.device)
-        attention = _ChainAttention(num_rows, first)
+        attention = _ChainAttention(first)
         found: list[torch.Tensor] = []
         for depth in range(self.depth):
             # Rows near the end have no token left to read: what they give is cut away.
-            token_ids = batch.token_ids[:, 1:].roll(-depth, dims=1)
+            token_ids = batch.token_ids[0, 1:].roll(-depth)
             if depth:  # no loss and no later draft reads the rows before
-                token_ids = token_ids[:, first:]
-            output = head(
-                token_ids.flatten(), hidden, positions.repeat(num_rows) + depth, attention
-            ).view(num_rows, len(positions), -1)
+                token_ids = token_ids[first:]
+            output = head(token_ids, hidden, positions + depth, attention)
             if not depth:
-                output, positions = output[:, first:], positions[first:]
-            found.append(output[:, : width - first - depth])
-            hidden = head.handed_on(output.flatten(0, 1))
+                output, positions = output[first:], positions[first:]
+            found.append(output[None, : width - first - depth])
+            hidden = head.handed_on(output)
         return found
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -110,8 +106,7 @@ class _ChainAttention:
     first: from the second draft on, the rows begin there.
     """
 
-    def __init__(self, num_rows: int, first: int) -> None:
-        self._num_rows = num_rows
+    def __init__(self, first: int) -> None:
         self._first = first
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
@@ -124,19 +119,15 @@ class _ChainAttention:
         value: torch.Tensor,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        """See `LayerPlan`; the rows are those of all conversations, flattened."""
+        """See `LayerPlan`."""
         shared = query.shape[1] // key.shape[1]
-        query, key, value = (
-            each.reshape(each.shape[1], self._num_rows, -1, each.shape[3]).transpose(0, 1)
-            for each in (query, key, value)
-        )  # [rows, heads, width, dim]
         self._keys.append(key.repeat_interleave(shared, dim=1))
         self._values.append(value.repeat_interleave(shared, dim=1))
         if len(self._keys) == 1:
             result = nn.functional.scaled_dot_product_attention(
                 query, self._keys[0], self._values[0], is_causal=True, scale=options.scaling
             )
-            return result.transpose(1, 2).flatten(0, 1)[None]
+            return result.transpose(1, 2)
         query = query * options.scaling
         width = self._keys[0].shape[2]
         first = query @ self._keys[0].transpose(2, 3)
@@ -147,7 +138,7 @@ class _ChainAttention:
         result = scores[..., :width] @ self._values[0]
         for index, each in enumerate(self._values[1:]):
             result = result + scores[..., width + index, None] * each
-        return result.transpose(1, 2).flatten(0, 1)[None]
+        return result.transpose(1, 2)
 
 
 def new_head(

@@ -80,11 +80,6 @@ class FixedOutputLearner(Learner):
 class MedusaLearner(FixedOutputLearner):
     """Every head reads the target's last hidden row."""
 
-    def __init__(
-        self, network: PreTrainedModel, head: MedusaHead, target_ids: torch.Tensor, column: int
-    ) -> None:
-        super().__init__(network, head, target_ids, column, head.spec.num_heads)
-
     def drafts(self, batch: HeadBatch, first: int) -> list[torch.Tensor]:
         """See `Learner`."""
         rows = self.rows(batch)[:, first:-1]
@@ -246,7 +241,8 @@ def new_learner(
         return DraftModelLearner(smaller, vocabulary, settings.weights)
     target_ids = torch.from_numpy(vocabulary.target_ids).long()
     if kind == "medusa":
-        return MedusaLearner(network, new_heads(network, settings.depth), target_ids, len(taps) - 1)
+        medusa = new_heads(network, settings.depth)
+        return MedusaLearner(network, medusa, target_ids, len(taps) - 1, settings.depth)
     if kind == "early-exit":
         exit_head = new_exit(network, settings.exit_layer)
         column = taps.index(settings.exit_layer)

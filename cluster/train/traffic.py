@@ -87,15 +87,13 @@ class TrafficLoss(HeadLoss):
     What it brings is not measured (docs/benchmarks/learning)."""
 
     def forward(self, batch: HeadBatch) -> torch.Tensor:
-        total = torch.zeros((), device=batch.probs.device)
-        for drafts in known_drafts(self.learner, batch):
-            if len(drafts.probs):
-                total = total + drafts.cross_entropy
-                if drafts.is_rejected.any():
-                    accepted = drafts.acceptance[drafts.is_rejected]
-                    # Where nothing would be accepted, the gradient must stay finite.
-                    total = total - (accepted + 1e-4).log().mean()
-        return total
+        (drafts,) = known_drafts(self.learner, batch)  # of a draft model
+        loss = drafts.cross_entropy
+        if drafts.is_rejected.any():
+            accepted = drafts.acceptance[drafts.is_rejected]
+            # Where nothing would be accepted, the gradient must stay finite.
+            loss = loss - (accepted + 1e-4).log().mean()
+        return loss
 
 
 def learn_from_traffic(

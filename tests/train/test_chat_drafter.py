@@ -157,9 +157,9 @@ def test_with_all_layers_and_tokens_the_copy_starts_as_the_target(network: PreTr
 def test_the_loss_is_least_where_the_drafter_has_the_targets_law(
     network: PreTrainedModel, shards: Path
 ) -> None:
-    answers = read_shards(shards)[:4]
+    answers = read_shards(shards)[:1]
     reduced = frequent_vocabulary(answers, network, VOCAB, "")
-    batch = order_of(answers, reduced).batch(answers)
+    batch = order_of(answers, reduced).batch(answers[0])
     exact, smaller = (
         HeadLoss(DraftModelLearner(smaller_copy(network, reduced, num_layers), reduced))
         for num_layers in (network.config.num_hidden_layers, 1)

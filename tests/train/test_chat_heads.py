@@ -116,7 +116,7 @@ def test_training_sees_the_chains_that_serving_drafts(
         parameter += 0.05 * torch.randn(parameter.shape)
     learner = Eagle3Learner(head, 3, (0, 1, 2))
     longest = max(answers, key=lambda each: len(each.prompt))
-    batch = order_of(answers).batch([longest])
+    batch = order_of(answers).batch(longest)
     drafts = learner.drafts(batch, first)
     num_tokens = batch.token_ids.shape[1]
     assert [each.shape[1] for each in drafts] == [num_tokens - 1 - first - d for d in range(3)]
@@ -128,22 +128,11 @@ def test_training_sees_the_chains_that_serving_drafts(
             )
 
 
-@torch.no_grad()
-def test_padding_changes_nothing(network: PreTrainedModel, answers: list[GeneratedAnswer]) -> None:
-    head = new_head(network, TAPS[:3], IDS).eval()
-    learner = Eagle3Learner(head, 2, (0, 1, 2))
-    order = order_of(answers)
-    short, long = (f(answers, key=lambda each: len(each.prompt)) for f in (min, max))
-    together, alone = (learner.drafts(order.batch(each), 0) for each in ([short, long], [short]))
-    for one, other in zip(together, alone, strict=True):
-        torch.testing.assert_close(one[0, : other.shape[1]], other[0], rtol=1e-4, atol=1e-4)
-
-
 def test_the_law_stands_where_the_token_that_it_drew_was_read_last(
     answers: list[GeneratedAnswer],
 ) -> None:
     answer = next(each for each in answers if len(each.token_ids) > 5)
-    batch = order_of(answers).batch([answer])
+    batch = order_of(answers).batch(answer)
     start = len(answer.prompt) - 1
     assert batch.is_known[0].nonzero()[:, 0].tolist() == list(
         range(start, start + len(answer.token_ids))
@@ -172,7 +161,7 @@ def test_what_is_saved_is_what_was_trained(
     assert "embed_tokens.weight" not in load_file(tmp_path / "eagle" / "model.safetensors")
     assert folder_made_for(tmp_path / "eagle") == MADE_FOR
 
-    medusa = MedusaLearner(network, new_heads(network, 3), IDS, 3)
+    medusa = MedusaLearner(network, new_heads(network, 3), IDS, 3, 3)
     with torch.no_grad():
         for parameter in medusa.head.parameters():
             if parameter.requires_grad:
@@ -182,7 +171,7 @@ def test_what_is_saved_is_what_was_trained(
         tmp_path / "medusa", shape, {"embedding": embedding, "output": output}.__getitem__
     )
     assert folder_made_for(tmp_path / "medusa") == MADE_FOR
-    batch = order_of(answers).batch(answers[:1])
+    batch = order_of(answers).batch(answers[0])
     rows = batch.tapped(3)[0].float()
     expected = [medusa.logits(each[0]) for each in medusa.drafts(batch, 0)]
     logits = found(rows)[..., IDS]
@@ -223,10 +212,10 @@ def test_training_lowers_the_loss_and_resumes_to_the_bit(
 def test_answers_without_hidden_rows_are_refused(
     network: PreTrainedModel, answers: list[GeneratedAnswer]
 ) -> None:
-    learner = MedusaLearner(network, new_heads(network, 1), IDS, 3)
+    learner = MedusaLearner(network, new_heads(network, 1), IDS, 3, 1)
     plain = GeneratedAnswer(*(getattr(answers[0], name) for name in GeneratedAnswer.__slots__[:4]))
     with pytest.raises(ConfigError, match="draw them anew"):
-        learner.drafts(order_of([plain]).batch([plain]), 0)
+        learner.drafts(order_of([plain]).batch(plain), 0)
 
 
 def test_layers_that_the_target_does_not_have_are_refused_before_it_answers(

@@ -59,7 +59,7 @@ def learners() -> list[Learner]:
     return [
         DraftModelLearner(network(), DraftVocabulary(every, every)),
         Eagle3Learner(new_head(network(), (1, 2, 3), ids), 2, (0, 1, 2)),
-        MedusaLearner(target, new_heads(target, 2), ids, 3),
+        MedusaLearner(target, new_heads(target, 2), ids, 3, 2),
         ExitLearner(target, new_exit(target, 2), ids, 0, depth=2),
     ]
 
@@ -69,10 +69,10 @@ def head_batch() -> HeadBatch:
     return HeadBatch(
         torch.zeros(shape, dtype=torch.int64),
         torch.zeros(*shape, 4, HIDDEN),
+        True,
         torch.zeros(*shape, K, dtype=torch.int64),
         torch.zeros(*shape, K),
         torch.ones(shape, dtype=torch.bool),
-        torch.ones(1, dtype=torch.bool),
         torch.zeros(shape, dtype=torch.bool),
     )
 

@@ -62,7 +62,7 @@ def test_it_begins_as_the_untrained_exit_and_drafts_from_the_rows_of_drafts(
     draw_shards(folder, tmp_path, 60, 0, replace(ANSWERS, taps=(EXIT,)))
     answers = read_shards(tmp_path)
     ids = np.arange(VOCAB, dtype=np.int32)
-    batch = HeadOrder(answers, DraftVocabulary(ids, ids), 0).batch(answers[:1])
+    batch = HeadOrder(answers, DraftVocabulary(ids, ids), 0).batch(answers[0])
     head = new_exit(network, EXIT)
     learner = ExitLearner(network, head, torch.from_numpy(ids).long(), 0, depth=3)
     with torch.no_grad():
