@@ -6,13 +6,13 @@ It runs inside the target, where the grammars are compiled; a text without one g
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from cluster.core import TokenArray, TokenTree
+from cluster.core import FloatArray, TokenArray, TokenTree
 from cluster.draft.base import DrafterContext
-from cluster.draft.committed_text import DraftedRequest
-from cluster.draft.plugin import Draft, RequestState, TextDrafter
+from cluster.draft.committed_text import DraftedRequest, WholeTreeDrafter
 from cluster.errors import ConfigError, RequestError
 from cluster.grammar.text import ConstrainedText
 from cluster.records import frozen
@@ -23,14 +23,23 @@ class GrammarOptions:
     """It has none."""
 
 
-class GrammarDrafter(TextDrafter):
+@dataclass(slots=True, eq=False)
+class GrammarState(DraftedRequest):
+    """followed: its output under its grammar, opened when drafts are wanted; None where there is
+    none to follow."""
+
+    is_open: bool = False
+    followed: ConstrainedText | None = None
+
+
+class GrammarDrafter(WholeTreeDrafter[GrammarState]):
     """The forced tokens after the text, each with survival 1."""
 
     is_look_up = True  # see `Drafter`
 
     def __init__(self, context: DrafterContext, options: GrammarOptions) -> None:
         """Raises ConfigError outside of a target."""
-        super().__init__(context)
+        super().__init__(context, GrammarState.opened_by)
         if context.open_text is None:
             path = f"drafters.{context.name}.placement"
             raise ConfigError.at(
@@ -38,40 +47,33 @@ class GrammarDrafter(TextDrafter):
                 "a drafter of kind grammar runs inside the target; set it to {with: target}",
             )
         self._open = context.open_text
-        # By request: its output under its grammar; None where there is none to follow.
-        self._followed: dict[str, ConstrainedText | None] = {}
 
-    def draft(self, request: RequestState, max_nodes: int) -> Draft | None:
-        """See `TextDrafter.draft`."""
-        if request.request_id not in self._followed:
-            self._followed[request.request_id] = self._opened(request)
-        text = self._followed[request.request_id]
-        forced = [] if text is None else list(text.forced())[:max_nodes]
-        if not forced:
-            return None
-        return Draft(TokenTree.chain(forced), np.ones(len(forced), dtype=np.float32))
+    def _drafts(
+        self, asked: Sequence[tuple[GrammarState, int]]
+    ) -> Sequence[tuple[GrammarState, TokenTree, FloatArray]]:
+        found = []
+        for request, max_nodes in asked:
+            if not request.is_open:
+                request.is_open, request.followed = True, self._opened(request)
+            forced = [] if request.followed is None else list(request.followed.forced())
+            tree = TokenTree.chain(forced[:max_nodes])
+            found.append((request, tree, np.ones(len(tree), dtype=np.float32)))
+        return found
 
-    def release(self, request_ids: Sequence[str]) -> None:
-        """See `Drafter.release`."""
-        super().release(request_ids)
-        for request_id in request_ids:
-            self._followed.pop(request_id, None)
-
-    def _forget_tree(self, request: DraftedRequest) -> None:
+    def _forget_tree(self, request: GrammarState) -> None:
         super()._forget_tree(request)
-        self._followed.pop(request.request_id, None)
+        request.is_open = False
 
-    def _advance(self, request: DraftedRequest, kept_len: int, token_ids: TokenArray) -> None:
-        text, start = self._followed.get(request.request_id), max(kept_len, request.prompt_len)
+    def _advance(self, request: GrammarState, kept_len: int, token_ids: TokenArray) -> None:
+        is_open, is_cut = request.is_open, kept_len < len(request.text)
         super()._advance(request, kept_len, token_ids)
-        if text is None:
-            return
-        if start - request.prompt_len == len(text):
-            self._followed[request.request_id] = _pushed(text, request.text.since(start))
-        else:  # tokens were taken back, so it is opened again when drafts are wanted
-            self._followed.pop(request.request_id, None)
+        if is_open and not is_cut:  # else it is opened again
+            request.is_open = True
+            if request.followed is not None:
+                added = request.text.since(max(kept_len, request.prompt_len))
+                request.followed = _pushed(request.followed, added)
 
-    def _opened(self, request: RequestState) -> ConstrainedText | None:
+    def _opened(self, request: GrammarState) -> ConstrainedText | None:
         if request.params.grammar is None:
             return None
         try:

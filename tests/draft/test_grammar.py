@@ -61,10 +61,3 @@ def test_after_the_end_and_after_what_does_not_fit_nothing_follows() -> None:
         write(ours, author, [])
         assert write(ours, author, output) is None
         assert write(ours, author, ids_of("y")) is None
-
-
-def test_a_released_request_is_forgotten() -> None:
-    ours, author = drafter(), Author(PROMPT, PARAMS)
-    assert write(ours, author, []) is not None
-    ours.release([author.request_id, "unknown"])
-    assert ours._followed == {}
