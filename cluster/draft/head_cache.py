@@ -25,7 +25,6 @@ from cluster.engine.graphs.capture import Replay, Staging
 from cluster.engine.loading.model_config import cached_layers
 from cluster.engine.reminder import in_a_line
 from cluster.engine.types import LayerSpec
-from cluster.errors import ConfigError
 from cluster.records import record
 
 log = logging.getLogger(__name__)
@@ -90,12 +89,6 @@ class TextCache:
         self._head = head
         self._context_len = context
         self._dtype = dtype
-        if len(host.caches) == 0:
-            raise ConfigError(
-                "the target's engine was loaded without the drafter's layers; load it by "
-                "cluster.worker.host.load_target_engine",
-                param="model",
-            )
         self._layers = host.caches[: len(head.layers)]
         self._hidden = host.caches[-1]  # of heads that take none, of no use
         # Of each slot the token and position that it was written for; -1 = nobody wrote it.

@@ -137,10 +137,8 @@ class Reader:
         for theirs, ours in (*openings, *zip(target.ends, draft.ends[:1], strict=False)):
             if theirs not in shared:
                 self._marks[theirs] = self._numbered([ours])
-        # What is known of single tokens: how they are read, and what of them is not.
-        self._alone: dict[int, tuple[list[int], int]] = {
-            token: (ids, 0) for token, ids in (*self._marks.items(), *shared.items())
-        }
+        # Those that are read alike wherever they stand.
+        self._alone = self._marks | shared
 
     def _numbered(self, draft_ids: Sequence[int]) -> list[int]:
         numbered: list[int] = self._places[list(draft_ids)].tolist()
@@ -167,9 +165,7 @@ class Reader:
     def alone(self, token_id: int) -> tuple[list[int], int]:
         """Read one token; returns the draft ids, and 0, 1 where it waits, or `_LOST`."""
         found = self._alone.get(token_id)
-        if found is None:
-            found = self._alone[token_id] = self.after([token_id])
-        return found
+        return self.after([token_id]) if found is None else (found, 0)
 
     def after(self, token_ids: Sequence[int]) -> tuple[list[int], int]:
         """Read tokens that waited and one more; returns the draft ids, and how many tokens wait."""

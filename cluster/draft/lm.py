@@ -219,8 +219,9 @@ class LMDrafter(TreeDrafter[LMRequest]):
         for request, num_asked in requests:
             if request.pending is not None or request.read.is_behind:
                 continue
-            if not request.is_draftable:
-                self._drop_cache(request)
+            if not request.is_draftable:  # so its pages are free for others
+                self.engine.release(request.request_id)
+                request.forget_cache(0)
             elif request.tree is None:
                 self.engine.submit(request.delta_work())
             else:
@@ -260,13 +261,6 @@ class LMDrafter(TreeDrafter[LMRequest]):
                     self.engine.retain(request.request_id, (), request.tree.reroot(ROOT))
             self._catch_up(request)
         return grown
-
-    def _drop_cache(self, request: LMRequest) -> None:
-        """Free the request's pages, because the model cannot draft for this text."""
-        if request.in_engine:
-            self.engine.release(request.request_id)
-        request.in_engine = False
-        request.forget_cache(0)
 
     def release(self, request_ids: Sequence[str]) -> None:
         """See `Drafter.release`."""

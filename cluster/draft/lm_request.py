@@ -38,12 +38,12 @@ class LMRequest(TreeRequest):
     `read` has it, and the tree's nodes by `vocabulary` where the model has one of its own.
 
     window: see `LMOptions.context_window`, but for a text that the model reads in more tokens than
-    it has; longest: so many may be read.  in_engine: the engine knows the request.  cached_len:
-    tokens of `read` that the engine should hold in its KV cache.  tree: None while the logits
-    at the end of the text are missing; its root is behind the text only while work is pending.
-    pending: the engine's current work: the text, or these leaves of the tree.  changed: the tree
-    was re-rooted, or grew without being asked for, and has not been proposed since.  graft: another
-    drafter's tree behind the text, for the next pass to judge.  judged: one that is being judged.
+    it has; longest: so many may be read.  cached_len: tokens of `read` that the engine should hold
+    in its KV cache.  tree: None while the logits at the end of the text are missing; its root is
+    behind the text only while work is pending.  pending: the engine's current work: the text, or
+    these leaves of the tree.  changed: the tree was re-rooted, or grew without being asked for, and
+    has not been proposed since.  graft: another drafter's tree behind the text, for the next pass
+    to judge.  judged: one that is being judged.
     """
 
     vocabulary: DraftVocabulary | None = None
@@ -51,7 +51,6 @@ class LMRequest(TreeRequest):
     window_start: int = 0
     window: int = 0
     longest: int = 0
-    in_engine: bool = False
     cached_len: int = 0
     pending: Literal["text"] | list[int] | None = None
     changed: bool = False
@@ -132,7 +131,6 @@ class LMRequest(TreeRequest):
 
     def _work(self, base_len: int, delta: TokenArray, tree: TokenTree, num_cached: int = 0) -> Work:
         """Work behind the first tokens of `read`; tree: of the target's tokens."""
-        self.in_engine = True
         if self.vocabulary is not None:
             tree = TokenTree(self.vocabulary.read(tree.token_ids), tree.parents)
         prefix_hash = self.read.log.hash_at(base_len)

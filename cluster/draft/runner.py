@@ -76,20 +76,16 @@ class Runner:
         # Asked only once, because the target's steps are set up for what the drafters read.
         if found := self._try("wants", lambda: reader_of(drafter)):
             self._reader, self.wants = found
-        self._has_pages = True
 
     @property
     def pages(self) -> tuple[int, int]:
         """Return the KV pages in use and in total; zeros for a drafter without an engine."""
-        names = ("pages_in_use", "pages_total") if self._has_pages else ()
+        names = ("pages_in_use", "pages_total")
         found = self._try(
-            "pages",
-            lambda: [
-                min(max(index(getattr(self._drafter, name, 0)), 0), MAX_COUNT) for name in names
-            ],
+            "pages", lambda: [index(getattr(self._drafter, name, 0)) for name in names]
         )
-        self._has_pages = bool(found)  # one that raises is not asked again
-        return (found[0], found[1]) if found else (0, 0)
+        in_use, total = (min(max(count, 0), MAX_COUNT) for count in found or (0, 0))
+        return in_use, total
 
     def interrupt(self) -> None:
         """Ask the drafter to end its current slice soon, if it can.  Called from any thread."""
