@@ -65,14 +65,14 @@ class TextContext:
 
 @record
 class Places:
-    """Where a step's rows of one text belong: int64[rows] each.  before: slot of the token before
-    the first, None at the beginning of the text."""
+    """Where a step's rows of one text belong: int64[rows] each.  before: slots of the tokens before
+    them."""
 
     request_id: str
     token_ids: IndexArray
     positions: IndexArray
     slots: IndexArray
-    before: int | None
+    before: IndexArray
 
 
 class TextCache:
@@ -108,19 +108,13 @@ class TextCache:
         taken = [
             end - len(taps) + each.text_rows for end, (each, taps) in zip(ends, tapped, strict=True)
         ]
-        token_ids, positions, slots = (
+        token_ids, positions, slots, before = (
             np.concatenate([getattr(each, name) for each in places])
-            for name in ("token_ids", "positions", "slots")
+            for name in ("token_ids", "positions", "slots", "before")
         )
         self._stamps[slots] = np.stack((token_ids, positions), axis=1)
-        rotated, before, attending = positions, np.arange(len(slots)) - 1, list[TextRows]()
+        rotated, attending = positions, list[TextRows]()
         if self._head.takes_before:
-            firsts = np.cumsum([0, *(len(each.slots) for each in places[:-1])])
-            # Of the text's first token any row does.
-            before[firsts] = [
-                first if each.before is None else -1 - each.before
-                for first, each in zip(firsts, places, strict=True)
-            ]
             rotated = np.maximum(positions - 1, 0)
             attending = [self._part(each) for each in places] if len(self._layers) > 1 else []
         given = np.stack((token_ids, rotated, slots, before, np.concatenate(taken)))
@@ -132,21 +126,18 @@ class TextCache:
     def _store(self, indices: torch.Tensor, taps: torch.Tensor, plan: SpanAttention) -> None:
         """Write rows.
 
-        indices: int64[5, rows], tokens, positions of the rotary embedding, slots and, for heads
-        whose rows take those before them, which of these rows that is, or -1 - its slot; the last
-        is of no use here.  taps: [rows, taps, hidden]."""
+        indices: int64[5, rows], tokens, positions of the rotary embedding, slots, and those of the
+        tokens before; the last is of no use here.  taps: [rows, taps, hidden]."""
         token_ids, positions, slots, before = indices[:4]
-        fused = hidden = self._head.fuse(taps.flatten(1).to(self._dtype))
+        hidden = self._head.fuse(taps.flatten(1).to(self._dtype))
         if self._head.takes_before:
-            held = self._read_hidden((-1 - before).clamp(min=0))
-            hidden = torch.where((before >= 0)[:, None], fused[before.clamp(min=0)], held)
+            half = self._hidden.shape[-1]
+            halves = torch.nn.functional.pad(hidden, (0, 2 * half - hidden.shape[1]))
+            self._hidden[slots] = halves.view(-1, 2, 1, half).to(self._hidden.dtype)
+            hidden = self._read_hidden(before)
         found = self._head.keys_values(token_ids, hidden, positions, plan)
         for layer, (keys, values) in zip(self._layers, found, strict=True):
             layer[slots] = torch.stack((keys, values), dim=1).to(layer.dtype)
-        if self._head.takes_before:
-            half = self._hidden.shape[-1]
-            halves = torch.nn.functional.pad(fused, (0, 2 * half - fused.shape[1]))
-            self._hidden[slots] = halves.view(-1, 2, 1, half).to(self._hidden.dtype)
 
     def _store_by_graph(self, given: IndexArray, taps: torch.Tensor) -> bool:
         """`_store` by a graph; False where there is none for so many rows."""
@@ -208,8 +199,10 @@ class TextCache:
         first, stop = rows.first_position, rows.first_position + len(token_ids)
         slots = self._host.slots(rows.request_id)
         assert len(slots) >= stop, "the target holds what its step computed"
-        before = int(slots[first - 1]) if first else None
-        return Places(rows.request_id, token_ids, np.arange(first, stop), slots[first:stop], before)
+        positions = np.arange(first, stop)
+        # Of the text's first token any row does.
+        before = slots[np.maximum(positions - 1, 0)]
+        return Places(rows.request_id, token_ids, positions, slots[first:stop], before)
 
     def _part(self, places: Places) -> TextRows:
         """A text's rows, which attend to those before them."""
