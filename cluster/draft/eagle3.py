@@ -20,7 +20,7 @@ import torch
 from cluster.core import DraftTask, Proposal
 from cluster.draft.base import DrafterContext
 from cluster.draft.candidates import RankedRows
-from cluster.draft.head_drafter import Growth, HeadDrafter, HeadRequest
+from cluster.draft.head_drafter import HeadDrafter, HeadRequest
 from cluster.draft.head_passes import Network, RoundText
 from cluster.draft.head_rounds import DeviceRounds, Expanded
 from cluster.draft.head_spans import Span, SpanAttention
@@ -55,10 +55,11 @@ class Eagle3Drafter(HeadDrafter[Head]):
         """See `Drafter.propose`.  One pass expands the most likely leaves of all requests."""
         asked = self._asked(tasks)
         proposals = self._by_rounds(asked)
-        growing = [each for each in asked if each[0].growth is not None]
+        growing = [each for each in asked if each[0].span is not None]
         begun = self._begun(asked, self._cache.read)
         for request, _, context in begun:
-            request.growth = Growth(request.begin(), Span(context.layers), context.hidden)
+            request.begin()
+            request.span, request.handed_on = Span(context.layers), [context.hidden]
         rows = [(request, ROOT) for request, _, _ in begun]
         for request, leaves in self._leaves(growing):
             request.live.assign_slots(leaves)
@@ -125,27 +126,24 @@ class Eagle3Drafter(HeadDrafter[Head]):
         token_ids: list[int] = []
         hidden: list[torch.Tensor] = []
         positions: list[int] = []
-        counts: Counter[Growth] = Counter()
+        counts: Counter[HeadRequest] = Counter()
         for request, node in rows:
-            growth = request.growth
-            assert growth is not None
-            tree, is_root = growth.tree, node == ROOT
-            parent = tree.slots[tree.parents[node]] + 1  # its place
+            tree, is_root = request.live, node == ROOT
             token_ids.append(int(request.text.token_ids[-1]) if is_root else tree.tokens[node])
-            hidden.append(growth.first if is_root else growth.handed_on[parent])
+            hidden.append(request.handed_on[0 if is_root else tree.slots[tree.parents[node]] + 2])
             # The head's row of a token stands where the hidden row before it does.
             positions.append(request.root_len - 2 + tree.depths[node])
-            counts[growth] += 1
+            counts[request] += 1
         device = hidden[0].device
         found = self._head(
             torch.tensor(token_ids, device=device),
             torch.stack(hidden),
             torch.tensor(positions, device=device),
-            SpanAttention([growth.part(count) for growth, count in counts.items()]),
+            SpanAttention([request.part(count) for request, count in counts.items()]),
         )
         handed_on = torch.split(self._head.handed_on(found), list(counts.values()))
-        for growth, own_rows in zip(counts, handed_on, strict=True):
-            growth.handed_on += own_rows.unbind()
+        for request, own_rows in zip(counts, handed_on, strict=True):
+            request.handed_on += own_rows.unbind()
         return self._head.logits(found).float()
 
 

@@ -19,7 +19,6 @@ from cluster.draft.head_spans import Span, TextRows
 from cluster.draft.heads.head import HeadModule
 from cluster.draft.heads.load import layers_of, ready_head
 from cluster.draft.inside import StepRows, StepWants, host_of
-from cluster.draft.live_tree import LiveTree
 from cluster.draft.tree_drafter import TreeDrafter
 from cluster.draft.tree_request import TreeRequest
 from cluster.engine.types import LayerSpec
@@ -29,35 +28,27 @@ Head = TypeVar("Head", bound=HeadModule)
 
 
 @dataclass(slots=True, eq=False)
-class Growth:
-    """The head's rows of one request's round, behind whose text a tree grows.
+class HeadRequest(TreeRequest):
+    """The head's rows of a round that takes several passes: the root is place 0, the node of slot i
+    place i + 1.
 
-    span: rows of the text, then those of the places: the root is place 0, the node of slot i place
-    i + 1.  first: [hidden], what the root takes.  handed_on: [hidden] by place, what its children
-    take.
+    span: rows of the text, then those of the places; None where there is no such round.  handed_on:
+    [hidden] each, what the root takes, then by place what its children take.
     """
 
-    tree: LiveTree
-    span: Span
-    first: torch.Tensor
+    span: Span | None = None
     handed_on: list[torch.Tensor] = field(default_factory=list)
+
+    def drop_tree(self) -> None:
+        self.tree = self.span = None
 
     def part(self, num_rows: int) -> TextRows:
         """Rows of a pass, those of the last places, each of which sees the text and its path."""
-        seen = ancestor_mask(np.append(-1, self.tree.engine_tree().parents + 1))[-num_rows:]
+        assert self.span is not None
+        seen = ancestor_mask(np.append(-1, self.live.engine_tree().parents + 1))[-num_rows:]
         held = np.ones((num_rows, self.span.num_held), np.bool_)
         mask = torch.from_numpy(np.concatenate((held, seen), axis=1))
-        return TextRows(self.span, num_rows, [mask.to(self.first.device)])
-
-
-@dataclass(slots=True, eq=False)
-class HeadRequest(TreeRequest):
-    """growth: of a round that takes several passes; None where there is no tree."""
-
-    growth: Growth | None = None
-
-    def drop_tree(self) -> None:
-        self.tree = self.growth = None
+        return TextRows(self.span, num_rows, [mask.to(self.handed_on[0].device)])
 
 
 # A request without a tree, how many nodes at most it is asked for, and what they begin from.
