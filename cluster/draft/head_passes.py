@@ -58,7 +58,7 @@ class RoundText:
             *(params.noise_key & MASK32, params.noise_key >> 32, params.stream, params.top_k),
             *(is_truncated(params), self.slots[-1]),
         )
-        reals = (divisor(params), params.top_p, params.min_p, max(fit.tau, 1e-6), fit.coverage)
+        reals = (divisor(params), params.top_p, params.min_p, fit.tau, fit.coverage)
         out[len(_WHOLE) : _STOPS].view(np.float64)[:] = reals
         out[_STOPS:] = -1
         out[_STOPS : _STOPS + len(params.stop_token_ids)] = params.stop_token_ids

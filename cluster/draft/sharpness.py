@@ -7,32 +7,35 @@ share of draws whose token is among the candidates.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from cluster.spec.survival import TauFit, conditional
-
 Array = npt.NDArray[np.float64]
 
 _INITIAL_TAU = 1.3
+_TAU_BOUNDS = (0.05, 20.0)
+# The longest step of log tau at the first draw, and the shortest one, by which it follows a drift.
+_FIRST_STEP = 0.3
+_LEAST_STEP = 0.02
 # Weight of the initial coverage, and the number of observations after which it starts to forget.
 _PRIOR_WEIGHT = 20.0
 _MEMORY = 2000.0
 
 
 class Sharpness:
-    """The calibration, tau and coverage, of one kind of request."""
+    """The calibration, tau and coverage, of one kind of request.
+
+    tau is fitted by gradient descent on the log-loss, from reached nodes only: the text has left
+    the path at others because the drafter misjudged the context."""
 
     def __init__(self) -> None:
-        self._fit = TauFit(_INITIAL_TAU)
+        self.tau = _INITIAL_TAU
+        self._num_drawn = 0
         self._covered = _PRIOR_WEIGHT
         self._trials = _PRIOR_WEIGHT + 1.0
-
-    @property
-    def tau(self) -> float:
-        return self._fit.tau
 
     @property
     def coverage(self) -> float:
@@ -51,18 +54,28 @@ class Sharpness:
         if rank is None:
             return
         self._covered += 1.0
-        # The scores are already divided by the temperature and include the noise.
-        self._fit.observe(scores[np.isfinite(scores)], 0.0, rank)
+        self._num_drawn += 1
+        possible = scores[np.isfinite(scores)]
+        # d(-log share of the drawn) / d(log tau) = (its score - mean score) / tau
+        mean = _softmax(possible / self.tau) @ possible
+        slope = max(-2.0, min(2.0, float(possible[rank] - mean) / self.tau))
+        step = max(_FIRST_STEP / math.sqrt(self._num_drawn), _LEAST_STEP) * slope
+        self.tau = max(_TAU_BOUNDS[0], min(_TAU_BOUNDS[1], self.tau * math.exp(-step)))
 
 
 def conditionals(scores: Array, fits: Sequence[Sharpness]) -> Array:
     """coverage * softmax(scores / tau), row by row.
 
-    scores: float64[rows, m], the first of each row finite.  fits: of each row.  Returns
-    float64[rows, m].
+    scores: float64[rows, m], divided by the temperature and with the noise, the first of each row
+    finite.  fits: of each row.  Returns float64[rows, m].
     """
     taus = np.array([[fit.tau] for fit in fits])
     coverages = np.array([[fit.coverage] for fit in fits])
-    # Rows of different requests have different taus, so the scores are divided by them first.
-    shares: Array = conditional(scores / taus, 0.0, 1.0) * coverages
+    shares: Array = _softmax(scores / taus) * coverages
+    return shares
+
+
+def _softmax(values: Array) -> Array:
+    weights = np.exp(values - values.max(axis=-1, keepdims=True))
+    shares: Array = weights / weights.sum(axis=-1, keepdims=True)
     return shares

@@ -1,6 +1,6 @@
 """Survival: the probability that the emitted path passes through a draft node.
 
-A drafter claims it (`conditional`, `TauFit`), and the coordinator recalibrates the claims by the
+A drafter claims it (`cluster.draft.sharpness`), and the coordinator recalibrates the claims by the
 outcomes of verification (`Calibrator`).  Both learn from *reached* nodes only.  Draws at other
 nodes would bias them: the text has left the path there because the drafter misjudged the context.
 """
@@ -17,56 +17,6 @@ from cluster.core import FloatArray, TokenArray
 from cluster.spec import evidence
 from cluster.spec.evidence import isotonic
 from cluster.spec.forest import Floats, Indices
-
-
-def conditional(scores: npt.ArrayLike, temperature: float, tau: float) -> Floats:
-    """Probability that the target draws each candidate, given that the node is reached.
-
-    scores: float[..., k], log-probabilities or logits plus temperature * noise of the drafter's
-    top candidates (`noise.gumbel`).  temperature 0: scores without noise; the law is then a
-    function of the logit margins.  tau: how far the drafter is from the target (0 = equal).
-    Returns float64[..., k], summing to 1 along the last axis.
-    """
-    values = np.asarray(scores, dtype=np.float64) / _width(temperature, tau)
-    values = np.exp(values - values.max(axis=-1, keepdims=True))
-    total: Floats = values.sum(axis=-1, keepdims=True)
-    result: Floats = values / total
-    return result
-
-
-def _width(temperature: float, tau: float) -> float:
-    return max(tau * temperature if temperature > 0.0 else tau, 1e-6)
-
-
-# The least and the greatest tau.
-_TAUS = (0.05, 20.0)
-
-
-class TauFit:
-    """tau of one (drafter, task), fitted online by gradient descent on the log-loss.
-
-    The step is bounded and shrinks to a floor, so the fit settles and still follows a drift.
-    """
-
-    def __init__(self, tau: float = 1.0) -> None:
-        self.tau = tau
-        self._num_seen = 0
-
-    def observe(self, scores: npt.ArrayLike, temperature: float, drawn: int | None) -> None:
-        """Learn from one reached node: the candidates' scores, and which of them the target drew.
-
-        drawn: index into scores; None = none of them, which argues for a larger tau.
-        """
-        values = np.asarray(scores, dtype=np.float64)
-        probs = conditional(values, temperature, self.tau)
-        # d(-log pi_drawn) / d(log tau) = (score_drawn - mean score under pi) / width
-        outcome = float(values.min()) if drawn is None else float(values[drawn])
-        slope = (outcome - float(probs @ values)) / _width(temperature, self.tau)
-        self._num_seen += 1
-        rate = max(0.3 / math.sqrt(self._num_seen), 0.02)
-        step = -rate * max(-2.0, min(2.0, slope))
-        low, high = _TAUS
-        self.tau = max(low, min(high, self.tau * math.exp(step)))
 
 
 def claimed_conditionals(parents: TokenArray | Indices, survival: FloatArray) -> Floats:

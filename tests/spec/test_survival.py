@@ -10,80 +10,13 @@ from hypothesis import strategies as st
 
 from cluster.core import TokenTree
 from cluster.spec import survival as survival_
-from cluster.spec.noise import gumbel
-from cluster.spec.survival import (
-    Calibrator,
-    TauFit,
-    claimed_conditionals,
-    conditional,
-)
+from cluster.spec.survival import Calibrator, claimed_conditionals
 from cluster.spec.tree import monotone
 from tests.support.spec.trees import token_trees
 
 
 def log_loss(claims: np.ndarray, outcomes: np.ndarray) -> float:
     return float(-np.where(outcomes, np.log(claims), np.log1p(-claims)).mean())
-
-
-def test_conditionals_are_a_law_that_tau_flattens() -> None:
-    scores = np.array([[3.0, 1.0, 0.0]])
-
-    sharp, flat = conditional(scores, 0.8, 0.2)[0], conditional(scores, 0.8, 5.0)[0]
-
-    assert sharp.sum() == pytest.approx(1.0)
-    assert sharp[0] > 0.99
-    assert 1 / 3 < flat[0] < 0.6
-
-
-def test_greedy_conditionals_depend_on_margins_alone() -> None:
-    one = conditional([5.0, 4.0, 1.0], 0.0, 0.7)
-    shifted = conditional([105.0, 104.0, 101.0], 0.0, 0.7)
-
-    np.testing.assert_allclose(one, shifted)
-    np.testing.assert_allclose(conditional([1.0, 0.0], 0.0, 1e-12), [1.0, 0.0], atol=1e-9)
-
-
-def test_tau_is_fitted_towards_the_mismatch_of_target_and_drafter() -> None:
-    """A drafter close to the target gets a smaller tau, and better claims than it began with."""
-    generator, temperature = np.random.default_rng(3), 0.7
-    fits, losses = {}, {}
-    for mismatch in (0.2, 2.0):
-        fit, before, after = TauFit(), [], []
-        for step in range(3000):
-            target = generator.standard_normal(12) * 2
-            drafter = target + generator.standard_normal(12) * mismatch
-            noise = gumbel(step, 0, np.arange(12))
-            drawn = int((target + temperature * noise).argmax())
-            scores = drafter + temperature * noise
-            if step > 1500:
-                before.append(-np.log(conditional(scores, temperature, 1.0)[drawn] + 1e-9))
-                after.append(-np.log(conditional(scores, temperature, fit.tau)[drawn] + 1e-9))
-            fit.observe(scores, temperature, drawn)
-        fits[mismatch], losses[mismatch] = fit.tau, (np.mean(before), np.mean(after))
-    assert fits[0.2] < fits[2.0]
-    assert all(after <= before + 1e-3 for before, after in losses.values())
-
-
-def test_a_draw_outside_the_candidates_argues_for_a_larger_tau() -> None:
-    fit = TauFit()
-    for _ in range(100):
-        fit.observe([4.0, 1.0, 0.0], 1.0, None)
-
-    assert fit.tau > 2.0
-
-
-@pytest.mark.parametrize(
-    ("tau", "scores", "drawn", "bound"),
-    [(0.06, [0.1, 0.0], 0, 0.05), (19.0, [40.0, 0.0], 1, 20.0)],
-)
-def test_tau_stays_within_its_bounds(
-    tau: float, scores: list[float], drawn: int, bound: float
-) -> None:
-    fit = TauFit(tau)
-    for _ in range(500):
-        fit.observe(scores, 1.0, drawn)
-
-    assert fit.tau == bound
 
 
 def test_claimed_conditionals_invert_the_product_along_paths() -> None:
