@@ -16,6 +16,7 @@ from cluster.draft.vocabulary import FILE_NAME, DraftVocabulary, load_draft_voca
 from cluster.engine.cpu import kernels
 from cluster.errors import ConfigError
 from cluster.train.chat_drafter import save_drafter, smaller_copy
+from tests.support.choices import by_day
 from tests.support.draft.author import (
     GREEDY,
     Author,
@@ -69,7 +70,7 @@ def folders(
 
 
 @pytest.mark.parametrize("way", ["in steps", "natively"])
-@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize("name", by_day(["temperature 0.8", "top-k", "penalties"], LAWS))
 def test_the_next_token_is_drafted_exactly_where_the_draft_vocabulary_has_it(
     folders: tuple[Path, Path], name: str, way: str
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from cluster.core import EMPTY_TREE, SamplingParams, TokenTree, token_array
+from tests.support.choices import by_day
 from tests.support.draft.inside import GREEDY, LAWS, Inside, config_of
 from tests.support.engine.driver import prompt
 from tests.support.engine.native import needs_native
@@ -43,10 +45,15 @@ def recorded(inside: Inside) -> list[tuple[list[int], torch.Tensor]]:
     return found
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma2", "mistral-sliding"])
-@pytest.mark.parametrize(
-    "settings", [{}, {"num_pages": 24}, {"prefix_cache": False, "attention": "sdpa"}], ids=str
-)
+CASES: Any = [
+    *product(
+        ("llama", "gemma2", "mistral-sliding"),
+        ({}, {"num_pages": 24}, {"prefix_cache": False, "attention": "sdpa"}),
+    )
+]
+
+
+@pytest.mark.parametrize(("architecture", "settings"), by_day(CASES[::4], CASES))
 def test_every_row_is_that_of_these_layers_alone(
     architecture: str, settings: dict[str, Any], checkpoint_factory: Factory
 ) -> None:

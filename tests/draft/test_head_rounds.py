@@ -18,6 +18,8 @@ from tests.support.engine.captures import Failing, Recorder
 from tests.support.engine.driver import prompt
 from tests.support.worker.rounds import Session
 
+# Those whose trees grow by rounds.
+GROWN = ["eagle3", "mtp", "mtp-latent", "mtp-apart"]
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 64}
 SAMPLED: dict[str, Any] = {"temperature": 1.0, "max_tokens": 64}
 LAWS: Mapping[str, dict[str, Any]] = {
@@ -71,7 +73,7 @@ def check_alike(first: Mapping[str, Proposal], second: Mapping[str, Proposal]) -
 
 
 @pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("name", ["eagle3", "mtp", "mtp-latent", "mtp-apart"])
+@pytest.mark.parametrize("name", by_day(["eagle3", "mtp-latent"], GROWN))
 def test_trees_are_those_of_the_host(
     name: str, law: str, llama_folder: Path, tmp_path: Path
 ) -> None:
@@ -160,18 +162,6 @@ def test_what_no_round_holds_is_grown_on_the_host(
     assert all(len(each.tree) > 0 for each in found[0].values())
 
 
-def test_without_the_last_row_no_round_begins(llama_folder: Path, tmp_path: Path) -> None:
-    _, graphs, _ = pair("eagle3", llama_folder, tmp_path, {})
-    session = Session("a", prompt(20).tolist(), SamplingParams(**GREEDY))
-    graphs.lose_steps(2)
-    lengths = []
-    for _ in range(3):
-        graphs.draw(session)
-        lengths.append(sum(len(each.tree) for each in grown(graphs, [session], 8).values()))
-    assert lengths[1] == 0
-    assert min(lengths[0], lengths[2]) > 0
-
-
 def test_where_nothing_can_be_captured_the_host_grows_them(
     llama_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -191,20 +181,6 @@ def test_where_nothing_can_be_captured_the_host_grows_them(
     assert failing.num_calls == 2
     told = [each.message for each in caplog.records if "CUDA graphs" in each.message]
     assert len(told) == 2
-
-
-@pytest.mark.parametrize("law", ["greedy", "truncated"])
-def test_text_is_the_targets_own(law: str, llama_folder: Path, tmp_path: Path) -> None:
-    host, graphs, _ = pair("eagle3", llama_folder, tmp_path, {})
-    outputs = []
-    for inside in (host, graphs):
-        sessions = [
-            Session(str(i), prompt(12 + i).tolist(), SamplingParams(seed=i, **LAWS[law]))
-            for i in range(3)
-        ]
-        inside.decode(sessions, 20)
-        outputs.append([session.output for session in sessions])
-    assert outputs[0] == outputs[1]
 
 
 def test_a_head_of_nan_drafts_nothing(llama_folder: Path, tmp_path: Path) -> None:

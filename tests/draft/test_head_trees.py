@@ -18,9 +18,9 @@ from cluster.spec.noise import gumbel
 from cluster.spec.tree import depths
 from tests.support.draft.block_forms import SECOND
 from tests.support.draft.blocks import random_block, right_block
-from tests.support.draft.heads import ByRows, cyclic_target, random_eagle3, right_medusa
+from tests.support.draft.heads import ByRows, cyclic_target, right_medusa
 from tests.support.draft.inside import GREEDY, LAWS, SAMPLED, Inside, config_of, mean_accepted
-from tests.support.draft.kinds import KINDS, check_kept, kept_of
+from tests.support.draft.kinds import KINDS, kept_of
 from tests.support.draft.plain import CAUSAL, attend
 from tests.support.engine.driver import load_oracle, prompt
 from tests.support.engine.taps import expected_taps
@@ -224,21 +224,3 @@ def test_a_vocabulary_out_of_order_is_read_by_its_map(tmp_path: Path) -> None:
     session = Session("a", [5, 6, 7, 8], GREEDY)
     inside.decode([session], 120)
     assert mean_accepted(session) > 2.0
-
-
-def test_another_target_that_takes_over_drafts_from_its_own_rows(
-    llama_folder: Path, tmp_path: Path
-) -> None:
-    head = random_eagle3(tmp_path, llama_folder)
-    config = config_of(llama_folder, "eagle3", head, max_batch_tokens=16)
-    first, second = Inside(config), Inside(config)
-    oracle, session = load_oracle(llama_folder), Session("a", prompt(27).tolist(), GREEDY)
-    first.decode([session], 10)
-    session.change(generation=1)
-    session.record.held_len = 0
-    second.draw(session)
-    check_kept(second, oracle, "a", session.tokens)
-    assert len(second.tree(session, 8)) > 0
-    whole = Session("b", prompt(27).tolist(), GREEDY)
-    first.decode([whole], len(session.output))
-    assert whole.output[: len(session.output)] == session.output

@@ -16,7 +16,8 @@ from cluster.core import SamplingParams
 from cluster.draft.registry import check
 from cluster.engine.device import convert
 from cluster.errors import ConfigError
-from tests.support.draft.heads import cyclic_target, right_eagle3
+from tests.support.choices import by_day
+from tests.support.draft.heads import cyclic_target
 from tests.support.draft.inside import GREEDY, LAWS, SAMPLED, Inside, config_of, mean_accepted
 from tests.support.draft.kinds import KINDS, check_kept
 from tests.support.engine.driver import load_oracle, prompt
@@ -29,26 +30,26 @@ FEW_PAGES: dict[str, Any] = {"num_pages": 20}
 UNCACHED: dict[str, Any] = {"prefix_cache": False}
 
 
-@pytest.mark.parametrize(
-    ("name", "architecture", "settings"),
-    [
-        ("eagle3", "llama", FEW_PAGES),
-        ("eagle3", "llama", UNCACHED),
-        ("eagle3", "mistral-sliding", {}),
-        ("eagle3", "mistral-sliding", UNCACHED),
-        ("eagle3", "gemma2", FEW_PAGES),
-        ("peagle", "llama", {}),
-        ("peagle", "llama", UNCACHED),
-        ("peagle", "mistral-sliding", FEW_PAGES),
-        ("dspark", "llama", {"num_pages": 44}),
-        ("dspark", "mistral-sliding", {}),
-        ("dspark", "mistral-sliding", UNCACHED),
-        ("mtp", "llama", {}),
-        ("mtp", "llama", {"num_pages": 44}),
-        ("mtp-latent", "llama", FEW_PAGES),
-        ("mtp-apart", "llama", FEW_PAGES),
-    ],
-)
+CASES: Any = [
+    ("eagle3", "llama", FEW_PAGES),
+    ("eagle3", "llama", UNCACHED),
+    ("eagle3", "mistral-sliding", {}),
+    ("eagle3", "mistral-sliding", UNCACHED),
+    ("eagle3", "gemma2", FEW_PAGES),
+    ("peagle", "llama", {}),
+    ("peagle", "llama", UNCACHED),
+    ("peagle", "mistral-sliding", FEW_PAGES),
+    ("dspark", "llama", {"num_pages": 44}),
+    ("dspark", "mistral-sliding", {}),
+    ("dspark", "mistral-sliding", UNCACHED),
+    ("mtp", "llama", {}),
+    ("mtp", "llama", {"num_pages": 44}),
+    ("mtp-latent", "llama", FEW_PAGES),
+    ("mtp-apart", "llama", FEW_PAGES),
+]
+
+
+@pytest.mark.parametrize(("name", "architecture", "settings"), by_day(CASES[::2], CASES))
 def test_what_it_keeps_is_right_after_chunks_hits_accepted_paths_and_preemptions(
     name: str,
     architecture: str,
@@ -105,19 +106,8 @@ def test_a_head_that_is_right_saves_steps(
     target = head if kind.kind == "mtp" else cyclic_target(tmp_path / "target")
     inside = Inside(config_of(target, kind.kind, head))
     session = Session("a", [5, 6, 7, 8], params)
-    inside.decode([session], 120)
+    inside.decode([session], 60)
     assert mean_accepted(session) > kind.least[params is SAMPLED]
-
-
-@LAWS
-def test_with_a_reduced_vocabulary_a_path_ends_before_what_the_head_cannot_write(
-    params: SamplingParams, tmp_path: Path
-) -> None:
-    head = right_eagle3(tmp_path / "head", reduced=20)
-    inside = Inside(config_of(cyclic_target(tmp_path / "target"), "eagle3", head))
-    session = Session("a", [5, 6, 7, 8], params)
-    inside.decode([session], 120)
-    assert mean_accepted(session) > (1.5 if params is SAMPLED else 2.5)
 
 
 @ALL
@@ -125,17 +115,16 @@ def test_a_head_of_nan_drafts_nothing(name: str, llama_folder: Path, tmp_path: P
     KINDS[name].inside(llama_folder, tmp_path, fill=float("nan")).check_silent()
 
 
-@pytest.mark.parametrize("other", ["eagle3", "peagle", "medusa", "dspark"])
-@pytest.mark.parametrize("name", ["eagle3", "peagle", "medusa", "dspark"])
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [("eagle3", "peagle"), ("peagle", "eagle3"), ("medusa", "dspark"), ("dspark", "medusa")],
+)
 def test_a_head_of_another_kind_is_refused_by_name(
     name: str, other: str, llama_folder: Path, tmp_path: Path
 ) -> None:
     """An EAGLE-3 drafter would run a P-EAGLE head one token at a time, as it was never trained."""
     kind = KINDS[name]
     head = KINDS[other].random(tmp_path, llama_folder)
-    if name == other:
-        Inside(config_of(llama_folder, kind.kind, head))
-        return
     said = f"it holds no {kind.called}; it is read by the kind of drafter {KINDS[other].kind}"
     with pytest.raises(ConfigError, match=said):
         Inside(config_of(llama_folder, kind.kind, head))
@@ -151,7 +140,7 @@ def test_an_embedding_that_it_has_from_the_target_is_no_copy(
     assert inside.drafter._head.embed_tokens.weight.data_ptr() == embedding.data_ptr()
 
 
-@pytest.mark.parametrize("name", KEEPING)
+@pytest.mark.parametrize("name", ["eagle3", "dspark", "mtp-apart"])
 def test_the_rotary_frequencies_are_not_rounded_with_the_weights(
     name: str, llama_folder: Path, tmp_path: Path
 ) -> None:
@@ -166,15 +155,10 @@ def test_the_rotary_frequencies_are_not_rounded_with_the_weights(
     ("name", "options", "message"),
     [
         *((name, {}, "model: missing") for name in KINDS),
-        *((name, {"num_candidates": 0}, "num_candidates: 0 is out of range") for name in KINDS),
-        *((name, {"context": 0}, "context: 0 is out of range") for name in KEEPING),
-        *((name, {"depth": 3}, "depth: unknown key") for name in KINDS),
         *(
             (name, {"num_children": 40}, "num_children: 40 exceeds")
             for name in ("eagle3", "peagle", "medusa", "mtp")
         ),
-        ("eagle3", {"width": 0}, "width: 0 is out of range"),
-        ("peagle", {"num_drafts": -1}, "num_drafts: -1 is out of range"),
     ],
 )
 def test_bad_options_are_named(name: str, options: dict[str, Any], message: str) -> None:

@@ -7,14 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pytest
 
-from cluster.config.parse import parse
 from cluster.core import EMPTY_TREE, SamplingParams, TokenTree, token_array
 from cluster.draft.base import DrafterContext
 from cluster.draft.inside import StepRows
 from cluster.draft.token_recycling import LookaheadOptions, TokenRecyclingDrafter
-from cluster.errors import ConfigError
 from cluster.spec.noise import gumbel
 from tests.support.draft.author import GREEDY, Author, write
 from tests.support.draft.step_rows import step_rows
@@ -95,11 +92,6 @@ def test_survival_falls_along_every_path_and_is_learned() -> None:
     for token in range(50, 80):  # no guess is ever right
         proposal = write(look, author, [token])
     assert proposal.survival[-1] < before[-1] / 4
-
-
-def test_a_window_below_zero_is_refused() -> None:
-    with pytest.raises(ConfigError, match="window"):
-        parse(LookaheadOptions, {"window": -1})
 
 
 def test_a_request_near_its_end_gets_no_useless_guesses() -> None:

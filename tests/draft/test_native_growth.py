@@ -14,6 +14,7 @@ from cluster.draft.lm import LMDrafter
 from cluster.draft.lm_request import LMRequest
 from cluster.engine.engine import Engine
 from tests.support.checkpoints import noisy_copy
+from tests.support.choices import pairwise
 from tests.support.draft.author import GREEDY, Author, draft_engine, grow, lm_drafter, target_text
 from tests.support.engine.native import needs_native
 
@@ -102,9 +103,7 @@ def follow(drafters: Sequence[LMDrafter], author: Author, token_ids: Sequence[in
         grow(drafter, author)
 
 
-@pytest.mark.parametrize("is_resident", [False, True])
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("name", LAWS)
+@pairwise(name=LAWS, model=MODELS, is_resident=[False, True])
 def test_native_growth_gives_the_same_tree_as_engine_steps(
     folders: dict[str, tuple[Path, Path]], name: str, model: str, is_resident: bool
 ) -> None:

@@ -237,17 +237,6 @@ def test_a_guess_is_the_targets_draw(temperature: float, position: int) -> None:
     assert text.draws(position, token_ids, logprobs) == drawn.tolist()
 
 
-@pytest.mark.parametrize(("trust", "error"), [(1.0, 0.02), (0.4, 0.04)])
-@pytest.mark.parametrize("hit_rate", [0.2, 0.7, 0.97])
-def test_sampled_shares_average_to_the_hit_rate(
-    hit_rate: float, trust: float, error: float
-) -> None:
-    params, counts = SamplingParams(temperature=0.8, seed=3), {11: 3.0, 12: 1.0}
-    sums = shares(params, np.arange(4000)[:, None], counts, hit_rate, trust).sum(axis=1)
-    assert sums.max() < 1.0
-    assert np.mean(sums) == pytest.approx(hit_rate, abs=error)
-
-
 def test_hit_rates_follow_experience_and_stay_inside_the_unit_interval() -> None:
     rates = native.HitRates()
     before = rates.rate(2)

@@ -34,16 +34,6 @@ class NoOptionsTaken(OnlyDraft):
         super().__init__(context)
 
 
-class NothingTaken(OnlyDraft):
-    def __init__(self) -> None:
-        raise AssertionError("never called")
-
-
-class MoreNeeded(OnlyDraft):
-    def __init__(self, context: DrafterContext, options: Any, model: str) -> None:
-        raise AssertionError("never called")
-
-
 class OnlyByName(OnlyDraft):
     def __init__(self, *, context: DrafterContext, options: Any) -> None:
         raise AssertionError("never called")
@@ -95,11 +85,6 @@ def test_what_check_passes_can_be_created(kind: type[Any]) -> None:
     assert isinstance(create("mine", config_of(kind), CONTEXT), kind)
 
 
-def test_the_options_of_a_drafter_without_a_constructor_are_its_attribute() -> None:
-    made: Any = create("mine", config_of(WithOptions, volume=3), CONTEXT)
-    assert made.options == SilentOptions(3)
-
-
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
@@ -108,8 +93,6 @@ def test_the_options_of_a_drafter_without_a_constructor_are_its_attribute() -> N
             r"its constructor takes \(context\), and is called with "
             r"\(context, options\)",
         ),
-        (NothingTaken, r"its constructor takes \(\)"),
-        (MoreNeeded, r"its constructor takes \(.*model"),
         (OnlyByName, r"its constructor takes \(\*, context"),
         (NoDraft, "it has no method draft"),
         (DraftsWithoutBound, r"its method draft takes .*called with \(self, request, max_nodes\)"),

@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -25,8 +24,7 @@ from cluster.config.schema import (
 from cluster.core import SamplingParams, SpeculationOptions
 from cluster.draft import plugin
 from cluster.draft.base import Drafter, DrafterContext
-from cluster.draft.registry import check, create, search_in
-from cluster.errors import ConfigError
+from cluster.draft.registry import create, search_in
 from cluster.local import LLM
 from tests.draft.test_protocol import MAX_NODES, MAX_REQUESTS, Conversation
 from tests.support.draft.author import Author, grow
@@ -92,12 +90,6 @@ def test_the_pages_drafter_makes_answers_faster_and_does_not_change_them(
         )
     assert drafted.token_ids == plain.token_ids
     assert drafted.stats.num_accepted_draft_tokens > 0
-
-
-def test_options_of_the_pages_drafter_are_checked(drafter: DrafterConfig) -> None:
-    wrong: Any = DrafterConfig(kind=drafter.kind, options={"mach": 3})
-    with pytest.raises(ConfigError, match=r"drafters.echo.options.mach: .*did you mean match\?"):
-        check("echo", wrong)
 
 
 def test_every_name_that_the_page_lists_is_there() -> None:

@@ -16,7 +16,6 @@ from hypothesis.stateful import (
 from cluster.core import Commit, DraftTask, Proposal, SamplingParams, token_array
 from cluster.draft.base import Drafter, DrafterContext
 from cluster.draft.lm import LMDrafter
-from cluster.draft.prediction import PredictionDrafter, PredictionOptions
 from cluster.draft.suffix import SuffixDrafter, SuffixOptions
 from cluster.engine.engine import Engine
 from cluster.spec.token_log import prefix_hash
@@ -28,7 +27,6 @@ VOCAB = 288
 MAX_NODES = 12
 MAX_REQUESTS = 2
 NAMES = ("a", "b", "c")
-PREDICTION = (4, 5, 6, 7, 8, 9, 4, 5, 5, 6, 6, 7, 9, 8)
 tokens = st.lists(st.integers(4, 9), min_size=1, max_size=7)
 
 
@@ -49,7 +47,6 @@ class Conversation(RuleBasedStateMachine):
             temperature=0.0 if name == "a" else 0.8,
             seed=generation,
             max_tokens=200,
-            prediction=PREDICTION,
         )
         return Commit(
             name,
@@ -180,18 +177,11 @@ FEW = settings(max_examples=by_day(8, 60), stateful_step_count=15)
 MANY = settings(max_examples=by_day(25, 250), stateful_step_count=30)
 
 
-class PredictionConversation(Conversation):
-    def make(self) -> Drafter:
-        return PredictionDrafter(CONTEXT, PredictionOptions(max_places=3))
-
-
 class SuffixConversation(Conversation):
     def make(self) -> Drafter:
         return SuffixDrafter(CONTEXT, SuffixOptions(min_ngram=1, max_ngram=3, max_tokens=32))
 
 
-TestPrediction = PredictionConversation.TestCase
-TestPrediction.settings = MANY
 TestSuffix = SuffixConversation.TestCase
 TestSuffix.settings = MANY
 

@@ -90,32 +90,13 @@ def test_what_reads_the_targets_steps_has_no_process_of_its_own(kind: str) -> No
     ("kind", "option", "remedy"),
     [
         ("ngram_cache", "max_contexts", "set max_tokens to half of it"),
-        ("ngram_cache", "max_continuations", "set max_matches to twice of it, at most 16"),
         ("lookahead", "ngram", "drafts go on word by word after max_words of them, so remove it"),
-        ("lookahead", "max_chains", "set num_top, the tokens that are kept after the same words"),
     ],
 )
 def test_an_option_that_is_gone_is_refused_by_name(kind: str, option: str, remedy: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check("x", DrafterConfig(kind=kind, options={option: 4}))
     assert caught.value.message == f"drafters.x.options.{option}: this key is gone; {remedy}"
-
-
-@pytest.mark.parametrize(
-    ("kind", "general"),
-    [
-        ("prompt_lookup", "suffix"),
-        ("ngram_cache", "suffix"),
-        ("lookahead", "token_recycling"),
-    ],
-)
-def test_some_kinds_are_settings_of_another_one(kind: str, general: str) -> None:
-    assert KINDS[kind].drafter == KINDS[general].drafter
-    names, own = (
-        [field.name for field in dataclasses.fields(check("x", DrafterConfig(kind=each)))]
-        for each in (general, kind)
-    )
-    assert own == names
 
 
 @dataclasses.dataclass(frozen=True)

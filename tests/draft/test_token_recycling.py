@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from cluster.config.parse import parse
 from cluster.draft.base import DrafterContext
 from cluster.draft.inside import StepRows
 from cluster.draft.token_recycling import (
     TokenRecyclingDrafter,
     TokenRecyclingOptions,
 )
-from cluster.errors import ConfigError
 from tests.support.draft.author import GREEDY, Author, write
 from tests.support.draft.step_rows import step_rows
 from tests.support.spec.trees import paths
@@ -76,12 +73,6 @@ def test_no_other_tenants_or_tasks_words_are_drafted(change: dict[str, Any]) -> 
     assert tree_of(recycling, Author([5], request_id="b", **change)) != {}
 
 
-def test_prompts_under_way_teach_nothing() -> None:
-    recycling = drafter()
-    recycling.read([replace(rows([5], [[6, 7, 8]]), top=None, next_token=None)])
-    assert tree_of(recycling, Author([5])) == {}
-
-
 def test_it_learns_how_often_it_is_right() -> None:
     recycling = drafter(max_words=1)
     recycling.read([rows([token], [[token + 1, 0, 0]]) for token in range(100, 200)])
@@ -91,9 +82,3 @@ def test_it_learns_how_often_it_is_right() -> None:
         write(recycling, author, [token])
     other = Author([100], GREEDY, request_id="b")
     assert tree_of(recycling, other)[(101,)] > before
-
-
-@pytest.mark.parametrize("name", ["num_top", "max_words", "max_contexts", "max_stores"])
-def test_options_out_of_range_are_refused_by_name(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name}: 0 is out of range"):
-        parse(TokenRecyclingOptions, {name: 0})

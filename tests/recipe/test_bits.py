@@ -10,7 +10,7 @@ from transformers import LlamaForCausalLM
 
 from cluster.train.processes import new_accelerator
 from models.recipe.corpus import Document, train_tokenizer
-from models.recipe.demo import Shape, bits_per_byte, build, sample_documents
+from models.recipe.demo import Shape, bits_per_byte, build
 
 TOKENIZER = train_tokenizer(["windows slide over the text\n"] * 3, vocab_size=270)
 TEXT = "windows slide over text, and the text is longer than any window\n" * 3
@@ -38,20 +38,3 @@ def test_one_window_over_the_whole_text_is_the_plain_loss() -> None:
     with torch.no_grad(), new_accelerator().autocast():
         loss = model(input_ids=batch, labels=batch).loss.item()
     assert cost.bits == pytest.approx(loss * (len(ids) - 1) / math.log(2.0), rel=1e-2)
-
-
-def test_documents_are_scored_independently() -> None:
-    model = network()
-    first, second = document("a", TEXT), document("b", TEXT[::-1])
-    together = bits_per_byte(model, TOKENIZER, [first, second])
-    apart = [bits_per_byte(model, TOKENIZER, [item]) for item in (first, second)]
-    assert together.bits == pytest.approx(sum(each.bits for each in apart), rel=1e-6)
-    assert together.num_bytes == sum(each.num_bytes for each in apart)
-    assert together.num_tokens == sum(each.num_tokens for each in apart)
-
-
-def test_sample_takes_the_same_share_of_every_document() -> None:
-    documents = [document("a", TEXT), document("b", TEXT[::-1])]
-    assert sample_documents(documents, "prose", None) == documents
-    assert [len(item.text) for item in sample_documents(documents, "prose", 100)] == [50, 50]
-    assert sample_documents(documents, "code", 100) == []

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from cluster.errors import ConfigError
 from models.recipe.corpus import train_tokenizer
-from models.recipe.demo import DRAFTER, TARGET, Shape, build, load, save
+from models.recipe.demo import Shape, build, load, save
 
 TINY = Shape(32, num_layers=2, num_heads=2, num_kv_heads=1, intermediate_size=64)
 
@@ -32,27 +32,10 @@ def test_weights_are_bfloat16_and_the_tied_matrix_is_stored_once(folder: Path) -
     assert "lm_head.weight" not in weights
 
 
-def test_plain_transformers_loads_and_generates(folder: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    network = AutoModelForCausalLM.from_pretrained(folder)
-    asked = tokenizer("for every", return_tensors="pt")
-    text = network.generate(**asked, max_new_tokens=3, do_sample=False)
-    assert text.shape[1] <= asked["input_ids"].shape[1] + 3
-
-
 def test_both_stop_tokens_end_generation(folder: Path) -> None:
     config = json.loads((folder / "generation_config.json").read_text())
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert tokenizer.convert_ids_to_tokens(config["eos_token_id"]) == ["<|endoftext|>", "<|end|>"]
-
-
-def test_published_shapes_have_their_stated_sizes() -> None:
-    def num_parameters(shape: Shape) -> int:
-        return sum(weight.numel() for weight in build(shape, end_of_text_id=0).parameters())
-
-    assert 10_000_000 <= num_parameters(TARGET) <= 13_000_000
-    assert 1_000_000 <= num_parameters(DRAFTER) <= 2_000_000
-    assert TARGET.num_heads % 2 == TARGET.num_kv_heads % 2 == 0
 
 
 def test_folder_without_a_network_is_named_in_the_error(tmp_path: Path) -> None:

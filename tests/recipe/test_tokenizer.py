@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from jinja2.exceptions import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from models.recipe.corpus import (
@@ -48,13 +47,6 @@ def test_special_tokens_are_single_and_come_first(tokenizer: PreTrainedTokenizer
     assert tokenizer.decode([2, 4], skip_special_tokens=True) == ""
 
 
-def test_folder_holds_the_two_ordinary_files(folder: Path) -> None:
-    assert sorted(file.name for file in folder.iterdir()) == [
-        "tokenizer.json",
-        "tokenizer_config.json",
-    ]
-
-
 def test_chat_template_spells_conversations_as_training_does(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
@@ -70,11 +62,6 @@ def test_chat_template_spells_conversations_as_training_does(
         asked.removeprefix("<|system|>Be brief.<|end|>")
     )
     assert asked.endswith("<|end|><|assistant|>")
-
-
-def test_chat_template_refuses_unknown_roles(tokenizer: PreTrainedTokenizerFast) -> None:
-    with pytest.raises(TemplateError, match="unknown role tool"):
-        tokenizer.apply_chat_template([{"role": "tool", "content": "x"}], tokenize=False)
 
 
 def test_encoded_documents_end_with_the_end_of_text_token(

@@ -26,6 +26,7 @@ from cluster.train.chat_heads import DepthDrafts, HeadBatch, Learner
 from cluster.train.eagle3 import Eagle3Learner, new_head
 from cluster.train.heads import ExitLearner, MedusaLearner, new_exit, new_heads
 from models.recipe.demo import DistillationLoss, LanguageLoss
+from tests.support.choices import by_night
 
 VOCAB, WIDTH, HIDDEN, K = 64, 12, 32, 4
 Module = TypeVar("Module", bound=nn.Module)
@@ -106,6 +107,7 @@ def _compute_on_another_device(index: int) -> None:
                 assert drafts.cross_entropy.device == device
 
 
+@by_night
 def test_objectives_compute_where_they_and_their_batches_lie() -> None:
     spawn(_compute_on_another_device)
 

@@ -197,14 +197,6 @@ def test_norms_are_read_from_eagle_config_too(tmp_path: Path) -> None:
     assert head.spec.norms_all_taps
 
 
-def test_the_row_handed_on_is_normalised_where_the_head_says_so(tmp_path: Path) -> None:
-    rows = torch.randn(2, HIDDEN)
-    head = loaded(written(tmp_path, AUTHORS, tensors("midlayer.")))
-    assert torch.equal(head.handed_on(rows), rows)
-    head = loaded(written(tmp_path, {**AUTHORS, "norm_output": True}, tensors("midlayer.")))
-    assert not torch.allclose(head.handed_on(rows), rows)
-
-
 def test_taps_that_nobody_names_are_the_inputs_of_three_layers(tmp_path: Path) -> None:
     head = loaded(written(tmp_path, AUTHORS, tensors("midlayer.")))
     assert head.spec.taps == default_taps(LAYERS) == (2, 4, 6)
@@ -245,7 +237,6 @@ def test_an_embedding_of_its_own_is_used(tmp_path: Path) -> None:
             r"taps layers \[12\]; the target has 9",
         ),
         ({**AUTHORS, "eagle_config": {"use_aux_hidden_state": False}}, {}, "last layer alone"),
-        ({**AUTHORS, "use_aux_hidden_state": False}, {}, "last layer alone"),
         ({**AUTHORS, "eagle_config": None}, {}, "eagle_config is None"),
         ({**AUTHORS, "eagle_config": [2, 4, 6]}, {}, r"eagle_config is \[2, 4, 6\]"),
         (
@@ -258,11 +249,6 @@ def test_an_embedding_of_its_own_is_used(tmp_path: Path) -> None:
             {"architectures": ["LlamaForCausalLMEagle4"]},
             {},
             "an EAGLE-4 head, of which neither the format .* draft with an EAGLE-3 head",
-        ),
-        (
-            {"speculators_model_type": "eagle-4"},
-            {},
-            "an EAGLE-4 head, of which neither the format",
         ),
         (
             {**AUTHORS, "architectures": ["Eagle3DeepseekV2ForCausalLM"], "kv_lora_rank": 8},

@@ -114,22 +114,10 @@ def test_drafts_equal_a_plain_implementation(
     assert torch.equal(head.token_map, 2 * torch.arange(len(head.token_map)))
 
 
-def test_the_row_of_a_mask_is_fused_as_the_targets_are(tmp_path: Path) -> None:
-    """A mask row put in behind `fc` would give other drafts: it has the size of the taps."""
-    folder, config, held = folder_of(tmp_path)
-    other = {**held, "mask_hidden": held["mask_hidden"] + 1}
-    assert not torch.allclose(drafted(loaded(folder)), plain_drafts(other, config), atol=1e-2)
-
-
 @pytest.mark.parametrize("key", ["pard_token", "ptd_token_id", "mask_token_id"])
 def test_the_mask_token_is_found_under_every_name(key: str, tmp_path: Path) -> None:
     keys = {"ptd_token_id": None, "parallel_drafting": True, key: 9}
     assert loaded(folder_of(tmp_path, keys=keys)[0]).spec.mask_token_id == 9
-
-
-def test_a_head_of_one_layer_needs_no_number_of_layers(tmp_path: Path) -> None:
-    folder, _, _ = folder_of(tmp_path, num_layers=1)
-    assert len(loaded(folder).layers) == 1
 
 
 def test_the_folder_says_how_many_tokens_a_pass_drafts(tmp_path: Path) -> None:

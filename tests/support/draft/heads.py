@@ -73,9 +73,9 @@ def cyclic_target(folder: Path, model_type: str = "llama", **settings: Any) -> P
     return folder
 
 
-def right_eagle3(folder: Path, *, reduced: int = VOCAB_SIZE) -> Path:
+def right_eagle3(folder: Path) -> Path:
     """The head that knows how `cyclic_target` goes on: its layer turns each token's row into the
-    next one's.  reduced: it writes only the tokens from there on."""
+    next one's."""
     scale, sharp = HIDDEN**0.5, 4.0
     shift = torch.zeros(HIDDEN, HIDDEN)
     for token in range(VOCAB_SIZE):
@@ -83,19 +83,16 @@ def right_eagle3(folder: Path, *, reduced: int = VOCAB_SIZE) -> Path:
         shift[token, token] -= 1.0
     # silu(sharp * scale) * scale is what the inner layer makes of a row that is normed.
     inner = float(torch.nn.functional.silu(torch.tensor(sharp * scale))) * scale
-    kept = torch.arange(VOCAB_SIZE)[-reduced:]
     tensors = {
         name: torch.ones_like(each) if each.dim() == 1 else torch.zeros_like(each)
-        for name, each in eagle3_tensors(HIDDEN, HIDDEN, reduced).items()
+        for name, each in eagle3_tensors(HIDDEN, HIDDEN, VOCAB_SIZE).items()
     }
     tensors["fc.weight"] = torch.cat((torch.eye(HIDDEN), torch.zeros(HIDDEN, 2 * HIDDEN)), dim=1)
-    tensors["lm_head.weight"] = _after(1)[kept]
+    tensors["lm_head.weight"] = _after(1)
     tensors["midlayer.mlp.gate_proj.weight"] = sharp * torch.eye(HIDDEN)
     tensors["midlayer.mlp.up_proj.weight"] = torch.eye(HIDDEN)
     tensors["midlayer.mlp.down_proj.weight"] = shift * scale / inner
-    if reduced < VOCAB_SIZE:
-        tensors["d2t"] = kept - torch.arange(reduced)
-    config = _eagle3_config(HIDDEN, HIDDEN, VOCAB_SIZE, reduced)
+    config = _eagle3_config(HIDDEN, HIDDEN, VOCAB_SIZE, VOCAB_SIZE)
     config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [3, 3, 3]}
     return written(folder, config, tensors, "model.safetensors")
 
