@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -165,15 +165,6 @@ class AdapterShelf:
                 kept = {i: each for i, each in self.current.loaded.items() if i not in freed}
                 self.current = Adapters(kept, self.current.served)
                 log.info("adapters freed count=%d", len(freed))
-
-
-@record
-class LayerByLayer:
-    """A step's plan for the layers' own code: native layers, which know no adapters, leave it."""
-
-    attend_layer: Callable[..., torch.Tensor]
-    convolve_layer: Callable[..., torch.Tensor]
-    delta_layer: Callable[..., torch.Tensor]
 
 
 def _rows_of(adapters: torch.Tensor) -> dict[int, torch.Tensor]:

@@ -50,6 +50,11 @@ class LayerParts(NamedTuple):
     layer: int
 
     @property
+    def norms(self) -> tuple[Any, ...]:
+        """Of the input, of the feed-forward's, of queries and of keys; None = there is none."""
+        return self[:4]
+
+    @property
     def inputs(self) -> list[list[Any]]:
         """The products of one input, of attention and of the feed-forward; None = one that is not
         there."""

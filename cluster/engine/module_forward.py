@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from cluster.engine.adapters import AdapterShelf, LayerByLayer
+from cluster.engine.adapters import AdapterShelf
 from cluster.engine.paths import StepInputs, StepOutputs
 from cluster.engine.types import Ability
 
@@ -27,11 +27,10 @@ class ModuleForward:
         self.abilities = frozenset((Ability.ADAPTERS, *taps))
 
     def __call__(self, inputs: StepInputs) -> StepOutputs:
-        states, plan = _States(inputs), inputs.plan
+        states = _States(inputs)
         with ExitStack() as hooks:
             if inputs.adapters is not None:
                 hooks.enter_context(self._adapters.current.applied(inputs))
-                plan = LayerByLayer(plan.attend_layer, plan.convolve_layer, plan.delta_layer)
             for tap in set(inputs.taps):
                 hooks.enter_context(self._hook(states, tap))
             output = self._module(
@@ -39,7 +38,7 @@ class ModuleForward:
                 position_ids=inputs.positions.unsqueeze(0),
                 use_cache=False,
                 logits_to_keep=inputs.logit_rows,
-                plan=plan,
+                plan=inputs.plan,
             )
         logits: torch.Tensor = output.logits[0]
         return StepOutputs(logits.float(), states.rows)

@@ -82,7 +82,7 @@ void forward(const char *name, int format, bool is_bf16) {
                                 qkv.data(), out.data(), gate_up.data(), down.data(),
                                 &biases[0], nullptr, &biases[width], nullptr,
                                 SIZE, HEADS, KV_HEADS, HEAD_DIM, INNER,
-                                format, format, format, format, 1e-5f, 1e-5f, 1e-6f, 1e-6f, 0.14f};
+                                format, format, format, format, 1e-5f, 1e-5f, 1e-6f, 1e-6f, 0.14f, true};
     const DecoderLayer *layers[] = {&layer, &layer};
     std::vector<std::vector<uint8_t>> caches(2, std::vector<uint8_t>(SLOTS * kv_size * (is_bf16 ? 2 : 4)));
     void *addresses[] = {caches[0].data(), caches[1].data()};

@@ -1,13 +1,14 @@
 """A whole model's forward around the native layers: embedding, layers, norm, output layer.
 
 transformers' own takes more than a millisecond a step to find its way to the layers, which is as
-much as a small drafting model computes for.
+much as a small drafting model computes for, and about one more in each layer.
 """
 
 from __future__ import annotations
 
 import ctypes
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,12 +17,12 @@ from torch.overrides import TorchFunctionMode
 from cluster.engine.attention.cpu import NativePlan
 from cluster.engine.attention.seam import AttentionStep
 from cluster.engine.comparison import Comparison, is_close
-from cluster.engine.cpu.decoder_layer import NativeLayer
+from cluster.engine.cpu.decoder_layer import NativeLayer, NativeLayers, native_layer
 from cluster.engine.cpu.kernels import Kernels
 from cluster.engine.cpu.layers import NativeRMSNorm
 from cluster.engine.cpu.packed_linear import PackedLinear
-from cluster.engine.cpu.structures import GrowingModel, Rows, Weights
-from cluster.engine.decoder import decoder_of, has_fixed_rotations
+from cluster.engine.cpu.structures import GrowingModel, Rows
+from cluster.engine.decoder import decoder_of, has_fixed_rotations, is_known
 from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.paths import StepInputs, StepOutputs
 from cluster.engine.types import Ability
@@ -34,7 +35,6 @@ _TOLERANCE = 1e-4
 # logits, so many times, is rounding as well.  Each layer was compared alone before.
 _ROUNDING = 1e-7
 _AMPLIFIED = 8.0
-_CACHE_DTYPES = (torch.float32, torch.bfloat16)
 
 
 class _ExactPowers(TorchFunctionMode):
@@ -47,33 +47,24 @@ class _ExactPowers(TorchFunctionMode):
 
 
 class _Rotations:
-    """A model's cosines and sines for each position, looked up in a table where they depend on
-    nothing else; its bits are the same on every processor."""
+    """The cosines and sines that a model turns positions by, which depend on nothing else; their
+    bits are the same on every processor."""
 
     _FIRST_LEN = 1024
 
     def __init__(self, module: Any, kernels: Kernels) -> None:
-        self._module = module
         self._kernels = kernels
-        self._table: torch.Tensor | None = None
-        self.is_fixed = has_fixed_rotations(module)
-        if self.is_fixed:
-            with _ExactPowers():
-                self._frequencies: torch.Tensor = type(module)(module.config).inv_freq
-
-    def __call__(self, hidden: torch.Tensor, positions: torch.Tensor, end: int) -> torch.Tensor:
-        """Those of int64[rows] positions below `end`: [2, 1, rows, head_dim], cosines first."""
-        if not self.is_fixed:
-            return torch.stack(self._module(hidden, position_ids=positions.unsqueeze(0)))
-        return self.table(end).index_select(2, positions)
+        self._scaling: float = module.attention_scaling
+        with _ExactPowers():
+            self._frequencies: torch.Tensor = type(module)(module.config).inv_freq
+        self._table = kernels.rotations(self._frequencies, self._FIRST_LEN, self._scaling)
 
     def table(self, end: int) -> torch.Tensor:
-        """Those of all positions below `end`, and more, where they are fixed."""
-        table = self._table
-        if table is None or table.shape[2] < end:
-            length, scaling = max(2 * end, self._FIRST_LEN), self._module.attention_scaling
-            table = self._table = self._kernels.rotations(self._frequencies, length, scaling)
-        return table
+        """Those of all positions below `end`, and more: [2, 1, positions, head_dim], cosines
+        first."""
+        if self._table.shape[2] < end:
+            self._table = self._kernels.rotations(self._frequencies, 2 * end, self._scaling)
+        return self._table
 
 
 class NativeForward:
@@ -81,21 +72,25 @@ class NativeForward:
 
     abilities = frozenset({Ability.TAPS})
 
-    def __init__(self, module: Any, layers: list[NativeLayer], kernels: Kernels) -> None:
+    def __init__(self, module: Any, layers: Sequence[NativeLayer], kernels: Kernels) -> None:
         base = module.model
         self.kernels = kernels
-        self._layers = layers  # own what the addresses below are of
+        self._layers = layers
+        self._chain = NativeLayers(layers, kernels)
         self._embedding: torch.Tensor = base.embed_tokens.weight
         self._rotations = _Rotations(base.rotary_emb, kernels)
         self._norm: NativeRMSNorm = base.norm
         self._output: PackedLinear = module.lm_head
-        self._row_size = max(layer.row_size for layer in layers)
-        pointers = [ctypes.pointer(layer.weights) for layer in layers]
-        self._weights = (ctypes.POINTER(Weights) * len(layers))(*pointers)
         self._cache: KVCache | None = None
-        self._kvs = (ctypes.c_void_p * len(layers))()
-        self._windows = (ctypes.c_int64 * len(layers))()
-        self._is_cache_native = False
+
+    def of_part(self, module: Any, layers: Sequence[int]) -> NativeForward:
+        """The forward of a model that has these of the layers."""
+        return NativeForward(module, [self._layers[index] for index in layers], self.kernels)
+
+    def take_products(self) -> None:
+        """Multiply with the packed weights as they now are."""
+        for layer in self._layers:
+            layer.take_products()
 
     def __call__(self, inputs: StepInputs) -> StepOutputs | None:
         """None for a step that it is not made for."""
@@ -105,15 +100,14 @@ class NativeForward:
             self._cache = None  # its steps run elsewhere
             return None
         if plan.cache is not self._cache:
-            self._take_cache(plan)
-        hidden = self._embedding.index_select(0, inputs.token_ids).float().unsqueeze(0)
-        end = int(inputs.positions.max()) + 1
-        cosines, sines = self._rotations(hidden, inputs.positions, end)
-        first = self._layers[0]
-        if not self._is_cache_native or not first.takes(hidden, cosines, sines, plan.kv(0)):
+            self._cache = plan.cache
+            self._chain.take_cache(plan)
+        if self._chain.cache_dtype is None:
             return None
-        size = self._row_size * len(inputs.token_ids)
-        rows = first.scratch.rows(plan, 0, attention, cosines, sines, size)
+        hidden = self._embedding.index_select(0, inputs.token_ids).float().unsqueeze(0)
+        table = self._rotations.table(int(inputs.positions.max()) + 1)
+        rotations = table.index_select(2, inputs.positions)
+        rows = self._chain.rows(plan, attention, rotations)
         taps = self._run_layers(rows, hidden, inputs.taps)
         wanted = hidden[0].index_select(0, inputs.logit_rows)
         return StepOutputs(self._output.product(self._norm(wanted)), taps)
@@ -125,33 +119,27 @@ class NativeForward:
         states = hidden.new_empty(hidden.shape[1], len(taps), hidden.shape[2]) if taps else None
         done = 0
         for tap in sorted(set(taps)):
-            self._run(rows, hidden, done, tap)
+            self._chain.run(rows, hidden, done, tap)
             done = tap
             seen = self._norm(hidden[0]) if tap == len(self._layers) else hidden[0]
             for column, each in enumerate(taps):
                 if states is not None and each == tap:
                     states[:, column] = seen
-        self._run(rows, hidden, done, len(self._layers))
+        self._chain.run(rows, hidden, done, len(self._layers))
         return states
-
-    def _run(self, rows: Rows, hidden: torch.Tensor, start: int, stop: int) -> None:
-        if start < stop:
-            self.kernels.decoder_layers(
-                self._weights, rows, self._kvs, self._windows, hidden.data_ptr(), start, stop
-            )
 
     def grows_on(self, cache: KVCache) -> bool:
         """True if steps on this cache run natively whatever their rows: it was the last one's."""
-        return self._cache is cache and self._is_cache_native and self._rotations.is_fixed
+        return self._cache is cache and self._chain.cache_dtype is not None
 
     def growing_model(self, end: int, max_context_len: int) -> tuple[GrowingModel, torch.Tensor]:
         """The model as native growth takes it, for positions below `end` and more; it refers to the
         rotations, which have to live as long."""
         rotations = self._rotations.table(end)
         cosines, sines = rotations
-        bias, cache = self._output.float_bias, self._cache
+        bias, chain = self._output.float_bias, self._chain
         model = GrowingModel(
-            *(ctypes.addressof(each) for each in (self._weights, self._kvs, self._windows)),
+            *(ctypes.addressof(each) for each in (chain.weights, chain.kvs, chain.windows)),
             self._embedding.data_ptr(),
             cosines.data_ptr(),
             sines.data_ptr(),
@@ -163,31 +151,23 @@ class NativeForward:
             cosines.shape[-1],
             self._output.out_features,
             max_context_len,
-            self._row_size,
+            chain.row_size,
             self._output.format,
-            cache is not None and cache.layers[0].dtype == torch.bfloat16,
+            chain.cache_dtype == torch.bfloat16,
             self._embedding.dtype == torch.bfloat16,
             self._norm.variance_epsilon,
         )
         return model, rotations
 
-    def _take_cache(self, step: AttentionStep) -> None:
-        # The model's own; behind them may stand those of a draft head.
-        layers = step.cache.layers[: len(self._layers)]
-        self._cache = step.cache
-        self._is_cache_native = all(
-            kv.dtype == layers[0].dtype and kv.dtype in _CACHE_DTYPES and kv.is_contiguous()
-            for kv in layers
-        )
-        for index, kv in enumerate(layers):
-            self._kvs[index] = kv.data_ptr()
-            self._windows[index] = step.window(index) or 0
-
 
 def native_forward(module: Any, comparison: Comparison, kernels: Kernels) -> NativeForward | None:
-    """The module's forward, if it is that of a plain decoder and computes the same.
+    """The module's forward, if it is that of a plain decoder and computes the same, layer by layer
+    and as a whole.
 
     Its layers are one group: a native call for all of them reads one page table."""
+    if not is_known(type(module)):
+        log.info("forward native=False: none is made for %s", type(module).__name__)
+        return None
     if len(comparison.groups) > 1:
         log.info("forward native=False: layers with a window have page tables of their own")
         return None
@@ -196,16 +176,18 @@ def native_forward(module: Any, comparison: Comparison, kernels: Kernels) -> Nat
         base is None
         or not isinstance(base.norm, NativeRMSNorm)
         or not isinstance(module.lm_head, PackedLinear)
-        or not module.lm_head.is_native
+        or not has_fixed_rotations(base.rotary_emb)
     ):
         return None
-    layers = [getattr(layer, "forward", None) for layer in base.layers]
-    native = [layer for layer in layers if isinstance(layer, NativeLayer)]
-    if not native or len(native) < len(layers):
-        return None
-    forward = NativeForward(module, native, kernels)
+    layers: list[NativeLayer] = []
+    for index, each in enumerate(base.layers):
+        layer = native_layer(each, base.rotary_emb, comparison, kernels)
+        if layer is None:
+            log.info("forward native=False: layer %d is of another kind", index)
+            return None
+        layers.append(layer)
+    forward = NativeForward(module, layers, kernels)
     is_same = _is_same(module, forward, comparison)
-    native[0].scratch.forget()
     log.info("forward native=%s", is_same)
     return forward if is_same else None
 

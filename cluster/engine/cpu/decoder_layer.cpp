@@ -67,9 +67,9 @@ void place_row(const DecoderLayer &layer, const Rows &rows, long row, float *qkv
     float *query = qkv, *key = query + layer.num_heads * head_dim;
     if (layer.query_norm) rms_norm(query, layer.query_norm, query, layer.num_heads, head_dim, layer.query_epsilon);
     if (layer.key_norm) rms_norm(key, layer.key_norm, key, layer.num_kv_heads, head_dim, layer.key_epsilon);
-    for (long h = 0; h < layer.num_heads; h++)
-        rotate(query + h * head_dim, query + h * head_dim, cosines, sines, head_dim);
-    for (long h = 0; h < layer.num_kv_heads; h++) rotate(key + h * head_dim, key + h * head_dim, cosines, sines, head_dim);
+    /* Keys stand behind queries. */
+    const long num_rotated = layer.is_rotated ? layer.num_heads + layer.num_kv_heads : 0;
+    for (long h = 0; h < num_rotated; h++) rotate(query + h * head_dim, query + h * head_dim, cosines, sines, head_dim);
     /* The row's values stand behind its keys, as they do in a slot. */
     if (rows.cache_is_bf16)
         round_to_bf16(key, static_cast<uint16_t *>(cache) + rows.slots[row] * 2 * kv_size, 2 * kv_size);

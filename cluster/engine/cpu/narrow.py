@@ -19,7 +19,6 @@ import torch
 
 from cluster.config.schema import EngineConfig
 from cluster.engine.cpu import kernels
-from cluster.engine.cpu.decoder_layer import NativeLayer
 from cluster.engine.cpu.kernels import Format, Kernels
 from cluster.engine.cpu.layers import products
 from cluster.engine.cpu.packed_linear import PackedLinear, agree, linear_share
@@ -113,7 +112,6 @@ def multiply_in_bf16(module: torch.nn.Module, native: Kernels) -> int:
         return 0
     for layer in layers:
         layer.format = Format.BF16_PRODUCTS
-    _take_products(module)
     log.info("products in bfloat16 count=%d", len(layers))
     return len(layers)
 
@@ -141,16 +139,8 @@ def multiply_in_groups(
             checked.add(kind)
         layer.keep_groups(weight)
         count += 1
-    _take_products(module)
     log.info("products in groups of few bits count=%d by=%s", count, native.products)
     return count
-
-
-def _take_products(module: torch.nn.Module) -> None:
-    for each in module.modules():
-        forward: Any = each.forward
-        if isinstance(forward, NativeLayer):
-            forward.take_products()
 
 
 def _multiplies(layer: PackedLinear, native: Kernels, weight: GroupedWeight) -> bool:

@@ -21,7 +21,7 @@ struct Attention {
     long window;
 };
 
-/* As in decoder_layer.py.  Biases, query_norm and key_norm may be null. */
+/* As in structures.py.  Biases, query_norm and key_norm may be null. */
 struct DecoderLayer {
     const float *input_norm, *post_norm, *query_norm, *key_norm;
     const void *qkv, *out, *gate_up, *down;
@@ -29,9 +29,10 @@ struct DecoderLayer {
     int64_t size, num_heads, num_kv_heads, head_dim, inner_size;
     int32_t qkv_format, out_format, gate_up_format, down_format; /* as of `Format` */
     float input_epsilon, post_epsilon, query_epsilon, key_epsilon, scaling;
+    int32_t is_rotated; /* whether queries and keys are turned by their positions */
 };
 
-/* As in decoder_layer.py.  cos, sin: [rows, head_dim]; slots: [rows]; the others as in attention.  The
+/* As in structures.py.  cos, sin: [rows, head_dim]; slots: [rows]; the others as in attention.  The
  * caches hold floats, or bfloat16. */
 struct Rows {
     const float *cosines, *sines;

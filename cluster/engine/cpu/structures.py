@@ -27,6 +27,7 @@ class Weights(ctypes.Structure):
         *((f"{name}_format", _INT32) for name in PRODUCT_NAMES),
         *((f"{name}_epsilon", _FLOAT) for name in ("input", "post", "query", "key")),
         ("scaling", _FLOAT),
+        ("is_rotated", _INT32),
     )
 
 

@@ -20,7 +20,6 @@ from cluster.engine.attention.cpu import NativeBackend
 from cluster.engine.attention.sdpa import SdpaBackend
 from cluster.engine.comparison import Comparison
 from cluster.engine.cpu.causal_lm import NativeForward, native_forward
-from cluster.engine.cpu.decoder_layer import fuse_decoder_layers
 from cluster.engine.cpu.layers import fuse_layers
 from cluster.engine.cpu.narrow import can_widen, unstack_experts
 from cluster.engine.cpu.packed_linear import choose_kernels, is_native, pack_linears
@@ -285,10 +284,11 @@ def _fused(
         wide = tuple(replace(each, dtype=torch.float32, device=_CPU) for each in layers)
         ways = SdpaBackend(), NativeBackend(fusing)
         comparison = Comparison(wide, max_context_len, ways)
-        if fuse_decoder_layers(module, comparison, fusing):
-            forward = native_forward(module, comparison, fusing)
+        forward = native_forward(module, comparison, fusing)
     if few_bits is not None and native is not None:
         few_bits.multiply(module, native)
+        if forward is not None:
+            forward.take_products()
     return forward
 
 

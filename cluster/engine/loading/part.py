@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-from cluster.engine.cpu.causal_lm import NativeForward
-from cluster.engine.cpu.decoder_layer import NativeLayer, Scratch
 from cluster.engine.cpu.packed_linear import PackedLinear
 from cluster.engine.loading.model import LoadedModel
 from cluster.engine.module_forward import decoder_layers
@@ -38,28 +36,20 @@ def part_of(
         raise _refusal(model, "some read the keys and values of others")
     config = _config_of(model.module.config, layers)
     module = _copy(model.module, model.module.config, config)
-    scratch = Scratch()
     kept = []
     for place, index in enumerate(layers):
         layer = _copy(whole[index], model.module.config, config)
         _renumber(layer, place)
-        native = layer.__dict__.pop("forward", None)
-        if isinstance(native, NativeLayer):
-            layer.forward = native.moved(layer, place, scratch)
         kept.append(layer)
     _replace(module, whole, torch.nn.ModuleList(kept))
     if output is not None:
         module.set_output_embeddings(_output_like(module.get_output_embeddings(), output))
-    natives = [each.forward for each in kept if isinstance(each.forward, NativeLayer)]
-    forward = None
-    if model.native is not None and len(natives) == len(kept):
-        forward = NativeForward(module, natives, model.native.kernels)
     return replace(
         model,
         module=module,
         layers=tuple(model.layers[index] for index in layers),
         compiled=None,
-        native=forward,
+        native=None if model.native is None else model.native.of_part(module, layers),
         fused=None if model.fused is None else model.fused.of_part(module, layers),
     )
 

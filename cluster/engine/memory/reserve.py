@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from cluster.config.schema import EngineConfig
-from cluster.engine.adapters import LayerByLayer
 from cluster.engine.attention.delta_rule import delta_rule
 from cluster.engine.graphs.forward import LOGIT_ROWS, WIDTHS, is_on_one_gpu
 from cluster.engine.loading.model import LoadedModel
@@ -21,7 +20,7 @@ from cluster.engine.schedule.batch import Batch, Share
 from cluster.engine.schedule.pieces import Piece, pieces_of
 from cluster.engine.types import LayerSpec
 from cluster.errors import ConfigError
-from cluster.records import frozen
+from cluster.records import frozen, record
 from cluster.spec.draw import drawing_bytes
 
 # Logits that a step asks for at most, per sequence.
@@ -111,6 +110,15 @@ def measured(config: EngineConfig, model: LoadedModel, logit_rows: int) -> Reser
         ) from error
 
 
+@record
+class _WithoutCache:
+    """A step's plan that keeps nothing."""
+
+    attend_layer: Callable[..., torch.Tensor]
+    convolve_layer: Callable[..., torch.Tensor]
+    delta_layer: Callable[..., torch.Tensor]
+
+
 def run(config: EngineConfig, model: LoadedModel, num_rows: int, num_logits: int) -> None:
     """Run the model's forward on rows of no text, without a KV cache: what stands for attention
     takes as much memory for its results, and the delta rule as much as of all texts that may run.
@@ -127,7 +135,7 @@ def run(config: EngineConfig, model: LoadedModel, num_rows: int, num_logits: int
         return delta_rule(lines[:, convolved:], states, pieces, *rows)
 
     with torch.inference_mode():
-        plan = LayerByLayer(
+        plan = _WithoutCache(
             lambda layer, query, *_: query.transpose(1, 2).contiguous(),
             lambda layer, states, _: states.clone(),
             delta,

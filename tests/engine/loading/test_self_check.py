@@ -12,7 +12,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from cluster.engine.attention import seam
-from cluster.engine.cpu.decoder_layer import NativeLayer
 from cluster.engine.engine import Engine
 from cluster.engine.loading import self_check
 from cluster.engine.loading.model import LoadedModel
@@ -37,8 +36,7 @@ def test_a_native_layer_with_anothers_weights_is_refused(dtype: str) -> None:
     engine = load_engine(TRAINED, dtype=dtype)
     assert engine.model.native is not None
     self_check.check(engine, engine.model)
-    wrong, other = (decoder_layers(engine)[index].forward for index in (3, 2))
-    assert isinstance(wrong, NativeLayer)
+    _, _, other, wrong, *_ = engine.model.native._layers
     wrong.weights.out, wrong.weights.down = other.weights.out, other.weights.down
     with pytest.raises(ConfigError, match="logits are off by"):
         self_check.check(engine, engine.model)
