@@ -9,10 +9,11 @@ import heapq
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from cluster.core import FloatArray, TokenTree
 from cluster.draft.candidates import Ranking
-from cluster.engine.cpu.growth import Grown, Leaves
+from cluster.engine.cpu.growth import Grown
 
 ROOT = 0
 # How much of its parent's survival a node is taken to keep.  EAGLE-3 on SmolLM2, steps of 8 nodes:
@@ -114,16 +115,18 @@ class LiveTree:
         heapq.heapify(self._frontier)
         self.assign_slots((leaf,))
 
-    def leaves(self) -> Leaves:
-        """The leaves to expand, in the native code's form."""
+    def leaves(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float64]]:
+        """The leaves to expand as native code takes them, and their survivals; see `Growing`."""
         tokens, slots, parents, depths = self.tokens, self.slots, self.parents, self.depths
         nodes = [node for _, node in self._frontier]
-        return Leaves(
-            self._frontier,
+        columns = [
+            nodes,
             [tokens[node] for node in nodes],
             [slots[parents[node]] for node in nodes],
             [depths[node] for node in nodes],
-        )
+        ]
+        survivals = [-cost for cost, _ in self._frontier]
+        return np.array(columns, np.int32), np.array(survivals, np.float64)
 
     def adopt(self, grown: Grown) -> None:
         """Add the nodes that the native code grew from `leaves`."""

@@ -21,7 +21,8 @@ from cluster.draft.live_tree import KEPT_SHARE, ROOT, LiveTree
 from cluster.draft.lm_request import LMRequest
 from cluster.draft.options import LMOptions
 from cluster.draft.tree_drafter import TreeDrafter
-from cluster.engine.cpu.growth import Growing, GrowthRules
+from cluster.engine.cpu.growth import Growing
+from cluster.engine.cpu.structures import GrowthRules
 from cluster.engine.engine import Engine
 from cluster.engine.first_layers import FirstLayers
 
@@ -64,7 +65,7 @@ class LMDrafter(TreeDrafter[LMRequest]):
         # Commits that found a tree; True = they ended on a node that was expanded before, so that
         # the next tree is there at once and needs no pass.
         self.root_hits: Counter[bool] = Counter()
-        self._rules = self._growth_rules()
+        self._rules, self._slice_s = self._growth_rules(), _SLICE_S
 
     @property
     def pages_in_use(self) -> int:
@@ -161,7 +162,8 @@ class LMDrafter(TreeDrafter[LMRequest]):
 
     def _grow_natively(self, requests: Sequence[tuple[LMRequest, int]]) -> set[LMRequest]:
         """Run native forward passes for the requests that allow it; returns those that grew."""
-        if self._rules is None:
+        grower, rules = self.engine.grower, self._rules
+        if grower is None or rules is None:
             return set()
         able: list[LMRequest] = []
         growing: list[Growing] = []
@@ -175,10 +177,9 @@ class LMDrafter(TreeDrafter[LMRequest]):
                 growing.append(request.growing(max_slots, num_wanted, fit.tau, fit.coverage))
         largest = max((len(each.work.tree) for each in growing), default=0)
         length = max(largest / _SLICE_NODES, len(able) / _SLICE_REQUESTS, 1.0)
-        slice_s = self._rules.max_seconds * length
-        rules = replace(self._rules, max_seconds=slice_s)
+        rules.max_seconds = self._slice_s * length
         grown: set[LMRequest] = set()
-        for request, answer in zip(able, self.engine.grow(growing, rules), strict=True):
+        for request, answer in zip(able, grower.grow(growing, rules), strict=True):
             if answer is not None:
                 request.grown(answer)
                 grown.add(request)
@@ -198,7 +199,6 @@ class LMDrafter(TreeDrafter[LMRequest]):
             self._num_columns,
             options.min_survival,
             KEPT_SHARE,
-            _SLICE_S,
         )
 
     def _num_expanded(self, num_asked: int) -> int:

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from cluster.core import EMPTY_TREE, TokenArray, TokenTree, token_array
+from cluster.core import EMPTY_TREE, TokenArray, TokenTree
 from cluster.draft.candidates import are_unprocessed, ranked_draw
 from cluster.draft.intersection import ReadText
 from cluster.draft.live_tree import ROOT, LiveTree
@@ -163,15 +163,17 @@ class LMRequest(TreeRequest):
         params, text, vocabulary = self.params, self.read.log, self.vocabulary
         base_len = min(self.cached_len, len(text) - (self.tree is None))
         tree = self.tree or LiveTree()
-        leaves, stop_token_ids = tree.leaves(), params.stop_token_ids
+        stop_token_ids = params.stop_token_ids
+        leaves, leaf_survivals = tree.leaves()
         if vocabulary is not None:
-            leaves.token_ids = vocabulary.read(token_array(leaves.token_ids)).tolist()
+            leaves[1] = vocabulary.read(leaves[1])
             written = map(vocabulary.draft_id_of, stop_token_ids)
             stop_token_ids = tuple(each for each in written if each is not None)
         expanded = tree.engine_tree()
         return Growing(
             self._work(base_len, text.token_ids[base_len:], expanded, len(expanded)),
             leaves,
+            leaf_survivals,
             len(tree) + 1,
             max_slots,
             num_wanted,

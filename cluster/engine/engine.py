@@ -19,9 +19,9 @@ from cluster.config.schema import EngineConfig
 from cluster.core import EMPTY_TOKENS, TokenArray
 from cluster.engine import parallel
 from cluster.engine.adapters import Adapters
-from cluster.engine.cpu.growth import Growing, Grown, GrowthRules, TreeGrower
+from cluster.engine.cpu.growth import TreeGrower
 from cluster.engine.graphs.capture import Capture
-from cluster.engine.growth import ResidentGrowth, grow
+from cluster.engine.growth import ResidentGrowth
 from cluster.engine.limits import EngineLimits, unserved
 from cluster.engine.loading import progress, self_check
 from cluster.engine.loading.identity import identify
@@ -107,11 +107,12 @@ class Engine:
         self.forward.settle(lambda: self_check.check(self, model))
         self.forward.use_graphs(capture, lambda: self_check.check(self, model))
         self.forget_prefixes()
-        # The native code that `grow` runs on; None where steps do not run in it alone, which those
-        # of the check showed.
+        # Grows trees; None where steps do not run in native code alone, which those of the check
+        # showed.
         self.grower: TreeGrower | None = None
         if group is None and model.native is not None and model.native.grows_on(self.cache):
-            self.grower = TreeGrower(model.native, self.max_context_len)
+            texts = ResidentGrowth(self.page_owners)
+            self.grower = TreeGrower(model.native, self.cache, self.max_context_len, texts)
         # Set last: during the self-check every rank calls for itself.
         self._group = group
 
@@ -288,18 +289,6 @@ class Engine:
         launched.step_time_s += self._clock() - start
         self._last_step = launched.summary, launched.found.events
         return outputs
-
-    def grow(self, trees: Sequence[Growing], rules: GrowthRules) -> list[Output | Grown | None]:
-        """Expand trees of requests without a pending work, by as many passes as the rules allow.
-
-        As works for the same nodes, whose logits the caller ranks.  An Output has have_len: the
-        cache lacks what the tree stands on.  None: too few pages, for which a work may wait.
-        """
-        assert self.grower is not None, "the engine cannot grow trees"
-        for tree in trees:
-            self._check_idle(tree.work.request_id)
-        ways = ResidentGrowth(self.page_owners, self.vocab_size)
-        return grow(self.grower, self.cache, trees, rules, ways.opened, ways.written)
 
     def retain(self, request_id: str, path: Sequence[int], keep: Sequence[int] = ()) -> None:
         """After a step: commit the nodes `path`, keep the nodes `keep`, drop all others.

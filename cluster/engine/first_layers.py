@@ -13,9 +13,8 @@ from collections.abc import Sequence as Indices
 import numpy as np
 
 from cluster.core import EMPTY_TREE, TokenTree, token_array
-from cluster.engine.cpu.growth import Growing, Grown, GrowthRules, TreeGrower
+from cluster.engine.cpu.growth import TreeGrower
 from cluster.engine.engine import Engine
-from cluster.engine.growth import grow
 from cluster.engine.loading.model import LoadedModel
 from cluster.engine.memory.sequence import Sequence, starts_with
 from cluster.engine.schedule.batch import Pick
@@ -56,7 +55,7 @@ class FirstLayers:
         self._forward.use_graphs(None, lambda: None)
         self.grower: TreeGrower | None = None
         if model.native is not None and model.native.grows_on(self.cache):
-            self.grower = TreeGrower(model.native, self.max_context_len)
+            self.grower = TreeGrower(model.native, self.cache, self.max_context_len, self)
 
     def _warm_up(self) -> None:
         """Run a row that nobody reads, which also shows whether steps run natively."""
@@ -98,7 +97,7 @@ class FirstLayers:
         outputs: list[Output] = []
         picks: list[Pick] = []
         for work in self._pending.values():
-            sequence = self._opened(work)
+            sequence = self.opened(work)
             if isinstance(sequence, Output):
                 outputs.append(sequence)
             else:
@@ -107,18 +106,13 @@ class FirstLayers:
         self._pending.clear()
         logits, row = self._forward(picks).logits, 0
         for pick in picks:
-            self._written(pick.sequence, pick.work, pick.work.tree)
+            self.written(pick.sequence, pick.work, pick.work.tree)
             outputs.append(Output(pick.work.request_id, logits[row : row + pick.num_logit_rows]))
             row += pick.num_logit_rows
         return outputs
 
-    def grow(self, trees: Indices[Growing], rules: GrowthRules) -> list[Output | Grown | None]:
-        """See `Engine.grow`."""
-        assert self.grower is not None, "these layers cannot grow trees"
-        return grow(self.grower, self.cache, trees, rules, self._opened, self._written)
-
-    def _opened(self, work: Work, max_slots: int = 0) -> _Continued | Output:
-        """The request as the work presumes it, see `Opened`; its room was made before."""
+    def opened(self, work: Work, max_slots: int = 0) -> _Continued | Output:
+        """See `TreeTexts`; room was made before."""
         lost = Output(work.request_id, have_len=0)
         held = self._pages.sequences.get(work.request_id)
         if held is None or held.cached_len != work.context_len - 1:
@@ -144,7 +138,7 @@ class FirstLayers:
         has_room = end <= held.num_pages * self.cache.page_size
         return sequence if has_room and starts_with(sequence, work) else lost
 
-    def _written(self, sequence: Sequence, work: Work, tree: TokenTree) -> None:
+    def written(self, sequence: Sequence, work: Work, tree: TokenTree) -> None:
         assert isinstance(sequence, _Continued)
         sequence.length, sequence.tree = work.context_len, tree
 

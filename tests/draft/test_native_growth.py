@@ -69,8 +69,7 @@ def native_drafter(engine: Engine, **options: int | float) -> LMDrafter:
 
 def unbounded(drafter: LMDrafter) -> LMDrafter:
     """Slices without a time limit."""
-    assert drafter._rules is not None
-    drafter._rules = dataclasses.replace(drafter._rules, max_seconds=1e9)
+    drafter._slice_s = 1e9
     return drafter
 
 

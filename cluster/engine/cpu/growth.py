@@ -7,8 +7,9 @@ is saved is the way around a small model's pass, which takes longer than the pas
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Sequence as Indices
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,41 +17,12 @@ import torch
 
 from cluster.core import TokenTree
 from cluster.engine.cpu.causal_lm import NativeForward
-from cluster.engine.cpu.structures import GrowingModel, GrowingTree, GrowthBounds
+from cluster.engine.cpu.structures import GrowingModel, GrowingTree, GrowthRules
 from cluster.engine.draw.native import RankedDraw
-from cluster.engine.work import Work
-from cluster.records import frozen, record
-
-
-@frozen
-class GrowthRules:
-    """How trees grow, as in `LMOptions`.
-
-    vocab_size: tokens below it are candidates.  kept_share: as `KEPT_SHARE` of
-    `cluster.draft.live_tree`.  max_seconds: after so much of a call no pass begins.
-    """
-
-    num_candidates: int
-    num_children: int
-    width: int
-    max_rows: int
-    vocab_size: int
-    min_survival: float
-    kept_share: float
-    max_seconds: float
-
-
-@dataclass(slots=True, eq=False)
-class Leaves:
-    """Nodes that wait to be expanded, as a heap of (-survival, node); the other lists are parallel.
-
-    parent_slots: -1 = the root.
-    """
-
-    heap: list[tuple[float, int]]
-    token_ids: list[int]
-    parent_slots: list[int]
-    depths: list[int]
+from cluster.engine.memory.kv_cache import KVCache
+from cluster.engine.memory.sequence import Sequence
+from cluster.engine.work import Output, Work
+from cluster.records import record
 
 
 @dataclass(slots=True, eq=False)
@@ -58,8 +30,10 @@ class Growing:
     """A request's tree before a call, and the settings of its growth.
 
     work: the text, and the expanded nodes in the order of their slots, which are all cached; with a
-    delta there is no tree yet, and its last token is the root.  leaves: see there.  num_nodes: the
-    root, expanded nodes and leaves.  max_slots: nodes that may have one.
+    delta there is no tree yet, and its last token is the root.
+    leaves: those that wait to be expanded, in heap order: int32[4, leaves], node, token, its
+    parent's slot (-1 = the root) and depth.  leaf_survivals: theirs.
+    num_nodes: the root, expanded nodes and leaves.  max_slots: nodes that may have one.
     num_wanted: only leaves that may have a child among so many of the likeliest nodes are expanded;
     0 = all.  best_survivals: of these nodes, as far as they are there.
     draw: of the token after the root.  tau, coverage: see `cluster.draft.sharpness`.
@@ -68,17 +42,18 @@ class Growing:
     """
 
     work: Work
-    leaves: Leaves
+    leaves: npt.NDArray[np.int32]
+    leaf_survivals: npt.NDArray[np.float64]
     num_nodes: int
     max_slots: int
     num_wanted: int
-    best_survivals: Sequence[float]
+    best_survivals: Indices[float]
     draw: RankedDraw
     tau: float
     coverage: float
     max_tokens: int
     min_tokens: int
-    stop_token_ids: Sequence[int]
+    stop_token_ids: Indices[int]
 
 
 @record
@@ -101,12 +76,28 @@ class Grown:
     tree: TokenTree
 
 
+class TreeTexts(Protocol):
+    """The texts behind which trees grow, and their pages."""
+
+    def opened(self, work: Work, max_slots: int, /) -> Sequence | Output | None:
+        """The work's sequence with room for so many nodes; an Output with have_len where the cache
+        lacks what the tree stands on, None where there are too few pages."""
+
+    def written(self, sequence: Sequence, work: Work, tree: TokenTree, /) -> None:
+        """Take note of the tree that a sequence has behind the work's text."""
+
+
 class TreeGrower:
     """Grows trees of the requests of one engine."""
 
-    def __init__(self, forward: NativeForward, max_context_len: int) -> None:
+    def __init__(
+        self, forward: NativeForward, cache: KVCache, max_context_len: int, texts: TreeTexts
+    ) -> None:
+        """cache: whose first layer is the model's."""
         self._forward = forward
+        self._cache = cache
         self._max_context_len = max_context_len
+        self._texts = texts
         self._kernels = forward.kernels
         self._model = GrowingModel()
         self._scratch = torch.empty(0, dtype=torch.float32)
@@ -126,34 +117,45 @@ class TreeGrower:
         """Forget an interruption: the next call goes on to its bounds."""
         self._interrupted.value = 0
 
-    def grow(
-        self,
-        trees: Sequence[Growing],
-        texts: Sequence[tuple[npt.NDArray[np.int64], int]],
-        rules: GrowthRules,
-    ) -> list[Grown]:
+    def grow(self, trees: Indices[Growing], rules: GrowthRules) -> list[Output | Grown | None]:
         """Make passes until a bound of the rules, an interruption, or no leaf is left to expand.
 
-        texts: of each tree's sequence (slot by position, tokens with KV); positions for the delta
-        and max_slots nodes have a slot.
+        As works for the same nodes, whose logits the caller ranks; none of the requests has a
+        pending work.  For what is no Grown see `TreeTexts`; a work may wait for pages.
         """
+        self._cache.settle()
+        group = self._cache.group_of[0]  # of all the model's layers, where they run natively
+        opened = [self._texts.opened(tree.work, tree.max_slots) for tree in trees]
+        states = [
+            _State(tree, each, group, rules) if isinstance(each, Sequence) else each
+            for tree, each in zip(trees, opened, strict=True)
+        ]
+        self._run([each for each in states if isinstance(each, _State)], rules)
+        answers: list[Output | Grown | None] = []
+        for each in states:
+            if not isinstance(each, _State):
+                answers.append(each)
+                continue
+            grown = each.grown()
+            self._texts.written(each.sequence, each.growing.work, grown.tree)
+            answers.append(grown)
+        return answers
+
+    def _run(self, states: Indices[_State], rules: GrowthRules) -> None:
+        if not states:
+            return
+        trees = [each.growing for each in states]
         end = max(tree.work.context_len + tree.max_slots + 1 for tree in trees)
         self._prepare(min(end, self._max_context_len))
         num_rows = rules.max_rows + sum(len(tree.work.delta) for tree in trees)
         size = self._kernels.growth_scratch(self._model, num_rows)
         if size > len(self._scratch):
             self._scratch = torch.empty(size, dtype=torch.float32)
-        states = [
-            _State(tree, slots, cached, rules)
-            for tree, (slots, cached) in zip(trees, texts, strict=True)
-        ]
-        growth = GrowthBounds(
-            *astuple(rules), ctypes.addressof(self._interrupted), self._scratch.data_ptr()
-        )
+        rules.interrupted = ctypes.addressof(self._interrupted)
+        rules.scratch = self._scratch.data_ptr()
         pointers = (ctypes.c_void_p * len(states))(*(ctypes.addressof(s.tree) for s in states))
-        self._kernels.grow_trees(self._model, growth, pointers)
+        self._kernels.grow_trees(self._model, rules, pointers)
         self.resume()
-        return [state.grown() for state in states]
 
     def _prepare(self, end: int) -> None:
         """The model with the rotations of positions below `end`."""
@@ -167,28 +169,19 @@ class _State:
     """One tree's arrays during a call."""
 
     def __init__(
-        self,
-        growing: Growing,
-        slots: npt.NDArray[np.int64],
-        cached_len: int,
-        rules: GrowthRules,
+        self, growing: Growing, sequence: Sequence, group: int, rules: GrowthRules
     ) -> None:
-        self._growing = growing
-        work, tree, leaves = growing.work, growing.work.tree, growing.leaves
-        num_slots, num_leaves = len(tree), len(leaves.heap)
+        self.growing, self.sequence = growing, sequence
+        work, tree, cached_len = growing.work, growing.work.tree, sequence.cached_len
+        num_slots, num_leaves = len(tree), growing.leaves.shape[1]
         most = max(growing.max_slots - num_slots, 0) + 1  # nodes that can be expanded here
         most_children = most * rules.num_children
         self._tree = np.empty((2, num_slots + most), np.int32)
         self._tree[0, :num_slots], self._tree[1, :num_slots] = tree.token_ids, tree.parents
-        most_leaves = num_leaves + most_children
-        ints = np.empty((4, most_leaves), np.int32)
-        self._leaves, self._leaf_survivals = ints[0], np.empty(most_leaves)
-        if num_leaves:
-            ints[0, :num_leaves] = [node for _, node in leaves.heap]
-            ints[1, :num_leaves] = leaves.token_ids
-            ints[2, :num_leaves] = leaves.parent_slots
-            ints[3, :num_leaves] = leaves.depths
-            self._leaf_survivals[:num_leaves] = [-cost for cost, _ in leaves.heap]
+        self._leaves = np.empty((4, num_leaves + most_children), np.int32)
+        self._leaf_survivals = np.empty(num_leaves + most_children)
+        self._leaves[:, :num_leaves] = growing.leaves
+        self._leaf_survivals[:num_leaves] = growing.leaf_survivals
         self._expanded = np.empty((2, most), np.int32)
         self._children = np.empty(most_children, np.int32)
         self._survivals = np.empty(most_children)
@@ -197,8 +190,8 @@ class _State:
         self._stop_tokens = np.array(growing.stop_token_ids, np.int32)
         self._best = np.array(growing.best_survivals, np.float64)
         self._delta = np.ascontiguousarray(work.delta[cached_len - work.base_len :], np.int32)
-        self._slots = slots
-        assert slots.flags.c_contiguous, "slots are a view of one array"
+        self._slots = sequence.tables[group].slots
+        assert self._slots.flags.c_contiguous, "slots are a view of one array"
         self.tree = GrowingTree(
             growing.draw,
             growing.tau,
@@ -207,7 +200,7 @@ class _State:
             growing.min_tokens,
             len(self._stop_tokens),
             self._stop_tokens.ctypes.data,
-            slots.ctypes.data,
+            self._slots.ctypes.data,
             self._delta.ctypes.data,
             cached_len,
             len(self._delta),
@@ -219,7 +212,7 @@ class _State:
             growing.num_wanted,
             len(self._best),
             *_rows(self._tree),
-            *_rows(ints),
+            *_rows(self._leaves),
             self._leaf_survivals.ctypes.data,
             self._best.ctypes.data,
             *_rows(self._expanded),
@@ -231,9 +224,9 @@ class _State:
 
     def grown(self) -> Grown:
         tree = self.tree
-        count, num_children = tree.num_expanded, tree.num_nodes - self._growing.num_nodes
-        survivals = self._leaf_survivals[: tree.num_leaves]
-        leaves = zip((-survivals).tolist(), self._leaves[: tree.num_leaves].tolist(), strict=True)
+        count, num_children = tree.num_expanded, tree.num_nodes - self.growing.num_nodes
+        survivals, nodes = self._leaf_survivals[: tree.num_leaves], self._leaves[0]
+        leaves = zip((-survivals).tolist(), nodes[: tree.num_leaves].tolist(), strict=True)
         return Grown(
             self._expanded[0, :count].tolist(),
             self._expanded[1, :count].tolist(),

@@ -58,8 +58,13 @@ class GrowingModel(ctypes.Structure):
     )
 
 
-class GrowthBounds(ctypes.Structure):
-    """grow.cpp's Growth."""
+class GrowthRules(ctypes.Structure):
+    """grow.cpp's Growth: how trees grow, as in `LMOptions`.
+
+    vocab_size: tokens below it are candidates.  kept_share: as `KEPT_SHARE` of
+    `cluster.draft.live_tree`.  max_seconds: after so much of a call no pass begins.  interrupted,
+    scratch: are the call's own.
+    """
 
     _fields_ = (
         *((name, _INT64) for name in ("num_candidates", "num_children", "width", "max_rows")),
@@ -94,6 +99,6 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "RankedDraw": RankedDraw,
     "DrawShare": DrawShare,
     "GrowingModel": GrowingModel,
-    "Growth": GrowthBounds,
+    "Growth": GrowthRules,
     "GrowingTree": GrowingTree,
 }
