@@ -13,7 +13,6 @@ continuation needs the pages of the last window alone.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -44,11 +43,7 @@ class PrefixCache:
         self._entries: dict[tuple[Parent, bytes], CachedPage] = {}
         self._by_serial: dict[Parent, CachedPage] = {}
         self._by_page: list[dict[int, CachedPage]] = [{} for _ in range(num_groups)]
-        self._idle: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(num_groups)]
         self._last_serial = 0
-
-    def num_idle(self, group: int) -> int:
-        return len(self._idle[group])
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -91,39 +86,20 @@ class PrefixCache:
         entry.pages[group] = page
         self._by_page[group][page] = entry
 
-    def rest(self, group: int, page: int) -> bool:
-        """Keep a page that nobody holds any more as idle; False where it is not cached."""
-        if page not in self._by_page[group]:
-            return False
-        self._idle[group][page] = None
-        return True
+    def has(self, group: int, page: int) -> bool:
+        """True if an entry has the page."""
+        return page in self._by_page[group]
 
-    def wake(self, group: int, page: int) -> None:
-        """Take a page from the idle ones: it gets a holder again."""
-        del self._idle[group][page]
-
-    def is_idle(self, group: int, page: int) -> bool:
-        return page in self._idle[group]
-
-    def evict(self, group: int) -> int:
-        """Forget the group's least recently used idle page and return it."""
-        page, _ = self._idle[group].popitem(last=False)
-        entry = self._by_page[group].pop(page)
-        entry.pages[group] = None
-        self._tidy(entry)
-        return page
-
-    def _tidy(self, entry: CachedPage | None) -> None:
-        """Forget entries, from this one upwards, that no page and no child needs."""
+    def forget(self, group: int, page: int) -> None:
+        """Forget a page, and from its entry upwards the entries that no page and no child needs."""
+        found = self._by_page[group].pop(page)
+        found.pages[group] = None
+        entry: CachedPage | None = found
         while entry is not None and not entry.num_children and not _has_page(entry):
             del self._entries[entry.key], self._by_serial[entry.serial]
             entry = self._by_serial.get(entry.key[0])
             if entry is not None:
                 entry.num_children -= 1
-
-    def clear(self, group: int) -> list[int]:
-        """Forget all idle pages of a group and return them."""
-        return [self.evict(group) for _ in range(self.num_idle(group))]
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every entry is reachable and of use to some page."""
@@ -162,18 +138,15 @@ def num_usable(entries: Sequence[CachedPage], first: int, reaches: Sequence[Reac
     return usable
 
 
-# Which pages of a group of layers are free, held by sequences, or kept only by the prefix cache.
-#
-# Every page is in exactly one of the three states: free nobody knows it held `holders` sequences
-# use it; it may be in the prefix cache as well idle only the prefix cache keeps it; taken back,
-# least recently used first, when needed
-
-
 class PagePool:
-    """Counts holders of pages; allocation prefers neighbours and low numbers.
+    """The pages of one of the groups that share a prefix cache, each in one of three states.
 
-    A sequence whose pages are consecutive is attended without gathering, and low numbers keep the
-    touched memory small.  group: whose pages they are, of the groups that share a prefix cache.
+    free   nobody knows it
+    held   `holders` sequences use it; it may be in the prefix cache as well
+    idle   only the prefix cache keeps it; taken back, least recently used first, when needed
+
+    A page's neighbours and low numbers are allocated first: a sequence whose pages are consecutive
+    is attended without gathering, and low numbers keep the touched memory small.
     """
 
     def __init__(self, num_pages: int, prefix_cache: PrefixCache, group: int = 0) -> None:
@@ -183,10 +156,11 @@ class PagePool:
         self._free = bytearray(b"\x01" * num_pages)
         self.num_free = num_pages
         self._holders = [0] * num_pages
+        self._idle: dict[int, None] = {}  # the least recently used first
 
     @property
     def num_idle(self) -> int:
-        return self._prefix_cache.num_idle(self._group)
+        return len(self._idle)
 
     @property
     def num_held(self) -> int:
@@ -199,9 +173,7 @@ class PagePool:
     def allocate(self, after: int = -1) -> int:
         """A page with one holder, `after + 1` where that is free.  Needs num_available > 0."""
         if self.num_free == 0:
-            page = self._prefix_cache.evict(self._group)
-            self._holders[page] = 1
-            return page
+            self._take_back()
         page = after + 1
         if page >= self.num_pages or not self._free[page]:
             page = self._free.find(1)
@@ -213,7 +185,7 @@ class PagePool:
     def hold(self, page: int) -> None:
         """Count one more holder of a page that is held or idle."""
         if self._holders[page] == 0:
-            self._prefix_cache.wake(self._group, page)
+            del self._idle[page]
         self._holders[page] += 1
 
     def drop(self, page: int) -> None:
@@ -222,24 +194,34 @@ class PagePool:
         assert self._holders[page] >= 0, f"page {page} was dropped more often than held"
         if self._holders[page] > 0:
             return
-        if not self._prefix_cache.rest(self._group, page):
-            self._free[page] = 1
-            self.num_free += 1
+        if self._prefix_cache.has(self._group, page):
+            self._idle[page] = None
+        else:
+            self._set_free(page)
 
     def num_holders(self, page: int) -> int:
         return self._holders[page]
 
     def clear_idle(self) -> None:
         """Free every page that only the prefix cache keeps."""
-        for page in self._prefix_cache.clear(self._group):
-            self._free[page] = 1
-            self.num_free += 1
+        while self._idle:
+            self._take_back()
+
+    def _take_back(self) -> None:
+        """Free the idle page that was used least recently."""
+        page = next(iter(self._idle))
+        del self._idle[page]
+        self._prefix_cache.forget(self._group, page)
+        self._set_free(page)
+
+    def _set_free(self, page: int) -> None:
+        self._free[page] = 1
+        self.num_free += 1
 
     def check_integrity(self, holders: dict[int, int]) -> None:
         """Raise AssertionError unless the counts agree with `holders`, page to sequences."""
         for page, count in enumerate(self._holders):
             assert count == holders.get(page, 0), f"page {page}: {count} holders recorded"
-            idle = self._prefix_cache.is_idle(self._group, page)
-            states = (bool(self._free[page]), idle, count > 0)
+            states = (bool(self._free[page]), page in self._idle, count > 0)
             assert sum(states) == 1, f"page {page} is in states free, idle, held: {states}"
         assert self.num_free == self._free.count(1), "the free count is wrong"
