@@ -50,14 +50,11 @@ def derive_num_pages(
     if config.num_pages:
         return division.of(config.num_pages)
     wanted = division.cost(division.pages(max_context_len, max_context_len))
-    devices = {layer.device for layer in layers}
-    if any(device.type == "cpu" for device in devices):
-        page_bytes = sum(group.bytes_per_page() for group in groups)
-        affordable = (cpu_bytes(config, free_cpu_bytes()) - reserved_bytes) // page_bytes
-    else:
-        affordable = min(
-            _affordable_on_gpu(device, config, groups, reserved_bytes) for device in devices
-        )
+    affordable = min(
+        (_free_bytes(device, config) - reserved_bytes)
+        // sum(group.bytes_per_page(device) for group in groups)
+        for device in {layer.device for layer in layers}
+    )
     if affordable < 1:
         raise ConfigError(
             f"no memory is left for KV pages beside {config.model}; raise memory_fraction (now "
@@ -76,11 +73,7 @@ def derive_num_states(
     num_bytes, wanted = state_bytes(layers), wanted_states(config, layers)
     if not wanted or config.num_pages:
         return wanted
-    devices = {layer.device for layer in layers}
-    if any(device.type == "cpu" for device in devices):
-        free = cpu_bytes(config, free_cpu_bytes())
-    else:
-        free = min(_free_on_gpu(device, config) for device in devices)
+    free = min(_free_bytes(layer.device, config) for layer in layers)
     return max(_LEAST_STATES, min(wanted, (free - reserved_bytes) // 2 // num_bytes))
 
 
@@ -107,14 +100,10 @@ def gpu_share(config: EngineConfig) -> float:
     return _GPU_SHARE if config.memory_fraction is None else config.memory_fraction
 
 
-def _affordable_on_gpu(
-    device: torch.device, config: EngineConfig, groups: Sequence[LayerGroup], reserved_bytes: int
-) -> int:
-    budget = _free_on_gpu(device, config) - reserved_bytes
-    return max(0, budget) // sum(group.bytes_per_page(device) for group in groups)
-
-
-def _free_on_gpu(device: torch.device, config: EngineConfig) -> int:
+def _free_bytes(device: torch.device, config: EngineConfig) -> int:
+    """What may be taken of the device's memory beside what is in use."""
+    if device.type == "cpu":
+        return cpu_bytes(config, free_cpu_bytes())
     free, total = torch.cuda.mem_get_info(device)
     # What the caching allocator holds but does not use counts as free for us.
     reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
