@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -278,16 +279,17 @@ class Engine:
         forward_start = self._clock()
         with agreed:
             found = self.forward(schedule.picks, wanted, drawn)
-        times_s = self._clock() - forward_start, self._clock() - start
-        return Launched(schedule, found, tapped(schedule.picks, found.taps), *times_s)
+        now, rows = self._clock(), tapped(schedule.picks, found.taps)
+        return Launched(schedule, found, schedule.summary(now - forward_start, now - start, rows))
 
     def _finish(self, launched: Launched, lost: Collection[str] = ()) -> list[Output]:
         start = self._clock()
         outputs = launched.commit(self.page_owners, lost)
         for name in [*lost, *(each.request_id for each in outputs)]:
             self._waiting.pop(name, None)
-        launched.step_time_s += self._clock() - start
-        self._last_step = launched.summary, launched.found.events
+        step_time_s = launched.summary.step_time_s + self._clock() - start
+        summary = replace(launched.summary, step_time_s=step_time_s)
+        self._last_step = summary, launched.found.events
         return outputs
 
     def retain(self, request_id: str, path: Sequence[int], keep: Sequence[int] = ()) -> None:

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from cluster.engine.memory.page_owners import PageOwners
 from cluster.engine.paths import StepOutputs
 from cluster.engine.schedule.scheduler import Schedule
-from cluster.engine.taps import Taps
 from cluster.engine.work import Output, StepSummary
+from cluster.records import record
 
 
-@dataclass(slots=True)
+@record
 class Launched:
     """schedule: its picks are in the order of the rows.  found: a GPU may still be at it.
-    forward_time_s, step_time_s: of the host, so far."""
+    summary: with the host's times until it was launched."""
 
     schedule: Schedule
     found: StepOutputs
-    taps: Taps | None
-    forward_time_s: float
-    step_time_s: float
+    summary: StepSummary
 
     def commit(self, owners: PageOwners, lost: Collection[str]) -> list[Output]:
         """Record what has been written, and answer the works that are over.
@@ -44,7 +41,3 @@ class Launched:
             sequence.tree = pick.work.tree
             outputs.append(Output(name, rows, None, None, pick.work.top(rows), num_cached))
         return outputs
-
-    @property
-    def summary(self) -> StepSummary:
-        return self.schedule.summary(self.forward_time_s, self.step_time_s, self.taps)
