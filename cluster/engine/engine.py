@@ -23,7 +23,7 @@ from cluster.engine.adapters import Adapters
 from cluster.engine.cpu.growth import TreeGrower
 from cluster.engine.graphs.capture import Capture
 from cluster.engine.growth import ResidentGrowth
-from cluster.engine.limits import EngineLimits, unserved
+from cluster.engine.limits import EngineLimits
 from cluster.engine.loading import progress, self_check
 from cluster.engine.loading.identity import identify
 from cluster.engine.loading.model import ExtraLayers, LoadedModel, load_model
@@ -217,13 +217,11 @@ class Engine:
         """Queue one work; a step answers it.  Raises ProtocolError if the request has one."""
         self._check_idle(work.request_id)
         self._blocked = False
-        error = unserved(work, self.adapters)
-        if error is None:
-            self._tell("submit", work)
-            error = self.limits.refusal(work)
+        error = self.limits.refusal(work, self.adapters)
         if error is not None:
             self._refused[work.request_id] = Output(work.request_id, error=error)
             return
+        self._tell("submit", work)
         self.page_owners.enter(work.request_id).pending = Pending(work)
         self._waiting[work.request_id] = None
 

@@ -59,10 +59,18 @@ class EngineLimits:
         digest = hashlib.blake2b(told.encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little", signed=True)
 
-    def refusal(self, work: Work) -> RequestError | None:
-        """The error for a work that makes no sense or that no schedule can ever run."""
+    def refusal(self, work: Work, adapters: Container[int]) -> RequestError | None:
+        """The error for a work that no schedule can ever run, or that asks for what there is not.
+
+        adapters: the indices that rows may have.
+        The shapes of trees are checked where they come in (`cluster.spec.tree_check`)."""
+        if work.adapter not in adapters:
+            return RequestError(
+                f"adapter {work.adapter} is asked for, which is not loaded; use 0 for none or the "
+                "index of one that is"
+            )
         too_large = self.too_large(work.context_len, len(work.tree))
-        return _malformed(work, self.vocab_size) or too_large or self._too_wide(work)
+        return self._foreign(work) or too_large or self._too_wide(work)
 
     def too_large(self, context_len: int, num_nodes: int) -> RequestError | None:
         """The error for a text with live nodes behind it that the cache can never hold."""
@@ -80,6 +88,15 @@ class EngineLimits:
                 )
         return None
 
+    def _foreign(self, work: Work) -> RequestError | None:
+        for name, token_ids in (("delta", work.delta), ("tree", work.tree.token_ids)):
+            # One comparison for both ends: a negative id is a large one without its sign.
+            if len(token_ids) and token_ids.view(np.uint32).max() >= self.vocab_size:
+                return RequestError(
+                    f"the {name} holds token ids outside the vocabulary 0..{self.vocab_size - 1}"
+                )
+        return None
+
     def _too_wide(self, work: Work) -> RequestError | None:
         if work.num_new_nodes + 1 > self.max_rows:
             return RequestError(
@@ -87,42 +104,3 @@ class EngineLimits:
                 "send fewer or raise engine.max_batch_tokens"
             )
         return None
-
-
-def unserved(work: Work, adapters: Container[int]) -> RequestError | None:
-    """The error for a work that asks for what no path serves.
-
-    Only the leading rank knows what is asked for, so only that one may refuse it.  adapters: the
-    indices that rows may have."""
-    if work.adapter not in adapters:
-        return RequestError(
-            f"adapter {work.adapter} is asked for, which is not loaded; use 0 for none or the "
-            "index of one that is"
-        )
-    if work.num_top < 0:
-        return RequestError(f"num_top is {work.num_top}; give a count from 0")
-    return None
-
-
-def _malformed(work: Work, vocab_size: int) -> RequestError | None:
-    """The error for a work that makes no sense; its arrays may come from another machine."""
-    tree = work.tree
-    if work.base_len < 0:
-        return RequestError(f"base_len {work.base_len} is negative")
-    if not 0 <= work.num_cached_nodes <= len(tree) or (work.num_cached_nodes and len(work.delta)):
-        return RequestError(
-            f"num_cached_nodes {work.num_cached_nodes} with a tree of {len(tree)} nodes and a "
-            f"delta of {len(work.delta)} tokens; cached nodes need an empty delta"
-        )
-    if len(tree.parents) != len(tree):
-        return RequestError(f"a tree has {len(tree)} token ids and {len(tree.parents)} parents")
-    for node, parent in enumerate(tree.parents.tolist()):
-        if not -1 <= parent < node:
-            return RequestError(f"node {node} has parent {parent}; parents stand before children")
-    for name, token_ids in (("delta", work.delta), ("tree", tree.token_ids)):
-        # One comparison for both ends: a negative id is a large one without its sign.
-        if len(token_ids) and token_ids.view(np.uint32).max() >= vocab_size:
-            return RequestError(
-                f"the {name} holds token ids outside the vocabulary 0..{vocab_size - 1}"
-            )
-    return None

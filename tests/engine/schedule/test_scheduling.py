@@ -233,12 +233,6 @@ def test_releasing_a_pending_work_cancels_it(llama_folder: Path) -> None:
         (Work("a", 0, token_array([288])), "0..287"),
         (Work("a", 0, token_array([-1])), "0..287"),
         (Work("a", 0, prompt(1), TokenTree.of([288], [-1])), "0..287"),
-        (Work("a", 0, prompt(1), TokenTree.of([5], [0])), "parents stand before"),
-        (Work("a", 0, prompt(1), TokenTree.of([5], [-2])), "parents stand before"),
-        (Work("a", 0, prompt(1), TokenTree.of([5], [])), "0 parents"),
-        (Work("a", -1, prompt(1)), "negative"),
-        (Work("a", 0, prompt(1), TokenTree.of([5], [-1]), 1), "empty delta"),
-        (Work("a", 0, EMPTY_TOKENS, TokenTree.of([5], [-1]), 2), "num_cached_nodes 2"),
     ],
 )
 def test_works_that_can_never_run_are_answered_with_the_remedy(
