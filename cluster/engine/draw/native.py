@@ -28,7 +28,6 @@ _SIGNATURES: Signatures = {
         ctypes.c_int64,
         [_POINTER, _LONG, _LONG, _FLOAT, _LONG, *[_POINTER] * 3, _INT],
     ),
-    "gumbel_tokens": (None, [*[_POINTER] * 4, _LONG, _LONG, _POINTER]),
     "rank_tokens": (None, [_POINTER, *[_LONG] * 4, *[_POINTER] * 4, _INT]),
     "max_ranked": (_LONG, []),
 }
@@ -41,7 +40,6 @@ def declare(library: ctypes.CDLL, signatures: Signatures) -> None:
         function.restype, function.argtypes = result, arguments
 
 
-Seeds = npt.NDArray[np.uint64]
 Integers = npt.NDArray[np.int64]
 Doubles = npt.NDArray[np.float64]
 
@@ -138,18 +136,6 @@ class DrawKernels:
                 if count > 1:
                     close.append((row, found[row, :count] if count <= _MAX_FINALISTS else None))
         return Winners(np.frombuffer(token_ids, dtype=np.int32), close)
-
-    def gumbel(
-        self, seeds: Seeds, positions: Integers, token_ids: Integers, streams: Integers
-    ) -> npt.NDArray[np.float32]:
-        """`cluster.spec.noise.gumbel` to 1e-5: float32[rows, m] for token_ids [rows, m], all others
-        [rows]."""
-        keys = [np.ascontiguousarray(each) for each in (seeds, positions, streams, token_ids)]
-        noise = np.empty(token_ids.shape, dtype=np.float32)
-        self._library.gumbel_tokens(
-            *(each.ctypes.data for each in keys), *token_ids.shape, noise.ctypes.data
-        )
-        return noise
 
     def rank(
         self,

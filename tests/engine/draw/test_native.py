@@ -11,10 +11,11 @@ import torch
 
 from cluster.core import SamplingParams, TokenArray, TokenTree, token_array
 from cluster.engine.cpu.kernels import Kernels
+from cluster.engine.draw.native import RankedDraw
 from cluster.messages import Open
 from cluster.spec.logits_hook import TokenMask
 from cluster.spec.logprobs import top_tokens
-from cluster.spec.noise import gumbel, gumbel_rows
+from cluster.spec.noise import gumbel_rows
 from cluster.worker.target_sequence import BatchDraws, TargetSequence
 from cluster.worker.texts import TargetText
 from tests.support.choices import pairwise
@@ -174,24 +175,15 @@ def test_near_ties_are_decided_by_the_exact_noise(
 
 def test_its_noise_is_far_more_exact_than_the_margin_asks(kernels: Kernels) -> None:
     generator = np.random.default_rng(12)
-    num_rows, vocab_size = 100, 20_000
-    seeds = generator.integers(0, 2**64, num_rows, dtype=np.uint64)
-    positions, streams = generator.integers(0, 5000, num_rows), generator.integers(0, 4, num_rows)
-    exact = gumbel_rows(seeds.tolist(), positions.tolist(), streams.tolist(), vocab_size)
-    ids = np.tile(np.arange(vocab_size), (num_rows, 1))
-    found = kernels.draws.gumbel(seeds, positions, ids, streams)
-    assert float(np.abs(found - exact).max()) < 1e-5
-
-
-@pytest.mark.parametrize("width", [1, 5, 16, 33])
-def test_single_tokens_have_their_noise(kernels: Kernels, width: int) -> None:
-    generator = np.random.default_rng(width)
-    seeds = generator.integers(0, 2**64, 20, dtype=np.uint64)
-    positions, streams = generator.integers(0, 5000, 20), generator.integers(0, 4, 20)
-    ids = generator.integers(0, 200_000, (20, width))
-    expected = gumbel(seeds[:, None], positions[:, None], ids, streams[:, None])
-    found = kernels.draws.gumbel(seeds, positions, ids, streams)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    num_rows, vocab_size = 400, kernels.draws.max_ranked
+    seeds = generator.integers(0, 2**64, num_rows, dtype=np.uint64).tolist()
+    positions = generator.integers(0, 5000, num_rows).tolist()
+    streams = generator.integers(0, 4, num_rows).tolist()
+    keys = zip(seeds, positions, streams, strict=True)
+    draws = [RankedDraw(*key, 0, 1.0, 1.0, 0.0, None) for key in keys]
+    token_ids, found = kernels.draws.rank(torch.zeros(num_rows, vocab_size), vocab_size, draws)
+    exact = gumbel_rows(seeds, positions, streams, vocab_size)
+    assert float(np.abs(found - np.take_along_axis(exact, token_ids, 1)).max()) < 1e-5
 
 
 @pytest.mark.parametrize(
