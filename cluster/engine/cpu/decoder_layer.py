@@ -15,13 +15,12 @@ from cluster.engine.attention.cpu import NativePlan
 from cluster.engine.attention.seam import AttentionStep
 from cluster.engine.comparison import Comparison
 from cluster.engine.cpu.kernels import Kernels
-from cluster.engine.cpu.layers import NativeMLP, NativeRMSNorm
+from cluster.engine.cpu.layers import JOINED, NativeMLP, NativeRMSNorm
 from cluster.engine.cpu.packed_linear import PackedLinear
 from cluster.engine.cpu.structures import PRODUCT_NAMES, Rows, Weights
 from cluster.engine.decoder import LayerParts, layer_parts
 
 _TOLERANCE = 1e-5
-_JOINED = frozenset({"qkv_product"})
 _CACHE_DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -111,7 +110,7 @@ def native_layer(
     outputs and cache.
 
     To be called when its parts are fused and packed.  rotary: the model's cosines and sines."""
-    parts = layer_parts(layer, _JOINED)
+    parts = layer_parts(layer, frozenset({JOINED}))
     if (
         parts is None
         or not isinstance(parts.mlp, NativeMLP)

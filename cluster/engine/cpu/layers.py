@@ -7,7 +7,7 @@ the original on random rows first: an unusual variant stays as it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeGuard
 
 import torch
@@ -15,12 +15,13 @@ from torch.overrides import TorchFunctionMode
 
 from cluster.engine.comparison import is_close
 from cluster.engine.cpu.kernels import Kernels
-from cluster.engine.cpu.packed_linear import PackedLinear, is_packable
+from cluster.engine.cpu.packed_linear import PackedLinear, is_packable, without_numbers
 from cluster.models.experts import Experts, linear_of
 
-# Layers that are given the same input, by the names that transformers' models use, and the name of
-# their product.
-_SIBLINGS = {"qkv_product": ("q_proj", "k_proj", "v_proj")}
+# Layers that are given the same input, by the names that transformers' models use.
+_SIBLINGS = ("q_proj", "k_proj", "v_proj")
+# The name of their product, beside them.
+JOINED = "qkv_product"
 _CONVERSIONS = (torch.Tensor.type, torch.Tensor.to, torch.Tensor.float)
 _CHECKED_ROWS = 3
 _TOLERANCE = 1e-5
@@ -45,14 +46,13 @@ class NativeMLP(torch.nn.Module):
 
     ORIGINALS: the layers that each product computes."""
 
-    ORIGINALS: ClassVar = {"gate_up": ("gate_proj", "up_proj"), "down": ("down_proj",)}
+    ORIGINALS: ClassVar[Mapping[str, tuple[str, ...]]] = {"gate_up": ("gate_proj", "up_proj"), "down": ("down_proj",)}
 
-    def __init__(self, kernels: Kernels, mlp: torch.nn.Module) -> None:
+    def __init__(self, kernels: Kernels, mlp: Any) -> None:
         super().__init__()
         self._kernels = kernels
-        children = dict(mlp.named_children())
-        self.gate_up = joined([children["gate_proj"], children["up_proj"]], kernels)
-        self.down = PackedLinear(_linear(children["down_proj"]), kernels)
+        self.gate_up = joined([mlp.gate_proj, mlp.up_proj], kernels)
+        self.down = PackedLinear(mlp.down_proj, kernels)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """rows [..., size] -> the same shape."""
@@ -81,23 +81,17 @@ class _Siblings:
     def __init__(self, product: PackedLinear, num_parts: int) -> None:
         self._product = product
         self._num_parts = num_parts
-        self._rows: torch.Tensor | None = None
-        self._version = 0
-        self._output: torch.Tensor | None = None
-        self._left: set[int] = set()
+        self._kept: tuple[torch.Tensor, torch.Tensor] | None = None  # rows, and all parts of them
+        self._left = 0
 
-    def part(self, index: int, rows: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-        version = 0 if rows.is_inference() else rows._version
-        is_same = rows is self._rows and version == self._version
-        if self._output is None or not is_same or index not in self._left:
-            self._rows, self._version = rows, version
-            self._output = self._product.product(rows)
-            self._left = set(range(self._num_parts))
-        output = self._output[..., start:stop]
-        self._left.discard(index)
+    def part(self, rows: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+        if self._kept is None or self._kept[0] is not rows:
+            self._kept, self._left = (rows, self._product.product(rows)), self._num_parts
+        output = self._kept[1]
+        self._left -= 1
         if not self._left:
-            self._rows = self._output = None
-        return output
+            self._kept = None
+        return output[..., start:stop]
 
 
 class SiblingLinear(torch.nn.Module):
@@ -105,24 +99,18 @@ class SiblingLinear(torch.nn.Module):
 
     weight: torch.Tensor
 
-    def __init__(
-        self, linear: torch.nn.Linear, siblings: _Siblings, index: int, start: int
-    ) -> None:
+    def __init__(self, linear: torch.nn.Linear, siblings: _Siblings, start: int) -> None:
         super().__init__()
         self.in_features = linear.in_features
         self.out_features = linear.out_features
         self._siblings = siblings
-        self._index = index
         self._start = start
-        # As PackedLinear's: shape and dtype without the numbers.
-        empty = linear.weight.detach().new_full((1, 1), torch.nan).expand(linear.weight.shape)
-        self.register_buffer("weight", empty, False)
+        self.register_buffer("weight", without_numbers(linear.weight), False)
         self.bias = linear.bias
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """rows [..., in_features] -> [..., out_features], a view of all siblings' output."""
-        stop = self._start + self.out_features
-        return self._siblings.part(self._index, rows, self._start, stop)
+        return self._siblings.part(rows, self._start, self._start + self.out_features)
 
 
 class NativeRouter(TorchFunctionMode):
@@ -171,8 +159,7 @@ def fuse_layers(module: torch.nn.Module, kernels: Kernels) -> int:
             if fused is not None:
                 setattr(parent, name, fused)
                 num_fused += 1
-        for product, names in _SIBLINGS.items():
-            num_fused += _join_siblings(parent, product, names, kernels)
+        num_fused += _join_siblings(parent, kernels)
     return num_fused
 
 
@@ -180,63 +167,46 @@ def products(module: torch.nn.Module) -> Iterator[tuple[PackedLinear, tuple[str,
     """Every packed layer with the names of the linear layers that it computes, as they were before
     they were fused, in the order of its outputs."""
     for parent_name, parent in module.named_modules():
-        originals = NativeMLP.ORIGINALS if isinstance(parent, NativeMLP) else _SIBLINGS
+        originals = NativeMLP.ORIGINALS if isinstance(parent, NativeMLP) else {JOINED: _SIBLINGS}
         for name, child in parent.named_children():
             if isinstance(child, PackedLinear):
                 prefix = f"{parent_name}." if parent_name else ""
                 yield child, tuple(prefix + each for each in originals.get(name, (name,)))
 
 
-def joined(layers: Sequence[torch.nn.Module], kernels: Kernels) -> PackedLinear:
+def joined(layers: Sequence[torch.nn.Linear], kernels: Kernels) -> PackedLinear:
     """Linear layers of one input as one, outputs side by side."""
-    linears = [_linear(layer) for layer in layers]
-    has_bias = linears[0].bias is not None
-    weight = torch.cat([each.weight for each in linears])
-    bias = torch.cat([each.bias for each in linears]) if has_bias else None
+    has_bias = layers[0].bias is not None
+    weight = torch.cat([each.weight for each in layers])
+    bias = torch.cat([each.bias for each in layers]) if has_bias else None
     return PackedLinear(linear_of(weight, bias), kernels)
 
 
-def _linear(module: torch.nn.Module) -> torch.nn.Linear:
-    assert isinstance(module, torch.nn.Linear)
-    return module
-
-
 def _fused(module: torch.nn.Module, kernels: Kernels) -> torch.nn.Module | None:
-    for candidate in _candidates(module, kernels):
-        make, size = candidate
-        made = make()
-        if _agree(module, made, size):
-            return made
-    return None
-
-
-def _candidates(
-    module: torch.nn.Module, kernels: Kernels
-) -> Iterator[tuple[Callable[[], torch.nn.Module], int]]:
-    """Makers of modules that could replace this one, each with the size of its input."""
+    """What could replace the module, if it computes the same."""
     if isinstance(module, NativeRMSNorm):
-        return  # it was replaced before
+        return None  # it was replaced before
     if module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook"):
-        return
-    children = dict(module.named_children())
+        return None
+    children: dict[str, Any] = dict(module.named_children())
     if type(module).__name__.endswith("RMSNorm") and not children:
         weight = getattr(module, "weight", None)
         epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-        if _is_plain_vector(weight) and isinstance(epsilon, float):
-            yield lambda: NativeRMSNorm(kernels, weight, epsilon), len(weight)
-    elif {"gate_proj", "up_proj", "down_proj"} <= children.keys():
-        parts = [children[name] for name in ("gate_proj", "up_proj", "down_proj")]
-        if not all(isinstance(part, torch.nn.Linear) for part in parts):
-            return
-        others = [child for child in children.values() if child not in parts]
-        gate, up = _linear(parts[0]), _linear(parts[1])
-        if (
-            all(is_packable(part) and part.weight.dtype == torch.float32 for part in parts)
-            and (gate.bias is None) == (up.bias is None)
-            and gate.weight.shape == up.weight.shape
-            and not any(each.numel() for other in others for each in other.parameters())
-        ):
-            yield lambda: NativeMLP(kernels, module), gate.in_features
+        if not (_is_plain_vector(weight) and isinstance(epsilon, float)):
+            return None
+        norm = NativeRMSNorm(kernels, weight, epsilon)
+        return norm if _agree(module, norm, len(weight)) else None
+    if not {"gate_proj", "up_proj", "down_proj"} <= children.keys():
+        return None
+    gate, up = children["gate_proj"], children["up_proj"]
+    if (
+        not _are_joinable([gate, up])
+        or gate.out_features != up.out_features
+        or not _is_plain(children["down_proj"])
+    ):
+        return None
+    mlp = NativeMLP(kernels, module)
+    return mlp if _agree(module, mlp, gate.in_features) else None
 
 
 def _route(mixture: torch.nn.Module, experts: Experts, kernels: Kernels) -> None:
@@ -276,26 +246,32 @@ def _agree(original: torch.nn.Module, fused: torch.nn.Module, size: int) -> bool
         return is_close(expected, fused(rows), _TOLERANCE)
 
 
-def _join_siblings(
-    parent: torch.nn.Module, product_name: str, names: Sequence[str], kernels: Kernels
-) -> int:
-    children = dict(parent.named_children())
-    layers = [children[name] for name in names if name in children]
-    if len(layers) < len(names) or not all(
-        is_packable(layer)
-        and layer.weight.dtype == torch.float32
+def _join_siblings(parent: torch.nn.Module, kernels: Kernels) -> int:
+    """Compute an attention's products of one input as one; returns how many times."""
+    layers: list[Any] = [getattr(parent, name, None) for name in _SIBLINGS]
+    if not _are_joinable(layers):
+        return 0
+    product = joined(layers, kernels)
+    siblings = _Siblings(product, len(layers))
+    start = 0
+    for name, layer in zip(_SIBLINGS, layers, strict=True):
+        setattr(parent, name, SiblingLinear(layer, siblings, start))
+        start += layer.out_features
+    # Kept where the other products are found, and freed with the parent.
+    parent.register_module(JOINED, product)
+    return 1
+
+
+def _are_joinable(layers: Sequence[Any]) -> bool:
+    """True if they may be one product: plain ones of one input, all with a bias or none with one.
+    """
+    return all(
+        _is_plain(layer)
         and layer.in_features == layers[0].in_features
         and (layer.bias is None) == (layers[0].bias is None)
         for layer in layers
-    ):
-        return 0
-    product = joined(layers, kernels)
-    siblings = _Siblings(product, len(names))
-    start = 0
-    for index, name in enumerate(names):
-        linear = _linear(children[name])
-        setattr(parent, name, SiblingLinear(linear, siblings, index, start))
-        start += linear.out_features
-    # Kept where the other products are found, and freed with the parent.
-    parent.register_module(product_name, product)
-    return 1
+    )
+
+
+def _is_plain(layer: Any) -> bool:
+    return is_packable(layer) and layer.weight.dtype == torch.float32

@@ -46,8 +46,7 @@ class PackedLinear(torch.nn.Module):
     """A linear layer for inference: y = x W^T + b.
 
     `weight` has the shape, dtype and device of W and none of its numbers (it takes no memory);
-    they are in the packed form.  What it has is no number, so that the check at load finds out who
-    reads it.  `format`: how our kernels multiply them.  `weights`: their format
+    they are in the packed form.  `format`: how our kernels multiply them.  `weights`: their format
     in memory, with the bits and the group of those in groups.
     """
 
@@ -78,9 +77,7 @@ class PackedLinear(torch.nn.Module):
         is_bf16 = packed.dtype == torch.bfloat16
         self.format = Format.BF16 if is_bf16 else Format.FLOAT32
         self.weights = "bf16" if is_bf16 else "float32"
-        self.register_buffer(
-            "weight", weight.new_full((1, 1), torch.nan).expand(weight.shape), False
-        )
+        self.register_buffer("weight", without_numbers(weight), False)
         self.number = next(_numbers)
         packed_layers[self.number] = self
 
@@ -126,6 +123,12 @@ class PackedLinear(torch.nn.Module):
                 rows, self.packed, self.bias, "none", [], ""
             )
         return product
+
+
+def without_numbers(weight: torch.Tensor) -> torch.Tensor:
+    """A tensor of the weight's shape, dtype and device that takes no memory and holds no numbers,
+    so that the check at load finds out who reads it."""
+    return weight.detach().new_full((1, 1), torch.nan).expand(weight.shape)
 
 
 def choose_kernels(module: torch.nn.Module, *, only_native: bool = False) -> Kernels | None:
