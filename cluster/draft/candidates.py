@@ -85,9 +85,9 @@ def rank_rows(
     # With a model on the CPU the kernels are already loaded; otherwise this would compile them.
     native = kernels.load() if logits.device.type == "cpu" else None
     count = min(num_candidates, logits.shape[1])
-    if native is not None and count <= native.draws.max_ranked and _are_unprocessed(logits, rows):
+    if native is not None and count <= native.max_ranked and _are_unprocessed(logits, rows):
         draws = [ranked_draw(row.params, row.position, vocabulary) for row in rows]
-        columns, scores = native.draws.rank(logits, count, draws)
+        columns, scores = native.rank(logits, count, draws)
         return RankedRows(_target_ids(columns, vocabulary), scores)
     values, ids = torch.topk(_with_bias(logits, rows, vocabulary), count, dim=-1)
     weights = values.cpu().numpy().astype(np.float64)

@@ -53,9 +53,9 @@ class Work:
         if not self.num_top:
             return None
         native = kernels.load() if logits.device.type == "cpu" else None
-        if native is None or self.num_top > native.draws.max_ranked:
+        if native is None or self.num_top > native.max_ranked:
             return top_tokens(logits, self.num_top)
-        return native.draws.top(logits, self.num_top)
+        return native.top(logits, self.num_top)
 
     @property
     def context_len(self) -> int:

@@ -90,8 +90,7 @@ class Verifier:
         self._engine, self.pace = engine, engine.pace
         self._open_hook = open_hook
         self._clock = clock
-        native = kernels.load() if engine.device.type == "cpu" else None
-        self._native = None if native is None else native.draws
+        self._native = kernels.load() if engine.device.type == "cpu" else None
         self._fused = fused_draw(engine.device, engine.vocab_size)
         self._sequences: dict[str, TargetSequence] = {}
         self._num_beam_rows = 0  # in the engine's answers of the present step

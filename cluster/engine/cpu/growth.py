@@ -107,7 +107,7 @@ class TreeGrower:
 
     @property
     def max_candidates(self) -> int:
-        return self._kernels.draws.max_ranked
+        return self._kernels.max_ranked
 
     def interrupt(self) -> None:
         """End the call under way, or else the next one, after a pass; from any thread."""

@@ -77,22 +77,20 @@ class Format(enum.IntEnum):
     GROUPS = 3
 
 
-class Kernels:
-    """The compiled functions.
+class Kernels(DrawKernels):
+    """The compiled functions, those over the vocabulary among them.
 
-    num_threads: that one call may use.  lanes: floats in a vector; attention wants heads of a
+    lanes: floats in a vector; attention wants heads of a
     multiple of it.  max_sharing: query heads per key head at most.  block: outputs that a packed
     weight's blocks hold.  multiplies_bf16: whether BF16_PRODUCTS has instructions here; without
     any it gives nearly the same numbers, slowly.  products: the instructions that multiply groups,
-    a name in `cpp.products`.  draws: those over the vocabulary.  build, sources: see `cpp.Native`.
+    a name in `cpp.products`.  build, sources: see `cpp.Native`.
     """
 
     def __init__(self, library: ctypes.CDLL, build: str, sources: str = "") -> None:
-        self.build, self.sources = build, sources
+        super().__init__(library)
         declare(library, _SIGNATURES)
-        self._library = library
-        self.draws = DrawKernels(library)
-        self.num_threads = 1
+        self.build, self.sources = build, sources
         self.block: int = library.linear_block()
         self.lanes: int = library.attention_limit(0)
         self.max_sharing: int = library.attention_limit(1)
@@ -102,14 +100,6 @@ class Kernels:
         if not self.products:
             named = ", ".join(cpp.products())
             raise ConfigError.at("DRAFTHOUSE_NATIVE", f"the native code has no {named} here")
-
-    @property
-    def num_threads(self) -> int:
-        return self._num_threads
-
-    @num_threads.setter
-    def num_threads(self, num_threads: int) -> None:
-        self._num_threads = self.draws.num_threads = num_threads
 
     def attends(self, num_heads: int, layer: LayerSpec) -> bool:
         """True if `attention` can compute a layer with so many query heads, or need not."""

@@ -41,7 +41,7 @@ def evaluated(
 
 
 def assert_equal_draws(kernels: Kernels, batch: list[TargetSequence]) -> None:
-    expected, found = BatchDraws(batch).taken(), BatchDraws(batch, kernels.draws).taken()
+    expected, found = BatchDraws(batch).taken(), BatchDraws(batch, kernels).taken()
     assert [each.tolist() for each in found] == [each.tolist() for each in expected]
 
 
@@ -79,7 +79,7 @@ def test_draws_are_those_of_the_whole_noise(
         parents = [-1, 0, 0, -1, 3, 4, 2, 0]
         batch.append(evaluated(params, logits, parents, int(generator.integers(5000))))
     assert_equal_draws(kernels, batch)
-    found = BatchDraws(batch, kernels.draws).taken()
+    found = BatchDraws(batch, kernels).taken()
     assert all(each[[3, 4, 6]].tolist() == [-1, -1, -1] for each in found)
 
 
@@ -96,9 +96,7 @@ def test_what_is_done_to_the_logits_before_the_draw_is_done(
         SamplingParams(temperature, seed=5, min_tokens=9, stop_token_ids=(3, 4)),
     ]
     assert_equal_draws(kernels, [evaluated(params, logits) for params in (plain, *adjusted)])
-    assert (
-        BatchDraws([evaluated(adjusted[0], logits)], kernels.draws).taken()[0].tolist() == [7] * 5
-    )
+    assert BatchDraws([evaluated(adjusted[0], logits)], kernels).taken()[0].tolist() == [7] * 5
     assert torch.equal(logits, untouched)
 
 
@@ -142,7 +140,7 @@ def test_masked_draws_are_those_of_the_masked_law(
     untouched = logits.clone()
     batch = [masked, evaluated(params, logits), evaluated(replace(params, seed=6), logits)]
     assert_equal_draws(kernels, batch)
-    found = BatchDraws(batch, kernels.draws).taken()[0].tolist()
+    found = BatchDraws(batch, kernels).taken()[0].tolist()
     assert allowed[0, found[0]]
     assert found[1] == vocab_size - 1
     assert found[3] == found[4] == -1
@@ -175,13 +173,13 @@ def test_near_ties_are_decided_by_the_exact_noise(
 
 def test_its_noise_is_far_more_exact_than_the_margin_asks(kernels: Kernels) -> None:
     generator = np.random.default_rng(12)
-    num_rows, vocab_size = 400, kernels.draws.max_ranked
+    num_rows, vocab_size = 400, kernels.max_ranked
     seeds = generator.integers(0, 2**64, num_rows, dtype=np.uint64).tolist()
     positions = generator.integers(0, 5000, num_rows).tolist()
     streams = generator.integers(0, 4, num_rows).tolist()
     keys = zip(seeds, positions, streams, strict=True)
     draws = [RankedDraw(*key, 0, 1.0, 1.0, 0.0, None) for key in keys]
-    token_ids, found = kernels.draws.rank(torch.zeros(num_rows, vocab_size), vocab_size, draws)
+    token_ids, found = kernels.rank(torch.zeros(num_rows, vocab_size), vocab_size, draws)
     exact = gumbel_rows(seeds, positions, streams, vocab_size)
     assert float(np.abs(found - np.take_along_axis(exact, token_ids, 1)).max()) < 1e-5
 
@@ -196,7 +194,7 @@ def test_the_most_probable_tokens_are_those_of_the_whole_law(
     logits = torch.randn(num_rows, vocab_size) * 4
     logits[:, 3] = logits[:, 1]  # of equal ones the lower id comes first
     logits[0, 4] = -torch.inf
-    found, wanted = kernels.draws.top(logits, num_top), top_tokens(logits, num_top)
+    found, wanted = kernels.top(logits, num_top), top_tokens(logits, num_top)
     assert found.token_ids.tolist() == wanted.token_ids.tolist()
     assert found.token_ids.dtype == wanted.token_ids.dtype
     np.testing.assert_allclose(found.logprobs, wanted.logprobs, atol=1e-5, rtol=1e-6)
