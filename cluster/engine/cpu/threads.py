@@ -33,16 +33,14 @@ def configure_threads(config: EngineConfig) -> int:
     return threads
 
 
-def spare_torch_threads() -> None:
-    """Leave torch one thread: our kernels do all that is worth several, and torch's threads would
-    only wait for each other.  Changes nothing in a process whose threads `configure_threads` did
-    not set."""
-    if _are_ours:
-        torch.set_num_threads(1)
+def divide_cores(config: EngineConfig, *, is_native: bool) -> None:
+    """Leave torch one thread where our kernels do all that is worth several, for its threads would
+    only wait for each other, else half the cores, as without our kernels.
 
-
-def spare_cores(config: EngineConfig) -> None:
-    """Give torch half the cores, as without our kernels: its own do the work after all.
     Changes nothing in a process whose threads `configure_threads` did not set."""
-    if _are_ours and config.threads == 0:
+    if not _are_ours:
+        return
+    if is_native:
+        torch.set_num_threads(1)
+    elif config.threads == 0:
         torch.set_num_threads(max(1, num_cores() // 2 // config.tensor_parallel))

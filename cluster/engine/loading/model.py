@@ -23,7 +23,7 @@ from cluster.engine.cpu.causal_lm import NativeForward, native_forward
 from cluster.engine.cpu.layers import fuse_layers
 from cluster.engine.cpu.narrow import can_widen, unstack_experts
 from cluster.engine.cpu.packed_linear import choose_kernels, is_native, pack_linears
-from cluster.engine.cpu.threads import spare_cores, spare_torch_threads
+from cluster.engine.cpu.threads import divide_cores
 from cluster.engine.device import (
     computes,
     convert,
@@ -198,10 +198,7 @@ def load_model(
         if not is_widened:
             warn_of_emulation(layers[0].dtype)
         return_freed_memory()
-        if is_native(module):
-            spare_torch_threads()
-        else:
-            spare_cores(config)
+        divide_cores(config, is_native=is_native(module))
     if config.reproducible:
         check_reproducible(module, config, device, text_config, layers)
     loaded = LoadedModel(

@@ -35,7 +35,7 @@ def engine(request: pytest.FixtureRequest, checkpoint_factory: Callable[..., Pat
 
 @pytest.fixture(autouse=True)
 def one_torch_thread() -> Iterator[None]:
-    """As in a worker process (`spare_torch_threads`)."""
+    """As in a worker process (`divide_cores`)."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
