@@ -132,13 +132,12 @@ class NativeForward:
         """True if steps on this cache run natively whatever their rows: it was the last one's."""
         return self._cache is cache and self._chain.cache_dtype is not None
 
-    def growing_model(self, end: int, max_context_len: int) -> tuple[GrowingModel, torch.Tensor]:
-        """The model as native growth takes it, for positions below `end` and more; it refers to the
-        rotations, which have to live as long."""
-        rotations = self._rotations.table(end)
-        cosines, sines = rotations
+    def growing_model(self, end: int, max_context_len: int) -> GrowingModel:
+        """The model as native growth takes it, for positions below `end`, until the next call or
+        step."""
+        cosines, sines = self._rotations.table(end)
         bias, chain = self._output.float_bias, self._chain
-        model = GrowingModel(
+        return GrowingModel(
             *(ctypes.addressof(each) for each in (chain.weights, chain.kvs, chain.windows)),
             self._embedding.data_ptr(),
             cosines.data_ptr(),
@@ -157,7 +156,6 @@ class NativeForward:
             self._embedding.dtype == torch.bfloat16,
             self._norm.variance_epsilon,
         )
-        return model, rotations
 
 
 def native_forward(module: Any, comparison: Comparison, kernels: Kernels) -> NativeForward | None:

@@ -17,7 +17,7 @@ import torch
 
 from cluster.core import TokenTree
 from cluster.engine.cpu.causal_lm import NativeForward
-from cluster.engine.cpu.structures import GrowingModel, GrowingTree, GrowthRules
+from cluster.engine.cpu.structures import GrowingTree, GrowthRules
 from cluster.engine.draw.native import RankedDraw
 from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.memory.sequence import Sequence
@@ -99,10 +99,7 @@ class TreeGrower:
         self._max_context_len = max_context_len
         self._texts = texts
         self._kernels = forward.kernels
-        self._model = GrowingModel()
         self._scratch = torch.empty(0, dtype=torch.float32)
-        self._rotations: torch.Tensor | None = None  # of which the model holds addresses
-        self._end = 0  # positions that they are of
         self._interrupted = ctypes.c_int32(0)
 
     @property
@@ -146,23 +143,17 @@ class TreeGrower:
             return
         trees = [each.growing for each in states]
         end = max(tree.work.context_len + tree.max_slots + 1 for tree in trees)
-        self._prepare(min(end, self._max_context_len))
+        limit = self._max_context_len
+        model = self._forward.growing_model(min(end, limit), limit)
         num_rows = rules.max_rows + sum(len(tree.work.delta) for tree in trees)
-        size = self._kernels.growth_scratch(self._model, num_rows)
+        size = self._kernels.growth_scratch(model, num_rows)
         if size > len(self._scratch):
             self._scratch = torch.empty(size, dtype=torch.float32)
         rules.interrupted = ctypes.addressof(self._interrupted)
         rules.scratch = self._scratch.data_ptr()
         pointers = (ctypes.c_void_p * len(states))(*(ctypes.addressof(s.tree) for s in states))
-        self._kernels.grow_trees(self._model, rules, pointers)
+        self._kernels.grow_trees(model, rules, pointers)
         self.resume()
-
-    def _prepare(self, end: int) -> None:
-        """The model with the rotations of positions below `end`."""
-        if end > self._end:
-            limit = self._max_context_len
-            self._model, self._rotations = self._forward.growing_model(end, limit)
-            self._end = self._rotations.shape[2]
 
 
 class _State:
