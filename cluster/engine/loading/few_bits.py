@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from cluster.config.schema import EngineConfig
-from cluster.engine.cpu import kernels
 from cluster.engine.cpu.kernels import Kernels
 from cluster.engine.cpu.narrow import (
     LINEAR_SHARE,
     keep_in_bf16,
+    may_be_ours,
     multiply_in_bf16,
     multiply_in_groups,
 )
@@ -61,18 +61,13 @@ def may_stay_narrow(config: EngineConfig, device: torch.device, model_config: An
         device.type != "cpu"
         or config.dtype != "auto"
         or not (is_bf16 or config.weights != "auto")
-        or config.compile
-        or config.tensor_parallel > 1
         or config.device_map is not None
         or config.quantization is not None
         or getattr(model_config, "quantization_config", None) is not None
-        or config.attention not in ("auto", "native")
     ):
         return False
-    native = kernels.load()  # last: a host that has no use for them compiles none
     layers = cached_layers(text_config, torch.bfloat16)
-    heads = int(text_config.num_attention_heads)
-    return native is not None and all(native.attends(heads, each) for each in layers)
+    return may_be_ours(config, int(text_config.num_attention_heads), layers)
 
 
 def weights_dtype(
