@@ -10,12 +10,11 @@ from torch.utils.hooks import RemovableHandle
 
 from cluster.engine.adapters import AdapterShelf
 from cluster.engine.paths import StepInputs, StepOutputs
-from cluster.engine.types import Ability
 
 
 class ModuleForward:
-    """Calls the module as it is.  Where its layers stand in one list, hooks copy what is tapped;
-    they are there during such a step alone, as are those of adapters."""
+    """Calls the module as it is.  Hooks copy what is tapped, where it `gives_taps`; they are there
+    during such a step alone, as are those of adapters."""
 
     def __init__(self, module: Any, num_layers: int, adapters: AdapterShelf) -> None:
         self._module = module
@@ -23,8 +22,7 @@ class ModuleForward:
         self._layers = decoder_layers(module, num_layers)
         # Gemma 3n's layers hand on several states of a token, of which a head would want one.
         is_several = getattr(getattr(module, "config", None), "altup_num_inputs", 1) > 1
-        taps = () if self._layers is None or is_several else (Ability.TAPS,)
-        self.abilities = frozenset((Ability.ADAPTERS, *taps))
+        self.gives_taps = self._layers is not None and not is_several
 
     def __call__(self, inputs: StepInputs) -> StepOutputs:
         states = _States(inputs)

@@ -1,4 +1,4 @@
-"""The inputs and outputs of a forward, and the abilities that each way of running it declares."""
+"""The inputs and outputs of a forward."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Protocol
 import torch
 
 from cluster.engine.attention.seam import PathPlan
-from cluster.engine.types import Ability, needs
 from cluster.records import record
 
 # On a GPU: before and behind a forward.
@@ -31,10 +30,6 @@ class StepInputs:
     taps: tuple[int, ...] = ()
     adapters: torch.Tensor | None = None
 
-    @property
-    def needs(self) -> frozenset[Ability]:
-        return needs(self.taps, self.adapters)
-
 
 @record
 class StepOutputs:
@@ -47,13 +42,9 @@ class StepOutputs:
 
 
 class Path(Protocol):
-    """One way of running a model's forward.  A step that needs what it lacks takes the next."""
-
-    @property
-    def abilities(self) -> frozenset[Ability]:
-        """The extras that it serves beside logits."""
-        ...
+    """One way of running a model's forward."""
 
     def __call__(self, inputs: StepInputs, /) -> StepOutputs | None:
-        """None: this step is not one that it is made for, and nothing was done."""
+        """None: this step is not one that it is made for, and nothing was done; the next one is
+        asked."""
         ...

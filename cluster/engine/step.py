@@ -188,7 +188,7 @@ class Forward:
                 began = self._event()
                 self._cache.settle()
                 outputs, token_ids = None, None if drawn is None else _tokens(drawn, picks)
-                if self.graphs is not None and batch.needs <= self.graphs.abilities:
+                if self.graphs is not None:
                     outputs = self.graphs(batches, token_ids)
                 if outputs is None:
                     outputs = self._eager(batches, token_ids)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import enum
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -13,19 +12,6 @@ from cluster.records import frozen, record
 
 # Every rank calls it with its own answer; it returns True if all ranks gave True.
 Vote = Callable[[bool], bool]
-
-
-class Ability(enum.Enum):
-    """A possible need of a step beyond logits; a `paths.Path` declares which ones it serves."""
-
-    TAPS = "taps"
-    ADAPTERS = "adapters"
-
-
-def needs(taps: Sequence[int], adapters: object | None) -> frozenset[Ability]:
-    """The needs of a step that asks for these; no taps and None are nothing."""
-    found = {Ability.TAPS} if taps else set()
-    return frozenset(found if adapters is None else {*found, Ability.ADAPTERS})
 
 
 @frozen

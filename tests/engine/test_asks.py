@@ -10,7 +10,6 @@ from cluster.core import TokenTree
 from cluster.engine.engine import Engine, Work
 from cluster.engine.memory.sequence import Sequence
 from cluster.engine.schedule.batch import Pick, build_batch
-from cluster.engine.types import Ability
 from tests.support.engine.driver import load_engine, prompt, rows, run
 
 TREE = TokenTree.of([5, 6, 7, 8], [-1, 0, 0, -1])
@@ -46,5 +45,4 @@ def test_every_row_of_a_work_has_its_adapter() -> None:
     batch = build_batch([pick("a", 0), pick("b", 2)], **shape)
     assert batch.adapters is not None
     assert batch.adapters.tolist() == [0] * 7 + [2] * 7 + [0] * 2
-    assert batch.needs == {Ability.ADAPTERS}
     assert build_batch([pick("a", 0)], **shape).adapters is None

@@ -54,7 +54,7 @@ any_call = st.one_of(
 )
 
 
-# No other rank computes or refuses anything on their account (`limits.unserved`).
+# No other rank computes or refuses anything on their account (`EngineLimits.refusal`).
 ASKED_OF_THE_LEADER = {"num_top", "adapter"}
 
 

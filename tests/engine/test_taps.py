@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM
 
 from cluster.core import TokenTree
 from cluster.engine.engine import Work
-from cluster.engine.types import Ability
 from cluster.errors import ConfigError
 from tests.support.architectures import BY_TEXT, SERVED
 from tests.support.engine.driver import (
@@ -65,7 +64,6 @@ def test_a_native_forward_serves_them_itself(
     folder = checkpoint_factory("llama", head_dim=16)
     engine = load_engine(folder)
     assert engine.model.native is not None
-    assert Ability.TAPS in engine.model.native.abilities
 
     def fails(*_: Any, **__: Any) -> Any:
         raise AssertionError("transformers' forward was called")
@@ -124,9 +122,11 @@ def test_a_tap_that_is_not_there_is_refused_before_anything_runs(
     assert len(engine.step((1,))) == 1
 
 
-def test_a_model_whose_layers_are_not_found_says_so(llama_folder: Path) -> None:
+def test_a_model_whose_layers_are_not_found_says_so(
+    llama_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = load_engine(llama_folder)
-    object.__setattr__(engine.model.plain, "abilities", frozenset())
+    monkeypatch.setattr(engine.model.plain, "gives_taps", False)
     with pytest.raises(ConfigError, match="LlamaForCausalLM gives no hidden states"):
         engine.step((1,))
     run(engine, Work("a", 0, prompt(5)))

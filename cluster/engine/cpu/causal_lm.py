@@ -25,7 +25,6 @@ from cluster.engine.cpu.structures import GrowingModel, Rows
 from cluster.engine.decoder import decoder_of, has_fixed_rotations, is_known
 from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.paths import StepInputs, StepOutputs
-from cluster.engine.types import Ability
 
 log = logging.getLogger(__name__)
 
@@ -70,8 +69,6 @@ class _Rotations:
 class NativeForward:
     """The forward of a transformers model whose layers are all native ones."""
 
-    abilities = frozenset({Ability.TAPS})
-
     def __init__(self, module: Any, layers: Sequence[NativeLayer], kernels: Kernels) -> None:
         base = module.model
         self.kernels = kernels
@@ -102,7 +99,7 @@ class NativeForward:
         if plan.cache is not self._cache:
             self._cache = plan.cache
             self._chain.take_cache(plan)
-        if self._chain.cache_dtype is None:
+        if self._chain.cache_dtype is None or inputs.adapters is not None:
             return None
         hidden = self._embedding.index_select(0, inputs.token_ids).float().unsqueeze(0)
         table = self._rotations.table(int(inputs.positions.max()) + 1)

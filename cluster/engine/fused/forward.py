@@ -43,7 +43,7 @@ from cluster.engine.launch import LAUNCH_ERRORS, on_device
 from cluster.engine.parallel import Alone
 from cluster.engine.paths import StepInputs, StepOutputs
 from cluster.engine.reminder import in_a_line
-from cluster.engine.types import Ability, AttentionOptions, LayerSpec, Vote
+from cluster.engine.types import AttentionOptions, LayerSpec, Vote
 from cluster.records import record
 
 log = logging.getLogger(__name__)
@@ -138,8 +138,6 @@ class FusedForward:
 
     failure: why steps take another path; "" = they do not."""
 
-    abilities = frozenset({Ability.TAPS})
-
     def __init__(self, module: Any, layers: Sequence[_Layer], max_context_len: int) -> None:
         base = module.model
         self.failure = ""
@@ -156,7 +154,7 @@ class FusedForward:
     def __call__(self, inputs: StepInputs) -> StepOutputs | None:
         """None for a step that it is not made for."""
         plan, taps = inputs.plan, inputs.taps
-        if self.failure or not isinstance(plan, AttentionStep):
+        if self.failure or inputs.adapters is not None or not isinstance(plan, AttentionStep):
             return None
         norm, last = self._norm, len(self._layers)
         with on_device(inputs.token_ids.device):

@@ -21,7 +21,7 @@ from cluster.engine.attention.seam import LayerPlan
 from cluster.engine.cpu.packed_linear import PackedLinear, packed_layers
 from cluster.engine.paths import StepInputs, StepOutputs
 from cluster.engine.reminder import in_a_line
-from cluster.engine.types import Ability, AttentionOptions
+from cluster.engine.types import AttentionOptions
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +36,6 @@ class CompiledForward:
     It serves logits alone: what hooks record, the compiler does not see.
     """
 
-    abilities: frozenset[Ability] = frozenset()
-
     def __init__(self, module: torch.nn.Module) -> None:
         """module: on the CPU, in eval mode.  Nothing is compiled before the first call."""
         _define_operators()
@@ -49,8 +47,8 @@ class CompiledForward:
         _forwards[self._number] = self
 
     def __call__(self, inputs: StepInputs) -> StepOutputs | None:
-        """None when it cannot be compiled: then run it as it is."""
-        if self.has_failed:
+        """None for what it is not made for, and where it cannot be compiled."""
+        if self.has_failed or inputs.taps or inputs.adapters is not None:
             return None
         logit_rows = inputs.logit_rows
         num_wanted = len(logit_rows)

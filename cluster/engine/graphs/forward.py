@@ -24,7 +24,7 @@ from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.paths import StepInputs, StepOutputs
 from cluster.engine.reminder import in_a_line
 from cluster.engine.schedule.batch import Batch
-from cluster.engine.types import Ability, Vote
+from cluster.engine.types import Vote
 from cluster.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -79,8 +79,6 @@ class GraphedForward:
     static buffer as others do with their logits.  Where anything goes wrong with capturing, a
     warning says so once and every step runs eagerly.
     """
-
-    abilities = frozenset({Ability.TAPS})
 
     def __init__(
         self,
@@ -140,6 +138,7 @@ class GraphedForward:
         batch = batches[0]
         if (
             self.has_failed
+            or batch.adapters is not None
             or batch.num_rows not in self._widths
             or len(batch.logit_rows) > len(self._logits)
         ):

@@ -51,7 +51,7 @@ from cluster.engine.loading.weights import load_module
 from cluster.engine.module_forward import ModuleForward
 from cluster.engine.paths import Path, StepInputs, StepOutputs
 from cluster.engine.taps import resolve_taps
-from cluster.engine.types import Ability, LayerSpec
+from cluster.engine.types import LayerSpec
 from cluster.errors import ConfigError
 from cluster.models.resolve import resolve
 from cluster.records import record
@@ -109,14 +109,9 @@ class LoadedModel:
         paths = (self.native, self.fused, self.compiled, self.plain)
         return tuple(path for path in paths if path is not None)
 
-    @property
-    def abilities(self) -> frozenset[Ability]:
-        """The extras that steps may ask for: those of the last path, which serves any step."""
-        return self.plain.abilities
-
     def resolve_taps(self, taps: Sequence[int]) -> tuple[int, ...]:
         """The taps counted from the front; raises ConfigError for what the model has not."""
-        if taps and Ability.TAPS not in self.abilities:
+        if taps and not self.plain.gives_taps:
             raise ConfigError(
                 f"{self.architecture} gives no hidden states: its layers do not stand in one list, "
                 "or hand on several of a token; remove the drafters that need them",
@@ -125,13 +120,12 @@ class LoadedModel:
         return resolve_taps(taps, len(self.layers))
 
     def forward(self, inputs: StepInputs) -> StepOutputs:
-        """Run the forward by the first path that serves the step's needs."""
+        """Run the forward by the first path that serves the step."""
         for path in self.paths:
-            if inputs.needs <= path.abilities:
-                outputs = path(inputs)
-                if outputs is not None:
-                    return outputs
-        raise AssertionError(f"no path serves {inputs.needs}; the step's maker is to ask before")
+            outputs = path(inputs)
+            if outputs is not None:
+                return outputs
+        raise AssertionError("the last path serves any step")
 
 
 # Returns the layers that a model's KV cache is to keep behind the model's own.

@@ -16,7 +16,6 @@ import torch
 from cluster.core import TokenArray
 from cluster.engine.memory.sequence import Sequence
 from cluster.engine.taps import TapRows, Taps
-from cluster.engine.types import Ability, needs
 from cluster.engine.work import Work
 from cluster.records import record
 from cluster.spec.tree import ancestor_bits, mask_of_bits
@@ -118,10 +117,6 @@ class Batch:
     @property
     def num_rows(self) -> int:
         return len(self.token_ids)
-
-    @property
-    def needs(self) -> frozenset[Ability]:
-        return needs(self.taps, self.adapters)
 
     def path_slots(self, length: int) -> IndexArray:
         """Those of the shares' rows; a padding row sees no token."""
