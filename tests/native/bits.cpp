@@ -119,7 +119,7 @@ void forward(const char *name, int format, bool is_bf16) {
         const Rows rows = {turned_x.data(), turned_y.data(), slots.data(), path_slots.data(), row_slots.data(),
                            contexts.data(), paths.data(), lens.data(), tasks.data(), count, count,
                            (int64_t)tasks.size() - 1, scratch.data(), is_bf16};
-        decoder_layers(layers, &rows, addresses, windows, 2, hidden.data(), NUM_THREADS);
+        decoder_layers(layers, &rows, addresses, windows, 0, 2, hidden.data(), NUM_THREADS);
         states.insert(states.end(), hidden.begin(), hidden.end());
     }
     tell(name, states);

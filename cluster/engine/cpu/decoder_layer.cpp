@@ -129,8 +129,8 @@ static void run_layer(const DecoderLayer &layer, const Rows &rows, void *cache, 
              [&](long row) { add(hidden + row * size, parts.normed + row * size, hidden + row * size, size); });
 }
 
-/* Layers one after the other, in place; caches and windows: one for each. */
+/* The layers [start, stop) one after the other, in place; caches and windows: one for each. */
 extern "C" void decoder_layers(const DecoderLayer *const *layers, const Rows *rows, void *const *caches,
-                               const int64_t *windows, long num_layers, float *hidden, int num_threads) {
-    for (long i = 0; i < num_layers; i++) run_layer(*layers[i], *rows, caches[i], windows[i], hidden, num_threads);
+                               const int64_t *windows, long start, long stop, float *hidden, int num_threads) {
+    for (long i = start; i < stop; i++) run_layer(*layers[i], *rows, caches[i], windows[i], hidden, num_threads);
 }

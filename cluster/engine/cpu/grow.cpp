@@ -211,7 +211,7 @@ void forward(const GrowingModel &model, const Batch &batch, const Memory &memory
     const Rows rows = {memory.cosines, memory.sines, batch.slots.data(), batch.path_slots.data(), batch.row_slots.data(),
                        batch.contexts.data(), batch.paths.data(), batch.path_lens.data(), batch.tasks.data(), num_rows,
                        num_rows, (int64_t)batch.tasks.size() - 1, memory.layers, model.cache_is_bf16};
-    decoder_layers(model.layers, &rows, model.caches, model.windows, model.num_layers, memory.hidden, num_threads);
+    decoder_layers(model.layers, &rows, model.caches, model.windows, 0, model.num_layers, memory.hidden, num_threads);
     const long num_wanted = (long)batch.logit_rows.size();
     for (long i = 0; i < num_wanted; i++)
         rms_norm(memory.hidden + batch.logit_rows[i] * size, model.norm, memory.normed + i * size, 1, size,

@@ -56,7 +56,7 @@ _SIGNATURES: Signatures = {
     "rms_norm": (None, [*[_POINTER] * 3, _LONG, _LONG, _FLOAT]),
     "silu_product": (None, [_POINTER, _POINTER, _LONG, _LONG]),
     "rotations": (None, [_POINTER, _LONG, _LONG, _FLOAT, _POINTER, _POINTER]),
-    "decoder_layers": (None, [*[_POINTER] * 4, _LONG, _POINTER, _INT]),
+    "decoder_layers": (None, [*[_POINTER] * 4, _LONG, _LONG, _POINTER, _INT]),
     "decoder_layer_scratch": (ctypes.c_int64, [_POINTER, ctypes.c_int64]),
     "growth_scratch": (ctypes.c_int64, [_POINTER, ctypes.c_int64]),
     "grow_trees": (ctypes.c_int64, [*[_POINTER] * 3, ctypes.c_int64, _INT]),
@@ -261,14 +261,10 @@ class Kernels(DrawKernels):
     ) -> None:
         """The layers [start, stop) one after the other, in place on hidden.
 
-        weights, kvs, windows: one entry per layer.  The structures are `decoder_layer.py`'s, all
-        else addresses."""
-        parts = [
-            ctypes.byref(each, start * (ctypes.sizeof(each) // len(each)))
-            for each in (weights, kvs, windows)
-        ]
+        weights, kvs, windows: one entry per layer.  The structures are `structures.py`'s, all else
+        addresses."""
         self._library.decoder_layers(
-            parts[0], ctypes.byref(rows), *parts[1:], stop - start, hidden, self.num_threads
+            weights, ctypes.byref(rows), kvs, windows, start, stop, hidden, self.num_threads
         )
 
     def decoder_layer_scratch(self, weights: ctypes.Structure, num_rows: int) -> int:
@@ -281,12 +277,10 @@ class Kernels(DrawKernels):
 
     def grow_trees(
         self, model: ctypes.Structure, growth: ctypes.Structure, trees: ctypes.Array[Any]
-    ) -> int:
-        """Passes made; the structures are `growth.py`'s, trees an array of pointers to some."""
-        return int(
-            self._library.grow_trees(
-                ctypes.byref(model), ctypes.byref(growth), trees, len(trees), self.num_threads
-            )
+    ) -> None:
+        """The structures are `structures.py`'s, trees an array of pointers to some."""
+        self._library.grow_trees(
+            ctypes.byref(model), ctypes.byref(growth), trees, len(trees), self.num_threads
         )
 
 

@@ -78,7 +78,7 @@ void rotations(const float *frequencies, long count, long num_positions, float s
 void gumbel_tokens(const uint64_t *seeds, const int64_t *positions, const int64_t *streams, const int64_t *tokens,
                    long num_rows, long width, float *noise);
 void decoder_layers(const DecoderLayer *const *layers, const Rows *rows, void *const *caches, const int64_t *windows,
-                    long num_layers, float *hidden, int num_threads);
+                    long start, long stop, float *hidden, int num_threads);
 void rank_tokens(const float *logits, long row_stride, long num_rows, long vocab_size, long count, const RankedDraw *draws,
                  int64_t *token_ids, double *scores, double *totals, int num_threads);
 }
