@@ -33,7 +33,7 @@ class NativeLayer:
     def __init__(self, parts: LayerParts, scaling: float, kernels: Kernels) -> None:
         self._parts = parts  # owns what the addresses below are of
         self.weights = _weights(parts, scaling)
-        self.row_size = kernels.decoder_layer_scratch(self.weights, 1)
+        self.row_size: int = kernels.library.decoder_layer_scratch(ctypes.byref(self.weights), 1)
 
     def take_products(self) -> None:
         """Multiply with the packed weights as they now are."""
@@ -98,8 +98,15 @@ class NativeLayers:
 
     def run(self, rows: Rows, hidden: torch.Tensor, start: int, stop: int) -> None:
         """The layers [start, stop), in place on float32 hidden [1, rows, size]."""
-        self._kernels.decoder_layers(
-            self.weights, rows, self.kvs, self.windows, hidden.data_ptr(), start, stop
+        self._kernels.library.decoder_layers(
+            self.weights,
+            ctypes.byref(rows),
+            self.kvs,
+            self.windows,
+            start,
+            stop,
+            hidden.data_ptr(),
+            self._kernels.num_threads,
         )
 
 
@@ -123,9 +130,7 @@ def native_layer(
     with torch.inference_mode():
         case = comparison.of_layer(layer, parts.layer, size, rotary)
         options = None if case is None else case.reference.options
-        if case is None or options is None or options.softcap is not None:
-            return None
-        if options.sinks is not None:
+        if case is None or options is None or (options.softcap, options.sinks) != (None, None):
             return None
         native = NativeLayer(parts, options.scaling, kernels)
         alone, found = NativeLayers([native], kernels), case.hidden.clone()

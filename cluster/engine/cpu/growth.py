@@ -146,13 +146,16 @@ class TreeGrower:
         limit = self._max_context_len
         model = self._forward.growing_model(min(end, limit), limit)
         num_rows = rules.max_rows + sum(len(tree.work.delta) for tree in trees)
-        size = self._kernels.growth_scratch(model, num_rows)
+        library, address = self._kernels.library, ctypes.byref(model)
+        size = library.growth_scratch(address, num_rows)
         if size > len(self._scratch):
             self._scratch = torch.empty(size, dtype=torch.float32)
         rules.interrupted = ctypes.addressof(self._interrupted)
         rules.scratch = self._scratch.data_ptr()
         pointers = (ctypes.c_void_p * len(states))(*(ctypes.addressof(s.tree) for s in states))
-        self._kernels.grow_trees(model, rules, pointers)
+        library.grow_trees(
+            address, ctypes.byref(rules), pointers, len(states), self._kernels.num_threads
+        )
         self.resume()
 
 

@@ -13,7 +13,6 @@ import ctypes
 import enum
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -84,7 +83,8 @@ class Kernels(DrawKernels):
     multiple of it.  max_sharing: query heads per key head at most.  block: outputs that a packed
     weight's blocks hold.  multiplies_bf16: whether BF16_PRODUCTS has instructions here; without
     any it gives nearly the same numbers, slowly.  products: the instructions that multiply groups,
-    a name in `cpp.products`.  build, sources: see `cpp.Native`.
+    a name in `cpp.products`.  library: what takes `structures.py`'s structures is called by those who
+    fill them.  build, sources: see `cpp.Native`.
     """
 
     def __init__(self, library: ctypes.CDLL, build: str, sources: str = "") -> None:
@@ -126,7 +126,7 @@ class Kernels(DrawKernels):
 
     def choose_products(self, name: str) -> bool:
         """Multiply groups with these instructions; False where the library has none of the name."""
-        return bool(self._library.choose_products(name.encode()))
+        return bool(self.library.choose_products(name.encode()))
 
     def pack_groups(self, weight: GroupedWeight) -> torch.Tensor:
         """The weight -> uint8[bytes], as groups.h has it."""
@@ -168,7 +168,7 @@ class Kernels(DrawKernels):
         num_rows = rows.numel() // num_inputs
         output = torch.empty((*rows.shape[:-1], num_outputs), dtype=torch.float32)
         panels = torch.empty_like(rows)
-        self._library.linear(
+        self.library.linear(
             rows.data_ptr(),
             panels.data_ptr(),
             packed.data_ptr(),
@@ -199,7 +199,7 @@ class Kernels(DrawKernels):
         output = torch.empty((num_rows, num_heads, head_dim), dtype=torch.float32)
         if rows.num_rows < num_rows:
             output[rows.num_rows :].zero_()
-        self._library.attention(
+        self.library.attention(
             query.data_ptr(),
             query.stride(0),
             query.stride(1),
@@ -226,7 +226,7 @@ class Kernels(DrawKernels):
         output = torch.empty_like(rows)
         size = rows.shape[-1]
         num_rows = rows.numel() // size
-        self._library.rms_norm(
+        self.library.rms_norm(
             rows.data_ptr(), weight.data_ptr(), output.data_ptr(), num_rows, size, epsilon
         )
         return output.to(dtype)
@@ -236,7 +236,7 @@ class Kernels(DrawKernels):
         rows = rows.float().contiguous()
         size = rows.shape[-1] // 2
         output = torch.empty((*rows.shape[:-1], size), dtype=torch.float32)
-        self._library.silu_product(rows.data_ptr(), output.data_ptr(), output.numel() // size, size)
+        self.library.silu_product(rows.data_ptr(), output.data_ptr(), output.numel() // size, size)
         return output
 
     def rotations(self, frequencies: torch.Tensor, length: int, scaling: float) -> torch.Tensor:
@@ -244,44 +244,10 @@ class Kernels(DrawKernels):
         float32[2, 1, length, head_dim]."""
         count = len(frequencies)
         cosines, sines = both = torch.empty(2, 1, length, 2 * count, dtype=torch.float32)
-        self._library.rotations(
+        self.library.rotations(
             frequencies.data_ptr(), count, length, scaling, cosines.data_ptr(), sines.data_ptr()
         )
         return both
-
-    def decoder_layers(
-        self,
-        weights: ctypes.Array[Any],
-        rows: ctypes.Structure,
-        kvs: ctypes.Array[Any],
-        windows: ctypes.Array[Any],
-        hidden: int,
-        start: int,
-        stop: int,
-    ) -> None:
-        """The layers [start, stop) one after the other, in place on hidden.
-
-        weights, kvs, windows: one entry per layer.  The structures are `structures.py`'s, all else
-        addresses."""
-        self._library.decoder_layers(
-            weights, ctypes.byref(rows), kvs, windows, start, stop, hidden, self.num_threads
-        )
-
-    def decoder_layer_scratch(self, weights: ctypes.Structure, num_rows: int) -> int:
-        """Floats of scratch memory that a layer takes for so many rows."""
-        return int(self._library.decoder_layer_scratch(ctypes.byref(weights), num_rows))
-
-    def growth_scratch(self, model: ctypes.Structure, num_rows: int) -> int:
-        """Floats of scratch memory that `grow_trees` takes for passes of so many rows."""
-        return int(self._library.growth_scratch(ctypes.byref(model), num_rows))
-
-    def grow_trees(
-        self, model: ctypes.Structure, growth: ctypes.Structure, trees: ctypes.Array[Any]
-    ) -> None:
-        """The structures are `structures.py`'s, trees an array of pointers to some."""
-        self._library.grow_trees(
-            ctypes.byref(model), ctypes.byref(growth), trees, len(trees), self.num_threads
-        )
 
 
 @record

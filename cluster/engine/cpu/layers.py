@@ -46,7 +46,10 @@ class NativeMLP(torch.nn.Module):
 
     ORIGINALS: the layers that each product computes."""
 
-    ORIGINALS: ClassVar[Mapping[str, tuple[str, ...]]] = {"gate_up": ("gate_proj", "up_proj"), "down": ("down_proj",)}
+    ORIGINALS: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "gate_up": ("gate_proj", "up_proj"),
+        "down": ("down_proj",),
+    }
 
     def __init__(self, kernels: Kernels, mlp: Any) -> None:
         super().__init__()
@@ -263,8 +266,7 @@ def _join_siblings(parent: torch.nn.Module, kernels: Kernels) -> int:
 
 
 def _are_joinable(layers: Sequence[Any]) -> bool:
-    """True if they may be one product: plain ones of one input, all with a bias or none with one.
-    """
+    """True if they may be one product: plain ones of one input, with a bias all or none."""
     return all(
         _is_plain(layer)
         and layer.in_features == layers[0].in_features

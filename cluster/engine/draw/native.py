@@ -105,7 +105,7 @@ class DrawKernels:
     def __init__(self, library: ctypes.CDLL) -> None:
         self.num_threads = 1
         declare(library, _SIGNATURES)
-        self._library = library
+        self.library = library
         self.max_ranked: int = library.max_ranked()
 
     def draw(self, shares: Sequence[DrawShare], vocab_size: int) -> Winners:
@@ -118,7 +118,7 @@ class DrawKernels:
         num_sampled = sum(share.num_rows for share in shares if share.temperature > 0.0)
         # Waking the other threads takes as long as some rows.
         num_threads = 1 + num_sampled * vocab_size // _NOISE_PER_THREAD
-        most = self._library.draw_tokens(
+        most = self.library.draw_tokens(
             (DrawShare * len(shares))(*shares),
             len(shares),
             vocab_size,
@@ -156,7 +156,7 @@ class DrawKernels:
         num_rows, vocab_size = logits.shape
         token_ids = np.empty((num_rows, count), dtype=np.int64)
         scores = np.empty((num_rows, count))
-        self._library.rank_tokens(
+        self.library.rank_tokens(
             logits.data_ptr(),
             logits.stride(0),
             num_rows,
