@@ -44,7 +44,6 @@ from cluster.engine.step import Forward
 from cluster.engine.target_engine import Finish
 from cluster.engine.types import LayerSpec
 from cluster.engine.work import Drawn, Output, StepSummary, Work
-from cluster.errors import ProtocolError
 from cluster.spec.step_profile import StepProfile
 
 __all__ = ["Engine", "Output", "StepSummary", "Work"]
@@ -214,20 +213,17 @@ class Engine:
         self._tell("forget_prefixes")
 
     def submit(self, work: Work) -> None:
-        """Queue one work; a step answers it.  Raises ProtocolError if the request has one."""
-        self._check_idle(work.request_id)
+        """Queue one work; a step answers it, before which its request may have no other."""
+        name = work.request_id
+        assert name not in self._waiting, f"{name} has a work"
         self._blocked = False
         error = self.limits.refusal(work, self.adapters)
         if error is not None:
-            self._refused[work.request_id] = Output(work.request_id, error=error)
+            self._refused[name] = Output(name, error=error)
             return
         self._tell("submit", work)
-        self.page_owners.enter(work.request_id).pending = Pending(work)
-        self._waiting[work.request_id] = None
-
-    def _check_idle(self, request_id: str) -> None:
-        if request_id in self._waiting or request_id in self._refused:
-            raise ProtocolError(f"request {request_id!r} has a pending work; step until its answer")
+        self.page_owners.enter(name).pending = Pending(work)
+        self._waiting[name] = None
 
     def step(self, taps: Sequence[int] = (), prompt_rows: int | None = None) -> list[Output]:
         """One forward over the works the scheduler picks; returns those that are over.
@@ -302,8 +298,7 @@ class Engine:
         sequence = self.page_owners.sequences.get(request_id)
         if sequence is None or not sequence.num_pages:
             return
-        if sequence.pending is not None:
-            raise ProtocolError(f"request {request_id!r} has a pending work; retain before submit")
+        assert sequence.pending is None, f"{request_id} has a work: retain before submit"
         path, keep = tuple(path), tuple(keep)
         self.page_owners.retain(sequence, path, keep)
         self._blocked = False
@@ -323,8 +318,7 @@ class Engine:
 
     def follow(self) -> None:
         """Repeat rank 0's calls until it closes; raises WorkerError when the group breaks."""
-        if self._group is None or self._group.leads:
-            raise ProtocolError("only ranks 1.. of a tensor-parallel engine follow")
+        assert self._group is not None, "an engine of one rank follows nobody"
         parallel.follow(self, self._group)
 
     def _tell(self, name: str, *arguments: Any) -> None:

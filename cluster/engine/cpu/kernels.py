@@ -79,12 +79,12 @@ class Format(enum.IntEnum):
 class Kernels(DrawKernels):
     """The compiled functions, those over the vocabulary among them.
 
-    lanes: floats in a vector; attention wants heads of a
-    multiple of it.  max_sharing: query heads per key head at most.  block: outputs that a packed
-    weight's blocks hold.  multiplies_bf16: whether BF16_PRODUCTS has instructions here; without
-    any it gives nearly the same numbers, slowly.  products: the instructions that multiply groups,
-    a name in `cpp.products`.  library: what takes `structures.py`'s structures is called by those who
-    fill them.  build, sources: see `cpp.Native`.
+    lanes: floats in a vector; attention wants heads of a multiple of it.  max_sharing: query heads
+    per key head at most.  block: outputs that a packed weight's blocks hold.  multiplies_bf16:
+    whether BF16_PRODUCTS has instructions here; without any it gives nearly the same numbers,
+    slowly.  products: the instructions that multiply groups, a name in `cpp.products`.  library:
+    what takes `structures.py`'s structures is called by those who fill them.  build, sources: see
+    `cpp.Native`.
     """
 
     def __init__(self, library: ctypes.CDLL, build: str, sources: str = "") -> None:

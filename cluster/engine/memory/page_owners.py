@@ -20,7 +20,7 @@ from cluster.config.schema import EngineConfig
 from cluster.core import EMPTY_TREE, TokenArray, TokenTree
 from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.memory.prefix_cache import CachedPage, PagePool, PrefixCache, num_usable
-from cluster.engine.memory.sequence import NO_SLOTS, Sequence, Slots, check_retained, starts_with
+from cluster.engine.memory.sequence import NO_SLOTS, Sequence, Slots, kept_parents, starts_with
 from cluster.engine.memory.states import StateOwners
 from cluster.engine.work import Work
 
@@ -251,7 +251,7 @@ class PageOwners:
     def retain(self, sequence: Sequence, path: Indices[int], keep: Indices[int]) -> None:
         """Commit the nodes `path`, keep the nodes `keep` as the live tree, drop the others."""
         tree = sequence.tree
-        new_parents = check_retained(tree, path, keep)
+        new_parents = kept_parents(tree, path, keep)
         survivors, start = [*path, *keep], sequence.cached_len
         # Slots up to the first node that moves are in place already.
         first = next((place for place, node in enumerate(survivors) if place != node), None)

@@ -1,18 +1,18 @@
 """One request in the engine: its tokens, where they lie in the pages of each group of layers, its
-live nodes, and the checks of what others say of these."""
+live nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Indices
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from cluster.core import EMPTY_TREE, TokenArray, TokenTree
+from cluster.core import EMPTY_TREE, TokenArray, TokenTree, token_array
 from cluster.engine.memory.prefix_cache import CachedPage, Parent
 from cluster.engine.work import Work
-from cluster.errors import ProtocolError
 from cluster.spec.token_log import TokenLog
 
 Slots = npt.NDArray[np.int64]
@@ -193,25 +193,13 @@ def starts_with(sequence: Sequence, work: Work) -> bool:
     )
 
 
-def check_retained(tree: TokenTree, path: Indices[int], keep: Indices[int]) -> TokenArray:
-    """The kept nodes' new parents; raises ProtocolError where path or keep is none of the tree."""
-    parent, parents = -1, tree.parents.tolist()
-    for node in path:
-        if not 0 <= node < len(parents) or parents[node] != parent:
-            raise ProtocolError(
-                f"path {list(path)} is no path from the context in a tree of {len(tree)} live nodes"
-            )
-        parent = node
-    renumbered = {parent: -1}
-    new_parents = np.empty(len(keep), dtype=np.int32)
-    former = -1
-    for index, node in enumerate(keep):
-        if not former < node < len(parents) or parents[node] not in renumbered:
-            raise ProtocolError(
-                f"kept node {node} is out of order, or neither its parent is kept nor the end of "
-                f"the path ({len(tree)} live nodes)"
-            )
-        new_parents[index] = renumbered[parents[node]]
-        renumbered[node] = index
-        former = node
-    return new_parents
+def kept_parents(tree: TokenTree, path: Indices[int], keep: Indices[int]) -> TokenArray:
+    """The new parents of the nodes `keep` behind the nodes `path`, see `Engine.retain`."""
+    parents = tree.parents.tolist()
+    for before, node in pairwise((-1, *path)):
+        assert parents[node] == before, f"{path} is no path from the context"
+    assert list(keep) == sorted(set(keep)), f"{keep} are out of order"
+    places = {path[-1] if path else -1: -1}
+    places |= {node: index for index, node in enumerate(keep)}
+    assert all(parents[node] in places for node in keep), f"some of {keep} hang loose"
+    return token_array([places[parents[node]] for node in keep])

@@ -14,7 +14,6 @@ import pytest
 from cluster.core import TokenTree, token_array
 from cluster.engine.cpu import kernels
 from cluster.engine.work import Work
-from cluster.errors import ProtocolError
 from cluster.spec.token_log import prefix_hash
 from tests.support.architectures import SLIDING_WINDOW
 from tests.support.choices import by_day
@@ -257,13 +256,13 @@ def test_retained_paths_of_random_trees_serve_later_rows(make: Make) -> None:
 
 @pytest.mark.parametrize(
     ("path", "keep"),
-    [([1], []), ([0, 3], []), ([5], []), ([0], [3]), ([0], [2, 1]), ([0], [1, 1]), ([], [2])],
+    [([1], []), ([0, 3], []), ([0], [3]), ([0], [2, 1]), ([0], [1, 1]), ([], [2])],
 )
 def test_what_is_no_path_or_no_survivor_is_not_retained(
     llama_folder: Path, path: list[int], keep: list[int]
 ) -> None:
     cached = Checked(llama_folder)
     cached.run("a", 0, prompt(5), TokenTree.of([5, 6, 7, 8], [-1, 0, 0, 1]))
-    with pytest.raises(ProtocolError):
+    with pytest.raises(AssertionError):
         cached.engine.retain("a", path, keep)
     assert cached.engine.cached_len("a") == 5
