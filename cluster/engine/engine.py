@@ -10,19 +10,19 @@ engine.release("a")  # one thread owns an engine
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
+from collections.abc import Sequence as Indices
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from cluster.config.schema import EngineConfig
-from cluster.core import EMPTY_TOKENS, TokenArray
+from cluster.core import EMPTY_TOKENS, TokenArray, TokenTree
 from cluster.engine import parallel
 from cluster.engine.adapters import Adapters
 from cluster.engine.cpu.growth import TreeGrower
 from cluster.engine.graphs.capture import Capture
-from cluster.engine.growth import ResidentGrowth
 from cluster.engine.limits import EngineLimits
 from cluster.engine.loading import progress, self_check
 from cluster.engine.loading.identity import identify
@@ -33,13 +33,12 @@ from cluster.engine.memory.kv_cache import KVCache, layer_groups
 from cluster.engine.memory.page_owners import PageOwners
 from cluster.engine.memory.pool_sizes import derive_num_pages, derive_num_states
 from cluster.engine.memory.reserve import measured, num_logit_rows
-from cluster.engine.memory.sequence import Pending, Slots
+from cluster.engine.memory.sequence import Pending, Sequence, Slots
 from cluster.engine.parallel import RankGroup
 from cluster.engine.paths import Events
 from cluster.engine.schedule.batch import tapped
 from cluster.engine.schedule.digest import step_digest
-from cluster.engine.schedule.launched import Launched
-from cluster.engine.schedule.scheduler import PromptPace, Scheduler
+from cluster.engine.schedule.scheduler import Launched, PromptPace, Scheduler
 from cluster.engine.step import Forward
 from cluster.engine.target_engine import Finish
 from cluster.engine.types import LayerSpec
@@ -60,7 +59,7 @@ class Engine:
         group: RankGroup | None = None,
         clock: Callable[[], float] = time.perf_counter,
         capture: Capture | None = None,
-        extra_layers: Sequence[LayerSpec] = (),
+        extra_layers: Indices[LayerSpec] = (),
         logit_rows: int | None = None,
     ) -> None:
         """capture: how graphs are captured; None = by CUDA, where it can be.  extra_layers: of rank
@@ -111,8 +110,7 @@ class Engine:
         # showed.
         self.grower: TreeGrower | None = None
         if group is None and model.native is not None and model.native.grows_on(self.cache):
-            texts = ResidentGrowth(self.page_owners)
-            self.grower = TreeGrower(model.native, self.cache, self.max_context_len, texts)
+            self.grower = TreeGrower(model.native, self.cache, self.max_context_len, self)
         # Set last: during the self-check every rank calls for itself.
         self._group = group
 
@@ -161,7 +159,7 @@ class Engine:
         """True if steps that are not too wide replay captured graphs."""
         return self.forward.graphs is not None and not self.forward.graphs.has_failed
 
-    def capture_ahead(self, taps: Sequence[int] = ()) -> None:
+    def capture_ahead(self, taps: Indices[int] = ()) -> None:
         """Capture the graphs, if any, of steps that ask for these taps, so that no step waits."""
         if self.forward.graphs is not None:
             progress.begin("warm")
@@ -225,7 +223,7 @@ class Engine:
         self.page_owners.enter(name).pending = Pending(work)
         self._waiting[name] = None
 
-    def step(self, taps: Sequence[int] = (), prompt_rows: int | None = None) -> list[Output]:
+    def step(self, taps: Indices[int] = (), prompt_rows: int | None = None) -> list[Output]:
         """One forward over the works the scheduler picks; returns those that are over.
 
         A work that was cut appears once its last chunk has run.  taps: see `cluster.engine.taps`;
@@ -241,7 +239,7 @@ class Engine:
         """See `TargetEngine`."""
         return self._group is None and self.uses_graphs
 
-    def run_ahead(self, works: Sequence[Work], drawn: Drawn, taps: Sequence[int]) -> Finish | None:
+    def run_ahead(self, works: Indices[Work], drawn: Drawn, taps: Indices[int]) -> Finish | None:
         """See `TargetEngine`."""
         if self._waiting or not 0 < 2 * len(works) <= self._logit_rows:  # of two steps at a time
             return None
@@ -250,7 +248,7 @@ class Engine:
         return partial(self._finish, self._launch(taps, drawn=drawn))
 
     def _launch(
-        self, taps: Sequence[int], prompt_rows: int | None = None, drawn: Drawn | None = None
+        self, taps: Indices[int], prompt_rows: int | None = None, drawn: Drawn | None = None
     ) -> Launched:
         if drawn is None:  # else the last step may not be done, and nobody is to wait for a GPU
             self.pace.learn(self.last_step)
@@ -286,7 +284,25 @@ class Engine:
         self._last_step = summary, launched.found.events
         return outputs
 
-    def retain(self, request_id: str, path: Sequence[int], keep: Sequence[int] = ()) -> None:
+    def opened(self, work: Work, max_slots: int) -> Sequence | Output | None:
+        """See `TreeTexts`."""
+        sequence = self.page_owners.enter(work.request_id)
+        have_len = self.page_owners.open(work, sequence)
+        if have_len is not None:
+            return Output(work.request_id, have_len=have_len)
+        length = work.context_len + max_slots
+        if not self.page_owners.has_room(sequence, length):
+            return None
+        self.page_owners.reserve(sequence, length)
+        return sequence
+
+    def written(self, sequence: Sequence, work: Work, tree: TokenTree) -> None:
+        """See `TreeTexts`."""
+        if len(work.delta):
+            self.page_owners.commit(sequence, work.delta[sequence.cached_len - work.base_len :])
+        sequence.tree = tree
+
+    def retain(self, request_id: str, path: Indices[int], keep: Indices[int] = ()) -> None:
         """After a step: commit the nodes `path`, keep the nodes `keep`, drop all others.
 
         path: root first, a real path from the context.  keep: ascending indices into the tree of
