@@ -99,25 +99,35 @@ class Forward:
         if not self._all(not is_reference) and not is_reference:
             self._fall_back("another rank cannot compile the kernels")
         self._compare_layers()
-        error, fused = _failure(check), self._model.fused
-        if fused is not None and not fused.failure and not self._all(error is None):
-            fused.give_up("the check fails on another rank" if error is None else error.message)
-            error = _failure(check)
-        if not self._all(error is None):
-            error = error or ConfigError("the check at load fails on another rank", param="model")
+        error, fused = self._failure(check), self._model.fused
+        if error is not None and fused is not None and not fused.failure:
+            fused.give_up(error.message)
+            error = self._failure(check)
+        if error is not None:
             # What reproducible mode promises holds for the native kernels only.
             is_chosen = self._config.attention != "auto" or self._config.reproducible
             if is_chosen or isinstance(self._backend, SdpaBackend):
                 raise error
             self._fall_back(error.message)
-            error = _failure(check)
-            if not self._all(error is None):
-                raise error or ConfigError("the check fails on another rank", param="model")
+            error = self._failure(check)
+            if error is not None:
+                raise error
         self._backend.warm_up()
         if self._vote is not None:
             if not self._all(not self._backend.failure):
                 self._fall_back(self._backend.failure or "another rank cannot run the kernels")
             self._backend.settle()
+
+    def _failure(self, check: Callable[[], None]) -> ConfigError | None:
+        """Why the check fails here or on another rank; None = on none."""
+        error = None
+        try:
+            check()
+        except ConfigError as raised:
+            error = raised
+        if self._all(error is None):
+            return None
+        return error or ConfigError("the check at load fails on another rank", param="model")
 
     def _compare_layers(self) -> None:
         """Go on with our own layers for GPUs if all ranks have them, and find them right."""
@@ -266,11 +276,3 @@ def _tokens(drawn: Drawn, picks: Sequence[Pick]) -> torch.Tensor:
     """The picks' tokens, int32[picks]; any token where none was drawn."""
     rows = np.array([drawn.rows[pick.work.request_id] for pick in picks])
     return drawn.token_ids[sent(rows, drawn.token_ids.device)].clamp_(min=0)
-
-
-def _failure(check: Callable[[], None]) -> ConfigError | None:
-    try:
-        check()
-    except ConfigError as error:
-        return error
-    return None
