@@ -13,7 +13,7 @@ import torch
 from cluster.engine.cpu import kernels as native
 from cluster.engine.cpu.kernels import Format, Kernels
 from cluster.engine.cpu.packed_linear import PackedLinear
-from tests.support.choices import by_day
+from tests.support.choices import by_night
 
 pytestmark = pytest.mark.usefixtures("several_threads")
 
@@ -31,8 +31,9 @@ def test_a_float32_weight_is_kept_as_bfloat16_only_where_that_loses_nothing(
     assert torch.equal(PackedLinear(exact, kernels)(rows), expected)
 
 
-@pytest.mark.parametrize("options", by_day([[]], [[], ["-mavx512f", "-mfma"]]), ids=str)
-def test_they_compile_for_narrower_registers_too(options: list[str]) -> None:
+@by_night
+@pytest.mark.parametrize("options", [[], ["-mavx512f", "-mfma"]], ids=str)
+def test_they_compile_for_other_registers_too(options: list[str]) -> None:
     """Those of AVX2 are compiled in test_kernels_ahead.py, and run."""
     folder = Path(native.__file__).parent
     compiler = shutil.which("g++")
