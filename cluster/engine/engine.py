@@ -328,10 +328,6 @@ class Engine:
         self._blocked = False
         self._tell("release", request_id)
 
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless every page is accounted for."""
-        self.page_owners.check_integrity()
-
     def follow(self) -> None:
         """Repeat rank 0's calls until it closes; raises WorkerError when the group breaks."""
         assert self._group is not None, "an engine of one rank follows nobody"

@@ -14,6 +14,7 @@ from cluster.core import EMPTY_TREE, SamplingParams, TokenTree, token_array
 from tests.support.choices import by_day
 from tests.support.draft.inside import GREEDY, LAWS, Inside, config_of
 from tests.support.engine.driver import prompt
+from tests.support.engine.integrity import check_integrity
 from tests.support.engine.native import needs_native
 from tests.support.engine.parts import plain
 from tests.support.worker.rounds import Session
@@ -69,7 +70,7 @@ def test_every_row_is_that_of_these_layers_alone(
     for text, logits in rows[:: len(rows) // 24]:
         expected = plain(folder, [0, 1], token_array(text))
         torch.testing.assert_close(logits[: len(expected)], expected, atol=2e-4, rtol=2e-4)
-    inside.engine.check_integrity()
+    check_integrity(inside.engine)
     assert inside.engine.pages_in_use == 0
 
 

@@ -22,6 +22,7 @@ from tests.support.draft.author import (
     target_text,
     write,
 )
+from tests.support.engine.integrity import check_integrity
 
 VOCAB = 288
 PROMPT = np.random.default_rng(7).integers(4, VOCAB, 21).tolist()
@@ -54,7 +55,7 @@ def test_one_pass_judges_a_whole_path(exact_engine: Engine, *, natively: bool) -
     drafter.graft([proposal_of(author, path)])
     assert not len(request.graft), "it goes on with its own tree"
     assert_is_the_tree_of_a_fresh_drafter(drafter, exact_engine, author, text[:3])
-    exact_engine.check_integrity()
+    check_integrity(exact_engine)
     drafter.release(["a"])
     assert exact_engine.pages_in_use == 0
 
@@ -88,7 +89,7 @@ def test_drafting_goes_on_after_a_graft_that_the_model_rejects(exact_engine: Eng
     assert rejected.tree.token_ids.tolist() == expected.tree.token_ids.tolist()
     text = target_text(exact_engine, PROMPT, GREEDY, 3).tolist()
     assert write(drafter, author, text) is not None
-    exact_engine.check_integrity()
+    check_integrity(exact_engine)
     for each, name in ((drafter, "a"), (fresh, "b")):
         each.release([name])
 
@@ -105,4 +106,4 @@ def test_a_graft_for_a_text_that_has_changed_since_is_forgotten(llama_folder: Pa
     proposal = grow(drafter, author)["a"]
     assert (proposal.base_len, len(proposal.tree) > 0) == (len(author.tokens), True)
     assert engine.context_ids("a").tolist() == author.tokens
-    engine.check_integrity()
+    check_integrity(engine)

@@ -25,6 +25,7 @@ from tests.support.draft.author import (
     target_text,
     write,
 )
+from tests.support.engine.integrity import check_integrity
 
 VOCAB = 288
 PROMPT = np.random.default_rng(7).integers(4, VOCAB, 21).tolist()
@@ -89,7 +90,7 @@ def test_the_targets_own_model_drafts_without_a_miss(exact_engine: Engine, name:
     stats = replay(chains, Recording(token_array(PROMPT), text, params), max_nodes=6)
     assert stats.num_accepted == stats.num_draft_tokens > 0
     assert stats.num_rounds < 15
-    exact_engine.check_integrity()
+    check_integrity(exact_engine)
     assert exact_engine.pages_in_use == 0
 
 
@@ -103,7 +104,7 @@ def test_trees_of_a_disagreeing_model_are_accepted_in_part(
     stats = replay(drafter, Recording(token_array(PROMPT), text, params), max_nodes=16)
     assert stats.mean_acceptance_length > 1.3
     assert stats.root_hits > 0
-    noisy_engine.check_integrity()
+    check_integrity(noisy_engine)
     assert drafter.pages_in_use == 0
 
 
@@ -191,7 +192,7 @@ def test_a_rollback_during_a_prefill_is_applied(llama_folder: Path) -> None:
     proposal = grow(drafter, author)["a"]
     assert proposal.base_len == 33
     assert engine.context_ids("a").tolist() == author.tokens
-    engine.check_integrity()
+    check_integrity(engine)
 
 
 def test_a_growing_tree_is_sent_again_only_after_a_sufficient_gain(exact_engine: Engine) -> None:

@@ -27,6 +27,7 @@ from tests.support.draft.author import (
     target_text,
     write,
 )
+from tests.support.engine.integrity import check_integrity
 
 VOCAB = 288
 PROMPT = np.random.default_rng(7).integers(4, VOCAB, 21).tolist()
@@ -54,7 +55,7 @@ def test_a_full_window_drops_its_older_half_and_drafting_goes_on(
         starts.add(start)
     assert starts == {0, 16, 32, 48, 64}
     drafter.release(["a"])
-    engine.check_integrity()
+    check_integrity(engine)
     assert engine.pages_in_use == 0
 
 
@@ -86,7 +87,7 @@ def test_a_window_that_moves_while_the_engine_works_on_it_is_read_anew(llama_fol
     proposal = grow(drafter, author)["a"]
     assert (proposal.base_len, len(proposal.tree) > 0) == (84, True)
     assert engine.context_ids("a").tolist() == author.tokens[32:]
-    engine.check_integrity()
+    check_integrity(engine)
 
 
 def test_tokens_outside_the_vocabulary_stop_drafting_until_they_are_rolled_back(
@@ -122,7 +123,7 @@ def test_too_few_pages_only_reduce_the_trees(llama_folder: Path) -> None:
             assert observation.have_len == len(author.tokens)
         for name, proposal in grow(drafter, *authors).items():
             assert proposal.base_len == len(authors["abcd".index(name)].tokens)
-        engine.check_integrity()
+        check_integrity(engine)
     drafter.release(list("abc"))
     assert grow(drafter, authors[3]) is not None
     drafter.release(["d"])

@@ -16,6 +16,7 @@ from cluster.engine.engine import Engine
 from tests.support.checkpoints import noisy_copy
 from tests.support.choices import pairwise
 from tests.support.draft.author import GREEDY, Author, draft_engine, grow, lm_drafter, target_text
+from tests.support.engine.integrity import check_integrity
 from tests.support.engine.native import needs_native
 
 pytestmark = needs_native
@@ -121,7 +122,7 @@ def test_native_growth_gives_the_same_tree_as_engine_steps(
         assert_same_state(request_of(ours), request_of(theirs))
     assert ours.root_hits == theirs.root_hits
     for drafter in (ours, theirs):
-        drafter.engine.check_integrity()
+        check_integrity(drafter.engine)
 
 
 def test_requests_share_passes_by_the_survival_of_their_leaves(drafting: Path) -> None:
@@ -191,7 +192,7 @@ def test_a_drafter_that_lost_its_cache_prefills_again(drafting: Path) -> None:
     drafter.observe([author.commit(expected.tree.token_ids[:1].tolist())])
     (proposal,) = grow(drafter, author).values()
     assert (proposal.base_len, len(proposal.tree)) == (len(author.tokens), 8)
-    engine.check_integrity()
+    check_integrity(engine)
 
 
 def test_a_tree_without_free_pages_waits(drafting: Path) -> None:
@@ -202,7 +203,7 @@ def test_a_tree_without_free_pages_waits(drafting: Path) -> None:
     proposals: dict[str, Proposal] = grow(drafter, *authors)
     assert max(len(proposal.tree) for proposal in proposals.values()) == 32
     assert drafter.pages_in_use <= 12
-    drafter.engine.check_integrity()
+    check_integrity(drafter.engine)
     drafter.release(["a", "b"])
     assert drafter.pages_in_use == 0
 

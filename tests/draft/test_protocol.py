@@ -22,6 +22,7 @@ from cluster.spec.token_log import prefix_hash
 from cluster.spec.tree_check import check_tree
 from tests.support.choices import by_day
 from tests.support.draft.author import Author, grow, lm_drafter, write
+from tests.support.engine.integrity import check_integrity
 
 VOCAB = 288
 MAX_NODES = 12
@@ -202,7 +203,7 @@ def test_the_lm_drafter_follows_the_protocol(noisy_engine: Engine) -> None:
 
         @invariant()
         def pages_are_accounted_for(self) -> None:
-            noisy_engine.check_integrity()
+            check_integrity(noisy_engine)
 
         def teardown(self) -> None:
             super().teardown()

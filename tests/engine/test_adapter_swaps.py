@@ -26,6 +26,7 @@ from tests.support.engine.driver import (
     prompt,
     run,
 )
+from tests.support.engine.integrity import check_integrity
 
 NUM_TOKENS = 16
 
@@ -131,7 +132,7 @@ def test_a_reload_never_uses_the_pages_of_another_content(
     assert hits("another content") == 0
     engine.model.adapters.serve(read(base, a=old))
     assert hits("the first one, which was freed") == 0
-    engine.check_integrity()
+    check_integrity(engine)
 
 
 def test_weights_that_were_written_over_in_their_folder_are_another_content(

@@ -28,6 +28,7 @@ from tests.support.engine.driver import (
     rows,
     run,
 )
+from tests.support.engine.integrity import check_integrity
 
 Factory = Callable[..., Path]
 TREE = TokenTree.of([5, 6, 7, 8], [-1, 0, 0, -1])
@@ -83,7 +84,7 @@ def test_no_adapter_uses_the_prefixes_of_another(base: Path, adapters: dict[str,
     for index in range(4):
         run(engine, Work(f"second-{index}", 0, text, adapter=index))
         assert engine.last_step.num_prefix_hit_tokens == 32
-    engine.check_integrity()
+    check_integrity(engine)
 
 
 def test_a_request_that_changes_its_adapter_begins_anew(engine: Engine) -> None:

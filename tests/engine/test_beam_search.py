@@ -21,6 +21,7 @@ from cluster.spec.beam_search import Hypothesis
 from tests.support.choices import by_day
 from tests.support.engine.beam_search import beam_search
 from tests.support.engine.driver import load_engine, load_oracle, prompt
+from tests.support.engine.integrity import check_integrity
 
 Factory = Callable[..., Path]
 NUM_TOKENS = 14
@@ -79,7 +80,7 @@ def check(
 ) -> int:
     """Compare all texts and scores; returns how many texts ended before the limit."""
     found = beam_search(engine, ids, spec, NUM_TOKENS, stops)
-    engine.check_integrity()
+    check_integrity(engine)
     assert engine.pages_in_use == 0
     num_stopped = 0
     for each, hypotheses in zip(ids, found, strict=True):
@@ -177,4 +178,4 @@ def test_a_search_that_no_pages_can_hold_is_refused_with_the_reason(llama_folder
     with pytest.raises(RequestError, match="need more than all 16 pages"):
         beam_search(engine, [prompt(50)], BeamSpec(5, early_stopping="never"), 40)
     assert engine.pages_in_use == 0
-    engine.check_integrity()
+    check_integrity(engine)

@@ -14,6 +14,7 @@ from cluster.requests.fields import BeamSpec
 from cluster.worker.verifier import Verifier
 from tests.support.engine.beam_search import beam_search
 from tests.support.engine.driver import load_engine, prompt
+from tests.support.engine.integrity import check_integrity
 from tests.support.worker.rounds import Session, decode
 from tests.support.worker.steps import written
 from tests.support.worker.texts import opened
@@ -90,7 +91,7 @@ def test_a_search_that_is_released_leaves_nothing_and_a_new_owner_begins_it_anew
     verifier.release(["a"])
     assert engine.pages_in_use == 0
     assert not verifier.has_pending
-    engine.check_integrity()
+    check_integrity(engine)
     verifier.submit([Session("a", PROMPT.tolist(), SEARCH, generation=1).item()])
     assert texts_of(run(verifier)) == searched(engine)
 

@@ -19,6 +19,7 @@ from cluster.engine.work import Output, Work
 from cluster.errors import RequestError, WorkerError
 from cluster.messages import TextName
 from tests.support.engine.driver import load_engine
+from tests.support.engine.integrity import check_integrity
 from tests.support.worker.residents import GreedyOracle, resident
 from tests.support.worker.steps import Desk, Steps, desk_of, steps, written
 from tests.support.worker.texts import GREEDY, LAWS, PROMPT, opened, plain, pool_tree
@@ -279,4 +280,4 @@ async def test_a_step_for_want_of_memory_costs_speed_and_no_text(
         name: expected.text(name) for name in prompts
     }
     assert found.num_steps > expected.num_steps
-    engine.check_integrity()
+    check_integrity(engine)

@@ -313,35 +313,6 @@ class PageOwners:
         for pool in (*self.pools, self.states.pool):
             pool.clear_idle()
 
-    def check_integrity(self) -> None:
-        """Raise AssertionError when the books do not balance; cheap enough for idle moments."""
-        for group, pool in enumerate(self.pools):
-            holders: Counter[int] = Counter()
-            for sequence in self.sequences.values():
-                self._check_table(sequence, group)
-                holders.update(sequence.tables[group].held_pages)
-            pool.check_integrity(holders)
-        self.states.check_integrity(self.sequences.values())
-        self._prefixes.check_integrity()
-
-    def _check_table(self, sequence: Sequence, group: int) -> None:
-        table = sequence.tables[group]
-        held, first, scratch = (
-            table.held_pages,
-            table.num_released,
-            self._cache.scratch_pages[group],
-        )
-        in_sight = self._reaches[group].first_page(sequence.cached_len)
-        assert len(table.pages) == sequence.num_pages, "the tables differ in length"
-        capacity = len(table.pages) * self._page_size
-        assert sequence.num_slots_used <= capacity, f"{sequence.request_id}: too few pages"
-        assert len(set(held)) == len(held), "a page is held twice"
-        assert set(table.pages[:first]) <= {scratch}, "a page was not released"
-        assert first <= in_sight, "a page in sight was released"
-        assert all(entry in self._prefixes for entry in sequence.shared), "it shares what is gone"
-        for entry, page in zip(sequence.shared[first:], held, strict=False):
-            assert entry.pages[group] == page, "a shared page was replaced"
-
 
 def common_prefix_len(left: TokenArray, right: TokenArray) -> int:
     """The number of leading tokens that agree."""

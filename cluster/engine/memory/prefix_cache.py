@@ -45,12 +45,6 @@ class PrefixCache:
         self._by_page: list[dict[int, CachedPage]] = [{} for _ in range(num_groups)]
         self._last_serial = 0
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __contains__(self, entry: CachedPage) -> bool:
-        return self._by_serial.get(entry.serial) is entry
-
     def match(self, parent: Parent, tokens: TokenArray) -> list[CachedPage]:
         """The longest chain of entries below `parent` that stand for the start of `tokens`."""
         found: list[CachedPage] = []
@@ -100,20 +94,6 @@ class PrefixCache:
             entry = self._by_serial.get(entry.key[0])
             if entry is not None:
                 entry.num_children -= 1
-
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless every entry is reachable and of use to some page."""
-        children: dict[Parent, int] = {}
-        for entry in self._entries.values():
-            parent = entry.key[0]
-            assert isinstance(parent, bytes) or parent in self._by_serial, "an entry hangs loose"
-            children[parent] = children.get(parent, 0) + 1
-            for by_page, page in zip(self._by_page, entry.pages, strict=True):
-                assert page is None or by_page[page] is entry, "two own one page"
-        for entry in self._entries.values():
-            count = children.get(entry.serial, 0)
-            assert entry.num_children == count, f"{entry.num_children} children, of {count}"
-            assert count or _has_page(entry), "an entry without page or children was kept"
 
 
 def _has_page(entry: CachedPage) -> bool:
@@ -217,11 +197,3 @@ class PagePool:
     def _set_free(self, page: int) -> None:
         self._free[page] = 1
         self.num_free += 1
-
-    def check_integrity(self, holders: dict[int, int]) -> None:
-        """Raise AssertionError unless the counts agree with `holders`, page to sequences."""
-        for page, count in enumerate(self._holders):
-            assert count == holders.get(page, 0), f"page {page}: {count} holders recorded"
-            states = (bool(self._free[page]), page in self._idle, count > 0)
-            assert sum(states) == 1, f"page {page} is in states free, idle, held: {states}"
-        assert self.num_free == self._free.count(1), "the free count is wrong"

@@ -10,9 +10,6 @@ back like pages, least recently used first.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
-
 from cluster.engine.memory.kv_cache import KVCache, Reach
 from cluster.engine.memory.prefix_cache import CachedPage, PagePool, PrefixCache
 from cluster.engine.memory.sequence import Sequence
@@ -77,17 +74,6 @@ class StateOwners:
     def first_page_kept(self, sequence: Sequence, first: int) -> int:
         """The first page that a sequence keeps of a group that reads those from `first` on."""
         return min(first, sequence.border // self._page_size) if self.exist else first
-
-    def check_integrity(self, sequences: Iterable[Sequence]) -> None:
-        """Raise AssertionError when the books do not balance."""
-        holders = Counter[int]([0] * self.exist)
-        for each in sequences:
-            holders.update(filter(None, (each.state, each.spare)))
-            assert each.border <= each.cached_len, "a state of tokens that were taken back"
-            assert bool(each.border) == bool(each.state), "a border without its state"
-            kept = [table.num_released * self._page_size <= each.border for table in each.tables]
-            assert all(kept) or not self.exist, "pages behind its border are gone"
-        self.pool.check_integrity(holders)
 
     def _keep(self, sequence: Sequence, border: int, state: int) -> None:
         """Let go of the state for another that it holds, or for 0."""

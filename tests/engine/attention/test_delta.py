@@ -26,6 +26,7 @@ from tests.support.engine.driver import (
     rows,
     run,
 )
+from tests.support.engine.integrity import check_integrity
 
 TREE = TokenTree.of([5, 6, 7, 8, 9], [-1, 0, 0, 2, -1])
 Factory = Callable[..., Path]
@@ -94,7 +95,7 @@ def test_a_failed_step_leaves_no_state_behind(
         engine.submit(Work("a", 6, text[6:20]))
         with pytest.raises(torch.OutOfMemoryError):
             engine.step()
-    engine.check_integrity()
+    check_integrity(engine)
     sequence = engine.page_owners.sequences["a"]
     assert sequence.border == 4
     assert sequence.spare

@@ -29,6 +29,7 @@ from tests.support.engine.driver import (
     rows,
     some_commit,
 )
+from tests.support.engine.integrity import check_integrity
 
 TREE = TokenTree.of([5, 6, 7, 8], [-1, 0, 0, -1])
 Make = partial[Checked]
@@ -250,7 +251,7 @@ def test_retained_paths_of_random_trees_serve_later_rows(make: Make) -> None:
         tree = TokenTree.of(
             grown.token_ids[survivors], [new.get(grown.parents[node], -1) for node in survivors]
         )
-        cached.engine.check_integrity()
+        check_integrity(cached.engine)
     tables = cached.engine.page_owners.sequences["a"].tables
     for window, table in zip(cached.windows, tables, strict=True):
         assert (table.num_released > 0) == (window is not None)

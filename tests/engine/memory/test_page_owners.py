@@ -21,6 +21,7 @@ from cluster.engine.work import Work
 from cluster.spec.token_log import prefix_hash
 from tests.support.choices import by_day
 from tests.support.engine.driver import some_commit
+from tests.support.engine.integrity import check_pages
 
 NUM_PAGES, PAGE_SIZE = 16, 2
 NAMES = ("a", "b", "c", "d")
@@ -140,7 +141,7 @@ class Residents(RuleBasedStateMachine):
     def the_books_balance(self) -> None:
         for pool, num_pages in zip(self.page_owners.pools, self.num_pages, strict=True):
             assert pool.num_free + pool.num_idle + pool.num_held == num_pages
-        self.page_owners.check_integrity()
+        check_pages(self.page_owners)
 
     @invariant()
     def every_text_is_known(self) -> None:
@@ -179,7 +180,7 @@ class Residents(RuleBasedStateMachine):
         assert not any(pool.num_held for pool in self.page_owners.pools)
         self.page_owners.forget_prefixes()
         assert [pool.num_free for pool in self.page_owners.pools] == self.num_pages
-        assert len(self.page_owners._prefixes) == 0
+        assert not self.page_owners._prefixes._entries
 
 
 def _slots(sequence: Sequence, group: int) -> torch.Tensor:
@@ -204,7 +205,7 @@ def write(page_owners: PageOwners, name: str, tokens: Iterable[int]) -> Sequence
     for token in tokens:
         page_owners.reserve(sequence, sequence.cached_len + 1)
         page_owners.commit(sequence, token_array([token]))
-        page_owners.check_integrity()
+        check_pages(page_owners)
     return sequence
 
 

@@ -25,6 +25,7 @@ from tests.support.engine.driver import (
     rows,
     run,
 )
+from tests.support.engine.integrity import check_integrity
 from tests.support.engine.native import needs_native
 
 TREE = TokenTree.of([5, 6, 7, 8], [-1, 0, 0, -1])
@@ -68,7 +69,7 @@ def test_what_is_not_refused_finds_its_pages(folder: Path, num_pages: int) -> No
         again = Work("a", start, text[start:-1], TREE)
         if output.error is None:
             assert rows(run(engine, again)).shape[0] == 5
-        engine.check_integrity()
+        check_integrity(engine)
 
 
 def test_pages_are_derived_from_the_window_instead_of_the_context(folder: Path) -> None:

@@ -22,6 +22,7 @@ from tests.support.engine.driver import (
     rows,
     run,
 )
+from tests.support.engine.integrity import check_integrity
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +176,7 @@ def test_a_request_that_holds_every_page_may_roll_back_into_one_that_it_publishe
     assert run(engine, Work("a", 30, changed[30:])).have_len == 28
     found = rows(run(engine, Work("a", 28, changed[28:])))
     torch.testing.assert_close(found, rows(run(load_engine(llama_folder), Work("b", 0, changed))))
-    engine.check_integrity()
+    check_integrity(engine)
 
 
 def test_an_old_request_that_cannot_grow_yet_takes_nothing_from_the_young(

@@ -12,6 +12,7 @@ import torch
 from cluster.core import EMPTY_TREE, TokenArray, TokenTree, token_array
 from cluster.engine.engine import Output, Work
 from tests.support.engine.driver import expected_rows, generate, load_engine, load_oracle, rows, run
+from tests.support.engine.integrity import check_integrity
 
 oracle_of = lru_cache(load_oracle)
 
@@ -68,6 +69,6 @@ class Checked:
 
     def _watched(self, *arguments: Any) -> list[Output]:
         outputs = self._step(*arguments)
-        self.engine.check_integrity()
+        check_integrity(self.engine)
         self.most = list(map(max, self.most, self.held))
         return outputs

@@ -16,6 +16,7 @@ from cluster.engine.engine import Engine, Output, Work
 from cluster.spec.token_log import prefix_hash
 from cluster.spec.tree import walk_draws
 from tests.support.architectures import BY_TEXT, SLIDING_WINDOW
+from tests.support.engine.integrity import check_integrity
 from tests.support.engine.tiny import tiny
 from tests.support.spec.trees import paths
 
@@ -185,7 +186,7 @@ class GreedyDecoder:
         """One step of the engine, for all that have begun."""
         for output in self.engine.step():
             self._answer(output)
-        self.engine.check_integrity()
+        check_integrity(self.engine)
         step = self.engine.last_step
         self.counts.update(
             preempted=step.num_preempted,

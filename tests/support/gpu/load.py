@@ -31,6 +31,7 @@ from cluster.records import record
 from cluster.worker.verifier import Verifier
 from tests.support.checkpoints import tiny_checkpoint
 from tests.support.engine.captures import Recorder
+from tests.support.engine.integrity import check_integrity
 from tests.support.engine.tiny import tiny
 from tests.support.worker.rounds import Session, half_right, no_drafts
 
@@ -178,7 +179,7 @@ def play(
         pending |= {text.id for text in verifier.ahead}
         for verdict in answers.verdicts:
             running[int(verdict.request_id)][0].take(verdict)
-    engine.check_integrity()
+    check_integrity(engine)
     return played
 
 
