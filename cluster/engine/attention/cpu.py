@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
 
-from cluster.engine.attention.sdpa import SdpaBackend
-from cluster.engine.attention.seam import AttentionBackend, AttentionPlan
+from cluster.engine.attention.sdpa import SdpaPlan
+from cluster.engine.attention.seam import AttentionBackend
 from cluster.engine.cpu.kernels import Kernels, RowPointers
 from cluster.engine.schedule.batch import Batch, IndexArray, Share
 from cluster.engine.types import AttentionOptions
@@ -23,17 +24,13 @@ class NativePlan:
 
     def __init__(self, kernels: Kernels, batch: Batch, scratch_slot: int) -> None:
         self._kernels = kernels
-        self._batch = batch
-        self._scratch_slot = scratch_slot
-        self._rows: _Rows | None = None
-        self._reference: AttentionPlan | None = None
+        self._shares = batch.shares
+        self._reference = SdpaPlan(batch, scratch_slot)
 
     def attend(
         self, query: torch.Tensor, kv: torch.Tensor, window: int | None, options: AttentionOptions
     ) -> torch.Tensor:
         if not self._is_ours(query, kv):
-            if self._reference is None:
-                self._reference = SdpaBackend().plan(self._batch, self._scratch_slot)
             return self._reference.attend(query, kv, window, options)
         dtype = query.dtype
         query = query.float()
@@ -48,9 +45,11 @@ class NativePlan:
     @property
     def row_pointers(self) -> RowPointers:
         """The step's rows; valid as long as this plan is."""
-        if self._rows is None:
-            self._rows = _Rows(self._batch.shares)
         return self._rows.pointers
+
+    @cached_property
+    def _rows(self) -> _Rows:
+        return _Rows(self._shares)
 
     def _is_ours(self, query: torch.Tensor, kv: torch.Tensor) -> bool:
         return (
