@@ -10,44 +10,30 @@ against.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
-from cluster.engine.attention.seam import AttentionBackend, AttentionPlan, AttentionStep
+from cluster.core import TokenTree, token_array
+from cluster.engine.attention.seam import AttentionBackend, AttentionStep
+from cluster.engine.memory import sequence as sequences
 from cluster.engine.memory.kv_cache import KVCache, layer_groups
-from cluster.engine.schedule.batch import Batch, IndexArray, Share
-from cluster.engine.types import AttentionOptions, LayerSpec
+from cluster.engine.schedule.batch import Pick, build_batch
+from cluster.engine.types import LayerSpec
+from cluster.engine.work import Work
 from cluster.records import record
-from cluster.spec.tree import ancestor_bits
 
 _PAGE_SIZE = 16
 # In no order, and those of the two sequences mixed; each holds more than the kernel's 64 keys.
 _PAGES = ((3, 0, 8, 5, 1), (9, 2, 6, 4, 7))
 _CONTEXT_LEN = 70
 _NUM_DELTA = 3
-_PARENTS = np.array([-1, 0, -1], np.int32)
-_NUM_NEW = _NUM_DELTA + len(_PARENTS)
+_TREE = TokenTree.of([0, 0, 0], [-1, 0, -1])
+_NUM_NEW = _NUM_DELTA + len(_TREE)
 # Small keys: attention is spread over all of them, so that each one counts.
 _CACHE_STD = 0.3
-
-
-class NotingStep(AttentionStep):
-    """A step that keeps the options that it attended with last."""
-
-    options: AttentionOptions | None = None
-
-    def attend_layer(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        options: AttentionOptions,
-    ) -> torch.Tensor:
-        self.options = options
-        return super().attend_layer(layer, query, key, value, options)
 
 
 @record
@@ -60,8 +46,8 @@ class LayerCase:
     hidden: torch.Tensor
     arguments: dict[str, Any]
     expected: torch.Tensor
-    reference: NotingStep
-    step: NotingStep
+    reference: AttentionStep
+    step: AttentionStep
 
     def is_same(self, found: torch.Tensor, layer: int, tolerance: float) -> bool:
         """True if the other way gave the same output and the same keys and values, but for
@@ -89,19 +75,10 @@ class Comparison:
         # A small limit leaves no room for all of it; one too small to serve is refused later.
         limit = max(max_context_len, _NUM_NEW + 1)
         context_len = min(_CONTEXT_LEN, limit - _NUM_NEW)
-        shares = [
-            _share(index * _NUM_NEW, pages, context_len) for index, pages in enumerate(_PAGES)
-        ]
-        first = shares[0].positions
+        picks = [_pick(pages, context_len) for pages in _PAGES]
+        self._batch = build_batch(picks, min_rows=0, scratch_slot=0, max_context_len=limit)
+        first = self._batch.shares[0].positions
         positions = np.concatenate((first, first + limit - 1 - first.max()))
-        start = shares[0].key_len - _NUM_NEW
-        self._batch = Batch(
-            shares,
-            np.arange(len(positions)),
-            positions,
-            np.concatenate([share.slots[start:] for share in shares]),
-            np.arange(len(positions)),
-        )
         self.num_rows = len(positions)
         self.positions = torch.from_numpy(positions).to(self._device)
 
@@ -121,58 +98,41 @@ class Comparison:
             "use_cache": False,
             "position_embeddings": rotary(hidden, position_ids=position_ids),
         }
-        reference, step = self._layer_steps(index)
+        reference, step = self._steps
         try:
             expected = layer(hidden, plan=reference, **arguments)
         except (RuntimeError, TypeError, ValueError, AttributeError):
             return None
         return LayerCase(hidden, arguments, expected, reference, step)
 
-    def _layer_steps(self, layer: int) -> list[NotingStep]:
-        """Steps of that layer by each of the backends, on equal caches."""
-        steps: list[NotingStep] = []
-        for backend in self._backends:
-            cache, specs, plans, slots = self._parts([self.layers[layer]], backend)
-            # One layer's memory stands for all, so that it is found under the layer's number.
-            count = len(self.layers)
-            cache.layers, cache.group_of = cache.layers * count, cache.group_of * count
-            steps.append(NotingStep(cache, [*specs] * count, plans, slots))
-        return steps
+    @cached_property
+    def _steps(self) -> list[AttentionStep]:
+        """Those in which layers are compared, each on memory of its own."""
+        return self.steps()
 
     def steps(self) -> list[AttentionStep]:
-        """Steps of the whole model by each of the backends, on equal caches."""
-        return [AttentionStep(*self._parts(self.layers, backend)) for backend in self._backends]
+        """Steps of the model by each of the backends, on equal caches."""
+        return [self._step(backend) for backend in self._backends]
 
-    def _parts(
-        self, specs: Sequence[LayerSpec], backend: AttentionBackend
-    ) -> tuple[KVCache, Sequence[LayerSpec], list[AttentionPlan], list[torch.Tensor]]:
-        num_pages = sum(map(len, _PAGES))
-        cache = KVCache(specs, [num_pages] * len(layer_groups(specs, _PAGE_SIZE)), _PAGE_SIZE)
+    def _step(self, backend: AttentionBackend) -> AttentionStep:
+        num_pages = [sum(map(len, _PAGES))] * len(self.groups)
+        cache = KVCache(self.layers, num_pages, _PAGE_SIZE)
         for index, kv in enumerate(cache.layers):
             generator = torch.Generator(kv.device).manual_seed(index)
             kv.normal_(0.0, _CACHE_STD, generator=generator)
         # The same slots in every group.
         plans = [backend.plan(self._batch, each) for each in cache.scratch_slots]
         slots = torch.from_numpy(self._batch.slots).to(self._device)
-        return cache, specs, plans, [slots] * len(plans)
+        return AttentionStep(cache, self.layers, plans, [slots] * len(plans))
 
 
-def _share(row_start: int, pages: Sequence[int], context_len: int) -> Share:
-    slots: IndexArray = (
-        np.array(pages, np.int64)[:, None] * _PAGE_SIZE + np.arange(_PAGE_SIZE)
-    ).ravel()
-    bits = ancestor_bits(_PARENTS)
-    end = context_len + _NUM_DELTA
-    node_positions = np.array([end - 1 + each.bit_count() for each in bits])
-    return Share(
-        row_start,
-        _NUM_DELTA,
-        end,
-        slots[: end + len(bits)],
-        np.concatenate((np.arange(context_len, end), node_positions)),
-        node_positions,
-        bits,
-    )
+def _pick(pages: Sequence[int], context_len: int) -> Pick:
+    sequence = sequences.Sequence("", 0, _PAGE_SIZE)
+    for page in pages:
+        sequence.tables[0].add(page)
+    sequence.append(token_array([0] * context_len))
+    work = Work("", context_len, token_array([0] * _NUM_DELTA), _TREE)
+    return Pick(sequence, work, _NUM_DELTA, completes=True)
 
 
 def is_close(expected: Any, found: torch.Tensor, tolerance: float | torch.Tensor) -> bool:

@@ -60,10 +60,10 @@ class NativeLayers:
         # Between a layer's operations; it grows to the largest step.
         self._memory = torch.empty(0, dtype=torch.float32)
 
-    def take_cache(self, step: AttentionStep) -> None:
-        """Read and write this step's cache from now on."""
+    def take_cache(self, step: AttentionStep, first: int = 0) -> None:
+        """Read and write this step's cache from now on.  first: the number of the first layer."""
         # The model's own; behind them may stand those of a draft head.
-        layers = step.cache.layers[: len(self._layers)]
+        layers = step.cache.layers[first : first + len(self._layers)]
         dtype = layers[0].dtype
         is_native = dtype in _CACHE_DTYPES and all(
             kv.dtype == dtype and kv.is_contiguous() for kv in layers
@@ -71,7 +71,7 @@ class NativeLayers:
         self.cache_dtype = dtype if is_native else None
         for index, kv in enumerate(layers):
             self.kvs[index] = kv.data_ptr()
-            self.windows[index] = step.window(index) or 0
+            self.windows[index] = step.window(first + index) or 0
 
     def rows(self, step: AttentionStep, plan: NativePlan, rotations: torch.Tensor) -> Rows:
         """The step's rows as the kernels take them; the arguments have to outlive them.
@@ -129,12 +129,11 @@ def native_layer(
     size = parts.attention.qkv_product.in_features
     with torch.inference_mode():
         case = comparison.of_layer(layer, parts.layer, size, rotary)
-        options = None if case is None else case.reference.options
-        if case is None or options is None or (options.softcap, options.sinks) != (None, None):
+        if case is None:
             return None
-        native = NativeLayer(parts, options.scaling, kernels)
+        native = NativeLayer(parts, parts.attention.scaling, kernels)
         alone, found = NativeLayers([native], kernels), case.hidden.clone()
-        alone.take_cache(case.step)
+        alone.take_cache(case.step, parts.layer)
         attention = case.step.attention(0)
         assert isinstance(attention, NativePlan), "the comparison is of our kernels"
         rotations = torch.stack(case.arguments["position_embeddings"])

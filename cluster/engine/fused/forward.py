@@ -100,12 +100,6 @@ class _Layer:
     down: _Linear
     options: AttentionOptions
 
-    @property
-    def alone(self) -> _Layer:
-        """What this rank does of it, without a word to the others."""
-        out, down = (replace(each, ranks=None) for each in (self.out, self.down))
-        return replace(self, out=out, down=down)
-
     def attended(self, step: _Step, normed: torch.Tensor) -> torch.Tensor:
         """[rows, size] -> the same shape, to be added to the hidden states."""
         norms, plan, index = self.head_norms, step.plan, self.index
@@ -195,36 +189,35 @@ class FusedForward:
 
     def compare(self, layers: Sequence[LayerSpec], max_context_len: int, vote: Vote) -> None:
         """Give up unless on all ranks each layer computes what the original does: its output, and
-        what it writes to the cache.  The attention in both is the reference's.
+        what it writes to the cache.  The attention in both is the reference's.  What ranks sum is
+        each one's part in both, so that no rank waits for one on which a layer fails.
 
         layers: as probed.  Every rank must call."""
         comparison = Comparison(layers, max_context_len, (SdpaBackend(), SdpaBackend()))
-        base, tolerance = self._module.model, _TOLERANCES[layers[0].dtype]
-        size = self._norm.weight.shape[0]
-        with torch.inference_mode(), on_device(self._norm.weight.device):
-            for layer, original in zip(self._layers, base.layers, strict=True):
-                given = original, layer.index, size, base.rotary_emb
-                # Others would wait for the sums of a rank on which it fails.
-                with Alone():  # type: ignore[no-untyped-call]
-                    tried = comparison.of_layer(*given)
-                case = comparison.of_layer(*given) if vote(tried is not None) else None
-                if case is None:
-                    return self.give_up("its layers take something else, or fail, on some rank")
-                step = _Step(case.step, comparison.positions, self._rotations)
-                hidden, failure = case.hidden[0].clone(), ""
-                try:
-                    # Others would wait for the sums of a rank that cannot launch a kernel.
-                    layer.alone(step, hidden.clone(), None)
-                except LAUNCH_ERRORS as error:
-                    failure = in_a_line(error)
-                if vote(not failure):
-                    found = hidden + layer(step, hidden, None)
-                    if not case.is_same(found.unsqueeze(0), layer.index, tolerance):
-                        failure = f"layer {layer.index} computes something else"
-                if not vote(not failure):
-                    return self.give_up(failure or "another rank cannot use ours")
-        log.info("layers fused count=%d", len(self._layers))
-        return None
+        pairs = zip(self._layers, self._module.model.layers, strict=True)
+        alone = Alone()  # type: ignore[no-untyped-call]
+        with torch.inference_mode(), on_device(self._norm.weight.device), alone:
+            found = (self._difference(comparison, *pair) for pair in pairs)
+            failure = next(filter(None, found), "")
+        if vote(not failure):
+            log.info("layers fused count=%d", len(self._layers))
+        else:
+            self.give_up(failure or "another rank cannot use ours")
+
+    def _difference(self, comparison: Comparison, layer: _Layer, original: Any) -> str:
+        """Why a layer is not to take the original's place; "" = it computes the same."""
+        size, rotary = self._norm.weight.shape[0], self._module.model.rotary_emb
+        case = comparison.of_layer(original, layer.index, size, rotary)
+        if case is None:
+            return "its layers take something else, or fail"
+        step = _Step(case.step, comparison.positions, self._rotations)
+        hidden = case.hidden[0].clone()
+        try:
+            found = hidden + layer(step, hidden, None)
+        except LAUNCH_ERRORS as error:
+            return in_a_line(error)
+        is_same = case.is_same(found.unsqueeze(0), layer.index, _TOLERANCES[found.dtype])
+        return "" if is_same else f"layer {layer.index} computes something else"
 
 
 def fused_forward(
