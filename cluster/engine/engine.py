@@ -157,7 +157,7 @@ class Engine:
     @property
     def uses_graphs(self) -> bool:
         """True if steps that are not too wide replay captured graphs."""
-        return self.forward.graphs is not None and not self.forward.graphs.has_failed
+        return self.forward.graphs is not None and not self.forward.graphs.failure
 
     def capture_ahead(self, taps: Indices[int] = ()) -> None:
         """Capture the graphs, if any, of steps that ask for these taps, so that no step waits."""

@@ -46,10 +46,6 @@ class KernelHealth:
         self._name = name
         self._is_settled = False
 
-    @property
-    def has_failed(self) -> bool:
-        return bool(self.failure)
-
     def settle(self) -> None:
         """From now on a failure is the end: other processes count on these kernels."""
         self._is_settled = True

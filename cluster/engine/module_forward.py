@@ -9,12 +9,14 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from cluster.engine.adapters import AdapterShelf
-from cluster.engine.paths import StepInputs, StepOutputs
+from cluster.engine.paths import StepInputs, StepOutputs, TapStates
 
 
 class ModuleForward:
-    """Calls the module as it is.  Hooks copy what is tapped, where it `gives_taps`; they are there
-    during such a step alone, as are those of adapters."""
+    """Calls the module as it is.  Where its layers stand in one list, hooks copy what is tapped;
+    they are there during such a step alone, as are those of adapters.
+
+    has_taps: whether steps may ask for any."""
 
     def __init__(self, module: Any, num_layers: int, adapters: AdapterShelf) -> None:
         self._module = module
@@ -22,10 +24,10 @@ class ModuleForward:
         self._layers = decoder_layers(module, num_layers)
         # Gemma 3n's layers hand on several states of a token, of which a head would want one.
         is_several = getattr(getattr(module, "config", None), "altup_num_inputs", 1) > 1
-        self.gives_taps = self._layers is not None and not is_several
+        self.has_taps = self._layers is not None and not is_several
 
     def __call__(self, inputs: StepInputs) -> StepOutputs:
-        states = _States(inputs)
+        states = TapStates(inputs)
         with ExitStack() as hooks:
             if inputs.adapters is not None:
                 hooks.enter_context(self._adapters.current.applied(inputs))
@@ -41,39 +43,19 @@ class ModuleForward:
         logits: torch.Tensor = output.logits[0]
         return StepOutputs(logits.float(), states.rows)
 
-    def _hook(self, states: _States, tap: int) -> RemovableHandle:
-        """Let the states be shown what is tapped."""
+    def _hook(self, states: TapStates, tap: int) -> RemovableHandle:
+        """Let the states be shown what is tapped: [1, rows, hidden]."""
         assert self._layers is not None, "a step that needs taps was sent here"
         if tap == len(self._layers):
             # The output layer is given the wanted rows alone; the decoder gives all.
             handle: RemovableHandle = self._module.get_decoder().register_forward_hook(
-                lambda decoder, args, output: states.take(tap, output[0])
+                lambda decoder, args, output: states.take(tap, output[0][0])
             )
             return handle
         return self._layers[tap].register_forward_pre_hook(
-            lambda layer, args, given: states.take(tap, (*args, given.get("hidden_states"))[0]),
+            lambda layer, args, given: states.take(tap, (*args, given.get("hidden_states"))[0][0]),
             with_kwargs=True,
         )
-
-
-class _States:
-    """Copies of what the hooks are shown, made at once: a layer may go on in the same memory.
-
-    rows: [rows, taps, hidden], from the first hook on."""
-
-    def __init__(self, inputs: StepInputs) -> None:
-        self._taps = inputs.taps
-        self._device = inputs.token_ids.device
-        self.rows: torch.Tensor | None = None
-
-    def take(self, tap: int, hidden: torch.Tensor) -> None:
-        """hidden: [1, rows, hidden]."""
-        if self.rows is None:
-            shape = (hidden.shape[1], len(self._taps), hidden.shape[2])
-            self.rows = torch.empty(shape, dtype=hidden.dtype, device=self._device)
-        for column, each in enumerate(self._taps):
-            if each == tap:
-                self.rows[:, column] = hidden[0]
 
 
 def decoder_layers(module: torch.nn.Module, num_layers: int) -> torch.nn.ModuleList | None:

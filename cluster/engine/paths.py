@@ -1,8 +1,6 @@
-"""The inputs and outputs of a forward."""
+"""The inputs and outputs of a forward, whichever way it is run."""
 
 from __future__ import annotations
-
-from typing import Protocol
 
 import torch
 
@@ -41,10 +39,22 @@ class StepOutputs:
     events: Events | None = None
 
 
-class Path(Protocol):
-    """One way of running a model's forward."""
+class TapStates:
+    """Copies of the hidden states that a step taps, made at once: a layer may go on in the same
+    memory.
 
-    def __call__(self, inputs: StepInputs, /) -> StepOutputs | None:
-        """None: this step is not one that it is made for, and nothing was done; the next one is
-        asked."""
-        ...
+    rows: [rows, taps, hidden]; None where none are asked for."""
+
+    def __init__(self, inputs: StepInputs) -> None:
+        self._taps = inputs.taps
+        self._device = inputs.token_ids.device
+        self.rows: torch.Tensor | None = None
+
+    def take(self, tap: int, hidden: torch.Tensor) -> None:
+        """hidden: [rows, hidden], the states of that tap, which need not be asked for."""
+        for column, each in enumerate(self._taps):
+            if each == tap:
+                if self.rows is None:
+                    shape = len(hidden), len(self._taps), hidden.shape[1]
+                    self.rows = torch.empty(shape, dtype=hidden.dtype, device=self._device)
+                self.rows[:, column] = hidden

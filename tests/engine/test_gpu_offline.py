@@ -12,9 +12,10 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 
 from cluster.config.schema import EngineConfig
+from cluster.engine.graphs.forward import may_have_graphs
 from cluster.engine.loading.inspection import describe
 from cluster.engine.loading.planned import planned
-from cluster.engine.memory.reserve import may_have_graphs, run
+from cluster.engine.memory.reserve import run
 from tests.support.engine.driver import load_engine
 from tests.support.gpu import collectives, cubins, heads, page, steps, table
 from tests.support.gpu.counting import META, Counting

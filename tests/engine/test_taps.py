@@ -131,7 +131,7 @@ def test_a_model_whose_layers_are_not_found_says_so(
     llama_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = load_engine(llama_folder)
-    monkeypatch.setattr(engine.model.plain, "gives_taps", False)
+    engine.model.plain.has_taps = False
     with pytest.raises(ConfigError, match="LlamaForCausalLM gives no hidden states"):
         engine.step((1,))
     run(engine, Work("a", 0, prompt(5)))

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from functools import partial, reduce
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from transformers import AttentionInterface
 
@@ -26,6 +28,8 @@ from cluster.engine.types import AttentionOptions, LayerSpec
 from cluster.errors import ConfigError
 
 IMPLEMENTATION = "tree_paged"
+# Of a step's layout.
+Words = npt.NDArray[np.int32]
 
 
 class AttentionPlan(Protocol):
@@ -36,6 +40,22 @@ class AttentionPlan(Protocol):
     ) -> torch.Tensor:
         """query: [heads, rows, head_dim].  kv: a layer of the cache.  Returns [rows, heads,
         head_dim]: each row attends to the keys of its sequence that the Batch says it sees."""
+        ...
+
+
+class StepForm(Protocol):
+    """The part of its steps' attention that a graph fixes.  Equal forms can share one; hashable."""
+
+    def num_words(self, batch: Batch) -> int:
+        """The number of words that `lay_out` writes."""
+        ...
+
+    def lay_out(self, batch: Batch, out: Words) -> None:
+        """Write what the plan reads of this step."""
+        ...
+
+    def plan(self, words: torch.Tensor) -> AttentionPlan:
+        """A plan that reads `words`, int32 on the device, whenever its kernels run."""
         ...
 
 
@@ -57,6 +77,11 @@ class AttentionBackend(ABC):
     def warm_up(self) -> None:
         """Make ready what later steps will need; to be called after a step with every layer."""
         return
+
+    def form(self, num_rows: int, max_rows: int) -> StepForm | None:
+        """The form of batches of `num_rows` rows, at most `max_rows` of one sequence.  None where
+        the model's layers have none; they are known once a step has run."""
+        return None
 
     def settle(self) -> None:
         """From now on, raise RuntimeError instead of leaving anything to the reference."""

@@ -21,10 +21,10 @@ from cluster.engine.cpu.decoder_layer import NativeLayer, NativeLayers, native_l
 from cluster.engine.cpu.kernels import Kernels
 from cluster.engine.cpu.layers import NativeRMSNorm
 from cluster.engine.cpu.packed_linear import PackedLinear
-from cluster.engine.cpu.structures import GrowingModel, Rows
+from cluster.engine.cpu.structures import GrowingModel
 from cluster.engine.decoder import decoder_of, has_fixed_rotations, is_known
 from cluster.engine.memory.kv_cache import KVCache
-from cluster.engine.paths import StepInputs, StepOutputs
+from cluster.engine.paths import StepInputs, StepOutputs, TapStates
 
 log = logging.getLogger(__name__)
 
@@ -99,31 +99,20 @@ class NativeForward:
         if plan.cache is not self._cache:
             self._cache = plan.cache
             self._chain.take_cache(plan)
-        if self._chain.cache_dtype is None or inputs.adapters is not None:
+        if self._chain.cache_dtype is None:
             return None
         hidden = self._embedding.index_select(0, inputs.token_ids).float().unsqueeze(0)
         table = self._rotations.table(int(inputs.positions.max()) + 1)
         rotations = table.index_select(2, inputs.positions)
         rows = self._chain.rows(plan, attention, rotations)
-        taps = self._run_layers(rows, hidden, inputs.taps)
-        wanted = hidden[0].index_select(0, inputs.logit_rows)
-        return StepOutputs(self._output.product(self._norm(wanted)), taps)
-
-    def _run_layers(
-        self, rows: Rows, hidden: torch.Tensor, taps: tuple[int, ...]
-    ) -> torch.Tensor | None:
-        """Run all layers, in place on hidden [1, rows, size]; returns copies of the tapped rows."""
-        states = hidden.new_empty(hidden.shape[1], len(taps), hidden.shape[2]) if taps else None
-        done = 0
-        for tap in sorted(set(taps)):
+        states, done = TapStates(inputs), 0
+        for tap in sorted(set(inputs.taps)):
             self._chain.run(rows, hidden, done, tap)
+            states.take(tap, self._norm(hidden[0]) if tap == len(self._layers) else hidden[0])
             done = tap
-            seen = self._norm(hidden[0]) if tap == len(self._layers) else hidden[0]
-            for column, each in enumerate(taps):
-                if states is not None and each == tap:
-                    states[:, column] = seen
         self._chain.run(rows, hidden, done, len(self._layers))
-        return states
+        wanted = hidden[0].index_select(0, inputs.logit_rows)
+        return StepOutputs(self._output.product(self._norm(wanted)), states.rows)
 
     def grows_on(self, cache: KVCache) -> bool:
         """True if steps on this cache run natively whatever their rows: it was the last one's."""

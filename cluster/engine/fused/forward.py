@@ -41,7 +41,7 @@ from cluster.engine.decoder import (
 from cluster.engine.fused.kernels import add_norm, rotate, silu_product
 from cluster.engine.launch import LAUNCH_ERRORS, on_device
 from cluster.engine.parallel import Alone
-from cluster.engine.paths import StepInputs, StepOutputs
+from cluster.engine.paths import StepInputs, StepOutputs, TapStates
 from cluster.engine.reminder import in_a_line
 from cluster.engine.types import AttentionOptions, LayerSpec, Vote
 from cluster.records import record
@@ -155,23 +155,23 @@ class FusedForward:
             hidden = self._module.model.embed_tokens(inputs.token_ids)  # [rows, size]
             if isinstance(hidden, AsyncCollectiveTensor):
                 hidden = hidden.wait()  # on the stream, as torch's operators do by themselves
-            states = hidden.new_empty(len(hidden), len(taps), hidden.shape[1]) if taps else None
+            states = TapStates(inputs)
             step = _Step(plan, inputs.positions, self._rotations)
             change: torch.Tensor | None = None
             for number, layer in enumerate(self._layers):
                 if number in taps and change is not None:
                     hidden, change = hidden + change, None
-                _take(states, taps, number, hidden)
+                states.take(number, hidden)
                 change = layer(step, hidden, change)
             if last in taps:
                 normed = add_norm(hidden, change, norm.weight, norm.epsilon)
-                _take(states, taps, last, normed)
+                states.take(last, normed)
                 wanted = normed.index_select(0, inputs.logit_rows)
             else:
                 wanted = add_norm(hidden, change, norm.weight, norm.epsilon, inputs.logit_rows)
             logits: torch.Tensor = self._module.lm_head(wanted)
         del hidden, change, wanted  # logits of full precision take more memory than any layer
-        return StepOutputs(logits.float(), states)
+        return StepOutputs(logits.float(), states.rows)
 
     def of_part(self, module: Any, layers: Sequence[int]) -> FusedForward:
         """The forward of the module that consists of these layers, see `part_of`."""
@@ -329,12 +329,3 @@ def _joined(modules: Sequence[Any], name: str) -> torch.Tensor:
             )
         setattr(module, name, torch.nn.Parameter(part, requires_grad=False))
     return whole
-
-
-def _take(
-    states: torch.Tensor | None, taps: tuple[int, ...], tap: int, hidden: torch.Tensor
-) -> None:
-    """Copy what is tapped there."""
-    for column, each in enumerate(taps):
-        if states is not None and each == tap:
-            states[:, column] = hidden

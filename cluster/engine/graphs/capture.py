@@ -7,11 +7,10 @@ from contextlib import suppress
 from threading import Lock
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-Words = npt.NDArray[np.int32]
+from cluster.engine.attention.seam import Words
+
 Replay = Callable[[], None]
 
 # torch knows one capture at a time in a process, whichever engine's thread asks for it.

@@ -47,8 +47,8 @@ class CompiledForward:
         _forwards[self._number] = self
 
     def __call__(self, inputs: StepInputs) -> StepOutputs | None:
-        """None for what it is not made for, and where it cannot be compiled."""
-        if self.has_failed or inputs.taps or inputs.adapters is not None:
+        """None where it cannot be compiled or taps are wanted: then run it as it is."""
+        if self.has_failed or inputs.taps:
             return None
         logit_rows = inputs.logit_rows
         num_wanted = len(logit_rows)

@@ -11,20 +11,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
 from cluster.config.schema import EngineConfig
-from cluster.engine.attention.seam import AttentionBackend, AttentionPlan, AttentionStep
-from cluster.engine.graphs.capture import Capture, CudaCapture, Replay, Staging, Words
+from cluster.engine.attention.seam import AttentionBackend, AttentionStep, StepForm
+from cluster.engine.graphs.capture import Capture, CudaCapture, Replay, Staging
 from cluster.engine.loading.model import LoadedModel
 from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.paths import StepInputs, StepOutputs
 from cluster.engine.reminder import in_a_line
 from cluster.engine.schedule.batch import Batch
-from cluster.engine.types import Vote
+from cluster.engine.types import LayerSpec, Vote
 from cluster.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -46,32 +45,6 @@ _MAX_REST_WORDS = 2**22
 _TREE_WORDS = 1024
 
 
-class StepForm(Protocol):
-    """The part of its steps' attention that a graph fixes.  Equal forms can share one; hashable."""
-
-    def num_words(self, batch: Batch) -> int:
-        """The number of words that `lay_out` writes."""
-        ...
-
-    def lay_out(self, batch: Batch, out: Words) -> None:
-        """Write what the plan reads of this step."""
-        ...
-
-    def plan(self, words: torch.Tensor) -> AttentionPlan:
-        """A plan that reads `words`, int32 on the device, whenever its kernels run."""
-        ...
-
-
-@runtime_checkable
-class FormBackend(Protocol):
-    """A backend whose steps can be brought into a form."""
-
-    def form(self, num_rows: int, max_rows: int) -> StepForm | None:
-        """The form of batches of `num_rows` rows, at most `max_rows` of one sequence.  None where
-        the model's layers have none; they are known once a step has run."""
-        ...
-
-
 class GraphedForward:
     """Steps of a model as graphs, each captured when its form is first met; one thread at a time.
 
@@ -84,7 +57,7 @@ class GraphedForward:
         self,
         model: LoadedModel,
         cache: KVCache,
-        backend: FormBackend,
+        backend: AttentionBackend,
         capture: Capture,
         *,
         widths: tuple[int, ...],
@@ -115,16 +88,12 @@ class GraphedForward:
         self._logits = torch.zeros(shape, dtype=torch.float32, device=model.device)
 
     @property
-    def has_failed(self) -> bool:
-        return bool(self.failure)
-
-    @property
     def num_graphs(self) -> int:
         return len(self._replays)
 
     def width(self, num_rows: int) -> int:
         """The number of rows to pad a step of so many to; the same where it has no graph."""
-        fitting = () if self.has_failed else (each for each in self._widths if each >= num_rows)
+        fitting = () if self.failure else (each for each in self._widths if each >= num_rows)
         return next(iter(fitting), num_rows)
 
     def __call__(
@@ -137,7 +106,7 @@ class GraphedForward:
         the device fails."""
         batch = batches[0]
         if (
-            self.has_failed
+            self.failure
             or batch.adapters is not None
             or batch.num_rows not in self._widths
             or len(batch.logit_rows) > len(self._logits)
@@ -168,7 +137,7 @@ class GraphedForward:
             for width in (each for each in reversed(self._widths) if each <= max_width):
                 for max_rows in (each for each in self._widths if each <= width):
                     form = self._backend.form(width, max_rows)
-                    if self.has_failed or form is None:
+                    if self.failure or form is None:
                         return
                     is_known = (form, taps) in self._replays
                     if not is_known and self._stage(self._padding(width), form):
@@ -278,11 +247,7 @@ def create_graphs(
     To be called after eager steps, in which the backend has met all layers.  vote: see
     `GraphedForward`.  capture: as a machine without a GPU has it; None: CUDA's.
     """
-    if not config.cuda_graphs or not isinstance(backend, FormBackend):
-        return None
-    if any(layer.state for layer in model.layers):
-        return None  # the pieces of a step have other sizes each time
-    if capture is None and not is_on_one_gpu(model):
+    if not may_have_graphs(config, model.layers) or (capture is None and not is_on_one_gpu(model)):
         return None
     widths = tuple(width for width in WIDTHS if width <= config.max_batch_tokens)
     if backend.form(widths[-1], widths[-1]) is None:
@@ -298,6 +263,12 @@ def create_graphs(
         rest_words=rest_words,
         vote=vote,
     )
+
+
+def may_have_graphs(config: EngineConfig, layers: Sequence[LayerSpec]) -> bool:
+    """Whether steps on a GPU can run in graphs, by configuration and model."""
+    # The pieces of a step of layers with states have other sizes each time.
+    return config.cuda_graphs and not any(layer.state for layer in layers)
 
 
 def is_on_one_gpu(model: LoadedModel) -> bool:

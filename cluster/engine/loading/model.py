@@ -49,7 +49,7 @@ from cluster.engine.loading.renumbered import Numbering
 from cluster.engine.loading.reproducible import check_reproducible
 from cluster.engine.loading.weights import load_module
 from cluster.engine.module_forward import ModuleForward
-from cluster.engine.paths import Path, StepInputs, StepOutputs
+from cluster.engine.paths import StepInputs, StepOutputs
 from cluster.engine.taps import resolve_taps
 from cluster.engine.types import LayerSpec
 from cluster.errors import ConfigError
@@ -71,7 +71,8 @@ class LoadedModel:
     module: the transformers model, in eval mode.  source: the folder it came from.
     layers: what each attention layer caches on this rank.  device: where inputs go.
     weights: see `served_weights`.  instead: see `computed_instead`.  numbering: of its tokens,
-    None = its own.  plain, compiled, native, fused: its paths, see `paths`.  adapters: those that
+    None = its own.  native, fused, compiled: ways of running its forward, each of which answers
+    None to a step that it is not made for; plain: the way that serves any.  adapters: those that
     works may ask for; none until some are loaded.
     """
 
@@ -103,15 +104,9 @@ class LoadedModel:
         """The number of its logits."""
         return self.vocab_size if self.numbering is None else self.numbering.num_columns
 
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """The ways of running its forward, the preferred one first; the last serves any step."""
-        paths = (self.native, self.fused, self.compiled, self.plain)
-        return tuple(path for path in paths if path is not None)
-
     def resolve_taps(self, taps: Sequence[int]) -> tuple[int, ...]:
         """The taps counted from the front; raises ConfigError for what the model has not."""
-        if taps and not self.plain.gives_taps:
+        if taps and not self.plain.has_taps:
             raise ConfigError(
                 f"{self.architecture} gives no hidden states: its layers do not stand in one list, "
                 "or hand on several of a token; remove the drafters that need them",
@@ -120,12 +115,14 @@ class LoadedModel:
         return resolve_taps(taps, len(self.layers))
 
     def forward(self, inputs: StepInputs) -> StepOutputs:
-        """Run the forward by the first path that serves the step."""
-        for path in self.paths:
-            outputs = path(inputs)
-            if outputs is not None:
-                return outputs
-        raise AssertionError("the last path serves any step")
+        """Run the forward in the first way that is made for the step; adapters are for the plain
+        one alone."""
+        for path in (self.native, self.fused, self.compiled):
+            if path is not None and inputs.adapters is None:
+                outputs = path(inputs)
+                if outputs is not None:
+                    return outputs
+        return self.plain(inputs)
 
 
 # Returns the layers that a model's KV cache is to keep behind the model's own.

@@ -20,6 +20,7 @@ from cluster.config.schema import EngineConfig
 from cluster.engine.cpu.narrow import LINEAR_SHARE
 from cluster.engine.cpu.packed_linear import plain_share
 from cluster.engine.device import resolve_device, resolve_dtype
+from cluster.engine.graphs.forward import may_have_graphs
 from cluster.engine.loading.few_bits import ROUNDED_BITS, may_stay_narrow
 from cluster.engine.loading.inspection import Description, check_packages
 from cluster.engine.loading.model_config import cached_layers
@@ -31,12 +32,7 @@ from cluster.engine.memory.pool_sizes import (
     state_bytes,
     wanted_states,
 )
-from cluster.engine.memory.reserve import (
-    ForwardBytes,
-    may_have_graphs,
-    num_logit_rows,
-    reserve,
-)
+from cluster.engine.memory.reserve import ForwardBytes, num_logit_rows, reserve
 from cluster.engine.types import LayerSpec
 from cluster.errors import ConfigError
 from cluster.models.experts import unstacked
@@ -143,7 +139,7 @@ def planned(
         vocab_size,
         drawn,
         lambda *counts: forward(*counts) + gathered,
-        in_graphs=may_have_graphs(config, layers),
+        in_graphs=may_have_graphs(config, layers) and config.device_map is None,
     )
     rank_weights = int(weights * rank_share)
     return Planned(

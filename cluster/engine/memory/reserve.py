@@ -6,19 +6,23 @@ At load the model's own forward is run and torch's allocator asked for its peak.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import torch
 
 from cluster.config.schema import EngineConfig
 from cluster.engine.attention.delta_rule import delta_rule
-from cluster.engine.graphs.forward import LOGIT_ROWS, WIDTHS, is_on_one_gpu
+from cluster.engine.graphs.forward import (
+    LOGIT_ROWS,
+    WIDTHS,
+    is_on_one_gpu,
+    may_have_graphs,
+)
 from cluster.engine.loading.model import LoadedModel
 from cluster.engine.paths import StepInputs
 from cluster.engine.schedule.batch import Batch, Share
 from cluster.engine.schedule.pieces import Piece, pieces_of
-from cluster.engine.types import LayerSpec
 from cluster.errors import ConfigError
 from cluster.records import frozen, record
 from cluster.spec.draw import drawing_bytes
@@ -50,12 +54,6 @@ def num_logit_rows(config: EngineConfig, of_drafter: int | None = None) -> int:
     """The most rows of a step that are drawn from.  of_drafter: as it says, None = a target's."""
     of_target = config.max_running_sequences * _ROWS_PER_SEQUENCE
     return min(config.max_batch_tokens, of_target if of_drafter is None else of_drafter)
-
-
-def may_have_graphs(config: EngineConfig, layers: Sequence[LayerSpec]) -> bool:
-    """Whether steps on a GPU can run in graphs (`create_graphs`), by configuration and model."""
-    has_states = any(layer.state for layer in layers)
-    return config.cuda_graphs and config.device_map is None and not has_states
 
 
 def reserve(

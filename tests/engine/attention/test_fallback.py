@@ -79,7 +79,7 @@ def test_kernels_that_other_ranks_count_on_are_not_given_up_alone() -> None:
     health.settle()
     with pytest.raises(RuntimeError, match="attention: the Triton kernels fail: OSError: gone"):
         health.fail(OSError("gone"))
-    assert not health.has_failed
+    assert not health.failure
 
 
 def test_a_draw_that_cannot_be_launched_is_left_to_the_reference(

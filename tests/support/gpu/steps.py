@@ -25,6 +25,7 @@ from cluster.config.schema import EngineConfig
 from cluster.core import SamplingParams, TokenArray, TokenTree, token_array
 from cluster.engine.attention import seam
 from cluster.engine.attention.delta import PathDelta
+from cluster.engine.attention.sdpa import SdpaBackend
 from cluster.engine.attention.triton.backend import Shape, TritonForm
 from cluster.engine.attention.triton.layout import Frame
 from cluster.engine.draw.triton import draw_tokens
@@ -61,14 +62,14 @@ _FEW, _MORE = 2, 4  # layers
 MANY = 2048  # rows of a step, where as many are configured
 
 
-class Forms:
-    """A `FormBackend`, as the Triton backend is one behind its first step on a GPU."""
+class Forms(SdpaBackend):
+    """As the Triton backend is one behind its first step on a GPU."""
 
     def __init__(self, shape: Shape) -> None:
         self._shape = shape
 
     def form(self, num_rows: int, max_rows: int) -> TritonForm:
-        """See `FormBackend`."""
+        """See `AttentionBackend`."""
         lines = self._shape.block_lines(max_rows)
         tiling = self._shape.tiling(lines, _PROGRAMS)
         return TritonForm(self._shape, lines, tiling, Frame.holding(num_rows, tiling))

@@ -7,7 +7,7 @@ reference, `cluster.engine.attention.sdpa`, which is also the oracle of the test
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,9 @@ import triton
 from triton import knobs
 
 from cluster.engine.attention.sdpa import SdpaPlan
-from cluster.engine.attention.seam import AttentionBackend, AttentionPlan
+from cluster.engine.attention.seam import AttentionBackend, AttentionPlan, Words
 from cluster.engine.attention.triton.kernels import attend_kernel, combine_kernel
-from cluster.engine.attention.triton.layout import Frame, Tiling, Words, lay_out, num_words
+from cluster.engine.attention.triton.layout import Frame, Tiling, lay_out, num_words
 from cluster.engine.launch import LAUNCH_ERRORS, KernelHealth, on_device
 from cluster.engine.schedule.batch import Batch
 from cluster.engine.types import AttentionOptions
@@ -83,22 +83,6 @@ class Shape:
     def _fewest_lines(self) -> int:
         return max(_MIN_LINES, _power_of_two(self.sharing))
 
-    def constants(self, block_lines: int, *, sinks: bool) -> dict[str, Any]:
-        """The constants that both kernels are compiled for."""
-        return {
-            "HEAD_DIM": self.head_dim,
-            "SHARING": self.sharing,
-            "SINKS": sinks,
-            "BLOCK_M": block_lines,
-            "BLOCK_D": self.block_dim,
-        }
-
-    def attend_constants(self, block_lines: int) -> dict[str, Any]:
-        """The further constants of the first of them, and how many warps run it."""
-        # Tensor cores would round float32 to 10 bits of mantissa.
-        own = {"PRECISION": "ieee" if self.dtype == torch.float32 else "tf32"}
-        return own | {"BLOCK_N": self.block_keys, "num_warps": max(4, block_lines // 8)}
-
     def tiling(self, block_lines: int, num_programs: int | None) -> Tiling:
         return Tiling(
             rows_per_tile=block_lines // self.sharing,
@@ -108,47 +92,13 @@ class Shape:
         )
 
 
-@record
-class _Placed:
-    """A layout's words on their device, and the tile size it was made for."""
-
-    frame: Frame
-    words: torch.Tensor
-    block_lines: int
-
-
-@frozen
-class _Variant:
-    """The constants of a layer's kernels besides its tiles."""
-
-    shape: Shape
-    window: int | None
-    capped: bool
-    sinks: bool
-
-
-@dataclass(slots=True, eq=False)
-class _Met:
-    """A backend's knowledge of the layers that have attended so far.
-
-    layers: an example of each variant, the layer's cache and its arithmetic.
-    """
-
-    health: KernelHealth
-    shapes: set[Shape]
-    layers: dict[_Variant, tuple[torch.Tensor, AttentionOptions]]
-
-    def note(
-        self, shape: Shape, kv: torch.Tensor, window: int | None, options: AttentionOptions
-    ) -> None:
-        self.shapes.add(shape)
-        capped, sinks = options.softcap is not None, options.sinks is not None
-        self.layers.setdefault(_Variant(shape, window, capped, sinks), (kv, options))
+# A layer's shape, its window, whether its scores are capped, whether it has sinks.
+_Variant = tuple[Shape, int | None, bool, bool]
 
 
 @frozen
 class TritonForm:
-    """A `cluster.engine.graphs.forward.StepForm` of this backend."""
+    """A `StepForm` of this backend."""
 
     shape: Shape
     block_lines: int
@@ -162,61 +112,103 @@ class TritonForm:
         lay_out(batch, self.tiling, self.frame, out)
 
     def plan(self, words: torch.Tensor) -> AttentionPlan:
-        return _FormPlan(self.shape, _Placed(self.frame, words, self.block_lines))
+        return _FormPlan(self, words)
 
 
+@record
 class _FormPlan:
-    """Attends by whatever the words say when the kernels run."""
+    """Attends by whatever the words say when the kernels run, in layers of the form's shape."""
 
-    def __init__(self, shape: Shape, placed: _Placed) -> None:
-        self._shape = shape
-        self._placed = placed
+    form: TritonForm
+    words: torch.Tensor
 
     def attend(
         self, query: torch.Tensor, kv: torch.Tensor, window: int | None, options: AttentionOptions
     ) -> torch.Tensor:
-        shape = Shape.of(query, kv)
-        if shape != self._shape:
-            raise ValueError(f"a layer of {shape} in a graph for {self._shape}")
-        return _launch(self._placed, shape, query, kv, window, options)
+        shape, frame, words = self.form.shape, self.form.frame, self.words
+        block_lines = self.form.block_lines
+        if query.stride(2) != 1:
+            query = query.contiguous()
+        output = query.new_empty(query.shape[1], shape.heads, shape.head_dim)
+        partials_shape = (frame.num_partials, shape.kv_heads, block_lines)
+        lse = torch.empty(partials_shape, dtype=torch.float32, device=query.device)
+        partials = torch.empty(
+            (*partials_shape, shape.head_dim), dtype=torch.float32, device=query.device
+        )
+        sinks = output if options.sinks is None else options.sinks
+        common: dict[str, Any] = {
+            "HEAD_DIM": shape.head_dim,
+            "SHARING": shape.sharing,
+            "SINKS": options.sinks is not None,
+            "BLOCK_M": block_lines,
+            "BLOCK_D": shape.block_dim,
+        }
+        with on_device(shape.device):
+            attend_kernel[(frame.num_items, shape.kv_heads)](
+                query,
+                kv,
+                output,
+                partials,
+                lse,
+                sinks,
+                words,
+                frame.tiles,
+                frame.positions,
+                query.stride(0),
+                query.stride(1),
+                kv.stride(0),
+                kv.stride(1),
+                kv.stride(2),
+                options.scaling,
+                options.softcap or 1.0,
+                WINDOW=window or 0,
+                CAPPED=options.softcap is not None,
+                BLOCK_N=shape.block_keys,
+                # Tensor cores would round float32 to 10 bits of mantissa.
+                PRECISION="ieee" if shape.dtype == torch.float32 else "tf32",
+                num_warps=max(4, block_lines // 8),
+                **common,
+            )
+            if frame.num_split_rows:
+                combine_kernel[(frame.num_split_rows, shape.kv_heads, shape.sharing)](
+                    output, partials, lse, sinks, words, frame.tiles, frame.split_rows, **common
+                )
+        return output
 
 
 class TritonPlan:
     """One step's layouts, made when a layer first needs them; most models need one."""
 
-    def __init__(
-        self, batch: Batch, scratch_slot: int, num_programs: int | None, met: _Met
-    ) -> None:
+    def __init__(self, batch: Batch, scratch_slot: int, backend: TritonBackend) -> None:
         self._batch = batch
-        self._num_programs = num_programs
-        self._met = met
+        self._backend = backend
         self._max_rows = max((share.num_rows for share in batch.shares), default=1)
         self._reference = SdpaPlan(batch, scratch_slot)
-        self._placed: dict[Shape, _Placed] = {}
+        self._plans: dict[Shape, AttentionPlan] = {}
 
     def attend(
         self, query: torch.Tensor, kv: torch.Tensor, window: int | None, options: AttentionOptions
     ) -> torch.Tensor:
-        shape, health = Shape.of(query, kv), self._met.health
-        self._met.note(shape, kv, window, options)
-        if _serves(shape) and not health.has_failed:
-            placed = self._placed.get(shape)
-            if placed is None:
-                placed = self._placed[shape] = self._place(shape)
+        shape = Shape.of(query, kv)
+        self._backend.note(shape, kv, window, options)
+        if self._backend.serves(shape):
+            if shape not in self._plans:
+                self._plans[shape] = self._plan(shape)
             try:
-                return _launch(placed, shape, query, kv, window, options)
+                return self._plans[shape].attend(query, kv, window, options)
             except LAUNCH_ERRORS as error:
-                health.fail(error)
+                self._backend.health.fail(error)
         return self._reference.attend(query, kv, window, options)
 
-    def _place(self, shape: Shape) -> _Placed:
+    def _plan(self, shape: Shape) -> AttentionPlan:
         block_lines = shape.block_lines(self._max_rows)
-        layout = lay_out(self._batch, shape.tiling(block_lines, self._num_programs))
+        tiling = shape.tiling(block_lines, self._backend.num_programs)
+        layout = lay_out(self._batch, tiling)
         words = torch.from_numpy(layout.words)
         if shape.device.type == "cuda":
             # From pinned memory the copy joins the stream instead of stopping the host.
             words = words.pin_memory().to(shape.device, non_blocking=True)
-        return _Placed(layout.frame, words, block_lines)
+        return TritonForm(shape, block_lines, tiling, layout.frame).plan(words)
 
 
 class TritonBackend(AttentionBackend):
@@ -233,35 +225,58 @@ class TritonBackend(AttentionBackend):
             raise ConfigError(
                 "attention triton needs an NVIDIA GPU; use auto or sdpa", param="attention"
             )
-        self._num_programs = num_programs
-        self._met = _Met(KernelHealth("attention"), set(), {})
+        self.num_programs = num_programs
+        self.health = KernelHealth("attention")
+        # Of the layers that have attended so far, by what the kernels are compiled for besides
+        # tiles: an example of each, its cache and its arithmetic.
+        self._met: dict[_Variant, tuple[torch.Tensor, AttentionOptions]] = {}
 
     @property
     def failure(self) -> str:
-        return self._met.health.failure
+        return self.health.failure
 
     def settle(self) -> None:
-        self._met.health.settle()
+        self.health.settle()
 
     def plan(self, batch: Batch, scratch_slot: int) -> TritonPlan:
-        return TritonPlan(batch, scratch_slot, self._num_programs, self._met)
+        return TritonPlan(batch, scratch_slot, self)
+
+    def note(
+        self, shape: Shape, kv: torch.Tensor, window: int | None, options: AttentionOptions
+    ) -> None:
+        """Take note of a layer that attends, for `warm_up` and `form`."""
+        variant = shape, window, options.softcap is not None, options.sinks is not None
+        self._met.setdefault(variant, (kv, options))
+
+    def serves(self, shape: Shape) -> bool:
+        """True if the kernels do; else the reference does."""
+        if shape.head_dim > _MAX_HEAD_DIM or self.failure:
+            return False
+        # The interpreter multiplies bfloat16 as if its bits were integers.
+        return shape.device.type == "cuda" or (
+            bool(knobs.runtime.interpret) and shape.dtype != torch.bfloat16
+        )
 
     def warm_up(self) -> None:
         """Compile and load every kernel that later steps can meet; to be called after a step, in
         which all layers have attended.  They attend to nobody: only padding is laid out."""
         try:
-            for variant, (kv, options) in self._met.layers.items():
-                for block_lines in variant.shape.all_block_lines:
-                    if _serves(variant.shape) and not self._met.health.has_failed:
-                        self._try(variant, block_lines, kv, options)
+            for (shape, window, *_), (kv, options) in self._met.items():
+                for block_lines in shape.all_block_lines:
+                    if self.serves(shape):
+                        self._try(shape, block_lines, kv, window, options)
         except LAUNCH_ERRORS as error:
-            self._met.health.fail(error)
+            self.health.fail(error)
 
     def _try(
-        self, variant: _Variant, block_lines: int, kv: torch.Tensor, options: AttentionOptions
+        self,
+        shape: Shape,
+        block_lines: int,
+        kv: torch.Tensor,
+        window: int | None,
+        options: AttentionOptions,
     ) -> None:
-        shape, zeros = variant.shape, np.zeros(1, np.int64)
-        tiling = shape.tiling(block_lines, self._num_programs)
+        tiling, zeros = shape.tiling(block_lines, self.num_programs), np.zeros(1, np.int64)
         frame = Frame.holding(1, tiling)
         # Each kernel must be met: where a frame has no room for splits, one of nobody's rows.
         frame = replace(frame, num_split_rows=max(frame.num_split_rows, 1))
@@ -269,66 +284,21 @@ class TritonBackend(AttentionBackend):
         words = torch.from_numpy(layout.words).to(shape.device)
         # As transformers' layers hand it over: a row's heads side by side.
         rows = torch.zeros((1, shape.heads, shape.head_dim), dtype=shape.dtype, device=shape.device)
-        placed = _Placed(frame, words, block_lines)
-        _launch(placed, shape, rows.transpose(0, 1), kv, variant.window, options)
+        plan = TritonForm(shape, block_lines, tiling, frame).plan(words)
+        plan.attend(rows.transpose(0, 1), kv, window, options)
 
     def form(self, num_rows: int, max_rows: int) -> TritonForm | None:
-        """See `cluster.engine.graphs.forward.FormBackend`.  None before the first step, and for
-        models whose layers differ in their heads or are not all served by the kernels."""
-        if len(self._met.shapes) != 1:
+        """None before the first step, and for models whose layers differ in their heads or are not
+        all served by the kernels."""
+        shapes = {shape for shape, *_ in self._met}
+        if len(shapes) != 1:
             return None
-        (shape,) = self._met.shapes
-        if not _serves(shape) or self._met.health.has_failed:
+        (shape,) = shapes
+        if not self.serves(shape):
             return None
         block_lines = shape.block_lines(max_rows)
-        tiling = shape.tiling(block_lines, self._num_programs)
+        tiling = shape.tiling(block_lines, self.num_programs)
         return TritonForm(shape, block_lines, tiling, Frame.holding(num_rows, tiling))
-
-
-def _launch(
-    placed: _Placed,
-    shape: Shape,
-    query: torch.Tensor,
-    kv: torch.Tensor,
-    window: int | None,
-    options: AttentionOptions,
-) -> torch.Tensor:
-    """[rows, heads, head_dim]"""
-    frame, words = placed.frame, placed.words
-    if query.stride(2) != 1:
-        query = query.contiguous()
-    output = query.new_empty(query.shape[1], shape.heads, shape.head_dim)
-    partials_shape = (frame.num_partials, shape.kv_heads, placed.block_lines)
-    lse = torch.empty(partials_shape, dtype=torch.float32, device=query.device)
-    partials = torch.empty(
-        (*partials_shape, shape.head_dim), dtype=torch.float32, device=query.device
-    )
-    sinks = output if options.sinks is None else options.sinks
-    common = shape.constants(placed.block_lines, sinks=options.sinks is not None)
-    with on_device(shape.device):
-        attend_kernel[(frame.num_items, shape.kv_heads)](
-            query, kv, output, partials, lse, sinks, words,
-            frame.tiles, frame.positions,
-            query.stride(0), query.stride(1), kv.stride(0), kv.stride(1), kv.stride(2),
-            options.scaling, options.softcap or 1.0,
-            WINDOW=window or 0, CAPPED=options.softcap is not None,
-            **common, **shape.attend_constants(placed.block_lines),
-        )  # fmt: skip
-        if frame.num_split_rows:
-            combine_kernel[(frame.num_split_rows, shape.kv_heads, shape.sharing)](
-                output, partials, lse, sinks, words, frame.tiles, frame.split_rows, **common
-            )
-    return output
-
-
-def _serves(shape: Shape) -> bool:
-    """True if the kernels do; else the reference does."""
-    if shape.head_dim > _MAX_HEAD_DIM:
-        return False
-    # The interpreter multiplies bfloat16 as if its bits were integers.
-    return shape.device.type == "cuda" or (
-        bool(knobs.runtime.interpret) and shape.dtype != torch.bfloat16
-    )
 
 
 def _busy_programs(device: torch.device) -> int:

@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from cluster.engine.attention.seam import Words
 from cluster.engine.schedule.batch import Batch, Share
 from cluster.records import frozen, record
 from cluster.spec.tree import packed_bits
-
-Words = npt.NDArray[np.int32]
 
 # Sections start at multiples of 64 bytes, so that loads of a row's words are aligned.
 _ALIGNMENT = 16
