@@ -72,40 +72,37 @@ def memory_plan(
 ) -> MemoryPlan:
     """found: what the models are.  base: bytes of a process that has imported all it needs,
     0 = other memory than that of models.  gpus: those that the models run on, None = this CPU."""
-    from cluster.engine.loading.held import held  # torch takes seconds to import
-
     parts = [MemoryShare(TARGET_PROCESS, "", "base", base)] if base else []
     models: list[Sized] = []
     unsized, too_large = list[str](), list[str]()
     for path, engine in engines(config).items():
-        folder = folder_of(engine.model)
-        if path not in found or folder is None:
+        if path not in found:
             unsized.append(path)
             continue
         name = "" if path == TARGET else path.split(".")[1]
         process = TARGET_PROCESS if not name or name in config.hosted else f"drafter-{name}"
         on = None if engine.device == "cpu" else gpus
-        sizes = held(folder, engine, None if on is None else found[path].sizes)
+        sizes = found[path].sizes
+        weights = sizes.weights if on is None else sizes.rank_weights
         taken = sum(part.num_bytes for part in parts if part.process == process)
-        cache = found[path].sizes.kv_cache
+        cache = sizes.kv_cache
         if on is not None:
             cache = _on_gpu(engine, found[path], on, of_rank(config, path), taken)
         if on is not None and on.memory and not cache:
             too_large.append(path)
-        own = [MemoryShare(process, path, "weights", sizes.weights)]
+        own = [MemoryShare(process, path, "weights", weights)]
         own += [MemoryShare(process, path, "kv_cache", cache)] if cache else []
-        if on is None and (states := found[path].sizes.states):  # on GPUs what steps take has them
-            own.append(MemoryShare(process, path, "states", states))
+        if on is None and sizes.states:  # on GPUs what steps take has them
+            own.append(MemoryShare(process, path, "states", sizes.states))
         if base and process != TARGET_PROCESS:
             parts.append(MemoryShare(process, "", "base", base))
         if process not in {part.process for part in parts if part.what == "working"}:
-            own.append(MemoryShare(process, path, "working", sizes.working))
+            working = sizes.steps if on is None else sizes.beside
+            own.append(MemoryShare(process, path, "working", working))
         parts += own
         memory = sum(part.num_bytes for part in own if part.what != "working")
-        architecture, read = found[path].described.architecture, int(sizes.weights * sizes.active)
-        models.append(
-            Sized(name, path, architecture, sizes.num_parameters, sizes.weights, read, memory)
-        )
+        architecture, read = found[path].described.architecture, int(weights * sizes.active)
+        models.append(Sized(name, path, architecture, sizes.num_parameters, weights, read, memory))
     parts += _heads(config)
     requests = _requests(config, found, parts, is_rank=gpus is not None)
     return MemoryPlan(tuple(parts), tuple(models), tuple(unsized), tuple(too_large), *requests)

@@ -213,7 +213,7 @@ def _splits(config: Config, memory: MemoryPlan, on: Gpus | None) -> Iterator[Spl
         device_map = "auto" if gpus > ranks else None
         engine = replace(config.target.engine, tensor_parallel=ranks, device_map=device_map)
         try:
-            described = describe(str(folder), engine)
+            described = describe(folder, engine)
         except ConfigError as error:
             return Split(ranks, gpus, refused=error.message)
         sizes = planned(folder, described, engine, is_here=False)

@@ -186,7 +186,7 @@ def _inspected(
     if has_weights:
         described = check_loadable(folder, engine, is_here=is_here)
     else:
-        described = describe(str(folder), engine)
+        described = describe(folder, engine)
     sizes = planned(folder, described, engine, is_here=is_here, logit_rows=logit_rows)
     return Inspected(described, sizes, has_weights)
 

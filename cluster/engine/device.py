@@ -20,12 +20,6 @@ from cluster.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
-
 _CPU = torch.device("cpu")
 _HUGE_PAGE = 2 * 1024**2
 
@@ -67,19 +61,19 @@ def resolve_device(name: str, machine: MachinePaths | None = None) -> torch.devi
 
 
 def resolve_dtype(
-    name: str, device: torch.device, checkpoint_dtype: torch.dtype | None
-) -> torch.dtype | str:
-    """transformers' `dtype` argument.
+    name: str, device: torch.device, stored: torch.dtype | None
+) -> torch.dtype | None:
+    """The format of weights that are `stored` in one, None = in one that is not known.
 
-    `auto` is the checkpoint's own, but float32 for a coarse format on a CPU that can only emulate
-    it: there a verification of 8 rows takes three times as long as in float32, and rounds more.
-    Weights that were bfloat16 stay so in memory where our kernels run (`packed_linear.py`).
+    `auto` is their own, but float32 for a coarse format on a CPU that can only emulate it: there a
+    verification of 8 rows takes three times as long as in float32, and rounds more.  Weights
+    that were bfloat16 stay so in memory where our kernels run (`packed_linear.py`).
     """
     if name != "auto":
-        return _DTYPES[name]
-    if device.type != "cpu" or checkpoint_dtype is None or checkpoint_dtype == torch.float32:
-        return "auto"
-    return "auto" if computes(checkpoint_dtype) else torch.float32
+        chosen: torch.dtype = getattr(torch, name)
+        return chosen
+    is_emulated = device.type == "cpu" and stored is not None and not computes(stored)
+    return torch.float32 if is_emulated else stored
 
 
 def convert(module: Any, dtype: torch.dtype | None) -> None:

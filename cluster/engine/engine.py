@@ -25,8 +25,7 @@ from cluster.engine.cpu.growth import TreeGrower
 from cluster.engine.graphs.capture import Capture
 from cluster.engine.limits import EngineLimits
 from cluster.engine.loading import progress, self_check
-from cluster.engine.loading.identity import identify
-from cluster.engine.loading.model import ExtraLayers, LoadedModel, load_model
+from cluster.engine.loading.model import ExtraLayers, LoadedModel, identify, load_model
 from cluster.engine.loading.profile import MOST_ON_CPU, profile_steps
 from cluster.engine.loading.renumbered import Numbering
 from cluster.engine.memory.kv_cache import KVCache, layer_groups
@@ -77,7 +76,7 @@ class Engine:
         self.limits = EngineLimits.of(
             config, model.max_context_len, model.vocab_size, num_pages, groups
         )
-        self.model_hash, self.tokenizer_hash = identify(model.source, model.weights)
+        self.model_hash, self.tokenizer_hash = identify(model)
         if group is not None:
             group.end_loading(self.limits.digest(config, self.model_hash))
         self.config = config

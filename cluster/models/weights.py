@@ -29,7 +29,12 @@ def missing_weights(folder: Path) -> tuple[str, ...]:
 
     An index lists the files of weights in several parts.  Raises ConfigError for a damaged index.
     """
-    return tuple(path.name for path in _weights_files(folder) if not path.is_file())
+    return tuple(path.name for path in weights_files(folder) if not path.is_file())
+
+
+def stored_bytes(folder: Path) -> int:
+    """The bytes of the weights files that `folder` has."""
+    return sum(path.stat().st_size for path in weights_files(folder) if path.is_file())
 
 
 def check_weights(folder: Path) -> None:
@@ -41,7 +46,7 @@ def check_weights(folder: Path) -> None:
             "or download the whole folder again",
             param="model",
         )
-    for path in (*_weights_files(folder), *folder.glob(GROUPED)):
+    for path in (*weights_files(folder), *folder.glob(GROUPED)):
         _check_whole(path)
 
 
@@ -89,12 +94,12 @@ def safetensors_of(folder: Path) -> list[Path]:
     """The files of weights that are stored under their own names and shapes."""
     return [
         path
-        for path in _weights_files(folder)
+        for path in weights_files(folder)
         if path.suffix == ".safetensors" and path.name != INT8
     ]
 
 
-def _weights_files(folder: Path) -> list[Path]:
+def weights_files(folder: Path) -> list[Path]:
     """The files that are loaded, there or not, in the order of their names."""
     for pattern in (SAFETENSORS, PICKLED):
         for index in folder.glob(f"{pattern}.index.json"):

@@ -47,7 +47,8 @@ def check_models(
     for path, folder in model_folders(parts).items():
         # Only kinds with a model need torch.
         from cluster.engine.device import free_bytes, resolve_device
-        from cluster.engine.loading.held import held
+        from cluster.engine.loading.inspection import describe
+        from cluster.engine.loading.planned import planned
 
         with ConfigError.below(path):
             check_finite(folder)
@@ -57,7 +58,8 @@ def check_models(
                 needed = sum(each.stat().st_size for each in folder.glob("*.safetensors"))
             else:
                 engine = parse(EngineConfig, own)
-                needed = held(folder, engine).weights + cache_bytes
+                sizes = planned(folder, describe(folder, engine), engine, is_here=True)
+                needed = sizes.weights + cache_bytes
             check_room(folder, needed, free_bytes(resolve_device(device or engine.device)))
 
 

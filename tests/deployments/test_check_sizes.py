@@ -13,7 +13,7 @@ import yaml
 from cluster.config.file import load
 from cluster.config.schema import EngineConfig
 from cluster.engine.loading.inspection import describe
-from cluster.engine.loading.planned import Planned, bare_module, planned
+from cluster.engine.loading.planned import Planned, planned
 from cluster.errors import ConfigError
 from cluster.models import resolve as published_models
 from cluster.models.resolve import published
@@ -53,14 +53,17 @@ def sized(model: str, **settings: object) -> Planned:
     folder = published(model)
     assert folder is not None
     engine = EngineConfig(model=model, **settings)  # type: ignore[arg-type]
-    return planned(folder, describe(str(folder), engine), engine, is_here=False)
+    return planned(folder, describe(folder, engine), engine, is_here=False)
 
 
 @pytest.mark.parametrize("model", PARAMETERS)
 def test_a_published_configuration_has_the_published_number_of_parameters(model: str) -> None:
-    described = describe(str(published(model)), EngineConfig(model=model))
-    module = bare_module(described)
-    assert sum(each.numel() for each in module.parameters()) == PARAMETERS[model]
+    folder = published(model)
+    assert folder is not None
+    engine = EngineConfig(model=model)
+    described = describe(folder, engine)
+    sizes = planned(folder, described, engine, is_here=False)
+    assert sizes.num_parameters == PARAMETERS[model]
     assert described.text_config.dtype == torch.bfloat16, "counting has changed it"
 
 
@@ -202,7 +205,7 @@ def test_a_config_alone_gives_the_size_of_the_weights_that_are_not_there(
     folder = checkpoint_factory(architecture)
     bare = alone(folder, tmp_path)
     engine = EngineConfig(model=str(folder))
-    there = planned(folder, describe(str(folder), engine), engine, is_here=True)
+    there = planned(folder, describe(folder, engine), engine, is_here=False)
     found = sized(str(bare))
     assert found.kv_per_token == there.kv_per_token
     # The file has names and shapes besides, some kilobytes.

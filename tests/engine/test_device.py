@@ -34,7 +34,7 @@ def test_a_format_that_is_emulated_is_taken_at_its_word_with_a_warning(
 
 
 def test_auto_computes_an_emulated_format_in_float32(has_bfloat16: bool) -> None:
-    expected = "auto" if has_bfloat16 else torch.float32
+    expected = torch.bfloat16 if has_bfloat16 else torch.float32
     assert resolve_dtype("auto", CPU, torch.bfloat16) == expected
-    assert resolve_dtype("auto", CPU, torch.float32) == "auto"
-    assert resolve_dtype("auto", torch.device("cuda"), torch.bfloat16) == "auto"
+    assert resolve_dtype("auto", CPU, None) is None
+    assert resolve_dtype("auto", torch.device("cuda"), torch.bfloat16) == torch.bfloat16

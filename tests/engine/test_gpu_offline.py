@@ -77,7 +77,7 @@ def test_states_that_a_step_gathers_are_counted_and_no_graphs(
     engine = EngineConfig(
         model=str(folder), max_running_sequences=num_texts, max_batch_tokens=num_rows
     )
-    described = describe(str(folder), engine)
+    described = describe(folder, engine)
     model = steps.with_states(described)
     with Counting() as counting:
         run(engine, model, num_rows, 3)

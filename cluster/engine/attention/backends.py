@@ -21,14 +21,20 @@ def create_backend(name: str, device: torch.device | None = None) -> AttentionBa
 
 def chosen(name: str, device: torch.device | None = None) -> str:
     """The name itself; for `auto` that of the best one for `device` (None = the machine's GPU, else
-    its CPU)."""
+    its CPU).  Raises ConfigError for one that is unknown, or whose package is missing."""
     check_name(name)
-    if name != "auto":
-        return name
-    # Layers that are not on the GPU are left to the reference by the Triton backend itself.
-    if torch.cuda.is_available() if device is None else device.type == "cuda":
-        return "triton" if importlib.util.find_spec("triton") is not None else "sdpa"
-    return "sdpa" if kernels.load() is None else "native"
+    has_triton = importlib.util.find_spec("triton") is not None
+    if name == "auto":
+        # Layers that are not on the GPU are left to the reference by the Triton backend itself.
+        if torch.cuda.is_available() if device is None else device.type == "cuda":
+            return "triton" if has_triton else "sdpa"
+        return "sdpa" if kernels.load() is None else "native"
+    if name == "triton" and not has_triton:
+        raise ConfigError(
+            "attention triton needs the triton package; install it, or use auto or sdpa",
+            param="attention",
+        )
+    return name
 
 
 def check_name(name: str) -> None:
@@ -57,13 +63,6 @@ def _native_backend() -> AttentionBackend:
 
 
 def _triton_backend() -> AttentionBackend:
-    try:
-        from cluster.engine.attention.triton.backend import TritonBackend
-    except ModuleNotFoundError as error:
-        if error.name != "triton":
-            raise
-        raise ConfigError(
-            "attention triton needs the triton package; install it, or use auto or sdpa",
-            param="attention",
-        ) from error
+    from cluster.engine.attention.triton.backend import TritonBackend
+
     return TritonBackend()

@@ -215,9 +215,7 @@ def tree_paged(
     """
     if plan is None:
         raise ConfigError(
-            f"{type(module).__name__} does not pass keyword arguments through to its attention; "
-            "this architecture cannot be served",
-            param="model",
+            "it does not pass keyword arguments through to its attention", param="model"
         )
     if scaling is None:
         scaling = float(query.shape[-1]) ** -0.5

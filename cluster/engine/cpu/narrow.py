@@ -38,26 +38,27 @@ _CHECKED_ROWS = (1, 2, 7, 13, 30)
 Product = Callable[[torch.Tensor], torch.Tensor]
 
 
-def can_widen(
-    module: torch.nn.Module, config: EngineConfig, num_heads: int, layers: Sequence[LayerSpec]
-) -> bool:
-    """True if to make a bfloat16 model one of float32, which our kernels will bring back to
-    bfloat16.  num_heads: of queries.  layers: as probed."""
-    kept = {(each.dtype, each.device.type) for each in module.parameters()}
-    return (
-        kept == {(torch.bfloat16, "cpu")}
-        and linear_share(module) >= LINEAR_SHARE
-        and may_be_ours(config, num_heads, layers)
-    )
+def may_take(config: EngineConfig, num_heads: int, layers: Sequence[LayerSpec]) -> bool:
+    """True if the configuration leaves a model on a CPU to our kernels, and they attend in it.
 
-
-def may_be_ours(config: EngineConfig, num_heads: int, layers: Sequence[LayerSpec]) -> bool:
-    """True if the configuration leaves a model on a CPU to our kernels, and they attend all of its
-    layers."""
+    num_heads: of queries.  layers: what each caches."""
     if config.compile or config.tensor_parallel > 1 or config.attention not in ("auto", "native"):
         return False
     native = kernels.load()  # last: a host that has no use for them compiles none
     return native is not None and all(native.attends(num_heads, layer) for layer in layers)
+
+
+def can_widen(
+    module: torch.nn.Module, config: EngineConfig, num_heads: int, layers: Sequence[LayerSpec]
+) -> bool:
+    """True if to make a bfloat16 model one of float32, which our kernels will bring back to
+    bfloat16.  See `may_take`."""
+    kept = {(each.dtype, each.device.type) for each in module.parameters()}
+    return (
+        kept == {(torch.bfloat16, "cpu")}
+        and linear_share(module) >= LINEAR_SHARE
+        and may_take(config, num_heads, layers)
+    )
 
 
 def unstack_experts(module: torch.nn.Module, config: EngineConfig) -> None:

@@ -13,13 +13,12 @@ from cluster.engine.cpu.kernels import Kernels
 from cluster.engine.cpu.narrow import (
     LINEAR_SHARE,
     keep_in_bf16,
-    may_be_ours,
+    may_take,
     multiply_in_bf16,
     multiply_in_groups,
 )
 from cluster.engine.cpu.packed_linear import PackedLinear, is_packable, plain_share
-from cluster.engine.device import resolve_dtype
-from cluster.engine.loading.model_config import cached_layers
+from cluster.engine.loading.model_config import cached_layers, quantised_by
 from cluster.engine.loading.renumbered import Numbering
 from cluster.errors import ConfigError
 from cluster.models.experts import unstacked
@@ -57,61 +56,55 @@ def may_stay_narrow(config: EngineConfig, device: torch.device, model_config: An
     layers.  model_config: transformers' of the whole model."""
     text_config = model_config.get_text_config(decoder=True)
     is_bf16 = getattr(text_config, "dtype", None) == torch.bfloat16
-    if (
-        device.type != "cpu"
-        or config.dtype != "auto"
-        or not (is_bf16 or config.weights != "auto")
-        or config.device_map is not None
-        or config.quantization is not None
-        or getattr(model_config, "quantization_config", None) is not None
-    ):
-        return False
-    layers = cached_layers(text_config, torch.bfloat16)
-    return may_be_ours(config, int(text_config.num_attention_heads), layers)
+    return (
+        device.type == "cpu"
+        and config.dtype == "auto"
+        and (is_bf16 or config.weights != "auto")
+        and config.device_map is None
+        and quantised_by(model_config, config) is None
+        and may_take(
+            config,
+            int(text_config.num_attention_heads),
+            cached_layers(text_config, torch.bfloat16),
+        )
+    )
 
 
-def weights_dtype(
-    config: EngineConfig, device: torch.device, stored: torch.dtype | None, *, is_narrow: bool
-) -> torch.dtype | str:
-    """transformers' `dtype` argument.  is_narrow: see `may_stay_narrow`."""
-    return torch.bfloat16 if is_narrow else resolve_dtype(config.dtype, device, stored)
+def few_bits(
+    module: Any, config: EngineConfig, folder: Path, numbering: Numbering | None
+) -> Mapping[str, GroupedWeight]:
+    """The weights in few bits that a loaded model is to have, by the names of its linear layers;
+    made before these are packed."""
+    format = wanted_format(folder, config)
+    output = module.get_output_embeddings()
+    names = {name: layer for name, layer in module.named_modules() if is_packable(layer)}
+    if config.output_weights == "bf16":
+        names = {name: layer for name, layer in names.items() if layer is not output}
+    # What a folder stores is of the output layer's own rows.
+    renumbered = {name for name, layer in names.items() if layer is output and numbering}
+    if format == "stored":
+        return StoredGroups(folder, names.keys() - renumbered)
+    if format == "bf16":
+        return {}
+    rounded = in_eight_bits if format == "int8" else in_four_bits
+    stored = int8_groups(folder) if format == "int8" and is_int8(folder) else {}
+    found = {
+        name: stored[name] if name in stored and name not in renumbered else rounded(layer.weight)
+        for name, layer in names.items()
+    }
+    return {name: each for name, each in found.items() if each is not None}
 
 
-class FewBits:
-    """The weights in few bits that a loaded model is to have, made before they are packed."""
-
-    def __init__(
-        self, module: Any, config: EngineConfig, folder: Path, numbering: Numbering | None
-    ) -> None:
-        self._is_reproducible = config.reproducible
-        format = wanted_format(folder, config)
-        output = module.get_output_embeddings()
-        names = {name: layer for name, layer in module.named_modules() if is_packable(layer)}
-        if config.output_weights == "bf16":
-            names = {name: layer for name, layer in names.items() if layer is not output}
-        # What a folder stores is of the output layer's own rows.
-        renumbered = {name for name, layer in names.items() if layer is output and numbering}
-        self._groups: Mapping[str, GroupedWeight] = {}
-        if format == "stored":
-            self._groups = StoredGroups(folder, names.keys() - renumbered)
-        elif format != "bf16":
-            rounded = in_eight_bits if format == "int8" else in_four_bits
-            stored = int8_groups(folder) if format == "int8" and is_int8(folder) else {}
-            found = {
-                name: stored[name]
-                if name in stored and name not in renumbered
-                else rounded(layer.weight)
-                for name, layer in names.items()
-            }
-            self._groups = {name: each for name, each in found.items() if each is not None}
-
-    def multiply(self, module: Any, native: Kernels) -> None:
-        """Let the packed layers of a widened model multiply with them, all others in bfloat16."""
-        num_grouped = multiply_in_groups(module, native, self._groups)
-        # Those of bfloat16 round as the processor does, all others alike on every processor.
-        if not num_grouped and not self._is_reproducible:
-            multiply_in_bf16(module, native)
-        keep_in_bf16(module.get_input_embeddings())
+def multiply_narrow(
+    module: Any, native: Kernels, groups: Mapping[str, GroupedWeight], config: EngineConfig
+) -> None:
+    """Let the packed layers of a widened model multiply with these weights, all others in
+    bfloat16.  groups: see `few_bits`."""
+    num_grouped = multiply_in_groups(module, native, groups)
+    # Those of bfloat16 round as the processor does, all others alike on every processor.
+    if not num_grouped and not config.reproducible:
+        multiply_in_bf16(module, native)
+    keep_in_bf16(module.get_input_embeddings())
 
 
 def served_weights(module: Any) -> str:

@@ -47,10 +47,9 @@ from cluster.records import record
 # forward.
 
 
-_SERVED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
-# Where configurations list the kinds of their layers.
+# Where configurations list the kinds of their layers; some call full attention but that.
 _LAYER_LISTS = ("layer_types", "layers_block_type", "block_types")
-_OTHER_WORDS = frozenset({"attention"})  # full attention, as some of these lists call it
+_SERVED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "attention"})
 # One state stands for all tokens: it cannot be several drafts' at a time, nor be taken back when
 # a draft is rejected.
 _RECURRENT = (
@@ -93,7 +92,7 @@ def _reason(config: Any, model_class: Any) -> str | None:
         return f"its layers of type {', '.join(recurrent)} keep {_RECURRENT}"
     if getattr(model_class, "_is_stateful", False) and not followed:
         return f"it keeps {_RECURRENT}"
-    unknown = sorted(layer_types - _SERVED_LAYER_TYPES - _OTHER_WORDS)
+    unknown = sorted(layer_types - _SERVED_LAYER_TYPES)
     if unknown:
         return f"its layers are of type {', '.join(unknown)}, which the engine does not know"
     if getattr(config, "attention_chunk_size", None):
@@ -225,13 +224,13 @@ class Description:
     weights: str = ""
 
 
-def describe(folder: str, config: EngineConfig) -> Description:
+def describe(folder: Path, config: EngineConfig) -> Description:
     """Read the configuration of the model in `folder`.
 
     Raises ConfigError, with the remedy, if its architecture or the configured sizes cannot be
     served.
     """
-    whole = read_model_config(Path(folder), config)
+    whole = read_model_config(folder, config)
     model_config = served_part(whole)
     text_config = model_config.get_text_config(decoder=True)
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(model_config), None)
@@ -254,18 +253,16 @@ def check_loadable(folder: Path, config: EngineConfig, *, is_here: bool) -> Desc
 
     is_here: it is to run on this machine, so its device must exist and the packages be installed.
     """
-    described = describe(str(folder), config)
+    described = describe(folder, config)
     check_name(config.attention)
     adapters = read_adapters(config)
     if config.quantization is not None:
         quantization_of(config)
     device, widened = resolve_device(config.device) if is_here else None, ""
     if device is not None:
-        check_few_bits(config, device)
-        check_compile(config, device)
+        widened = check_here(described, config, device)
         if device.type == "cuda" and config.attention in ("auto", "triton"):
             check_can_compile(MachinePaths())
-        widened = check_packages(described, config)
     check_weights(folder)
     module = built(folder, described.config, config)
     if module is not None:
@@ -281,8 +278,10 @@ def check_loadable(folder: Path, config: EngineConfig, *, is_here: bool) -> Desc
     return replace(described, weights=widened or weights)
 
 
-def check_compile(config: EngineConfig, device: torch.device) -> None:
-    """Raise ConfigError where `compile` is asked for and cannot be had."""
+def check_here(described: Description, config: EngineConfig, device: torch.device) -> str:
+    """Raise ConfigError for what `device`, or the packages of this machine, cannot serve of the
+    model; returns what `check_packages` does."""
+    check_few_bits(config, device)
     if config.compile and (
         device.type != "cpu" or config.tensor_parallel > 1 or config.device_map is not None
     ):
@@ -291,6 +290,7 @@ def check_compile(config: EngineConfig, device: torch.device) -> None:
             f"{config.tensor_parallel} and device_map {config.device_map}; remove it",
             param="compile",
         )
+    return check_packages(described, config)
 
 
 def quantization_of(config: EngineConfig) -> Any:

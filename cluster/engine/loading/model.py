@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
-from pathlib import Path as Folder
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from cluster.engine.device import (
     computes,
     convert,
     resolve_device,
+    resolve_dtype,
     return_freed_memory,
     warn_of_emulation,
     warn_of_hidden_gpu,
@@ -35,12 +35,11 @@ from cluster.engine.device import (
 from cluster.engine.graphs.compiled import CompiledForward
 from cluster.engine.loading import inspection
 from cluster.engine.loading.few_bits import (
-    FewBits,
-    check_few_bits,
     computed_instead,
+    few_bits,
     may_stay_narrow,
+    multiply_narrow,
     served_weights,
-    weights_dtype,
 )
 from cluster.engine.loading.peft_folder import read_adapters
 from cluster.engine.loading.probe import probe_layers
@@ -48,11 +47,14 @@ from cluster.engine.loading.progress import telling_of_weights
 from cluster.engine.loading.renumbered import Numbering
 from cluster.engine.loading.reproducible import check_reproducible
 from cluster.engine.loading.weights import load_module
-from cluster.engine.module_forward import ModuleForward
+from cluster.engine.module_forward import ModuleForward, decoder_layers
 from cluster.engine.paths import StepInputs, StepOutputs
 from cluster.engine.taps import resolve_taps
 from cluster.engine.types import LayerSpec
 from cluster.errors import ConfigError
+from cluster.models.fingerprint import folder_tokenizer_hash, model_hash
+from cluster.models.grouped import GroupedWeight
+from cluster.models.made_for import served_hash
 from cluster.models.resolve import resolve
 from cluster.records import record
 
@@ -140,24 +142,23 @@ def load_model(
     numbering: of its tokens, None = its own.  beside: while another engine of the process makes
     steps."""
     seam.register()
-    source = str(resolve(config.model))
-    described = inspection.describe(source, config)
+    folder = resolve(config.model)
+    described = inspection.describe(folder, config)
     found = read_adapters(config)
     text_config, max_context_len = described.text_config, described.max_context_len
     device = resolve_device(config.device)
-    check_few_bits(config, device)
-    is_unpacked = bool(inspection.check_packages(described, config))
+    is_unpacked = bool(inspection.check_here(described, config, device))
     stored = getattr(text_config, "dtype", None)
     is_narrow = may_stay_narrow(config, device, described.config)
-    dtype = weights_dtype(config, device, stored, is_narrow=is_narrow)
+    dtype = torch.bfloat16 if is_narrow else resolve_dtype(config.dtype, device, stored)
     # transformers makes a model's numbers torch's default while it builds the model, for all
     # threads.  What is made here of float32 is the same.
     is_wide = beside and config.quantization is None
-    with telling_of_weights(Folder(source)):
+    with telling_of_weights(folder):
         first = torch.float32 if is_wide else dtype
-        module = load_module(source, described, config, device, first)
+        module = load_module(folder, described, config, device, first)
         if is_wide or is_unpacked:  # transformers leaves what it unpacks in the scales' format
-            convert(module, text_config.dtype if isinstance(dtype, str) else dtype)
+            convert(module, dtype)
     if numbering is not None:
         numbering.apply(module)
     module.eval()
@@ -175,12 +176,12 @@ def load_model(
             layers = tuple(replace(each, dtype=torch.float32) for each in layers)
     fused = None if is_widened else fused_on_gpu(module, config, layers, max_context_len)
     if fused is None and config.tensor_parallel == 1:
-        few_bits = FewBits(module, config, Folder(source), numbering) if is_widened else None
-        forward = _fused(module, config, layers, max_context_len, few_bits)
+        groups = few_bits(module, config, folder, numbering) if is_widened else None
+        forward = _fused(module, config, layers, max_context_len, groups)
     weights = served_weights(module)
     instead = ""
     if not weights:
-        instead = computed_instead(Folder(source), config, device, is_widened=is_widened)
+        instead = computed_instead(folder, config, device, is_widened=is_widened)
     if instead:
         log.warning("%s", instead)
     if device.type == "cpu":
@@ -194,16 +195,16 @@ def load_model(
         check_reproducible(module, config, device, text_config, layers)
     loaded = LoadedModel(
         module=module,
-        source=source,
+        source=str(folder),
         architecture=type(module).__name__,
         layers=layers,
         device=torch.device(input_device),
         vocab_size=described.vocab_size,
         max_context_len=max_context_len,
-        eos_token_ids=_eos_token_ids(source, text_config),
+        eos_token_ids=_eos_token_ids(folder, text_config),
         weights=weights,
         instead=instead,
-        compiled=_compiled(module, config, device),
+        compiled=CompiledForward(module) if config.compile else None,
         native=forward,
         fused=fused,
         numbering=numbering,
@@ -211,7 +212,7 @@ def load_model(
     loaded.adapters.serve(found)
     log.info(
         "model loaded model=%s architecture=%s layers=%d device=%s dtype=%s weights=%s",
-        source,
+        folder,
         loaded.architecture,
         len(layers),
         loaded.device,
@@ -228,8 +229,6 @@ def fused_on_gpu(
     yet."""
     if config.compile or backends.chosen(config.attention, layers[0].device) != "triton":
         return None
-    if importlib.util.find_spec("triton") is None:
-        return None  # the attention that is configured will say so
     from cluster.engine.fused.forward import fused_forward
 
     return fused_forward(module, layers, max_context_len)
@@ -240,20 +239,21 @@ def _fused(
     config: EngineConfig,
     layers: Sequence[LayerSpec],
     max_context_len: int,
-    few_bits: FewBits | None,
+    groups: Mapping[str, GroupedWeight] | None,
 ) -> NativeForward | None:
     """Pack and fuse what our kernels or torch's libraries compute faster; returns the forward, if
     all of it is ours.
 
-    few_bits: of a model that is to be widened, None of any other.
+    groups: see `few_bits`; None = the model is not to be widened.
     It goes layer by layer, so that memory holds only one layer's weights twice: as they were, and
     widened or packed.
     """
-    is_widened = few_bits is not None
+    is_widened = groups is not None
     native = choose_kernels(module, only_native=config.reproducible or is_widened)
     fusing = None if config.compile else native  # a compiler fuses by itself
     num_fused = num_packed = 0
-    for part in (*(_repeated_layers(module) if native is not None else ()), module):
+    repeated = None if native is None else decoder_layers(module, len(layers))
+    for part in (*(repeated or ()), module):
         if is_widened:
             part.float()
         if fusing is not None:
@@ -273,34 +273,29 @@ def _fused(
         ways = SdpaBackend(), NativeBackend(fusing)
         comparison = Comparison(wide, max_context_len, ways)
         forward = native_forward(module, comparison, fusing)
-    if few_bits is not None and native is not None:
-        few_bits.multiply(module, native)
+    if groups is not None and native is not None:
+        multiply_narrow(module, native, groups, config)
         if forward is not None:
             forward.take_products()
     return forward
 
 
-def _repeated_layers(module: torch.nn.Module) -> list[torch.nn.Module]:
-    """The members of the longest list of modules: in a decoder, its layers."""
-    lists = [each for each in module.modules() if isinstance(each, torch.nn.ModuleList)]
-    return list(max(lists, key=len, default=()))
-
-
-def _compiled(
-    module: torch.nn.Module, config: EngineConfig, device: torch.device
-) -> CompiledForward | None:
-    if not config.compile:
-        return None
-    inspection.check_compile(config, device)
-    return CompiledForward(module)
-
-
-def _eos_token_ids(source: str, text_config: Any) -> tuple[int, ...]:
+def _eos_token_ids(folder: Path, text_config: Any) -> tuple[int, ...]:
     """The tokens that end a generation: the generation config's, else the model config's."""
     try:
-        found = GenerationConfig.from_pretrained(source).eos_token_id
+        found = GenerationConfig.from_pretrained(folder).eos_token_id
     except OSError:  # the file is optional
         found = None
     if found is None:
         found = getattr(text_config, "eos_token_id", None)
     return () if found is None else tuple(int(token) for token in np.atleast_1d(found))
+
+
+def identify(model: LoadedModel) -> tuple[str, str]:
+    """The hashes by which a worker names its model and its tokenizer in Describe, see
+    `cluster.models.fingerprint`: the former as served; the latter "" where a folder has none."""
+    try:
+        tokenizer = folder_tokenizer_hash(model.source)
+    except ConfigError:  # a drafter may come without one; it then serves any vocabulary
+        tokenizer = ""
+    return served_hash(model_hash(model.source), model.weights), tokenizer

@@ -79,8 +79,11 @@ def cached_layers(text_config: Any, dtype: torch.dtype) -> list[LayerSpec]:
     )
     own = getattr(text_config, "per_layer_config", None) or [text_config] * count
     layers = [_cached(each, dtype) for each in own[:count]]
+    followed = followed_layers(text_config)
+    if not followed:
+        return layers
     if text_config.model_type in _DELTA:
-        delta = delta_layer(
+        special = delta_layer(
             text_config.linear_num_key_heads,
             text_config.linear_key_head_dim,
             text_config.linear_num_value_heads,
@@ -88,15 +91,11 @@ def cached_layers(text_config: Any, dtype: torch.dtype) -> list[LayerSpec]:
             text_config.linear_conv_kernel_dim,
             layers[0],
         )
-        kinds = zip(text_config.layer_types, layers, strict=True)
-        return [delta if kind == "linear_attention" else each for kind, each in kinds]
-    kernel = getattr(text_config, "conv_L_cache", None)
-    if not kernel:
-        return layers
-    size = int(text_config.hidden_size) // 2
-    convolution = LayerSpec(1, size, dtype, torch.device("cpu"), kernel, is_convolution=True)
+    else:
+        size, kernel = int(text_config.hidden_size) // 2, text_config.conv_L_cache
+        special = LayerSpec(1, size, dtype, torch.device("cpu"), kernel, is_convolution=True)
     kinds = zip(text_config.layer_types, layers, strict=True)
-    return [convolution if kind == "conv" else each for kind, each in kinds]
+    return [special if kind in followed else each for kind, each in kinds]
 
 
 def followed_layers(text_config: Any) -> dict[str, str]:
@@ -171,13 +170,19 @@ def name_in_text(name: str, names: dict[str, str] | None) -> str:
     return name
 
 
+def quantised_by(model_config: Any, config: EngineConfig) -> Any:
+    """The method by which a model's weights are quantised, as configured or as stored; None = by
+    none.  model_config: transformers' of what is served."""
+    return config.quantization or getattr(model_config, "quantization_config", None)
+
+
 def built(folder: Path, model_config: Any, config: EngineConfig) -> torch.nn.Module | None:
     """The model without memory for its weights, of which none is read.  Raises ConfigError where
     transformers cannot build what config.json describes, or the weights have other shapes.
 
     None for quantised models, whose quantiser changes the layers.
     """
-    if config.quantization is not None or getattr(model_config, "quantization_config", None):
+    if quantised_by(model_config, config) is not None:
         return None
     described = _described(folder)
     with _told(folder, described, lambda changed: _built(served_part(_parsed(changed)))):

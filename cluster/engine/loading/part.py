@@ -41,7 +41,8 @@ def part_of(
         layer = _copy(whole[index], model.module.config, config)
         _renumber(layer, place)
         kept.append(layer)
-    _replace(module, whole, torch.nn.ModuleList(kept))
+    where = next(name for name, each in model.module.named_modules() if each is whole)
+    module.set_submodule(where, torch.nn.ModuleList(kept))
     if output is not None:
         module.set_output_embeddings(_output_like(module.get_output_embeddings(), output))
     return replace(
@@ -79,18 +80,6 @@ def _renumber(layer: torch.nn.Module, place: int) -> None:
     for each in layer.modules():
         if isinstance(getattr(each, "layer_idx", None), int):
             each.layer_idx = place  # type: ignore[assignment]
-
-
-def _replace(
-    module: torch.nn.Module, whole: torch.nn.ModuleList, part: torch.nn.ModuleList
-) -> None:
-    """Put `part` where the copy of `whole` stands: the first list of its length."""
-    for parent in module.modules():
-        for name, child in parent.named_children():
-            if isinstance(child, torch.nn.ModuleList) and len(child) == len(whole):
-                parent._modules[name] = part
-                return
-    raise AssertionError("the copy has the lists of the original")
 
 
 def _config_of(config: Any, layers: Sequence[int]) -> Any:

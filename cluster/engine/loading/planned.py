@@ -1,13 +1,16 @@
 """The memory that a model will take, by its configuration: before its weights are loaded, or here.
 
-Parameters are counted on transformers' own modules, which are built without memory for them.
+Parameters are counted on transformers' own modules, which are built without memory for them.  On a
+CPU weights take another space than the files: our kernels keep linear layers in bfloat16 or in few
+bits, with an own copy of an output layer that shares the embedding's weight, and embeddings in
+bfloat16.
 """
 
 from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from operator import mul
 from pathlib import Path
@@ -17,13 +20,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from cluster.config.schema import EngineConfig
+from cluster.engine.cpu import kernels
 from cluster.engine.cpu.narrow import LINEAR_SHARE
 from cluster.engine.cpu.packed_linear import plain_share
 from cluster.engine.device import resolve_device, resolve_dtype
 from cluster.engine.graphs.forward import may_have_graphs
-from cluster.engine.loading.few_bits import ROUNDED_BITS, may_stay_narrow
+from cluster.engine.loading.few_bits import ROUNDED_BITS, may_stay_narrow, wanted_format
 from cluster.engine.loading.inspection import Description, check_packages
-from cluster.engine.loading.model_config import cached_layers
+from cluster.engine.loading.model_config import cached_layers, quantised_by
 from cluster.engine.memory.kv_cache import layer_groups
 from cluster.engine.memory.pool_sizes import (
     derive_num_pages,
@@ -32,11 +36,11 @@ from cluster.engine.memory.pool_sizes import (
     state_bytes,
     wanted_states,
 )
-from cluster.engine.memory.reserve import ForwardBytes, num_logit_rows, reserve
+from cluster.engine.memory.reserve import ForwardBytes, Reserve, num_logit_rows, reserve
 from cluster.engine.types import LayerSpec
 from cluster.errors import ConfigError
 from cluster.models.experts import unstacked
-from cluster.models.weights import PICKLED, SAFETENSORS
+from cluster.models.weights import GROUPED, header_of, stored_bytes
 from cluster.records import frozen
 
 # Bits of a weight, where a method has one number of them and its configuration does not say it.
@@ -49,20 +53,30 @@ _NUM_STATES, _NUM_INNER = 4, 3
 # rows and of the page before them, with what is made of these.
 _NUM_COPIES, _NUM_LINES = 4, 5
 _STATED = {"load_in_8bit": 8, "load_in_4bit": 4}
+# As configurations call the experts of a layer, and those that a token is sent to.
+_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_NUM_CHOSEN = ("num_experts_per_tok", "top_k_experts")
+# What an engine takes beside weights and cache on a CPU once it has made steps of all sizes: the
+# libraries' threads and buffers, rows of activations, and what the allocator keeps.
+# docs/plan.md has the measurements.
+_WORKING_BYTES = 96 * 1024 * 1024
 
 
 @frozen
 class Planned:
     """The memory that an engine will take, in bytes.
 
+    active: the share of the parameters that one token needs: of experts, those to which it is sent.
     weights: of all ranks.  rank_weights: of the fullest one.  kv_per_token: of all ranks, every
     layer that attends taken for one without a window; convolutions keep a few tokens of a text.
     kv_cache: at most; 0 = as much as a GPU has left.  states: of layers that keep a matrix of all
     tokens before.
-    logit_rows: the most of a step that are drawn from.  steps: what the largest step takes on a
-    GPU, with the logits that it draws from.  graphs: what CUDA graphs take there.
+    logit_rows: the most of a step that are drawn from.  steps: what the largest step takes, with
+    the logits that it draws from.  graphs: what CUDA graphs take.
     """
 
+    num_parameters: int
+    active: float
     weights: int
     rank_weights: int
     kv_per_token: int
@@ -108,49 +122,54 @@ def planned(
 ) -> Planned:
     """folder: of its config.json, and of the weights, where there are any.  is_here: the engine is
     to run on this machine, so its device is known.  logit_rows: as in `num_logit_rows`."""
-    device = resolve_device(config.device) if is_here else None
+    device = resolve_device(config.device) if is_here or config.device == "cpu" else None
+    on_cpu = device is not None and device.type == "cpu"
     stored = getattr(described.text_config, "dtype", None) or torch.float32
-    dtype = _dtype(config, stored, device, described)
-    method = config.quantization or getattr(described.config, "quantization_config", None)
-    is_widened = is_here and bool(check_packages(described, config))
-    weights = 0
-    if not config.is_rounded and not is_widened:
-        weights = _stored_bytes(folder) * dtype.itemsize // stored.itemsize
-    rank_share = 1.0
-    if not weights or config.tensor_parallel > 1:
-        found = _parameters(described, config)
+    method, ranks = quantised_by(described.config, config), config.tensor_parallel
+    module = bare_module(described)
+    found = _parameters(module)
+    num_parameters = sum(each.count for each in found.values())
+    of_rank = sum(each.count // (ranks if each.is_split else 1) for each in found.values())
+    if device is not None and on_cpu and method is None and ranks == 1:
+        dtype, weights = _on_cpu(folder, unstacked(module), described, config, device)
+    else:
+        is_widened = is_here and bool(check_packages(described, config))
+        dtype = resolve_dtype(config.dtype, device or torch.device("cuda"), stored) or stored
+        weights = 0
+        if not config.is_rounded and not is_widened:
+            weights = stored_bytes(folder) * dtype.itemsize // stored.itemsize
         weights = weights or _bytes(found, None if is_widened else method, config, dtype)
-        ranks = config.tensor_parallel
-        of_rank = sum(each.count // (ranks if each.is_split else 1) for each in found.values())
-        rank_share = of_rank / sum(each.count for each in found.values())
     layers = cached_layers(described.text_config, dtype)
     groups = layer_groups(layers, config.page_size)
     lasting = sum(group.bytes_per_page() for group in groups if not group.kernel)
     kv_cache, states = 0, wanted_states(config, layers) * state_bytes(layers)
-    if config.num_pages or (device is not None and device.type == "cpu"):
+    if config.num_pages or on_cpu:
         num_pages = derive_num_pages(config, layers, described.max_context_len, 0)
         kv_cache = sum(map(mul, num_pages, (group.bytes_per_page() for group in groups)))
         states = derive_num_states(config, layers, 0) * state_bytes(layers)
     drawn, vocab_size = num_logit_rows(config, logit_rows), described.vocab_size
-    forward = forward_bytes(described.text_config, vocab_size, dtype, config.tensor_parallel)
-    gathered = gathered_bytes(config, layers)
-    kept = reserve(
-        config,
-        vocab_size,
-        drawn,
-        lambda *counts: forward(*counts) + gathered,
-        in_graphs=may_have_graphs(config, layers) and config.device_map is None,
-    )
-    rank_weights = int(weights * rank_share)
+    kept = Reserve(_WORKING_BYTES)
+    if not on_cpu:
+        forward = forward_bytes(described.text_config, vocab_size, dtype, ranks)
+        gathered = gathered_bytes(config, layers)
+        kept = reserve(
+            config,
+            vocab_size,
+            drawn,
+            lambda *counts: forward(*counts) + gathered,
+            in_graphs=may_have_graphs(config, layers) and config.device_map is None,
+        )
     return Planned(
-        weights,
-        rank_weights,
-        lasting // config.page_size,
-        kv_cache,
-        states,
-        drawn,
-        kept.steps,
-        kept.graphs,
+        num_parameters=num_parameters,
+        active=1.0 - _idle(found, described.text_config) / num_parameters,
+        weights=weights,
+        rank_weights=weights * of_rank // num_parameters,
+        kv_per_token=lasting // config.page_size,
+        kv_cache=kv_cache,
+        states=states,
+        logit_rows=drawn,
+        steps=kept.steps,
+        graphs=kept.graphs,
     )
 
 
@@ -180,32 +199,8 @@ def gathered_bytes(config: EngineConfig, layers: Sequence[LayerSpec]) -> int:
     )
 
 
-def _dtype(
-    config: EngineConfig,
-    stored: torch.dtype,
-    device: torch.device | None,
-    described: Description,
-) -> torch.dtype:
-    if device is None and config.dtype == "auto":
-        return stored
-    if (
-        device is not None
-        and may_stay_narrow(config, device, described.config)
-        and plain_share(unstacked(bare_module(described))) >= LINEAR_SHARE
-    ):
-        return torch.bfloat16
-    found = resolve_dtype(config.dtype, device or torch.device("cuda"), stored)
-    return stored if isinstance(found, str) else found
-
-
-def _stored_bytes(folder: Path) -> int:
-    files = next(filter(None, (list(folder.glob(each)) for each in (SAFETENSORS, PICKLED))), [])
-    return sum(path.stat().st_size for path in files)
-
-
-def _parameters(described: Description, config: EngineConfig) -> dict[str, _Parameter]:
+def _parameters(module: Any) -> dict[str, _Parameter]:
     """All parameters by name, tied ones once."""
-    module = bare_module(described)
     split = {name for name, how in (module.tp_plan or {}).items() if "replicated" not in how}
     return {
         name: _Parameter(parameter.numel(), is_split=bool(split & _patterns(name)))
@@ -235,8 +230,20 @@ def _patterns(name: str) -> set[str]:
     return {general, general.rpartition(".")[0]}
 
 
+def _idle(found: Mapping[str, _Parameter], text_config: Any) -> float:
+    """The parameters of experts that a token is not sent to."""
+    in_experts = sum(each.count for name, each in found.items() if ".experts." in name)
+    if not in_experts:
+        return 0.0
+    chosen, count = (
+        next(int(getattr(text_config, name)) for name in names if getattr(text_config, name, None))
+        for names in (_NUM_CHOSEN, _NUM_EXPERTS)
+    )
+    return in_experts * (1.0 - chosen / count)
+
+
 def _bytes(
-    found: dict[str, _Parameter], method: Any, config: EngineConfig, dtype: torch.dtype
+    found: Mapping[str, _Parameter], method: Any, config: EngineConfig, dtype: torch.dtype
 ) -> int:
     """Bytes of parameters that are not stored so; a quantised model's layers have fewer bits.
 
@@ -262,3 +269,46 @@ def _bits(method: dict[str, Any], otherwise: int) -> float:
     stated = [bits for name, bits in _STATED.items() if method.get(name)]
     named = _BITS.get(str(method.get("quant_method")), otherwise)
     return float(method.get("bits") or next(iter(stated), named))
+
+
+def _on_cpu(
+    folder: Path, module: Any, described: Description, config: EngineConfig, device: torch.device
+) -> tuple[torch.dtype, int]:
+    """The format in which a model's numbers are computed here, and the bytes of its weights.
+
+    module: whose experts stand one by one."""
+    stored = getattr(described.text_config, "dtype", None) or torch.float32
+    is_plain = plain_share(module) >= LINEAR_SHARE
+    is_narrow = is_plain and may_stay_narrow(config, device, described.config)
+    dtype = torch.bfloat16 if is_narrow else resolve_dtype(config.dtype, device, stored) or stored
+    others: float = dtype.itemsize
+    linear, groups = others, dict[str, int]()
+    if kernels.load() is not None and is_plain and not config.compile:
+        if stored == torch.bfloat16:
+            linear = torch.bfloat16.itemsize
+        if dtype == torch.bfloat16:
+            format = wanted_format(folder, config)
+            linear = ROUNDED_BITS.get(format, 8 * linear) / 8
+            groups = _group_bytes(folder) if format == "stored" else {}
+    # An embedding that scales its rows stays in float32 beside our kernels.
+    scaled = torch.float32.itemsize if is_narrow else others
+    total, counted = 0.0, set()
+    for name, layer in module.named_modules():
+        if type(layer) is torch.nn.Linear:
+            counted.add(f"{name}.weight")
+            total += groups.get(name, layer.weight.numel() * linear)
+        elif isinstance(layer, torch.nn.Embedding) and type(layer) is not torch.nn.Embedding:
+            counted.add(f"{name}.weight")
+            total += layer.weight.numel() * scaled
+    named = module.named_parameters()
+    return dtype, int(total + others * sum(e.numel() for name, e in named if name not in counted))
+
+
+def _group_bytes(folder: Path) -> dict[str, int]:
+    """The bytes of each layer's weight in a file of groups."""
+    groups: dict[str, int] = {}
+    for name, header in header_of(folder / GROUPED).items():
+        start, end = header["data_offsets"]
+        layer = name.rpartition(".")[0]
+        groups[layer] = groups.get(layer, 0) + int(end) - int(start)
+    return groups

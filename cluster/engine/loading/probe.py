@@ -18,9 +18,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from cluster.engine.attention import latent
 from cluster.engine.attention.convolution import PathConvolution
 from cluster.engine.attention.delta import PathDelta
-from cluster.engine.attention.delta_rule import delta_layer
-from cluster.engine.attention.seam import IMPLEMENTATION, adopt, layer_index
-from cluster.engine.types import LayerSpec
+from cluster.engine.attention.seam import IMPLEMENTATION, adopt, tree_paged
+from cluster.engine.loading.model_config import cached_layers
+from cluster.engine.types import AttentionOptions, LayerSpec
 from cluster.errors import ConfigError
 
 _IMPLEMENTATION = "tree_paged_probe"
@@ -28,56 +28,51 @@ _NUM_ROWS = 4
 
 
 class Probe:
-    """A plan that takes notes of the layers it is shown; the forward's result is of no use."""
+    """A plan that takes notes of the layers it is shown; the forward's result is of no use.
 
-    def __init__(self) -> None:
+    window, is_latent: of the layer that attends next."""
+
+    def __init__(self, text_config: Any) -> None:
         self.layers: dict[int, LayerSpec] = {}
+        self.window: int | None = None
+        self.is_latent = False
+        self._text_config = text_config
         # By layer; a layer that is given the very keys of another has none of its own.
         self._keys: dict[int, weakref.ref[torch.Tensor]] = {}
 
-    def note(
-        self,
-        module: torch.nn.Module,
-        shape: torch.Size,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        window: int | None,
-    ) -> None:
-        index = layer_index(module)
-        if key.shape != value.shape or key.shape[-1] != shape[-1]:
-            raise _refusal(
-                f"keys and values of layer {index} differ in shape ({list(key.shape)} and "
-                f"{list(value.shape)})"
-            )
-        own = LayerSpec(key.shape[1], key.shape[3], key.dtype, key.device, window)
-        if isinstance(module, latent.LatentAttention):
-            own = replace(own, head_dim=own.head_dim // 2, is_latent=True)
-        owner = next((each for each, other in self._keys.items() if other() is key), None)
-        if owner is None:
-            self._keys[index] = weakref.ref(key)
-        self._add(index, replace(own, shared_with=owner))
-
-    def convolve_layer(
-        self, layer: int, states: torch.Tensor, weight: torch.Tensor
-    ) -> torch.Tensor:
-        size, kernel = states.shape[1] // 2, weight.shape[1]
-        own = LayerSpec(1, size, states.dtype, states.device, kernel, is_convolution=True)
-        self._add(layer, own)
-        return states
-
-    def delta_layer(
+    def attend_layer(
         self,
         layer: int,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        *_: torch.Tensor,
+        options: AttentionOptions,
     ) -> torch.Tensor:
+        if key.shape != value.shape or key.shape[-1] != query.shape[-1]:
+            raise _refusal(
+                f"keys and values of layer {layer} differ in shape ({list(key.shape)} and "
+                f"{list(value.shape)})"
+            )
+        own = LayerSpec(key.shape[1], key.shape[3], key.dtype, key.device, self.window)
+        if self.is_latent:
+            own = replace(own, head_dim=own.head_dim // 2, is_latent=True)
+        owner = next((each for each, other in self._keys.items() if other() is key), None)
+        if owner is None:
+            self._keys[layer] = weakref.ref(key)
+        self._add(layer, replace(own, shared_with=owner))
+        return query.transpose(1, 2)
+
+    def convolve_layer(
+        self, layer: int, states: torch.Tensor, weight: torch.Tensor
+    ) -> torch.Tensor:
+        """Of a convolution alone, or of a delta layer's."""
+        own = cached_layers(self._text_config, states.dtype)[layer]
+        self._add(layer, replace(own, device=states.device))
+        return states
+
+    def delta_layer(self, layer: int, *rows: torch.Tensor) -> torch.Tensor:
         """The layer's convolution has been noted before."""
-        own = self.layers[layer]
-        assert own.window is not None
-        (key_heads, key_dim), (heads, value_dim) = key.shape[1:], value.shape[1:]
-        self.layers[layer] = delta_layer(key_heads, key_dim, heads, value_dim, own.window, own)
+        _, _, value, *_ = rows
         return value
 
     def _add(self, index: int, layer: LayerSpec) -> None:
@@ -96,7 +91,7 @@ def probe_layers(module: Any, device: torch.device) -> tuple[LayerSpec, ...]:
     latent.adopt(module)
     AttentionInterface.register(_IMPLEMENTATION, _attend)
     AttentionMaskInterface.register(_IMPLEMENTATION, _mask)
-    probe = Probe()
+    probe = Probe(module.config.get_text_config(decoder=True))
     module.set_attn_implementation(_IMPLEMENTATION)
     try:
         module(
@@ -108,29 +103,20 @@ def probe_layers(module: Any, device: torch.device) -> tuple[LayerSpec, ...]:
             plan=probe,
         )
     except ConfigError as error:
-        raise ConfigError(
-            f"{type(module).__name__} cannot be served: {error.message}", param="model"
-        ) from error
+        raise _refused(module, error.message) from error
     except ImportError as error:
-        raise ConfigError(
-            f"{type(module).__name__} cannot be served: its forward wants a package: {error}; "
-            "install it",
-            param="model",
-        ) from error
+        reason = f"its forward wants a package: {error}; install it"
+        raise _refused(module, reason) from error
     except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError) as error:
-        raise ConfigError(
-            f"{type(module).__name__} cannot be served: its forward does not accept a paged step: "
-            f"{error}",
-            param="model",
-        ) from error
+        reason = f"its forward does not accept a paged step: {error}"
+        raise _refused(module, reason) from error
     finally:
         module.set_attn_implementation(IMPLEMENTATION)
     found = sorted(probe.layers)
     if not found or found != list(range(len(found))):
-        raise ConfigError(
-            f"{type(module).__name__} cannot be served: only its layers {found} attend through "
-            "transformers' AttentionInterface; all must",
-            param="model",
+        raise _refused(
+            module,
+            f"only its layers {found} attend through transformers' AttentionInterface; all must",
         )
     return tuple(probe.layers[index] for index in found)
 
@@ -162,23 +148,21 @@ def _attend(
     attention_mask: torch.Tensor | None,
     plan: Probe | None = None,
     sliding_window: int | None = None,
-    **_: Any,
+    **rest: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The attention function of the probe."""
-    if plan is None:
-        raise _refusal("it does not pass keyword arguments through to its attention")
+    """The attention function of the probe: that of steps, behind a look at the window."""
     window = sliding_window
     if attention_mask is not None:
         if attention_mask.dtype != torch.int64 or attention_mask.numel() != 1:
             raise _refusal("it alters its attention mask from layer to layer")
         window = int(attention_mask) or None
-    if isinstance(module, latent.LatentAttention):
-        query = module.to_latents(query)
-    plan.note(module, query.shape, key, value, window)
-    found = query.transpose(1, 2).contiguous()
-    if isinstance(module, latent.LatentAttention):
-        found = module.to_values(found)
-    return found, None
+    if plan is not None:
+        plan.window, plan.is_latent = window, isinstance(module, latent.LatentAttention)
+    return tree_paged(module, query, key, value, None, plan=plan, **rest)
+
+
+def _refused(module: Any, reason: str) -> ConfigError:
+    return _refusal(f"{type(module).__name__} cannot be served: {reason}")
 
 
 def _refusal(reason: str) -> ConfigError:

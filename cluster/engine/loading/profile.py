@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from cluster.core import EMPTY_TOKENS, TokenArray, TokenTree, token_array
+from cluster.core import TokenArray, TokenTree
+from cluster.engine.loading.self_check import all_over
 from cluster.engine.work import Steps, Work, run_alone
 from cluster.spec.step_profile import StepProfile
 from cluster.spec.transfer import received
@@ -37,13 +38,11 @@ def profile_steps(
     engine: Steps,
     max_rows: int,
     clock: Callable[[], float] = time.perf_counter,
-    text: TokenArray = EMPTY_TOKENS,
 ) -> StepProfile | None:
     """The fastest verification step of one sequence by its rows, up to `max_rows`; None where that
-    cannot be measured.  It takes three seconds at most, of a slow model four steps.
-
-    text: the rows' tokens; empty = tokens from all over the vocabulary."""
-    tokens = np.resize(text if len(text) else _spread(engine.vocab_size), _CONTEXT_LEN + _MOST_ROWS)
+    cannot be measured.  It takes three seconds at most, of a slow model four steps."""
+    # Which differ, so that rows of a mixture of experts go to as many as a text's do.
+    tokens = all_over(engine, _CONTEXT_LEN + _MOST_ROWS)
     best: dict[int, float] = {}
     try:
         if not _runs(engine, Work(_REQUEST, 0, tokens[:_CONTEXT_LEN])):
@@ -67,11 +66,6 @@ def profile_steps(
         engine.release(_REQUEST)
     measured = sorted(best)
     return StepProfile.of(measured, [best[rows] for rows in measured])
-
-
-def _spread(vocab_size: int) -> TokenArray:
-    """Tokens that differ, so that the rows of a mixture of experts go to as many as a text's do."""
-    return token_array((np.arange(_CONTEXT_LEN + _MOST_ROWS) * 7919 + 13) % vocab_size)
 
 
 def _work(rows: int, tokens: TokenArray) -> Work:

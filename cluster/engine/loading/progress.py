@@ -11,7 +11,7 @@ from typing import Literal
 
 import psutil
 
-from cluster.models.weights import PICKLED, SAFETENSORS
+from cluster.models.weights import weights_files
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ def begin(phase: Phase) -> None:
 def telling_of_weights(folder: Path) -> Iterator[None]:
     """Inside, say every two seconds how much of the weights in `folder` this process has read."""
     begin("load")
-    found = next(filter(None, (list(folder.glob(each)) for each in (SAFETENSORS, PICKLED))), [])
+    found = filter(Path.is_file, weights_files(folder))
     sizes = {str(path.resolve()): path.stat().st_size for path in found}
     is_over = threading.Event()
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
@@ -17,6 +16,7 @@ from cluster.config.schema import EngineConfig
 from cluster.engine.device import resolve_device
 from cluster.engine.memory.pool_sizes import gpu_share
 from cluster.models.resolve import resolve
+from cluster.models.weights import stored_bytes
 
 log = logging.getLogger(__name__)
 
@@ -41,26 +41,22 @@ def await_room(
         return
     if config.tensor_parallel > 1:
         device = torch.device("cuda")  # the rank's own, which is the current one
-    files = Path(resolve(config.model)).glob("*.safetensors")
-    wanted = sum(file.stat().st_size for file in files) // config.tensor_parallel
+    wanted = stored_bytes(resolve(config.model)) // config.tensor_parallel
     # As the KV cache is measured, which is to be more than nothing.
     left_to_others = 0.0 if config.num_pages else 1.0 - gpu_share(config)
     deadline = clock() + _PATIENCE_S
-    is_told = False
-    while (short := _short(wanted, left_to_others, memory(device))) > 0 and clock() < deadline:
-        if not is_told:
-            log.warning(
-                "waiting for memory of the GPU, %.0f s at most device=%s missing_gb=%.1f: another "
-                "process has it, which may be ending",
-                _PATIENCE_S,
-                device,
-                short / 1e9,
-            )
-            is_told = True
+
+    def missing() -> float:
+        free, total = memory(device)
+        return wanted + left_to_others * total - free
+
+    if (short := missing()) > 0:
+        log.warning(
+            "waiting for memory of the GPU, %.0f s at most device=%s missing_gb=%.1f: another "
+            "process has it, which may be ending",
+            _PATIENCE_S,
+            device,
+            short / 1e9,
+        )
+    while missing() > 0 and clock() < deadline:
         sleep(_STEP_S)
-
-
-def _short(wanted: int, left_to_others: float, memory: tuple[int, int]) -> float:
-    """The bytes that are missing."""
-    free, total = memory
-    return wanted + left_to_others * total - free

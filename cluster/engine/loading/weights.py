@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path as Folder
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,15 +21,17 @@ _LOADING_ERRORS = (*BAD_VALUES, OSError, ImportError, SafetensorError)
 
 
 def load_module(
-    source: str,
+    folder: Path,
     described: inspection.Description,
     config: EngineConfig,
     device: torch.device,
-    dtype: torch.dtype | str,
+    dtype: torch.dtype | None,
 ) -> Any:
-    """transformers' module with the checkpoint's numbers; raises ConfigError with the remedy."""
+    """transformers' module with the checkpoint's numbers; raises ConfigError with the remedy.
+
+    dtype: None = as transformers finds it."""
     arguments: dict[str, Any] = {
-        "dtype": dtype,
+        "dtype": dtype or "auto",
         "attn_implementation": seam.IMPLEMENTATION,
         "trust_remote_code": False,
         "config": described.config,
@@ -50,9 +52,9 @@ def load_module(
     else:
         arguments["device_map"] = config.device_map or {"": device}
     try:
-        state = load_int8(Folder(source))
+        state = load_int8(folder)
         if state is None:
-            loader, wanted = AutoModelForCausalLM, source
+            loader, wanted = AutoModelForCausalLM, folder
         else:
             arguments["state_dict"] = state
             # The automatic classes want a folder with weights of a kind that they know.

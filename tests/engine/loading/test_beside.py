@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from cluster.config.schema import EngineConfig
-from cluster.engine.loading.held import held
+from cluster.engine.loading.inspection import describe
 from cluster.engine.loading.model import load_model
+from cluster.engine.loading.planned import planned
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma2"])
@@ -26,7 +27,7 @@ def test_it_is_the_same_model_and_torchs_default_stays(
     monkeypatch.setattr(
         torch, "set_default_dtype", lambda dtype: (defaults.append(dtype), set_default(dtype))
     )
-    held(folder, config)
+    planned(folder, describe(folder, config), config, is_here=True)
     found = load_model(config, beside=True).module.state_dict()
     assert set(defaults) <= {torch.float32}
     assert found.keys() == expected.keys()

@@ -12,7 +12,6 @@ import torch
 from cluster.config.schema import EngineConfig
 from cluster.engine.cpu.layers import NativeRouter
 from cluster.engine.cpu.packed_linear import PackedLinear
-from cluster.engine.loading.held import held
 from cluster.engine.loading.inspection import describe
 from cluster.engine.loading.model import load_model
 from cluster.engine.loading.planned import planned
@@ -46,14 +45,13 @@ def bytes_of(module: torch.nn.Module) -> int:
 def test_the_weights_and_the_cache_have_the_format_that_is_planned(
     architecture: str, shape: dict[str, Any], weights: str, checkpoint_factory: Callable[..., Path]
 ) -> None:
-    sizes = {"hidden_size": 64, "vocab_size": 4096, **shape}
-    folder = checkpoint_factory(architecture, dtype=torch.bfloat16, **sizes)
+    fields = {"hidden_size": 64, "vocab_size": 4096, **shape}
+    folder = checkpoint_factory(architecture, dtype=torch.bfloat16, **fields)
     config = EngineConfig(model=str(folder), device="cpu", num_pages=16, weights=weights)
     loaded = load_model(config)
+    sizes = planned(folder, describe(folder, config), config, is_here=True)
     # Blocks of outputs are padded.
-    assert held(folder, config).weights == pytest.approx(bytes_of(loaded.module), rel=0.1)
-    described = describe(str(folder), config)
+    assert sizes.weights == pytest.approx(bytes_of(loaded.module), rel=0.1)
     layer = loaded.layers[0]
     of_layer = 2 * layer.num_kv_heads * layer.head_dim * layer.dtype.itemsize
-    kv_per_token = planned(folder, described, config, is_here=True).kv_per_token
-    assert kv_per_token == of_layer * len(loaded.layers)
+    assert sizes.kv_per_token == of_layer * len(loaded.layers)

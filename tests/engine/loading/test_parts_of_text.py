@@ -109,4 +109,4 @@ def test_others_are_refused_by_name(name: str, tmp_path: Path) -> None:
     config = getattr(transformers, name)()
     config.save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=rf"{name} .*no causal language model for it"):
-        describe(str(tmp_path), settings(tmp_path))
+        describe(tmp_path, settings(tmp_path))

@@ -175,4 +175,4 @@ def test_what_cannot_be_split_is_refused_before_anything_loads(tmp_path: Path) -
     GptOssConfig().save_pretrained(tmp_path)
     config = EngineConfig(model=str(tmp_path), tensor_parallel=2)
     with pytest.raises(ConfigError, match="no tensor-parallel plan for gpt_oss; use tensor_paral"):
-        describe(str(tmp_path), config)
+        describe(tmp_path, config)

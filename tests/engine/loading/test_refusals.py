@@ -64,7 +64,7 @@ def test_an_architecture_that_came_later_is_refused_with_the_version_it_needs(
     (tmp_path / "config.json").write_text('{"model_type": "later"}')
 
     with pytest.raises(ConfigError, match=r"later cannot be served: .* since 99\.1,"):
-        describe(str(tmp_path), EngineConfig(model=str(tmp_path), device="cpu"))
+        describe(tmp_path, EngineConfig(model=str(tmp_path), device="cpu"))
 
 
 def test_other_kinds_of_attention_are_refused_by_their_names() -> None:

@@ -33,7 +33,7 @@ def test_they_are_found_and_stand_where_the_others_do(
     assert [places[index] for index in (3, 4, 5)] == [places[index] for index in (1, 1, 2)]
     # What `check` says of a token's memory is what a page of the cache takes.
     config = EngineConfig(model=str(folder), device="cpu", page_size=PAGE_SIZE)
-    sizes = planned(folder, describe(str(folder), config), config, is_here=True)
+    sizes = planned(folder, describe(folder, config), config, is_here=True)
     of_page = sum(group.bytes_per_page() for group in engine.cache.groups)
     assert sizes.kv_per_token * PAGE_SIZE == of_page
 
@@ -68,6 +68,6 @@ def test_a_layer_that_wrote_nothing_is_not_read(checkpoint_factory: Factory) -> 
 
 def test_ranks_take_whole_key_heads_of_every_kind_of_layer(checkpoint_factory: Factory) -> None:
     folder = checkpoint_factory("gemma4-large")
-    text = describe(str(folder), EngineConfig(model=str(folder))).text_config
+    text = describe(folder, EngineConfig(model=str(folder))).text_config
     with pytest.raises(ConfigError, match="has 1 key-value heads, which do not divide evenly"):
         check_splittable(text, 2)
