@@ -59,8 +59,8 @@ def oracle(folder: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def prompts() -> dict[str, TokenArray]:
-    """A hundred; those of one length part ways in their last token alone."""
-    return alike_prompts(LENGTHS, range(10, 30))
+    """Forty, by night a hundred; those of one length part ways in their last token alone."""
+    return alike_prompts(LENGTHS, by_day(range(10, 18), range(10, 30)))
 
 
 @pytest.fixture(scope="module")
@@ -74,14 +74,14 @@ def texts(texts_of: Callable[[Path], dict[str, list[int]]], folder: Path) -> dic
     return texts_of(folder)
 
 
-def test_greedy_text_of_a_hundred_prompts_equals_transformers(
+def test_greedy_text_of_many_prompts_equals_transformers(
     folder: Path, prompts: dict[str, TokenArray], texts: dict[str, list[int]]
 ) -> None:
     """Where drafts are right and wrong, prompts are cut, prefixes shared and requests preempted."""
     engine = load_engine(folder, max_batch_tokens=16, num_pages=40)
     decoder = GreedyDecoder(engine, prompts, NUM_TOKENS, np.random.default_rng(1), texts)
     assert decoder.run() == texts
-    assert decoder.num_accepted > 100
+    assert decoder.num_accepted > len(prompts)
     assert decoder.num_misses > 0
     assert all(decoder.counts[each] > 0 for each in ("preempted", "hits", "chunks"))
     assert engine.pages_in_use == 0
@@ -229,25 +229,6 @@ def test_its_memory_is_planned(folder: Path) -> None:
     assert bool(found.states) == bool(engine.cache.states)
     (attending,) = (layer for layer in engine.layers if not layer.is_convolution)
     assert found.kv_per_token == 2 * attending.num_kv_heads * attending.head_dim * 4
-
-
-@pytest.mark.parametrize(
-    ("architecture", "named"),
-    [
-        ("lfm2", "convolutions of lfm2 "),
-        ("lfm2-moe", "convolutions of lfm2_moe "),
-        ("qwen3-next", "delta layers of qwen3_next "),
-        ("qwen3.5-vision", "delta layers of qwen3_5_text "),
-    ],
-)
-def test_ranks_are_refused_by_name(
-    architecture: str, named: str, checkpoint_factory: Factory
-) -> None:
-    folder = checkpoint_factory(architecture)
-    with pytest.raises(ConfigError, match="are not split") as caught:
-        check_loadable(folder, tiny(folder, {"tensor_parallel": 2}), is_here=False)
-    assert caught.value.param == "tensor_parallel"
-    assert named in caught.value.message
 
 
 @by_night

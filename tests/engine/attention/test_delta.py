@@ -16,6 +16,7 @@ from cluster.engine.attention.delta_rule import delta_rule
 from cluster.engine.schedule.pieces import Piece
 from cluster.engine.work import Work
 from cluster.errors import ConfigError
+from tests.support.choices import pairwise
 from tests.support.engine.driver import (
     PAGE_SIZE,
     check_near,
@@ -62,11 +63,11 @@ def _without_decay(lines: Any, states: Any, pieces: Any, *rows: torch.Tensor) ->
     return delta_rule(lines, states, pieces, query, key, value, torch.zeros_like(decay), beta)
 
 
-@pytest.mark.parametrize("page_size", [PAGE_SIZE, 16])
-@pytest.mark.parametrize(
-    "wrong", [_of_no_text, _of_the_border_before, _as_one_text, _without_decay]
+@pairwise(
+    architecture=["qwen3.5", "qwen3-next"],
+    wrong=[_of_no_text, _of_the_border_before, _as_one_text, _without_decay],
+    page_size=[PAGE_SIZE, 16],
 )
-@pytest.mark.parametrize("architecture", ["qwen3.5", "qwen3-next"])
 def test_wrong_states_of_delta_layers_are_found_at_load(
     architecture: str,
     wrong: Callable[..., torch.Tensor],

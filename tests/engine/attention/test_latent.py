@@ -12,15 +12,12 @@ import torch
 
 from cluster.core import TokenArray, TokenTree
 from cluster.engine.attention.latent import LatentAttention, adopt
-from cluster.engine.engine import Engine
 from cluster.engine.loading.inspection import check_loadable
-from cluster.engine.loading.planned import planned
 from cluster.engine.work import Work
 from cluster.errors import ConfigError
 from tests.support.choices import by_night
 from tests.support.engine.adapters import merged_oracle, write_adapter
 from tests.support.engine.driver import (
-    PAGE_SIZE,
     GreedyDecoder,
     alike_prompts,
     check_near,
@@ -60,12 +57,11 @@ def texts(oracle: Any, prompts: dict[str, TokenArray]) -> dict[str, list[int]]:
     return generate_all(oracle, prompts, NUM_TOKENS)
 
 
-@pytest.mark.parametrize("attention", ["auto", "sdpa"])
 def test_greedy_text_of_thirty_prompts_equals_transformers(
-    attention: str, folder: Path, prompts: dict[str, TokenArray], texts: dict[str, list[int]]
+    folder: Path, prompts: dict[str, TokenArray], texts: dict[str, list[int]]
 ) -> None:
     """Where drafts are right and wrong, prompts are cut, prefixes shared and requests preempted."""
-    engine = load_engine(folder, max_batch_tokens=16, num_pages=40, attention=attention)
+    engine = load_engine(folder, max_batch_tokens=16, num_pages=40)
     decoder = GreedyDecoder(engine, prompts, NUM_TOKENS, np.random.default_rng(1), texts)
     assert decoder.run() == texts
     assert decoder.num_accepted > 30
@@ -110,22 +106,6 @@ def test_values_of_other_latents_are_found_at_load(
     )
     with pytest.raises(ConfigError, match="logits are off by"):
         load_engine(folder)
-
-
-def test_its_memory_is_planned(folder: Path) -> None:
-    """One vector of a token and layer, and no value beside it."""
-    config = tiny(folder, {"page_size": PAGE_SIZE})
-    engine = Engine.load(config)
-    found = planned(folder, check_loadable(folder, config, is_here=True), config, is_here=True)
-    scratch = sum(group.bytes_per_page() for group in engine.cache.groups)
-    assert found.kv_cache == engine.cache.num_bytes - scratch
-    assert found.kv_per_token == len(engine.layers) * SIZE * 4
-
-
-def test_ranks_are_refused_by_name(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="the latents of deepseek_v3 are not split") as caught:
-        check_loadable(folder, tiny(folder, {"tensor_parallel": 2}), is_here=False)
-    assert caught.value.param == "tensor_parallel"
 
 
 def test_adapters_are_added_but_for_one_layer(folder: Path, tmp_path: Path) -> None:

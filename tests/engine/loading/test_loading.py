@@ -20,7 +20,7 @@ from cluster.config.schema import EngineConfig
 from cluster.engine import device
 from cluster.engine.cpu import kernels, threads
 from cluster.engine.cpu.threads import configure_threads
-from cluster.engine.device import num_cores, resolve_device
+from cluster.engine.device import num_cores
 from cluster.engine.engine import Engine, Work
 from cluster.errors import ConfigError
 from cluster.models.fingerprint import folder_tokenizer_hash
@@ -190,25 +190,6 @@ def described_as(model_type: str, source: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def test_tied_and_sharded_checkpoints_load(checkpoint_factory: Factory, tmp_path: Path) -> None:
-    folder = checkpoint_factory("llama", tie_word_embeddings=True)
-    sharded = tmp_path / "sharded"
-    shutil.copytree(folder, sharded)
-    tensors = load_file(sharded / "model.safetensors")
-    (sharded / "model.safetensors").unlink()
-    names = sorted(tensors)
-    weight_map = {}
-    for part, chosen in enumerate((names[::2], names[1::2]), start=1):
-        file = f"model-{part:05}-of-00002.safetensors"
-        save_file({name: tensors[name] for name in chosen}, sharded / file, {"format": "pt"})
-        weight_map.update(dict.fromkeys(chosen, file))
-    index = {"metadata": {}, "weight_map": weight_map}
-    (sharded / "model.safetensors.index.json").write_text(json.dumps(index))
-    whole = rows(run(load_engine(folder), Work("a", 0, prompt(9))))
-    parts = rows(run(load_engine(sharded), Work("a", 0, prompt(9))))
-    torch.testing.assert_close(whole, parts)
-
-
 @pytest.mark.parametrize("has_kernels", [True, False])
 def test_threads_are_as_configured_or_as_many_as_lose_nothing(
     has_kernels: bool, monkeypatch: pytest.MonkeyPatch
@@ -226,10 +207,6 @@ def test_threads_are_as_configured_or_as_many_as_lose_nothing(
     finally:
         torch.set_num_threads(before)
         monkeypatch.setattr(threads, "_are_ours", False)
-
-
-def test_auto_is_the_gpu_where_there_is_one() -> None:
-    assert resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @by_night

@@ -67,6 +67,7 @@ def test_it_waits_a_minute_and_then_lets_loading_say_what_is_missing(config: Eng
         {"memory_fraction": 0.9999, "tensor_parallel": 2},  # 8 GB a rank fit beside the other
         {"num_pages": 100, "tensor_parallel": 2},
         {"device_map": "auto"},
+        {"device": "cpu"},
     ],
 )
 def test_what_has_room_does_not_wait(config: EngineConfig, settings: dict[str, object]) -> None:
@@ -88,7 +89,3 @@ def test_a_target_waits_before_it_is_loaded(
     monkeypatch.setattr(host, "load_target_engine", None)
     with pytest.raises(Waited):
         build.load_target(Config(target=TargetConfig(engine=config)), "")
-
-
-def test_a_cpu_is_not_waited_for(config: EngineConfig) -> None:
-    assert Card(7.0).await_room(replace(config, device="cpu")) == 0.0

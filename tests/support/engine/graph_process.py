@@ -25,6 +25,7 @@ from cluster.engine.work import Work
 from tests.support.engine.captures import Recorder
 from tests.support.engine.driver import prompt
 from tests.support.engine.graphs import answers, build, decoding
+from tests.support.engine.ranks import say
 from tests.support.engine.taps import TapLog
 
 STEPS = [
@@ -79,25 +80,20 @@ def main() -> None:
         ]
         assert recorder.num_captures == num_captures, "they were captured ahead"
         engine.close()
-        _say([max(errors), num_replays, len(STEPS), engine.forward.fallbacks])
+        say(json.dumps([max(errors), num_replays, len(STEPS), engine.forward.fallbacks]))
     if rank:
         forward.silu_product = _fails
     capture = Failing() if rank else Recorder()
     failing = build(folder, capture, fused=True, tensor_parallel=2)
-    _say(list(failing.forward.fallbacks))
+    say(json.dumps(list(failing.forward.fallbacks)))
     if rank:
         forward.SdpaBackend = Torn
-    _say(list(build(folder, fused=True, tensor_parallel=2).forward.fallbacks))
+    say(json.dumps(list(build(folder, fused=True, tensor_parallel=2).forward.fallbacks)))
     parallel.leave_group()
 
 
 def _fails(*_: object) -> torch.Tensor:
     raise RuntimeError("no compiler today")
-
-
-def _say(what: object) -> None:
-    sys.stdout.write(json.dumps(what) + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from cluster.engine.engine import Engine, Work
 from cluster.errors import WorkerError
 from tests.support.draft.inside import Inside, config_of
 from tests.support.engine.driver import GreedyDecoder, load_engine, load_oracle, prompt, run
+from tests.support.engine.ranks import say
 from tests.support.engine.slowed import SLOW, slow_down
 from tests.support.engine.taps import TapLog, errors, expected_nodes, expected_taps
 from tests.support.worker.rounds import Session
@@ -74,7 +75,7 @@ def _decode(folders: list[Path], rank: int) -> None:
             continue
         if folder == folders[0]:
             engine.profile_steps()
-        _say(json.dumps(GreedyDecoder(engine, PROMPTS, NUM_TOKENS).run()))
+        say(json.dumps(GreedyDecoder(engine, PROMPTS, NUM_TOKENS).run()))
         if folder == folders[-1]:
             _decode_until_broken(engine)
         else:
@@ -87,7 +88,7 @@ def _decode_until_broken(engine: Engine) -> None:
         while True:
             run(engine, Work("a", 5, token_array([7])))
     except WorkerError as error:
-        _say(error.code)
+        say(error.code)
 
 
 def _differ(folder: Path, rank: int) -> None:
@@ -95,7 +96,7 @@ def _differ(folder: Path, rank: int) -> None:
     try:
         load_engine(folder, **settings, max_batch_tokens=32 + 32 * rank)
     except WorkerError as error:
-        _say(error.message)
+        say(error.message)
     config = EngineConfig(model=str(folder), device="cpu", dtype="float32", **settings)
     try:
         if rank > 0:
@@ -106,7 +107,7 @@ def _differ(folder: Path, rank: int) -> None:
                 run(engine, Work(name, 0, prompt(20)))
                 engine.release(name)
     except WorkerError as error:
-        _say(error.message)
+        say(error.message)
 
 
 def _tap(folder: Path, rank: int) -> None:
@@ -123,7 +124,7 @@ def _tap(folder: Path, rank: int) -> None:
     )
     error = errors(torch.cat((log.text("a", 0, 41), log.nodes["a"])), wanted).max()
     reason = "" if refused.error is None else refused.error.message
-    _say(json.dumps([log.chunks, float(error), reason]))
+    say(json.dumps([log.chunks, float(error), reason]))
     engine.close()
 
 
@@ -133,7 +134,7 @@ def _pace(folder: Path, rank: int) -> None:
         engine.follow()
         return
     slow_down(engine, SLOW)
-    _say(json.dumps(paced(engine)))
+    say(json.dumps(paced(engine)))
     engine.close()
 
 
@@ -157,7 +158,7 @@ def _draft(target: Path, head: Path, rank: int) -> None:
         Engine.load(config.target.engine).follow()
         return
     inside = Inside(config)
-    _say(json.dumps(drafted(inside)))
+    say(json.dumps(drafted(inside)))
     inside.engine.close()
 
 
@@ -167,11 +168,6 @@ def drafted(inside: Inside) -> list[list[Any]]:
     inside.decode([session], 20)
     trees = [[tree.token_ids.tolist(), tree.parents.tolist()] for tree in inside.trees]
     return [session.output, trees]
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

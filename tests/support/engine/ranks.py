@@ -13,6 +13,12 @@ from contextlib import contextmanager
 TIMEOUT_S = 300
 
 
+def say(line: str) -> None:
+    """What a rank tells the test."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
 def free_address() -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -19,6 +19,7 @@ from cluster.engine.parallel import RankGroup
 from cluster.engine.step import Forward
 from cluster.errors import ConfigError, WorkerError
 from tests.support.engine.driver import load_engine
+from tests.support.engine.ranks import say
 
 # Short, so that a rank is late by more than it, and the test is not slow.
 TIMEOUT_S = 1.0
@@ -36,11 +37,6 @@ def main() -> None:
     parallel.leave_group()
 
 
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
-
-
 def _settle(group: RankGroup, scenario: str, rank: int, folder: Path) -> None:
     """The first check of rank 1 fails; of none where the scenario is "right"."""
     attention = "native" if scenario == "chosen" else "auto"
@@ -54,7 +50,7 @@ def _settle(group: RankGroup, scenario: str, rank: int, folder: Path) -> None:
         if not next(answers):
             raise ConfigError("a layer is wrong")
 
-    _say(json.dumps(_outcome(forward, check) | {"checks": counts[0]}))
+    say(json.dumps(_outcome(forward, check) | {"checks": counts[0]}))
 
 
 def _outcome(forward: Forward, check: Callable[[], None]) -> dict[str, object]:
@@ -70,14 +66,14 @@ def _late(group: RankGroup, rank: int) -> None:
     if rank == 1:
         time.sleep(2 * TIMEOUT_S)
     group.end_loading(1)
-    _say("loaded")
+    say("loaded")
     if rank == 1:
         sys.stdin.readline()  # until the test has what it waits for
         return
     try:
         group.agree(1, "what this step is to run")
     except WorkerError as error:
-        _say(error.code)
+        say(error.code)
 
 
 if __name__ == "__main__":
