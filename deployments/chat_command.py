@@ -6,16 +6,15 @@ import argparse
 import asyncio
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 import httpx
 
 from cluster.errors import ConfigError, DrafthouseError
-from deployments.coloured import Token, coloured, sources
-from deployments.openai_client import OpenAIServer, choices, said
+from deployments.coloured import coloured
+from deployments.openai_client import OpenAIServer, Piece, StreamedAnswer
 
 _HELP = "/reset forgets the conversation, /draft on|off switches drafts, /quit ends (as Ctrl-D)"
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
@@ -108,18 +107,17 @@ class ChatHistory:
         return _HELP
 
     async def _answer(self, messages: list[dict[str, str]]) -> str:
-        heard = _Heard(self.clock())
+        answer = StreamedAnswer(self.clock)
         async with OpenAIServer(
             self.arguments.url, self.arguments.api_key, self.transport
         ) as server:
             model, is_ours = await server.model()
             async for event in server.events(self._body(model, messages, is_ours=is_ours)):
-                heard.usage = event.get("usage") or heard.usage
-                for choice in choices(event):
-                    self._show(choice, heard)
+                for piece in answer.take(event):
+                    self._show(piece)
         self.out.write("\n")
-        self._note(heard.speed())
-        return heard.text
+        self._note(_speed(answer))
+        return answer.text
 
     def _body(self, model: str, messages: list[dict[str, str]], *, is_ours: bool) -> dict[str, Any]:
         body: dict[str, Any] = {
@@ -137,19 +135,14 @@ class ChatHistory:
             self._note("/draft off: this server is no Drafthouse, and drafts as it likes")
         return body
 
-    def _show(self, choice: Mapping[str, Any], heard: _Heard) -> None:
-        text, tokens, in_colour = said(choice), sources(choice), self.out.isatty()
-        thought = choice.get("delta", {}).get("reasoning_content") or ""
-        if text or thought or tokens:
-            heard.times.append(self.clock())
-        heard.text += text
-        heard.tokens += tokens
-        for token in tokens:
+    def _show(self, piece: Piece) -> None:
+        text = piece.text
+        for token in piece.tokens:
             if token.owner and token.owner not in self.drafters:
                 self.drafters.append(token.owner)
-        if in_colour:  # else only the answer itself is wanted
-            text = coloured(text, tokens, self.drafters, in_colour=True)
-            text = f"{_DIM}{thought}{_PLAIN}{text}" if thought else text
+        if self.out.isatty():  # else only the answer itself is wanted
+            text = coloured(text, piece.tokens, self.drafters, in_colour=True)
+            text = f"{_DIM}{piece.thought}{_PLAIN}{text}" if piece.thought else text
         self.out.write(text)
         self.out.flush()
 
@@ -159,27 +152,15 @@ class ChatHistory:
         self.notes.flush()
 
 
-@dataclass(slots=True)
-class _Heard:
-    """An answer so far; times: of its pieces."""
-
-    asked_s: float
-    text: str = ""
-    usage: dict[str, Any] = field(default_factory=dict)
-    tokens: list[Token] = field(default_factory=list)
-    times: list[float] = field(default_factory=list)
-
-    def speed(self) -> str:
-        """One line: how many tokens, how fast, and whose they were."""
-        if not self.times:
-            return "an empty answer"
-        count = int(self.usage.get("completion_tokens") or len(self.tokens) or len(self.times))
-        first_s, all_s = self.times[0] - self.asked_s, self.times[-1] - self.asked_s
-        line = f"{count} tokens, first after {1e3 * first_s:.0f} ms"
-        if all_s > 0.0:
-            line += f", {count / all_s:.1f} tokens/s"
-        owners = Counter(token.owner for token in self.tokens if token.owner)
-        if owners:
-            shares = ", ".join(f"{name} {share}" for name, share in owners.most_common())
-            line += f"; {owners.total()} drafted ({shares})"
-        return line
+def _speed(answer: StreamedAnswer) -> str:
+    """One line: how many tokens, how fast, and whose they were."""
+    if not answer.times:
+        return "an empty answer"
+    first_s, all_s = (answer.times[place] - answer.asked_s for place in (0, -1))
+    line = f"{answer.num_tokens} tokens, first after {1e3 * first_s:.0f} ms"
+    if all_s > 0.0:
+        line += f", {answer.num_tokens / all_s:.1f} tokens/s"
+    if owners := answer.by_drafter:
+        shares = ", ".join(f"{name} {share}" for name, share in owners.most_common())
+        line += f"; {owners.total()} drafted ({shares})"
+    return line

@@ -3,33 +3,13 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from cluster.records import frozen
+from deployments.openai_client import Token
 
 # Readable on dark and on light ground: green, blue, magenta, yellow, cyan, red.
 _COLOURS = (32, 34, 35, 33, 36, 31)
 _RESET = "\x1b[0m"
-
-
-@frozen
-class Token:
-    """One token's bytes, and the drafters that had proposed it; none: it is the target's own."""
-
-    data: bytes
-    drafters: tuple[str, ...] = ()
-
-    @property
-    def owner(self) -> str:
-        """The drafter for which it counts, "" for the target."""
-        return self.drafters[0] if self.drafters else ""
-
-
-def sources(choice: Mapping[str, Any]) -> list[Token]:
-    """The tokens of one choice of our own server, which was asked for `return_draft_sources`."""
-    found = choice.get("draft_sources") or ()
-    return [Token(bytes(each["bytes"]), tuple(each["drafters"])) for each in found]
 
 
 def coloured(text: str, tokens: Sequence[Token], names: Sequence[str], *, in_colour: bool) -> str:

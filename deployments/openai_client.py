@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
 
 from cluster.errors import WorkerError
+from cluster.records import frozen
 
 _TIMEOUT = httpx.Timeout(600.0, connect=5.0)
 # `owned_by` of our own models in /v1/models.
@@ -118,14 +121,91 @@ class OpenAIServer:
             raise WorkerError(f"{self.base} broke off its answer ({error})") from error
 
 
-def said(choice: Mapping[str, Any]) -> str:
-    """The text that one choice of an event adds to the answer."""
-    return str(choice.get("delta", {}).get("content") or choice.get("text") or "")
+@frozen
+class Token:
+    """One token's bytes, and the drafters that had proposed it; none: it is the target's own."""
+
+    data: bytes
+    drafters: tuple[str, ...] = ()
+
+    @property
+    def owner(self) -> str:
+        """The drafter for which it counts, "" for the target."""
+        return self.drafters[0] if self.drafters else ""
 
 
-def choices(event: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """The choices of an event; none in the one that only counts tokens."""
-    return event.get("choices") or ()
+@frozen
+class Piece:
+    """What one choice of an event adds to the answer; thought: the reasoning before it."""
+
+    text: str
+    thought: str
+    tokens: tuple[Token, ...]
+
+
+@dataclass(slots=True)
+class StreamedAnswer:
+    """One answer, as far as it has come.
+
+    asked_s, times: of the question and of each piece, by the clock.  tokens, statistics: with their
+    drafters, and of speculation, where a server of ours is asked for `return_draft_sources`.
+    """
+
+    clock: Callable[[], float]
+    asked_s: float = 0.0
+    times: list[float] = field(default_factory=list)
+    text: str = ""
+    finish_reason: str = ""
+    tokens: list[Token] = field(default_factory=list)
+    usage: Mapping[str, Any] = field(default_factory=dict)
+    statistics: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.asked_s = self.clock()
+
+    @property
+    def num_tokens(self) -> int:
+        """As the server counts them, else as they were seen."""
+        return int(self.usage.get("completion_tokens") or len(self.tokens) or len(self.times))
+
+    @property
+    def by_drafter(self) -> Counter[str]:
+        """How many tokens count for each drafter."""
+        return Counter(token.owner for token in self.tokens if token.owner)
+
+    def take(self, event: Mapping[str, Any]) -> list[Piece]:
+        """Add an event; returns its pieces."""
+        self.usage = event.get("usage") or self.usage
+        metrics = event.get("metrics") or {}
+        self.statistics = metrics.get("speculative_decoding") or self.statistics
+        pieces = []
+        for choice in event.get("choices") or ():
+            self.finish_reason = choice.get("finish_reason") or self.finish_reason
+            if _is_piece(choice):
+                self.times.append(self.clock())
+                pieces.append(_piece(choice))
+                self.text += pieces[-1].text
+                self.tokens += pieces[-1].tokens
+        return pieces
+
+
+def _is_piece(choice: Mapping[str, Any]) -> bool:
+    """False for what names the speaker of a chat, which may come before any token, or says no more
+    than that the chat ends."""
+    delta = choice.get("delta")
+    if delta is None or choice.get("draft_sources"):
+        return True
+    told = [value for name, value in delta.items() if name != "role"]
+    return any(told) if "role" in delta else bool(told)
+
+
+def _piece(choice: Mapping[str, Any]) -> Piece:
+    delta, sources = choice.get("delta") or {}, choice.get("draft_sources") or ()
+    return Piece(
+        str(delta.get("content") or choice.get("text") or ""),
+        str(delta.get("reasoning_content") or ""),
+        tuple(Token(bytes(each["bytes"]), tuple(each["drafters"])) for each in sources),
+    )
 
 
 def _refusal(reply: httpx.Response, base: str) -> RefusedError:

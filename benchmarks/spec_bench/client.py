@@ -12,7 +12,7 @@ from benchmarks.spec_bench.questions import Question
 from benchmarks.support.answers import Law
 from cluster.errors import WorkerError
 from cluster.records import frozen
-from deployments.openai_client import OpenAIServer, RefusedError, choices, said
+from deployments.openai_client import OpenAIServer, RefusedError, StreamedAnswer
 
 # A server's status for a question that is too long for its model.
 _TOO_LONG = 400
@@ -20,7 +20,7 @@ _TOO_LONG = 400
 
 @frozen
 class Turn:
-    """One answer.  Times are seconds of one clock, None where no text came.
+    """One answer.  Times are seconds of one clock: of its end where no piece came.
 
     steps, drafted, accepted: the server's figures of speculation for this answer.
     """
@@ -127,32 +127,20 @@ class Asker:
             body["metadata"] = {"task": question.task}
         if self.is_ours and self.law.temperature > 0.0:
             body["seed"] = question.id
-        pieces: list[str] = []
-        times: list[float] = []
-        usage: dict[str, Any] = {}
-        statistics: dict[str, Any] = {}
-        reason = ""
-        submitted = time.perf_counter()
+        answer = StreamedAnswer(time.perf_counter)
         async for event in self.server.events(body):
-            usage = event.get("usage") or usage
-            metrics = event.get("metrics") or {}
-            statistics = metrics.get("speculative_decoding") or statistics
-            for choice in choices(event):
-                if content := said(choice):
-                    pieces.append(content)
-                    times.append(time.perf_counter())
-                reason = choice.get("finish_reason") or reason
-        ended = time.perf_counter()
+            answer.take(event)
+        times, statistics = answer.times or [time.perf_counter()], answer.statistics
         return Turn(
             question.id,
             question.category,
             index,
-            submitted,
-            times[0] if times else ended,
-            times[-1] if times else ended,
-            int(usage.get("completion_tokens", 0)),
-            reason,
-            "".join(pieces),
+            answer.asked_s,
+            times[0],
+            times[-1],
+            int(answer.usage.get("completion_tokens", 0)),
+            answer.finish_reason,
+            answer.text,
             int(statistics.get("num_spec_steps") or 0),
             int(statistics.get("num_draft_tokens") or 0),
             int(statistics.get("num_accepted_draft_tokens") or 0),

@@ -13,7 +13,7 @@ import numpy as np
 from cluster.errors import WorkerError
 from cluster.records import frozen
 from deployments.bench.answers import TimedAnswer
-from deployments.openai_client import OpenAIServer, choices, said
+from deployments.openai_client import OpenAIServer, StreamedAnswer
 
 
 @frozen
@@ -78,36 +78,23 @@ async def ask(
 ) -> TimedAnswer:
     """Ask one prompt and note what comes when; due_s: when it should have been sent."""
     clock = asyncio.get_running_loop().time
-    sent = clock()
-    arrivals: list[float] = []
-    pieces: list[str] = []
-    usage: Mapping[str, Any] = {}
-    error = ""
+    answer, error = StreamedAnswer(clock), ""
     try:
         async for event in server.events(asking.body(index)):
-            usage = event.get("usage") or usage
-            for choice in choices(event):
-                if not _only_opens(choice):
-                    arrivals.append(clock())
-                    pieces.append(said(choice))
+            answer.take(event)
     except WorkerError as caught:
         error = caught.message
+    # Its end stands for its pieces where no token came before it.
+    arrivals = answer.times or [clock()] * bool(answer.finish_reason)
     if not arrivals:
         error = error or "the answer is empty"
     return TimedAnswer(
         index,
-        sent,
+        answer.asked_s,
         tuple(arrivals),
-        int(usage.get("completion_tokens") or len(arrivals)),
-        int(usage.get("prompt_tokens") or 0),
-        "".join(pieces),
-        sent - due_s if due_s is not None else 0.0,
+        answer.num_tokens,
+        int(answer.usage.get("prompt_tokens") or 0),
+        answer.text,
+        answer.asked_s - due_s if due_s is not None else 0.0,
         error,
     )
-
-
-def _only_opens(choice: Mapping[str, Any]) -> bool:
-    """True for the piece that names the speaker of a chat: it may come before any token."""
-    delta = choice.get("delta") or {}
-    is_empty = not any(value for name, value in delta.items() if name != "role")
-    return "role" in delta and is_empty and not choice.get("finish_reason")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from deployments.coloured import Token, coloured, legend
+from deployments.coloured import coloured, legend
+from deployments.openai_client import Token
 
 
 def test_runs_of_one_drafter_are_marked_once_and_the_targets_own_not_at_all() -> None:
