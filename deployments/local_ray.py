@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 from ray import serve
 from ray.exceptions import AuthenticationError
@@ -24,7 +25,7 @@ from cluster.errors import ConfigError, WorkerError
 from deployments.ingress.deployment import DRAIN_MARGIN_S
 from deployments.placement import check_gpus, local_labels, total_resources
 from deployments.ports import check_free
-from deployments.processes import Process, adopt_orphans, announce, descendants, end_descendants
+from deployments.processes import adopt_orphans, announce, end_descendants, is_living
 from deployments.ray_environment import HOW_TO_SHARE_A_TOKEN, check_asks_for_token, drawn_token
 from deployments.replica import listen_address
 
@@ -49,7 +50,7 @@ class LocalRay:
         self._folder = folder
         self._applications = applications
         self._launcher = os.getppid()
-        self._daemons: set[Process] = set()
+        self._daemons: list[psutil.Process] = []
 
     def start(self) -> None:
         """Start Ray's processes below this one, in the environment that `ray_environment` has set.
@@ -72,7 +73,7 @@ class LocalRay:
             logging_level=logging.WARNING,
             _temp_dir=str(self._folder),
         )
-        self._daemons = {each for each in descendants() if each.parent == os.getpid()}
+        self._daemons = [*filter(is_living, psutil.Process().children())]
         address = str(ray.util.get_node_ip_address())
         if self._config.network.interface == "loopback" and not is_loopback(address):
             raise WorkerError(
@@ -128,7 +129,7 @@ class LocalRay:
 
     def _runs(self) -> bool:
         """True while Ray's daemons do; calls that need them wait for ever afterwards."""
-        return self._daemons <= descendants()
+        return all(map(is_living, self._daemons))
 
 
 class JoinedRay:

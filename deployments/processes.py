@@ -16,12 +16,14 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from cluster.errors import ConfigError
-from cluster.records import frozen
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -29,16 +31,6 @@ _POLL_S = 0.05
 _PATIENCE_S = 10.0
 
 log = logging.getLogger(__name__)
-
-
-@frozen
-class Process:
-    """start_time tells a process from a later one with the same id."""
-
-    pid: int
-    parent: int
-    session: int
-    start_time: int
 
 
 def adopt_orphans() -> None:
@@ -57,18 +49,12 @@ def _prctl(option: int, value: int) -> None:
         libc.prctl(option, value, 0, 0, 0)
 
 
-def descendants(root: int | None = None) -> set[Process]:
-    """All living processes below this one, or below `root`; zombies do not count."""
-    children: dict[int, list[Process]] = {}
-    for process in _living():
-        children.setdefault(process.parent, []).append(process)
-    below: set[Process] = set()
-    frontier = [os.getpid() if root is None else root]
-    while frontier:
-        for process in children.get(frontier.pop(), ()):
-            below.add(process)
-            frontier.append(process.pid)
-    return below
+def is_living(process: psutil.Process) -> bool:
+    """True if the process runs; a zombie does not."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def end_descendants(grace_s: float) -> bool:
@@ -77,19 +63,26 @@ def end_descendants(grace_s: float) -> bool:
     False when something still runs ten seconds later: a process that waits for a device or a
     network disk cannot be ended, and is not waited for.
     """
-    return _end(descendants, grace_s)
+    return _end(partial(psutil.Process().children, recursive=True), grace_s)
 
 
 def end_session(session: int, grace_s: float) -> bool:
     """The same for the processes of a session."""
-    return _end(lambda: {one for one in _living() if one.session == session}, grace_s)
+    return _end(partial(_of_session, session), grace_s)
 
 
-def _end(find: Callable[[], set[Process]], grace_s: float) -> bool:
+def _of_session(session: int) -> Iterator[psutil.Process]:
+    for process in psutil.process_iter():
+        with contextlib.suppress(ProcessLookupError):
+            if os.getsid(process.pid) == session:
+                yield process
+
+
+def _end(find: Callable[[], Iterable[psutil.Process]], grace_s: float) -> bool:
     deadline = time.monotonic() + grace_s
     while True:
         _reap()
-        left = find()
+        left = [*filter(is_living, find())]
         if not left:
             return True
         if time.monotonic() > deadline + _PATIENCE_S:
@@ -97,8 +90,8 @@ def _end(find: Callable[[], set[Process]], grace_s: float) -> bool:
             return False
         if time.monotonic() > deadline:
             for process in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process.pid, signal.SIGKILL)
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
         time.sleep(_POLL_S)
 
 
@@ -107,24 +100,6 @@ def _reap() -> None:
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0] != 0:
             pass
-
-
-def _living() -> Iterator[Process]:
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and (found := _read(entry)) is not None:
-            yield found
-
-
-def _read(entry: Path) -> Process | None:
-    try:
-        stat = (entry / "stat").read_text()
-    except OSError:  # it ended while we looked
-        return None
-    # The command's name is in brackets and may itself contain spaces and brackets.
-    values = stat[stat.rindex(")") + 2 :].split()
-    if values[0] == "Z":
-        return None
-    return Process(int(entry.name), int(values[1]), int(values[3]), int(values[19]))
 
 
 # The folder in which a server's Ray keeps its files, and what killed servers left of theirs.

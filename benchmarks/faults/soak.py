@@ -34,7 +34,7 @@ from benchmarks.support.options import (
 )
 from benchmarks.support.prompts import heldout
 from benchmarks.support.record import OUT, show_report
-from benchmarks.support.serving import Server, child_processes, running
+from benchmarks.support.serving import Server, running
 from cluster.errors import WorkerError
 from deployments.openai_client import OpenAIServer
 
@@ -100,12 +100,13 @@ Usage = dict[str, dict[str, float]]
 def usage_of(server: Server) -> Usage:
     """Memory, threads and descriptors of the serving processes, by Serve replica."""
     found: Usage = {}
-    for process_id, command in child_processes(server.process_id):
-        if "SERVE_REPLICA" not in command and "ServeReplica" not in command:
-            continue
+    # One that somebody else has started is among all processes.
+    for process in psutil.Process(server.process_id or 1).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
-            process = psutil.Process(process_id)
-            name = f"{_REPLICA.findall(command)[0]} ({process_id})"
+            title = _REPLICA.search(" ".join(process.cmdline()))
+            if title is None:
+                continue
+            name = f"{title[1]} ({process.pid})"
             found[name] = {
                 "MiB": round(process.memory_info().rss / 2**20, 1),
                 "threads": process.num_threads(),

@@ -12,12 +12,13 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import psutil
+
 from benchmarks.support.record import ROOT
-from benchmarks.support.serving import child_processes
+from deployments.processes import is_living
 
 _STOP_S = 30.0
 _READY = " ready: "
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class PinnedProcess:
@@ -80,8 +81,12 @@ class PinnedProcess:
 
     def cpu_s(self) -> float:
         """CPU seconds used so far by the process and its living descendants."""
-        ids = [self._process.pid, *(child for child, _ in child_processes(self._process.pid))]
-        return sum(cpu_s(process_id) for process_id in ids)
+        process, used_s = psutil.Process(self._process.pid), 0.0
+        for each in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                times = each.cpu_times()
+                used_s += times.user + times.system
+        return used_s
 
     def pause(self) -> None:
         """Pause its process group (SIGSTOP) until `resume`; no error if it has ended."""
@@ -100,8 +105,9 @@ class PinnedProcess:
 
     def stop(self, patience_s: float = _STOP_S) -> None:
         """Send SIGTERM, later SIGKILL; returns when it and its descendants have ended."""
-        children = [child for child, _ in child_processes(self._process.pid)]
+        children = []
         if self.is_running:
+            children = psutil.Process(self._process.pid).children(recursive=True)
             self._process.send_signal(signal.SIGTERM)
             try:
                 self._process.wait(patience_s)
@@ -113,11 +119,11 @@ class PinnedProcess:
                 stream.close()
         # A peer's workers may outlive it briefly and would use the cores of the next system.
         deadline = time.monotonic() + patience_s
-        while alive := [child for child in children if is_alive(child)]:
+        while alive := [child for child in children if is_living(child)]:
             if time.monotonic() > deadline:
                 for child in alive:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(child, signal.SIGKILL)
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        child.kill()
             time.sleep(0.02)
 
 
@@ -154,23 +160,6 @@ def run_to_end(
 def exit_on_sigterm() -> None:
     """Let SIGTERM end this process like any exit, so that what it started is stopped too."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-
-
-def cpu_s(process_id: int) -> float:
-    try:
-        fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
-
-
-def is_alive(process_id: int) -> bool:
-    """True if the process exists and has not ended; a zombie has ended."""
-    try:
-        state = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
 
 
 def free_ports(count: int) -> list[int]:

@@ -85,25 +85,3 @@ def _wait_until_ready(process: subprocess.Popen[str]) -> str:
             assert address is not None, line
             return address.group()
     raise SystemExit(f"the server ended with status {process.wait()} before it was ready")
-
-
-def child_processes(process_id: int) -> list[tuple[int, str]]:
-    """(id, command line) of every descendant of `process_id`."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-            children.setdefault(parent, []).append(int(entry.name))
-    found, todo = [], [process_id]
-    while todo:
-        for child in children.get(todo.pop(), []):
-            todo.append(child)
-            try:
-                words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            found.append((child, b" ".join(words).decode("utf-8", "replace")))
-    return found

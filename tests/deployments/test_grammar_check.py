@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 
+import psutil
 import pytest
 
 from cluster.config.schema import AnswersConfig
@@ -15,7 +16,7 @@ from cluster.errors import CapacityError, RequestError
 from cluster.requests.fields import GrammarSpec
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.grammar_check import GrammarCheck
-from deployments.processes import Process, descendants
+from deployments.processes import is_living
 from tests.support.grammar.specs import FOLDER, SPECS
 
 ONE, OTHER = b"one", b"other"
@@ -37,9 +38,8 @@ def wide(num_properties: int) -> GrammarSpec:
     return GrammarSpec("json_schema", json.dumps({"type": "object", "properties": properties}))
 
 
-def children() -> set[Process]:
-    """Without the forks, which end at any time."""
-    return {process for process in descendants() if process.parent == os.getpid()}
+def children() -> set[psutil.Process]:
+    return {each for each in psutil.Process().children() if is_living(each)}
 
 
 @pytest.fixture

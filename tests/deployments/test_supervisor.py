@@ -10,9 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 from deployments.processes import short_lived_folder
 from tests.conftest import REPOSITORY, python
 from tests.deployments.conftest import DEADLINE_S, wait_until
+from tests.support.deployments.command import running
 
 RAISES = """
 import sys
@@ -61,13 +64,6 @@ def launched() -> Iterator[tuple[subprocess.Popen[str], int, int, Path]]:
         yield launcher, int(child), int(left), Path(folder)
 
 
-def exists(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def test_what_the_child_raises_is_printed_before_its_end() -> None:
     program = RAISES.format(error='TypeError("not a number")')
     done = python("-c", program)
@@ -78,20 +74,19 @@ def test_what_the_child_raises_is_printed_before_its_end() -> None:
 def test_after_a_kill_of_both_processes_nothing_is_left() -> None:
     with launched() as (launcher, child, left, folder):
         assert folder.is_dir()
-        assert exists(left)
+        assert running(left)
         for pid in (launcher.pid, child):
             os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not exists(left) and not folder.exists(), 60.0)
+    wait_until(lambda: not running(left) and not folder.exists(), 60.0)
 
 
 def test_a_stop_takes_the_guard_along() -> None:
     with launched() as (launcher, _, left, folder):
-        tasks = Path(f"/proc/{launcher.pid}/task").glob("*/children")
-        below = [int(pid) for task in tasks for pid in task.read_text().split()]
+        below = [each.pid for each in psutil.Process(launcher.pid).children()]
         launcher.send_signal(signal.SIGTERM)
         launcher.wait(DEADLINE_S)
     assert len(below) == 2
-    assert not any(map(exists, [*below, left]))
+    assert not any(map(running, [*below, left]))
     assert not folder.exists()
 
 

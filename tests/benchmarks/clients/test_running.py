@@ -12,8 +12,8 @@ import pytest
 from benchmarks.clients.environments import Environments
 from benchmarks.clients.plan import CLIENTS, Client, Command, Setting
 from benchmarks.clients.running import rows_of
-from benchmarks.support.processes import is_alive
 from tests.support.agents.plan import AGENTS
+from tests.support.deployments.command import running
 
 SCRIPT = """
 import json, sys
@@ -72,7 +72,7 @@ def test_a_client_that_hangs_is_ended_with_what_it_started(
     assert row.result == "failed"
     assert row.note.startswith("it took too long")
     deadline = time.monotonic() + 20.0
-    while is_alive(int(child.read_text())):
+    while running(int(child.read_text())):
         assert time.monotonic() < deadline
 
 

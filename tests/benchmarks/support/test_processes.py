@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.support.processes import PinnedProcess, is_alive
+from benchmarks.support.processes import PinnedProcess
 from benchmarks.support.record import ROOT
+from tests.support.deployments.command import running
 
 CORE = min(os.sched_getaffinity(0))
 _SAY_AND_WAIT = "import os, sys; print(sorted(os.sched_getaffinity(0)), flush=True); input()"
@@ -44,10 +45,10 @@ def test_sigterm_ends_a_benchmark_with_its_processes(tmp_path: Path) -> None:
     )
     assert benchmark.stdout is not None
     child = int(benchmark.stdout.readline())
-    assert is_alive(child)
+    assert running(child)
     benchmark.send_signal(signal.SIGTERM)
     assert benchmark.wait(60) == 128 + signal.SIGTERM
-    assert not is_alive(child)
+    assert not running(child)
 
 
 def start(code: str, log: Path) -> PinnedProcess:
@@ -63,9 +64,9 @@ def test_a_process_has_its_cores_only(tmp_path: Path) -> None:
 def test_stopping_leaves_no_descendant(tmp_path: Path) -> None:
     process = start(_PARENT, tmp_path)
     child = int(process.read_line())
-    assert is_alive(child)
+    assert running(child)
     process.stop(patience_s=0.2)
-    assert not is_alive(child)
+    assert not running(child)
 
 
 def test_a_process_that_ends_early_raises_an_error_with_its_last_output(tmp_path: Path) -> None:

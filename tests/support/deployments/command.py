@@ -10,9 +10,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import yaml
 
 from deployments.console_log import is_wanted
+from deployments.processes import is_living
 from tests.conftest import REPOSITORY, serve_file
 from tests.deployments.conftest import DEADLINE_S, MODEL, free_ports, wait_until
 from tests.support.deployments.shares import BEFORE_OTHERS, LIKE_OTHERS, share
@@ -77,13 +79,8 @@ class Command:
 
     def family(self) -> list[int]:
         """The processes below the command."""
-        pids, frontier = [], [self.process.pid]
-        while frontier:
-            for task in Path(f"/proc/{frontier.pop()}/task").glob("*/children"):
-                children = [int(pid) for pid in task.read_text().split()]
-                pids += children
-                frontier += children
-        return pids
+        below = psutil.Process(self.process.pid).children(recursive=True)
+        return [each.pid for each in below if is_living(each)]
 
     def temporary_folder(self) -> Path:
         """Where its Ray lives, as the raylet was told."""
@@ -135,6 +132,6 @@ class Command:
 
 def running(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
+        return is_living(psutil.Process(pid))
+    except psutil.NoSuchProcess:
         return False

@@ -1,17 +1,14 @@
-"""Which sockets processes listen on, as the kernel tells (Linux)."""
+"""Which sockets processes listen on."""
 
 from __future__ import annotations
 
 import contextlib
 import ipaddress
-import os
-import struct
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable
+
+import psutil
 
 from cluster.records import frozen
-
-_LISTEN = "0A"
 
 
 @frozen
@@ -29,30 +26,13 @@ class Listening:
 
 def listening(pids: Iterable[int]) -> list[Listening]:
     """Every TCP socket that one of these processes listens on."""
-    sockets = {inode: (host, port) for inode, host, port in _all_listening()}
     found = []
     for pid in pids:
-        try:
-            command = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()
-            entries = list(Path(f"/proc/{pid}/fd").iterdir())
-        except OSError:  # it has just ended
-            continue
-        links = set()
-        for entry in entries:
-            with contextlib.suppress(OSError):  # closed meanwhile
-                links.add(os.readlink(entry))
-        for link in links & {f"socket:[{inode}]" for inode in sockets}:
-            found.append(Listening(pid, command, *sockets[int(link[8:-1])]))
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            process = psutil.Process(pid)
+            command = " ".join(process.cmdline())
+            for each in process.net_connections("tcp"):
+                if each.status == psutil.CONN_LISTEN:
+                    host, port = each.laddr
+                    found.append(Listening(pid, command, ipaddress.ip_address(host), port))
     return found
-
-
-def _all_listening() -> Iterator[tuple[int, ipaddress.IPv4Address | ipaddress.IPv6Address, int]]:
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == _LISTEN:
-                host, port = fields[1].split(":")
-                # Words of 32 bits, each in the machine's own byte order.
-                words = [int(host[at : at + 8], 16) for at in range(0, len(host), 8)]
-                address = ipaddress.ip_address(struct.pack(f"={len(words)}I", *words))
-                yield int(fields[9]), address, int(port, 16)

@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from deployments.processes import descendants
+import psutil
+
 from tests.deployments.conftest import free_ports
 from tests.support.choices import absent
 from tests.support.deployments.shares import BEFORE_OTHERS, LIKE_OTHERS, share
@@ -230,7 +231,7 @@ class Nodes:
 
     def pids(self, title: str) -> list[int]:
         """The processes of all nodes, the head too, whose command lines hold `title`."""
-        below = descendants(self._head.pid)
+        below = _below(self._head.pid)
         found = [each.pid for each in below if title in _command(each.pid)]
         return found + [pid for node in self.nodes for pid in node.pids(title)]
 
@@ -276,6 +277,14 @@ class Nodes:
         return True
 
 
+def _below(pid: int) -> list[psutil.Process]:
+    """All processes below one; none if it has ended."""
+    try:
+        return list(psutil.Process(pid).children(recursive=True))
+    except psutil.NoSuchProcess:
+        return []
+
+
 def _command(pid: int) -> str:
     """The command line of a process, "" if it has ended."""
     try:
@@ -286,7 +295,9 @@ def _command(pid: int) -> str:
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
     """Kill a process and all below it."""
-    for pid in (process.pid, *(each.pid for each in descendants(process.pid))):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    below = _below(process.pid)
+    process.kill()
+    for each in below:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.kill()
     process.wait()
