@@ -22,33 +22,18 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 FILES = sorted((REPOSITORY / "configs").glob("*.yaml"))
 
 
-def test_the_promised_configurations_are_there() -> None:
-    assert {
-        "local.yaml",
-        "tiny.yaml",
-        "pool.yaml",
-        "own-model.yaml",
-        "llama-70b-8xh100.yaml",
-        "two-node.yaml",
-    } <= {f.name for f in FILES}
-
-
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_shipped_configuration_is_accepted_everywhere(path: Path) -> None:
     file = load(path)
     for name, drafter in file.config.drafters.items():
         registry.check(name, drafter)
     schema = ServeDeploySchema.model_validate(dict(file.document))
-    module, _, attribute = schema.applications[0].import_path.partition(":")
+    application = schema.applications[0]
+    module, _, attribute = application.import_path.partition(":")
     assert callable(getattr(importlib.import_module(module), attribute))
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_a_shipped_configuration_says_nothing_that_serve_would_ignore(path: Path) -> None:
-    document = load(path).document
-    schema = ServeDeploySchema.model_validate(dict(document))
-    assert set(document) <= set(ServeDeploySchema.model_fields)
-    assert set(document["applications"][0]) <= set(type(schema.applications[0]).model_fields)
+    # Nothing that Serve would ignore.
+    assert set(file.document) <= set(ServeDeploySchema.model_fields)
+    assert set(file.document["applications"][0]) <= set(type(application).model_fields)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -78,7 +63,7 @@ def own_model(folder: Path) -> Config:
     return load(REPOSITORY / "configs" / "own-model.yaml", [f"target.engine.model={folder}"]).config
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3", "gpt-oss", "gpt2"])
+@pytest.mark.parametrize("architecture", ["llama", "gpt-oss", "gpt2"])
 def test_ones_own_model_may_be_any_folder(
     architecture: str, checkpoint_factory: Callable[..., Path]
 ) -> None:

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,13 +35,6 @@ def written(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_our_settings_come_from_args(file: Path) -> None:
-    config = load(file).config
-    assert config.model_name == "demo"
-    assert config.target.engine.model == "somewhere"
-    assert (config.http.host, config.http.port, config.grpc.port) == ("127.0.0.1", 8001, 9000)
-
-
 def test_a_model_without_another_name_is_served_by_its_own(file: Path) -> None:
     overrides = ["model_name=''", "target.engine.model=org/model"]
     loaded = load(file, overrides)
@@ -49,12 +43,10 @@ def test_a_model_without_another_name_is_served_by_its_own(file: Path) -> None:
     assert parse_arguments(arguments).model_name == "org/model"
 
 
-def test_the_document_stays_a_serve_config(file: Path) -> None:
-    document = load(file).document
-    assert document["applications"][0]["import_path"] == "deployments.app:build"
-
-
-def test_overrides_reach_our_settings(file: Path) -> None:
+def test_settings_come_from_args_and_overrides_and_a_replica_parses_the_same(file: Path) -> None:
+    config = load(file).config
+    assert (config.model_name, config.target.engine.model) == ("demo", "somewhere")
+    assert (config.http.host, config.http.port, config.grpc.port) == ("127.0.0.1", 8001, 9000)
     loaded = load(
         file,
         [
@@ -68,43 +60,21 @@ def test_overrides_reach_our_settings(file: Path) -> None:
             "grpc.port=9123",
         ],
     )
-    assert loaded.config.target.engine.dtype == "float32"
-    assert loaded.config.target.engine.threads == 2
-    assert loaded.config.coordinator.target_silence_s == 9.5
-    assert loaded.config.tasks == {"code": ("lookup",)}
-    assert loaded.config.target.placement.labels == {"ray.io/node-group": "target"}
-    assert loaded.config.drafters["lookup"].options == {"max_ngram": 4}
-    assert (loaded.config.http.port, loaded.config.grpc.port) == (8123, 9123)
-    assert loaded.document["applications"][0]["args"]["target"]["engine"]["dtype"] == "float32"
+    config, application = loaded.config, loaded.document["applications"][0]
+    assert (config.target.engine.dtype, config.target.engine.threads) == ("float32", 2)
+    assert config.coordinator.target_silence_s == 9.5
+    assert config.tasks == {"code": ("lookup",)}
+    assert config.target.placement.labels == {"ray.io/node-group": "target"}
+    assert config.drafters["lookup"].options == {"max_ngram": 4}
+    assert (config.http.port, config.grpc.port) == (8123, 9123)
+    assert application["import_path"] == "deployments.app:build"
+    assert parse_arguments(application["args"]) == config
 
 
-def test_the_last_override_of_a_key_wins_and_a_value_may_hold_an_equals_sign(file: Path) -> None:
+def test_the_last_override_wins_and_a_value_may_be_empty_or_hold_an_equals_sign(file: Path) -> None:
     assert load(file, ["model_name=a", "model_name=b=c"]).config.model_name == "b=c"
-
-
-def test_an_override_may_set_a_key_to_its_empty_value(file: Path) -> None:
     assert load(file, ["drafters={}"]).config.drafters == {}
     assert load(file, ["drafters="]).config.drafters == {}
-
-
-@pytest.mark.parametrize("face", ["http", "grpc"])
-def test_the_ingress_own_listener_is_set_in_args(tmp_path: Path, face: str) -> None:
-    path = written(
-        tmp_path,
-        f"applications:\n- args: {{target: {{engine: {{model: m}}}}, {face}: {{port: 9001}}}}",
-    )
-    loaded = load(path, [f"{face}.host=0.0.0.0"])
-    found = getattr(loaded.config, face)
-    assert (found.host, found.port) == ("0.0.0.0", 9001)
-    assert getattr(load(path, [f"{face}.port=9002"]).config, face).port == 9002
-    again = parse_arguments(loaded.document["applications"][0]["args"])
-    assert getattr(again, face) == found
-
-
-def test_a_replica_refuses_one_port_for_two() -> None:
-    engine = {"engine": {"model": "m"}}
-    with pytest.raises(ConfigError, match=r"grpc\.port: 8000 is already http\.port"):
-        parse_arguments({"target": engine, "grpc": {"port": 8000}})
 
 
 # What YAML 1.1 reads as False, True, None, 750, 16, 1000, 8, a date, a float and its own `=`.
@@ -163,27 +133,18 @@ def test_arguments_that_another_reader_of_yaml_hands_over_have_texts_as_keys() -
         parse_arguments(arguments)
 
 
-def test_a_mapping_that_others_are_merged_from_may_be_merged_itself(tmp_path: Path) -> None:
+def test_mappings_are_merged_from_others_and_from_merged_ones(tmp_path: Path) -> None:
     path = written(
         tmp_path,
         "applications:\n- args:\n    target: {engine: {model: m}}\n    drafters:\n"
         "      x: {kind: lm, options: {a: &z {n: 1}, b: {c: &a {<<: *z, n: 2}}}}\n"
-        "      y: {kind: lm, options: {<<: *a}}\n",
+        "      y: &y {kind: lm, max_nodes: 4, options: {<<: *a}}\n"
+        "      z: {<<: *y, max_nodes: 8}\n",
     )
     drafters = load(path).config.drafters
     assert drafters["x"].options["b"] == {"c": {"n": 2}}
     assert drafters["y"].options == {"n": 2}
-
-
-def test_yaml_merge_keys_still_work(tmp_path: Path) -> None:
-    path = written(
-        tmp_path,
-        "applications:\n- args:\n    target: {engine: {model: m}}\n    drafters:\n"
-        "      a: &base {kind: lm, max_nodes: 4}\n      b: {<<: *base, max_nodes: 8}\n",
-    )
-    drafters = load(path).config.drafters
-    assert (drafters["a"].max_nodes, drafters["b"].max_nodes) == (4, 8)
-    assert drafters["b"].kind == "lm"
+    assert drafters["z"] == replace(drafters["y"], max_nodes=8)
 
 
 def test_a_missing_file_and_one_that_is_not_text_are_refused(tmp_path: Path) -> None:
@@ -192,13 +153,6 @@ def test_a_missing_file_and_one_that_is_not_text_are_refused(tmp_path: Path) -> 
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="not valid YAML"):
         load(tmp_path / "binary.yaml")
-
-
-def test_a_replica_parses_the_very_arguments_of_the_document(file: Path) -> None:
-    loaded = load(file)
-    config = parse_arguments(loaded.document["applications"][0]["args"])
-    assert config.drafters == loaded.config.drafters
-    assert config.target == loaded.config.target
 
 
 def test_a_replica_refuses_arguments_that_break_a_rule() -> None:

@@ -64,17 +64,6 @@ def encrypted(folder: Path) -> None:
             r"tls\.cert_file: .*target\.drafthouse",
         ),
     ],
-    ids=[
-        "no certificate",
-        "no key",
-        "no authority",
-        "rubbish for a certificate",
-        "rubbish for a key",
-        "another key",
-        "encrypted",
-        "another authority",
-        "another name",
-    ],
 )
 def test_what_cannot_be_used_is_refused_by_its_key(
     tmp_path: Path, spoil: object, message: str
