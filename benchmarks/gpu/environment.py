@@ -13,9 +13,9 @@ from benchmarks.gpu.part import Measurements, Row, Setting
 from benchmarks.support.record import commit, versions
 
 _ASKED = (
-    "name", "driver_version", "memory.total", "memory.used", "clocks.sm", "clocks.max.sm",
-    "clocks.mem", "clocks.max.mem", "power.limit", "temperature.gpu", "mig.mode.current",
-)  # fmt: skip
+    "name,driver_version,memory.total,memory.used,clocks.sm,clocks.max.sm,clocks.mem,"
+    "clocks.max.mem,power.limit,temperature.gpu,mig.mode.current"
+)
 
 
 def rows(setting: Setting) -> Measurements:
@@ -40,9 +40,11 @@ def _driver() -> Row:
     program = shutil.which("nvidia-smi")
     if program is None:
         return {"skipped": "there is no nvidia-smi"}
-    command = [program, f"--query-gpu={','.join(_ASKED)}", "--format=csv,noheader"]
+    command = [program, f"--query-gpu={_ASKED}", "--format=csv,noheader"]
     said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
-    return dict(zip(_ASKED, map(str.strip, said.splitlines()[0].split(",")), strict=True))
+    return dict(
+        zip(_ASKED.split(","), map(str.strip, said.splitlines()[0].split(",")), strict=True)
+    )
 
 
 def _device(setting: Setting) -> Row:

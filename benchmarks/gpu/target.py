@@ -148,10 +148,8 @@ class Target:
         wants = StepWants()
         if head:
             host = EngineHost(self.engine, config, _HEAD)
-            context = DrafterContext(
-                _HEAD, _MAX_NODES, self.config.max_running_sequences, self.engine.vocab_size,
-                target=host,
-            )  # fmt: skip
+            sequences, vocab_size = self.config.max_running_sequences, self.engine.vocab_size
+            context = DrafterContext(_HEAD, _MAX_NODES, sequences, vocab_size, target=host)
             self.drafter = registry.create(_HEAD, config.drafters[_HEAD], context)
             wants = self.drafter.wants
         self.engine.capture_ahead(wants.taps)

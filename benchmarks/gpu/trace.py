@@ -25,11 +25,7 @@ _NAME_LEN = 90
 def rows(setting: Setting) -> Measurements:
     """Of each step one row for the whole, and one for each name."""
     target = Target(setting, head=True, agreement=0.75, max_running_sequences=8)
-    for step, nodes, eager in (
-        ("plain", 0, False),
-        ("plain, eager", 0, True),
-        ("8 nodes", 8, False),
-    ):
+    for step, nodes, eager in _STEPS:
         events: list[Any] = []
         yield {"step": step}, partial(_whole, target, setting, nodes, eager, events)
         for name, own in _by_name(events)[: _TINY_NAMES if setting.tiny else _MOST_NAMES]:

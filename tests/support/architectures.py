@@ -40,12 +40,8 @@ _DELTA: dict[str, Any] = _DENSE | {
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 12,
 }
-_SHARED_EXPERT = {
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
-    "shared_expert_intermediate_size": 16,
-}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+_SHARED_EXPERT = _EXPERTS | {"shared_expert_intermediate_size": 16}
 _YARN = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -73,67 +69,35 @@ _LATENT: dict[str, Any] = _DENSE | {
     "first_k_dense_replace": 1,
 }
 
+_HEADS: dict[str, Any] = _DENSE | {"head_dim": 16}
+_SLIDING: dict[str, Any] = _HEADS | {"sliding_window": SLIDING_WINDOW}
+_LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
+
 # What the engine serves.  Each entry: transformers' model_type and its configuration.
 SERVED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "llama": ("llama", _DENSE),
-    "qwen2": ("qwen2", _DENSE | {"head_dim": 16}),
-    "qwen3": ("qwen3", _DENSE | {"head_dim": 16}),
-    "mistral-sliding": ("mistral", _DENSE | {"head_dim": 16, "sliding_window": SLIDING_WINDOW}),
-    "mixtral": (
-        "mixtral",
-        _DENSE | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
-    ),
+    "qwen2": ("qwen2", _HEADS),
+    "qwen3": ("qwen3", _HEADS),
+    "mistral-sliding": ("mistral", _SLIDING),
+    "mixtral": ("mixtral", _DENSE | _LOCAL_EXPERTS | {"sliding_window": None}),
     # Every layer has experts, of which all tokens of a step ask different ones.
-    "qwen3-moe": (
-        "qwen3_moe",
-        _DENSE
-        | {
-            "head_dim": 16,
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 16,
-            "norm_topk_prob": True,
-        },
-    ),
+    "qwen3-moe": ("qwen3_moe", _HEADS | _EXPERTS | {"norm_topk_prob": True}),
     # One expert more is for every row, as much as a gate says.
     "qwen2-moe": (
         "qwen2_moe",
-        _DENSE
-        | {
-            "head_dim": 16,
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 32,
-            "shared_expert_intermediate_size": 64,
-        },
+        _HEADS | _EXPERTS | {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 64},
     ),
     # Phi-4: one projection for queries, keys and values, and one for gate and up.
     "phi3": ("phi3", _DENSE | {"head_dim": 12}),
     "starcoder2": (
         "starcoder2",
         _DENSE
-        | {
-            "sliding_window": None,
-            "use_bias": True,
-            "embedding_dropout": 0.0,
-            "residual_dropout": 0.0,
-        },
+        | {"sliding_window": None, "use_bias": True}
+        | {"embedding_dropout": 0.0, "residual_dropout": 0.0},
     ),
-    "gemma2": (
-        "gemma2",
-        _DENSE
-        | {"head_dim": 16, "sliding_window": SLIDING_WINDOW}
-        | {"num_hidden_layers": 4, "query_pre_attn_scalar": 16},
-    ),
-    "gemma3": (
-        "gemma3_text",
-        _DENSE
-        | {
-            "head_dim": 16,
-            "sliding_window": SLIDING_WINDOW,
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-        },
-    ),
+    "gemma2": ("gemma2", _SLIDING | {"num_hidden_layers": 4, "query_pre_attn_scalar": 16}),
+    "gemma3": ("gemma3_text", _SLIDING | {"layer_types": _ALTERNATING}),
     # As the small ones are: the last layers read the keys of the last of their kind before, whose
     # heads are larger where there is no window; each layer has embeddings of its own.
     "gemma4": ("gemma4_text", _GEMMA4 | {"num_kv_shared_layers": 3}),
@@ -147,65 +111,35 @@ SERVED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "gemma4-large": (
         "gemma4_text",
         _GEMMA4
-        | {
-            "hidden_size_per_layer_input": 0,
-            "attention_k_eq_v": True,
-            "num_global_key_value_heads": 1,
-            "enable_moe_block": True,
-            "num_experts": 4,
-            "top_k_experts": 2,
-            "moe_intermediate_size": 16,
-        },
+        | {"hidden_size_per_layer_input": 0, "attention_k_eq_v": True}
+        | {"num_global_key_value_heads": 1, "enable_moe_block": True}
+        | {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16},
     ),
     "gpt-oss": (
         "gpt_oss",
-        _DENSE
-        | {
-            "head_dim": 16,
-            "sliding_window": SLIDING_WINDOW,
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-        },
+        _SLIDING
+        | _LOCAL_EXPERTS
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+        | {"layer_types": _ALTERNATING},
     ),
     # Its layers do not name their window; only the mask knows it.
-    "phimoe": (
-        "phimoe",
-        _DENSE
-        | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": SLIDING_WINDOW},
-    ),
+    "phimoe": ("phimoe", _DENSE | _LOCAL_EXPERTS | {"sliding_window": SLIDING_WINDOW}),
     "gpt2": (
         "gpt2",
-        {
-            "n_embd": 48,
-            "n_layer": 3,
-            "n_head": 4,
-            "n_positions": MAX_POSITIONS,
-            "tie_word_embeddings": False,
-        },
+        {"n_embd": 48, "n_layer": 3, "n_head": 4}
+        | {"n_positions": MAX_POSITIONS, "tie_word_embeddings": False},
     ),
     "gpt-neox": ("gpt_neox", _DENSE | {"rotary_pct": 0.5}),
     "olmo2": ("olmo2", _DENSE),
     # Llama's layers but for one thing each.
-    "granite": (
-        "granite",
-        _DENSE | {"head_dim": 16, "residual_multiplier": 0.5, "attention_multiplier": 0.25},
-    ),
-    "smollm3": ("smollm3", _DENSE | {"head_dim": 16, "no_rope_layers": [1, 0, 1]}),
+    "granite": ("granite", _HEADS | {"residual_multiplier": 0.5, "attention_multiplier": 0.25}),
+    "smollm3": ("smollm3", _HEADS | {"no_rope_layers": [1, 0, 1]}),
     # GLM-4.5: every layer behind the first has experts.
     "glm4-moe": (
         "glm4_moe",
-        _DENSE
-        | {
-            "head_dim": 16,
-            "attention_bias": True,
-            "use_qk_norm": True,
-            "n_routed_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 16,
-            "routed_scaling_factor": 1.5,
-        },
+        _HEADS
+        | {"attention_bias": True, "use_qk_norm": True, "n_routed_experts": 4}
+        | {"num_experts_per_tok": 2, "moe_intermediate_size": 16, "routed_scaling_factor": 1.5},
     ),
     # Layers of the gated delta rule beside attention.
     "qwen3-next": ("qwen3_next", _DELTA | _SHARED_EXPERT),
@@ -220,30 +154,18 @@ SERVED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "lfm2-moe": (
         "lfm2_moe",
         _DENSE
-        | {
-            "layer_types": ["conv", "full_attention", "conv"],
-            "conv_bias": True,
-            "num_dense_layers": 1,
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 16,
-        },
+        | _EXPERTS
+        | {"layer_types": ["conv", "full_attention", "conv"]}
+        | {"conv_bias": True, "num_dense_layers": 1},
     ),
     "lfm3": (
         "lfm3",
-        _DENSE
-        | {
-            "head_dim": 16,
-            "num_hidden_layers": 4,
-            "layer_types": ["conv", "sliding_attention", "conv", "full_attention"],
-            "sliding_window": SLIDING_WINDOW,
-        },
+        _SLIDING
+        | {"num_hidden_layers": 4}
+        | {"layer_types": ["conv", "sliding_attention", "conv", "full_attention"]},
     ),
     # DeepSeek V3: its scores are scaled once more where its rotation is stretched.
-    "deepseek-v3": (
-        "deepseek_v3",
-        _LATENT | {"rope_parameters": _YARN},
-    ),
+    "deepseek-v3": ("deepseek_v3", _LATENT | {"rope_parameters": _YARN}),
     # Its queries have no latents; it rotates by complex numbers.
     "deepseek-v2": ("deepseek_v2", _LATENT | {"q_lora_rank": None, "topk_method": "greedy"}),
     # GLM-4.7-Flash.
@@ -253,11 +175,7 @@ SERVED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     # Beyond its original length its queries are scaled by their positions.
     "ministral3": (
         "ministral3",
-        _DENSE
-        | {
-            "head_dim": 16,
-            "rope_parameters": _YARN | {"llama_4_scaling_beta": 0.5},
-        },
+        _HEADS | {"rope_parameters": _YARN | {"llama_4_scaling_beta": 0.5}},
     ),
 }
 _VISION: dict[str, Any] = {
@@ -270,7 +188,7 @@ _VISION: dict[str, Any] = {
     "image_size": 28,
     "patch_size": 14,
 }
-_MISTRAL = _DENSE | {"model_type": "mistral", "head_dim": 16, "sliding_window": None}
+_MISTRAL = _HEADS | {"model_type": "mistral", "sliding_window": None}
 _MINISTRAL = {**SERVED["ministral3"][1], "model_type": "ministral3"}
 # Latents, and queries that are scaled by their positions.
 _MISTRAL4 = _LATENT | {
@@ -317,8 +235,7 @@ BY_TEXT: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "qwen3-vl": (
         "qwen3_vl",
         {
-            "text_config": _DENSE
-            | {"head_dim": 16, "rope_parameters": _ROPE | {"mrope_interleaved": True}},
+            "text_config": _HEADS | {"rope_parameters": _ROPE | {"mrope_interleaved": True}},
             "vision_config": _QWEN_VISION | {"deepstack_visual_indexes": [0]},
         },
     ),
@@ -330,13 +247,7 @@ REFUSED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "mamba": ("mamba", {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}),
     "llama4": (
         "llama4_text",
-        _DENSE
-        | {
-            "head_dim": 16,
-            "num_local_experts": 2,
-            "intermediate_size_mlp": 96,
-            "attention_chunk_size": 16,
-        },
+        _HEADS | {"num_local_experts": 2, "intermediate_size_mlp": 96, "attention_chunk_size": 16},
     ),
     # An indexer says which latents a row attends to.
     "deepseek-v32": ("deepseek_v32", _LATENT | {"index_n_heads": 2, "index_head_dim": 16}),

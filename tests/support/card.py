@@ -20,17 +20,16 @@ ROOT = Path(__file__).resolve().parents[2]
 # Of a machine with an H200 and CUDA's own packages; no pin of ours.
 _PYTHON, _TORCH = "3.12", "2.11.0"
 _OTHERS = ("transformers==5.17.0", "triton==3.6.0", "huggingface_hub==1.33.0", "tokenizers==0.23.2")
+# Triton 3.6's interpreter takes an array of one number for a number, which NumPy 2.4 does not.
 _ANY = (
-    # Triton 3.6's interpreter takes an array of one number for a number, which NumPy 2.4 does not.
-    "numpy<2.4", "accelerate", "safetensors", "jinja2", "psutil", "pyyaml", "tqdm",
-    "prometheus-client", "scipy", "hypothesis", "pytest", "pytest-asyncio",
-    "pytest-rerunfailures", "pytest-xdist",
-)  # fmt: skip
+    "numpy<2.4 accelerate safetensors jinja2 psutil pyyaml tqdm prometheus-client scipy hypothesis "
+    "pytest pytest-asyncio pytest-rerunfailures pytest-xdist"
+)
 _TESTS = (
-    "draft/heads/test_mtp.py", "engine/test_interpreted.py", "engine/attention", "engine/draw",
-    "engine/graphs", "engine/loading/test_self_check.py", "engine/loading/test_architectures.py",
-    "engine/loading/test_parts_of_text.py", "engine/loading/test_refusals.py",
-)  # fmt: skip
+    "draft/heads/test_mtp.py engine/test_interpreted.py engine/attention engine/draw engine/graphs "
+    "engine/loading/test_self_check.py engine/loading/test_architectures.py "
+    "engine/loading/test_parts_of_text.py engine/loading/test_refusals.py"
+)
 
 
 def make(folder: Path) -> Path | None:
@@ -47,7 +46,7 @@ def make(folder: Path) -> Path | None:
     else:
         _say("no build of torch can be installed: skipped")
         return None
-    if not _installs(python, [*_OTHERS, *_ANY]):
+    if not _installs(python, [*_OTHERS, *_ANY.split()]):
         _say(f"{', '.join(_OTHERS)} cannot be installed: skipped")
         return None
     return python
@@ -101,7 +100,7 @@ def main() -> int:
     python = make(folder)
     if python is None:
         return 0
-    out, tests = str(folder / "record"), [f"tests/{each}" for each in _TESTS]
+    out, tests = str(folder / "record"), [f"tests/{each}" for each in _TESTS.split()]
     status = 0
     for words in (["benchmarks.gpu", "--tiny", "--out", out], ["pytest", *tests]):
         status |= subprocess.run([str(python), "-m", *words], cwd=ROOT, check=False).returncode
