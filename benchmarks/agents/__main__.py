@@ -24,6 +24,7 @@ from benchmarks.support.serving import running
 from deployments.bench.answers import TimedAnswer
 from deployments.bench.load import Asking, ask
 from deployments.bench.ratios import FIGURES, ratios
+from deployments.bench.report import table
 from deployments.openai_client import OpenAIServer
 
 ALL = "all"
@@ -53,8 +54,9 @@ def main() -> None:
         )
     settings = {"config": options.config, **fields, "modules": options.modules}
     write_report(options.out, {"settings": {**settings, "rounds": options.rounds}, "summary": rows})
-    options.out.with_suffix(".md").write_text(table(rows), "utf-8")
-    print(table(rows))
+    shown = table(list(rows[0]), [[*map(str, row.values())] for row in rows])
+    options.out.with_suffix(".md").write_text(f"{shown}\n", "utf-8")
+    print(shown)
 
 
 async def measured(
@@ -83,13 +85,6 @@ async def measured(
                 ]
                 rows.append(_row(level, kind, *chosen))
     return rows
-
-
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows in Markdown."""
-    names = list(rows[0])
-    lines = [names, ["---"] * len(names), *([str(each) for each in row.values()] for row in rows)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def _salted(bodies: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

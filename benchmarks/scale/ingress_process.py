@@ -5,9 +5,8 @@ On uvloop, as in a replica of Ray Serve.
 
 from __future__ import annotations
 
-import asyncio
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 import uvloop
 
@@ -15,7 +14,7 @@ from benchmarks.support.options import parser_of
 from cluster.config.file import load
 from cluster.config.schema import Config
 from cluster.core import SamplingParams
-from cluster.rpc.connections import Endpoint
+from cluster.lead import Known
 from cluster.rpc.server import RunningServer, run_until_signal
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.grpc_api import GrpcApi
@@ -25,17 +24,6 @@ from deployments.ingress.http_listener import HttpListener
 from deployments.ingress.ingress import Ingress
 
 _PATIENCE_S = 1.0
-
-
-class _Fixed:
-    """Coordinators at known addresses."""
-
-    def __init__(self, addresses: Sequence[str]) -> None:
-        self._endpoints = frozenset(Endpoint(address, address) for address in addresses)
-
-    async def watch(self) -> AsyncIterator[frozenset[Endpoint]]:
-        yield self._endpoints
-        await asyncio.Event().wait()
 
 
 class _Listeners(RunningServer):
@@ -52,7 +40,7 @@ class _Listeners(RunningServer):
 
 async def _serve(config: Config, coordinators: Sequence[str]) -> None:
     tokenizer = Tokenizer.load(config.target.engine.model)
-    ingress = Ingress(config, tokenizer, SamplingParams(max_tokens=0), _Fixed(coordinators))
+    ingress = Ingress(config, tokenizer, SamplingParams(max_tokens=0), Known(coordinators))
     ingress.start()
     http = HttpListener(create_app(ingress), config.http, _PATIENCE_S)
     grpc = GrpcListener(GrpcApi(ingress), config, _PATIENCE_S)

@@ -63,7 +63,7 @@ def markdown(report: Report) -> str:
         f"{report.fields['max_tokens']} tokens each, "
         f"{f'temperature {law:g}' if law else 'greedy'}.",
         _throughput(report),
-        _table(
+        table(
             [*_sides(report), "ms", *_SHARES],
             [
                 [
@@ -168,7 +168,7 @@ def _throughput(report: Report) -> str:
         row += [f"{drafts.acceptance_rate:.0%}" if drafts else "-"]
         row += [f"{drafts.mean_acceptance_length:.2f}" if drafts else "-"]
         rows.append(row)
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def _ratios(pairs: Sequence[tuple[Run, Run]]) -> str:
@@ -182,7 +182,7 @@ def _ratios(pairs: Sequence[tuple[Run, Run]]) -> str:
     first, second = pairs[0]
     head = ["load", *names, "equal texts"]
     about = f"{first.side} over {second.side}, with 95 % intervals:"
-    return f"{about}\n\n{_table(head, rows)}"
+    return f"{about}\n\n{table(head, rows)}"
 
 
 def _speculation(found: SpeculationCounts | None) -> dict[str, Any] | None:
@@ -203,6 +203,7 @@ def _shown(value: float | None) -> str:
     return "-" if value is None else f"{value:,.2f}" if value < 100 else f"{value:,.1f}"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.agents.__main__ import measured, table
+from benchmarks.agents.__main__ import measured
 from benchmarks.agents.sessions import MAX_TOKENS, MODULES, TOOLS, session
 from cluster.config.schema import Config
 from tests.support.agents.plan import MODEL
@@ -58,4 +58,3 @@ async def test_every_kind_of_turn_is_compared_at_every_number_of_sessions(
     ]
     assert [row["answers"] for row in rows] == 2 * [10, 2, 2, 2, 2, 2]
     assert all("(" in row["tokens/s of a request"] for row in rows), "two sessions, an interval"
-    assert len(table(rows).splitlines()) == 2 + len(rows)
