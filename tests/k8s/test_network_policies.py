@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from tests.support.k8s.network import Peer, may_connect
 from tests.support.k8s.rendering import MANIFESTS, REPOSITORY, rendered
 
@@ -39,44 +37,42 @@ GCS, DASHBOARD, METRICS, DATA_PLANE, HTTP, GRPC = 6379, 8265, 8080, 41234, 8000,
 ALL_PORTS = (GCS, DASHBOARD, METRICS, DATA_PLANE, HTTP, GRPC)
 
 
-@pytest.mark.parametrize(
-    ("source", "ports"),
-    [
+def test_a_pod_of_the_cluster_is_reached_by_those_who_must_and_at_what_they_need(
+    objects: Objects,
+) -> None:
+    others = (
+        pod_in("elsewhere", name) for name in ("kuberay-operator", "prometheus", "drafthouse")
+    )
+    strangers = (STRANGER, NEIGHBOUR, INTERNET, *others, pod_in("kuberay-system", "something-else"))
+    reached: list[tuple[Peer, tuple[int, ...]]] = [
         (WORKER, ALL_PORTS),
         (HEAD, ALL_PORTS),
         (CLIENT, (HTTP, GRPC)),
-        (STRANGER, ()),
-        (NEIGHBOUR, ()),
         (OPERATOR, (DASHBOARD,)),
-        (pod_in("elsewhere", "kuberay-operator"), ()),
-        (pod_in("kuberay-system", "something-else"), ()),
         (PROMETHEUS, (METRICS, HTTP)),
-        (pod_in("elsewhere", "prometheus"), ()),
-        (pod_in("monitoring", "grafana"), ()),
-        (pod_in("elsewhere", "drafthouse"), ()),
-        (INTERNET, ()),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("target", [HEAD, WORKER], ids=["head", "worker"])
-def test_a_pod_of_the_cluster_is_reached_by_those_who_must_and_at_what_they_need(
-    objects: Objects, source: Peer, target: Peer, ports: tuple[int, ...]
-) -> None:
-    assert tuple(p for p in ALL_PORTS if may_connect(objects, source, target, p)) == ports
+        *((each, ()) for each in (*strangers, pod_in("monitoring", "grafana"))),
+    ]
+    for source, ports in reached:
+        for target in (HEAD, WORKER):
+            found = tuple(p for p in ALL_PORTS if may_connect(objects, source, target, p))
+            assert found == ports, (source, target)
 
 
-@pytest.mark.parametrize("source", [HEAD, WORKER], ids=["head", "worker"])
 def test_a_pod_of_the_cluster_reaches_names_and_its_like_and_nothing_else(
-    name: str, objects: Objects, source: Peer
+    name: str, objects: Objects
 ) -> None:
-    for protocol in ("UDP", "TCP"):
-        assert may_connect(objects, source, DNS, 53, protocol)
     others = [(DNS, 443), (pod_in("kube-system", "other"), 53), (STRANGER, 443), (NEIGHBOUR, 443)]
     others += [(PRIVATE, 443), (METADATA, 80), (METADATA, 443), (INTERNET, 80), (INTERNET, 53)]
+    # Whatever it would offer or ask beside.
+    others += [(STRANGER, 12345)]
     if "gpu" not in name and "h100" not in name:  # which fetch models
         others += [(INTERNET, 443)]
-    assert [each for each in others if may_connect(objects, source, *each)] == []
-    assert not may_connect(objects, source, STRANGER, 53, "UDP")
+    for source in (HEAD, WORKER):
+        for protocol in ("UDP", "TCP"):
+            assert may_connect(objects, source, DNS, 53, protocol)
+        assert [each for each in others if may_connect(objects, source, *each)] == []
+        assert not may_connect(objects, source, STRANGER, 53, "UDP")
+        assert not may_connect(objects, STRANGER, source, 12345)
 
 
 def test_only_workers_of_who_opted_for_it_reach_the_model_hub(everything: Objects) -> None:
@@ -101,11 +97,3 @@ def test_only_the_head_and_the_job_that_cleans_up_reach_redis() -> None:
     strangers = (WORKER, CLIENT, STRANGER, NEIGHBOUR, OPERATOR, PROMETHEUS)
     assert not any(may_connect(found, each, REDIS, 6379) for each in strangers)
     assert not any(may_connect(found, REDIS, each, 443) for each in (HEAD, INTERNET, DNS))
-
-
-def test_every_pod_of_the_service_is_closed_in_both_directions(objects: Objects) -> None:
-    """Whatever it would offer beside, and whomever it would ask."""
-    other = pod_in("somewhere")
-    for pod in (HEAD, WORKER):
-        assert not may_connect(objects, other, pod, 12345)
-        assert not may_connect(objects, pod, other, 12345)

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from tests.support.k8s.rendering import Manifest, container_of, groups, pod_of
+from tests.support.k8s.rendering import Manifest, container_of, groups
 
 Rule = Callable[[Manifest], Iterator[str]]
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-_LABEL_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
-_LABEL_PREFIX = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 _MAX_NAME_LEN = 47
 _STRATEGIES = ("None", "NewCluster", "NewClusterWithIncrementalUpgrade")
 _TOKEN_SINCE = (2, 52)
@@ -26,19 +24,14 @@ _EXPLICIT_RESOURCES = {"num-cpus", "num-gpus", "memory", "resources"}
 _TLS_VARIABLES = {"RAY_USE_TLS", "RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT"}
 
 
-def operator_problems(service: Manifest, gates: Iterable[str] = ()) -> list[str]:
-    """Return what the operator would refuse.  gates: its feature gates that are on beside those
-    that are by default."""
+def operator_problems(service: Manifest, *, has_mtls: bool = False) -> list[str]:
+    """Return what the operator would refuse.  has_mtls: its feature gate RayClusterMTLS is on."""
     problems = [problem for rule in _RULES for problem in rule(service)]
-    return problems + [
-        f"spec.rayClusterConfig.{field}: needs the operator's feature gate {gate}; turn it on or "
-        "leave the field out"
-        for field, gate in _GATES.items()
-        if field in _cluster(service) and gate not in set(gates)
-    ]
+    if "tlsOptions" in _cluster(service) and not has_mtls:
+        problems.append("tlsOptions: needs the operator's feature gate RayClusterMTLS; turn it on")
+    return problems
 
 
-_GATES = {"tlsOptions": "RayClusterMTLS"}
 # Keys and variables of which the operator refuses some uses, and of which no manifest has any.
 _UNPORTED = {
     *("priority", "suspend", "restartPolicy", "headService", "networkPolicy", "backend"),
@@ -54,23 +47,8 @@ def _cluster(service: Manifest) -> Manifest:
     return found
 
 
-def _workers(service: Manifest) -> dict[str, Manifest]:
-    return {name: group for name, group in groups(service).items() if name != "head"}
-
-
-def _variables(group: Manifest) -> dict[str, Any]:
-    # Without a container there is one problem, not several.
-    containers = pod_of(group).get("containers", ())[:1]
-    return {each["name"]: each.get("value") for one in containers for each in one.get("env", ())}
-
-
-def _autoscaler_is_v2(service: Manifest) -> bool:
-    return bool(_cluster(service).get("autoscalerOptions", {}).get("version") == "v2")
-
-
-def _version(service: Manifest) -> tuple[int, ...]:
-    found = re.match(r"(\d+)\.(\d+)", _cluster(service).get("rayVersion", ""))
-    return tuple(int(number) for number in found.groups()) if found else ()
+def _variables(group: Manifest) -> set[str]:
+    return {each["name"] for each in container_of(group).get("env", ())}
 
 
 def _metadata(service: Manifest) -> Iterator[str]:
@@ -95,27 +73,18 @@ def _said(node: Any) -> Iterator[str]:
 
 
 def _upgrades(service: Manifest) -> Iterator[str]:
-    spec, cluster = service["spec"], _cluster(service)
-    path = "spec.upgradeStrategy"
-    strategy = spec.get("upgradeStrategy", {})
+    strategy, path = service["spec"].get("upgradeStrategy", {}), "spec.upgradeStrategy"
     kind = strategy.get("type", "NewCluster")
     if kind not in _STRATEGIES:
         yield f"{path}.type: {kind!r} is none of {', '.join(_STRATEGIES)}; choose one"
-    if cluster.get("upgradeStrategy", {}).get("type"):
-        yield f"spec.rayClusterConfig.upgradeStrategy: is for bare clusters; use {path}"
-    if spec.get("rayClusterDeletionDelaySeconds", 0) < 0:
-        yield "spec.rayClusterDeletionDelaySeconds: is negative; use the longest stream's time"
     if kind != "NewClusterWithIncrementalUpgrade":
         return
-    if not cluster.get("enableInTreeAutoscaling"):
+    if not _cluster(service).get("enableInTreeAutoscaling"):
         yield f"{path}.type: {kind} needs an autoscaler; set enableInTreeAutoscaling: true"
     options, path = strategy.get("clusterUpgradeOptions", {}), f"{path}.clusterUpgradeOptions"
-    surge, step = options.get("maxSurgePercent", 100), options.get("stepSizePercent", -1)
-    for key, share in (("maxSurgePercent", surge), ("stepSizePercent", step)):
-        if not 0 <= share <= 100:
-            yield f"{path}.{key}: is missing or no share; set it from 0 to 100"
-    if step > surge:
-        yield f"{path}.stepSizePercent: is above maxSurgePercent; lower it to {surge} or less"
+    surge = options.get("maxSurgePercent", 100)
+    if not 0 <= options.get("stepSizePercent", -1) <= surge <= 100:
+        yield f"{path}.stepSizePercent: is missing or above the surge; set it from 0 to {surge}"
     if options.get("intervalSeconds", 0) <= 0:
         yield f"{path}.intervalSeconds: is missing or not above 0; set it"
     if not options.get("gatewayClassName"):
@@ -125,46 +94,28 @@ def _upgrades(service: Manifest) -> Iterator[str]:
 def _group(service: Manifest) -> Iterator[str]:
     for name, group in groups(service).items():
         parameters = group.get("rayStartParams", {})
-        if not pod_of(group).get("containers"):
-            yield f"{name}: has no container; add the one that Ray runs in"
         if group.get("resources") and _EXPLICIT_RESOURCES & set(parameters):
             yield f"{name}: resources are set in two places; keep those in `resources`"
         if "labels" in parameters:
             yield f"{name}.rayStartParams.labels: is refused; use the group's field `labels`"
-        for key, value in group.get("labels", {}).items():
-            prefix, _, own = key.rpartition("/")
-            is_key = _LABEL_NAME.fullmatch(own) and (not prefix or _LABEL_PREFIX.fullmatch(prefix))
-            if not is_key or (value and not _LABEL_NAME.fullmatch(value)):
-                yield f"{name}.labels: {key}={value} is no label of Kubernetes; rename it"
 
 
 def _replicas(service: Manifest) -> Iterator[str]:
     is_scaled = _cluster(service).get("enableInTreeAutoscaling", False)
-    for name, group in _workers(service).items():
+    for name, group in groups(service).items():
+        if name == "head":
+            continue
         low, high = group.get("minReplicas"), group.get("maxReplicas")
         if not is_scaled and None in (low, high):
             yield f"{name}: without an autoscaler minReplicas and maxReplicas must be set; set them"
-            continue
-        if (low or 0) < 0 or (high or 0) < 0:
-            yield f"{name}: minReplicas or maxReplicas is negative; use 0 or more"
-        if None not in (low, high) and low > high:
-            yield f"{name}: minReplicas {low} is above maxReplicas {high}; swap them"
         # The operator starts other numbers than these in silence.
         elif not (low or 0) <= group.get("replicas", 0) <= (math.inf if high is None else high):
             yield f"{name}: replicas {group.get('replicas')} is not from {low} to {high}; move it"
-        is_v2 = _autoscaler_is_v2(service)
-        if (idle := group.get("idleTimeoutSeconds")) is not None and (idle < 0 or not is_v2):
-            yield f"{name}.idleTimeoutSeconds: needs autoscalerOptions.version: v2, and 0 or more"
-
-
-def _autoscaler(service: Manifest) -> Iterator[str]:
-    if _cluster(service).get("autoscalerOptions", {}).get("idleTimeoutSeconds", 0) < 0:
-        yield "autoscalerOptions.idleTimeoutSeconds: is negative; use 0 or more"
 
 
 def _authentication(service: Manifest) -> Iterator[str]:
-    options = _cluster(service).get("authOptions", {})
-    if options.get("mode") == "token" and _version(service) < _TOKEN_SINCE:
+    version = re.match(r"(\d+)\.(\d+)", _cluster(service).get("rayVersion", ""))
+    if version is None or tuple(map(int, version.groups())) < _TOKEN_SINCE:
         yield "rayVersion: is missing or below 2.52, which knows no token; set that of the image"
 
 
@@ -174,7 +125,7 @@ def _managed(service: Manifest) -> Iterator[str]:
         return
     for name, group in groups(service).items():
         mounts = container_of(group).get("volumeMounts", ())
-        if _TLS_VARIABLES & set(_variables(group)) or any(
+        if _TLS_VARIABLES & _variables(group) or any(
             mount["name"] == "ray-tls" or mount["mountPath"] == "/etc/ray/tls" for mount in mounts
         ):
             yield f"{name}: sets up Ray's TLS beside tlsOptions; leave that to KubeRay"
@@ -182,11 +133,9 @@ def _managed(service: Manifest) -> Iterator[str]:
 
 def _ports(service: Manifest) -> Iterator[str]:
     """Not the operator's rule: it would make a Service without them."""
-    head = groups(service)["head"]
-    if pod_of(head).get("containers"):
-        ports = {port["name"] for port in container_of(head).get("ports", ())}
-        if not {"serve", "serve-grpc"} <= ports:
-            yield "head: without ports named serve and serve-grpc the Service lacks them; add them"
+    ports = {port["name"] for port in container_of(groups(service)["head"]).get("ports", ())}
+    if not {"serve", "serve-grpc"} <= ports:
+        yield "head: without ports named serve and serve-grpc the Service lacks them; add them"
 
 
 def _tokens(service: Manifest) -> Iterator[str]:
@@ -204,7 +153,6 @@ _RULES: tuple[Rule, ...] = (
     _upgrades,
     _group,
     _replicas,
-    _autoscaler,
     _authentication,
     _managed,
     _ports,

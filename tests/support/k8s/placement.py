@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from cluster.config.schema import Config, PlacementConfig
+from cluster.config.live import TARGET
+from cluster.config.schema import Config
 from cluster.records import frozen
-from deployments.placement import replica_options
+from deployments.placement import placed, replica_options, reserved
 from tests.support.k8s.rendering import Manifest, container_of, groups
 
 
@@ -58,26 +59,13 @@ def _quantity(text: object) -> float:
 
 def demands(config: Config) -> list[Demand]:
     """Return all that the application reserves, the largest pieces first."""
-    ranks = config.target.engine.tensor_parallel
-    target = config.target.placement
-    found = [Demand("target", _amounts(target, ranks), target.labels, surges=False)]
-    found *= config.target.replicas
-    for name in config.pool:
-        drafter = config.drafters[name]
-        found += [_demand(f"drafters.{name}", drafter.reserved)] * drafter.replicas
-    found += [_demand("coordinator", config.coordinator.placement)] * config.coordinator.replicas
-    found += [_demand("ingress", config.ingress.placement)] * config.ingress.replicas
-    return found
-
-
-def _demand(path: str, placement: PlacementConfig) -> Demand:
-    surges = replica_options(placement)["max_surge_percent"] > 0
-    return Demand(path, _amounts(placement), placement.labels, surges)
-
-
-def _amounts(placement: PlacementConfig, count: int = 1) -> dict[str, float]:
-    wanted = {"CPU": placement.num_cpus, "GPU": placement.num_gpus, **placement.resources}
-    return {name: amount * count for name, amount in wanted.items() if amount > 0}
+    found: list[Demand] = []
+    for name, each in placed(config).items():
+        amounts = {key: each.ranks * amount for key, amount in reserved(each.placement).items()}
+        surges = name != TARGET and replica_options(each.placement)["max_surge_percent"] > 0
+        path = each.key.removesuffix(".placement")
+        found += [Demand(path, amounts, each.placement.labels, surges)] * each.replicas
+    return sorted(found, key=lambda each: sum(each.amounts.values()), reverse=True)
 
 
 def placement_problems(config: Config, shapes: Sequence[NodeShape]) -> list[str]:
