@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from deployments.access import access_lines
 from deployments.configured_models import engines
 from deployments.placement import placed, reserved, total_resources
 from deployments.preflight import TARGET, Inspected, inspect
-from deployments.report import rendered
+from deployments.report import printed
 
 # Cards that people have, from one for games to an H200.
 _GPU_SIZES_GB = (24, 48, 80, 141)
@@ -27,7 +26,7 @@ def check_text(config: Config, arguments: argparse.Namespace) -> str:
     # On loopback all parts run on one machine, which is this one where no other is named.
     is_here = gpus.asked(config, arguments) is None and config.network.interface == "loopback"
     told = facts(config, inspect(config, is_here=is_here, is_plan=True), is_here=is_here)
-    return json.dumps(told, indent=2) + "\n" if arguments.json else rendered("check", told)
+    return printed("check", told, as_json=arguments.json)
 
 
 def facts(config: Config, found: Mapping[str, Inspected], *, is_here: bool) -> dict[str, Any]:

@@ -4,99 +4,24 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
+from typing import Any
 
 from cluster.config.schema import Config
 from cluster.draft import registry
 from cluster.errors import ConfigError
-from cluster.records import frozen
 from cluster.spec import step_profile
 from cluster.spec.step_profile import Speedup
 from deployments import gpus
 from deployments.gpus import Gpus
-from deployments.memory_plan import MemoryPlan, Warned, folder_of, memory_plan, warnings
+from deployments.memory_plan import MemoryPlan, folder_of, memory_plan, warnings
 from deployments.preflight import TARGET, Inspected, inspect
-from deployments.report import rendered
+from deployments.report import printed
 
 REQUESTS = (1, 4, 16, 64)
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
-
-
-@frozen
-class Measured:
-    """What --measure has found of one target process, in bytes; see `cluster.worker.trial`."""
-
-    total: int
-    weights: int
-    drafters: int
-    kv_cache: int
-    step_s: float
-    draft_token_s: float
-    refused: Mapping[str, str]
-
-
-@frozen
-class Expected:
-    """The speed-up of drafts of `draft_tokens` tokens, of one request at a time.
-
-    acceptance: conditional.  accepted_share: accepted / drafted, as servers report it.  cost:
-    Leviathan's c.  None = not known, or not measured."""
-
-    acceptance: float
-    draft_tokens: int
-    accepted_share: float
-    guide: float
-    leviathan: float | None
-    cost: float | None
-    measured: float | None
-
-
-@frozen
-class AtLoad:
-    """The drafts that pay for so many requests at a time.
-
-    break_even: the least acceptance from which some do, None = none do.  best: by acceptance, the
-    draft tokens (0 = none) and the speed-up."""
-
-    requests: int
-    break_even: float | None
-    best: Mapping[float, tuple[int, float]]
-
-
-@frozen
-class Split:
-    """The target on so many ranks, or its layers spread over so many GPUs.  gpu_weights: of each.
-    num_tokens: of the KV cache, 0 = it does not fit.  step_s: in which the weights are read, None =
-    not known.  refused: why the engine does not take it, "" = it does."""
-
-    ranks: int
-    gpus: int
-    gpu_weights: int = 0
-    num_tokens: int = 0
-    step_s: float | None = None
-    refused: str = ""
-
-
-@frozen
-class Forecast:
-    """The whole plan, as --json prints it.  gpus: None = for this CPU.  total_bytes: None = nothing
-    is known of the target.  free_bytes: of this machine, None = for GPUs.  loads: by the measured
-    curve, and without one by Leviathan's formula, which is the same for any number of requests;
-    none where c is not known."""
-
-    model: str
-    gpus: Gpus | None
-    splits: Sequence[Split]
-    memory: MemoryPlan
-    total_bytes: int | None
-    free_bytes: int | None
-    measured: Measured | None
-    speedup: Expected
-    loads: Sequence[AtLoad]
-    warnings: Sequence[Warned]
 
 
 def plan_text(config: Config, arguments: argparse.Namespace) -> str:
@@ -112,15 +37,18 @@ def plan_text(config: Config, arguments: argparse.Namespace) -> str:
     is_here = on is None or arguments.measure
     if arguments.measure and arguments.gpu is not None:
         raise ConfigError("--measure: loads the models on this machine; leave --gpu out")
-    planned = asdict(
-        _forecast(config, inspect(config, is_here=is_here, is_plan=True), arguments, on)
-    )
-    return json.dumps(planned, indent=2) + "\n" if arguments.json else rendered("plan", planned)
+    found = inspect(config, is_here=is_here, is_plan=True)
+    return printed("plan", _forecast(config, found, arguments, on), as_json=arguments.json)
 
 
 def _forecast(
     config: Config, found: Mapping[str, Inspected], arguments: argparse.Namespace, on: Gpus | None
-) -> Forecast:
+) -> dict[str, Any]:
+    """Return the whole plan, as --json prints it; None = not known, or not measured.
+
+    speedup: of one request at a time; acceptance is conditional, accepted_share is accepted /
+    drafted, as servers report it, and cost is Leviathan's c.  loads: by the measured curve, and
+    without one by Leviathan's formula, which is the same for any number of requests."""
     base, free = 0, None
     if on is None:  # a GPU's memory is another than that of the process
         # This process imports what a target's does, so that it takes as much.
@@ -135,50 +63,52 @@ def _forecast(
     measured, curves = None, dict[int, Speedup]()
     if arguments.measure:
         measured, curves = _measure(config, arguments, base)
-        cost = measured.draft_token_s / measured.step_s
+        cost = measured["draft_token_s"] / measured["step_s"]
     by_leviathan = None if cost is None else functools.partial(step_profile.by_leviathan, cost=cost)
-    expected = Expected(
-        acceptance,
-        num_drafts,
-        step_profile.accepted_share(acceptance, num_drafts),
-        step_profile.by_guide(acceptance, num_drafts),
-        by_leviathan(acceptance, num_drafts) if by_leviathan else None,
-        cost,
-        curves[1](acceptance, num_drafts) if curves else None,
-    )
+    speedup = {
+        "acceptance": acceptance,
+        "draft_tokens": num_drafts,
+        "accepted_share": step_profile.accepted_share(acceptance, num_drafts),
+        "guide": step_profile.by_guide(acceptance, num_drafts),
+        "leviathan": by_leviathan(acceptance, num_drafts) if by_leviathan else None,
+        "cost": cost,
+        "measured": curves[1](acceptance, num_drafts) if curves else None,
+    }
     if by_leviathan and not curves:
         curves = {1: by_leviathan}
-    return Forecast(
-        config.model_name,
-        on,
-        [*_splits(config, memory, on)],
-        memory,
-        None if TARGET in memory.unsized else memory.total,
-        free,
-        measured,
-        expected,
-        [_at_load(count, curve) for count, curve in curves.items()],
-        warnings(memory.models, memory.total, cost if measured else None),
-    )
+    warned = warnings(memory.models, memory.total, cost if measured else None)
+    return {
+        "model": config.model_name,
+        "gpus": on and asdict(on),
+        "splits": [*_splits(config, memory, on)],
+        "memory": asdict(memory),
+        "total_bytes": None if TARGET in memory.unsized else memory.total,
+        "free_bytes": free,
+        "measured": measured,
+        "speedup": speedup,
+        "loads": [_at_load(count, curve) for count, curve in curves.items()],
+        "warnings": [*map(asdict, warned)],
+    }
 
 
 def _measure(
     config: Config, arguments: argparse.Namespace, base: int
-) -> tuple[Measured, dict[int, Speedup]]:
-    """Return what was measured here, and the speed-up by the requests at a time."""
+) -> tuple[dict[str, Any], dict[int, Speedup]]:
+    """Return what was measured of one target process here, see `cluster.worker.trial`, and the
+    speed-up by the requests at a time."""
     from cluster.worker.trial import try_here
 
     trial, num_drafts = try_here(config, arguments.task), arguments.draft_tokens
-    draft_s = trial.costs.draft_s(1, num_drafts, with_models=trial.with_models) / num_drafts
-    measured = Measured(
-        base + trial.weights + trial.drafters + trial.kv_cache,
-        trial.weights,
-        trial.drafters,
-        trial.kv_cache,
-        float(trial.costs.steps.at([1])[0]),
-        draft_s,
-        trial.refused,
-    )
+    draft_s = trial.costs.draft_s(1, num_drafts, with_models=trial.with_models)
+    measured = {
+        "total": base + trial.weights + trial.drafters + trial.kv_cache,
+        "weights": trial.weights,
+        "drafters": trial.drafters,
+        "kv_cache": trial.kv_cache,
+        "step_s": float(trial.costs.steps.at([1])[0]),
+        "draft_token_s": draft_s / num_drafts,
+        "refused": trial.refused,
+    }
     return measured, {n: trial.costs.speedup(n, with_models=trial.with_models) for n in REQUESTS}
 
 
@@ -198,9 +128,12 @@ def _draft_cost(config: Config, memory: MemoryPlan, task: str) -> float | None:
     return max(costs) if "" in read else None
 
 
-def _splits(config: Config, memory: MemoryPlan, on: Gpus | None) -> Iterator[Split]:
+def _splits(config: Config, memory: MemoryPlan, on: Gpus | None) -> Iterator[dict[str, Any]]:
     """Yield the ways to divide the target between GPUs that are named: ranks and, where the engine
-    takes no number of them, a device map."""
+    takes no number of them, a device map.
+
+    gpu_weights: of each GPU.  num_tokens: of the KV cache, 0 = it does not fit.  step_s: in which
+    the weights are read.  refused: why the engine does not take it, "" = it does."""
     folder = folder_of(config.target.engine.model)
     if on is None or not on.memory or folder is None:
         return
@@ -209,30 +142,37 @@ def _splits(config: Config, memory: MemoryPlan, on: Gpus | None) -> Iterator[Spl
 
     (target,) = (each for each in memory.models if not each.name)
 
-    def split(ranks: int, gpus: int) -> Split:
+    def split(ranks: int, gpus: int) -> dict[str, Any]:
+        known = {"ranks": ranks, "gpus": gpus, "gpu_weights": 0, "num_tokens": 0, "step_s": None}
         device_map = "auto" if gpus > ranks else None
         engine = replace(config.target.engine, tensor_parallel=ranks, device_map=device_map)
         try:
             described = describe(folder, engine)
         except ConfigError as error:
-            return Split(ranks, gpus, refused=error.message)
+            return {**known, "refused": error.message}
         sizes = planned(folder, described, engine, is_here=False)
         # Layers that are spread are read one after the other.
         step_s = sizes.rank_weights * target.read / target.weights / (on.bandwidth or math.inf)
-        num_tokens = sizes.room(engine, on.memory, gpus // ranks)
-        gpu_weights = sizes.rank_weights * ranks // gpus
-        return Split(ranks, gpus, gpu_weights, num_tokens, step_s or None)
+        return {
+            **known,
+            "gpu_weights": sizes.rank_weights * ranks // gpus,
+            "num_tokens": sizes.room(engine, on.memory, gpus // ranks),
+            "step_s": step_s or None,
+            "refused": "",
+        }
 
     counts = [2**power for power in range(on.count.bit_length())]
     found = [split(count, count) for count in counts]
     yield from found
-    if all(each.refused for each in found[1:]):
+    if all(each["refused"] for each in found[1:]):
         yield from (split(1, count) for count in counts[1:])
 
 
-def _at_load(requests: int, curve: Speedup) -> AtLoad:
-    best = {}
-    for acceptance in ACCEPTANCES:
-        length = step_profile.best_length(curve, acceptance)
-        best[acceptance] = (length, curve(acceptance, length) if length else 1.0)
-    return AtLoad(requests, step_profile.break_even(curve), best)
+def _at_load(requests: int, curve: Speedup) -> dict[str, Any]:
+    """Return the drafts that pay for so many requests at a time.
+
+    break_even: the least acceptance from which some do, None = none do.  best: by acceptance, the
+    draft tokens (0 = none) and the speed-up."""
+    lengths = {each: step_profile.best_length(curve, each) for each in ACCEPTANCES}
+    best = {each: (num, curve(each, num) if num else 1.0) for each, num in lengths.items()}
+    return {"requests": requests, "break_even": step_profile.break_even(curve), "best": best}

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jinja2
+
+
+def printed(name: str, told: Mapping[str, Any], *, as_json: bool) -> str:
+    """Return what a command prints: one JSON object, or the text of its template."""
+    return json.dumps(told, indent=2) + "\n" if as_json else rendered(name, told)
 
 
 def rendered(name: str, told: Mapping[str, Any]) -> str:

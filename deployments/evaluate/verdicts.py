@@ -8,6 +8,7 @@ from typing import Literal
 
 from cluster.records import frozen
 from cluster.spec.interval import Interval
+from deployments.report import rendered
 
 # Of plain decoding's speed.  The whole 95 % interval must be at or above the first, or below the
 # second.
@@ -87,14 +88,4 @@ class Judgement:
 
 def table(judgements: Sequence[Judgement]) -> str:
     """Return the judgements for people."""
-    head = f"{'task':<16} {'segment':<12} {'law':<8} {'pairs':>5}  {'speed-up':<22} drafts"
-    lines = [head]
-    for each in judgements:
-        cell = each.cell
-        place = f"{cell.task:<16} {cell.segment or '-':<12} {cell.law:<8} {each.found.count:>5}"
-        lines.append(f"{place}  {each.found!s:<22} {each.drafts}")
-        lines += [
-            f"{'':<44}{found!s:<22} {name} alone{', useless' * (name in each.useless)}"
-            for name, found in each.alone.items()
-        ]
-    return "\n".join(lines) + "\n"
+    return rendered("evaluate", {"judgements": judgements})
