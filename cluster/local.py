@@ -15,7 +15,7 @@ import dataclasses
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypedDict, TypeVar, Unpack, cast
 
 import numpy as np
 
@@ -43,6 +43,22 @@ T = TypeVar("T")
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
+
+
+class Options(TypedDict, total=False):
+    """What all prompts of a call share.
+
+    stop: strings that end a text and are not part of it.  ignore_eos: treat end-of-sequence tokens
+    as ordinary text.  cache_salt: requests with different salts share no prefix cache and no
+    learned text.  adapter: name of one in `target.engine.adapters`, "" = none.
+    """
+
+    task: str
+    cache_salt: str | None
+    adapter: str
+    speculation: SpeculationOptions | None
+    stop: Sequence[str]
+    ignore_eos: bool
 
 
 class LLM:
@@ -85,47 +101,23 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        task: str = "default",
-        cache_salt: str | None = None,
-        adapter: str = "",
-        speculation: SpeculationOptions | None = None,
-        stop: Sequence[str] = (),
-        ignore_eos: bool = False,
+        **options: Unpack[Options],
     ) -> list[Completion]:
         """Continue every prompt; returns the results in the order of the prompts.
 
         prompts: one prompt or several, each a text or token ids.  params: one for all prompts or
         one each, None = `default_params`.  Without a seed, or with a negative one, every prompt
-        draws its own.  With a shared seed, prompt i uses stream params.stream + i.  stop: strings
-        that end a text and are not part of it.  ignore_eos: treat end-of-sequence tokens as
-        ordinary text.  cache_salt: requests with different salts share no prefix cache and no
-        learned text.  adapter: name of one in `target.engine.adapters`, "" = none.
+        draws its own.  With a shared seed, prompt i uses stream params.stream + i.
         Where params.beams asks for a beam search, the best text of each (`beam_search` has all).
         Raises the error of the first request that fails.
         """
-        found = self._generate(
-            prompts,
-            params,
-            task,
-            cache_salt,
-            adapter,
-            speculation or SpeculationOptions(),
-            stop,
-            ignore_eos=ignore_eos,
-        )
-        return [completions[0] for completions in found]
+        return [completions[0] for completions in self._generate(prompts, params, **options)]
 
     def chat(
         self,
         messages: Messages | Sequence[Messages],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        task: str = "default",
-        cache_salt: str | None = None,
-        adapter: str = "",
-        speculation: SpeculationOptions | None = None,
-        stop: Sequence[str] = (),
+        **options: Unpack[Options],
     ) -> list[Completion]:
         """Answer one conversation, or several, in OpenAI's format; the rest as in `generate`."""
         if self.tokenizer is None:
@@ -133,53 +125,33 @@ class LLM:
         found = cast(Sequence[Any], messages)
         several = [found] if found and isinstance(found[0], Mapping) else found
         prompts = [self.tokenizer.apply_chat_template(each).tolist() for each in several]
-        return self.generate(
-            prompts,
-            params,
-            task=task,
-            cache_salt=cache_salt,
-            adapter=adapter,
-            speculation=speculation,
-            stop=stop,
-        )
+        return self.generate(prompts, params, **options)
 
     def beam_search(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams,
-        *,
-        task: str = "default",
-        cache_salt: str | None = None,
-        adapter: str = "",
-        ignore_eos: bool = False,
+        **options: Unpack[Options],
     ) -> list[list[Completion]]:
         """For every prompt the best texts that params.beams finds, the best first.
 
         The rest as in `generate`."""
         if params.beams is None:
             raise RequestError("params.beams is None; say how to search", param="beams")
-        return self._generate(
-            prompts,
-            params,
-            task,
-            cache_salt,
-            adapter,
-            SpeculationOptions(enabled=False),
-            (),
-            ignore_eos=ignore_eos,
-        )
+        options.setdefault("speculation", SpeculationOptions(enabled=False))
+        return self._generate(prompts, params, **options)
 
     def _generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None,
-        task: str,
-        cache_salt: str | None,
-        adapter: str,
-        speculation: SpeculationOptions,
-        stop: Sequence[str],
         *,
-        ignore_eos: bool,
+        task: str = "default",
+        cache_salt: str | None = None,
+        adapter: str = "",
+        speculation: SpeculationOptions | None = None,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
     ) -> list[list[Completion]]:
         asked = _as_prompts(prompts)
         if params is None or isinstance(params, SamplingParams):
@@ -191,7 +163,8 @@ class LLM:
             )
         requests = [
             dataclasses.replace(
-                self._request(prompt, each, speculation, ignore_eos),
+                self._request(prompt, each, ignore_eos=ignore_eos),
+                speculation=speculation or SpeculationOptions(),
                 task=task,
                 tenant=tenant_of(cache_salt),
                 adapter=adapter,
@@ -290,13 +263,7 @@ class LLM:
             prompt_ids=request.prompt_ids,
         )
 
-    def _request(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        speculation: SpeculationOptions,
-        ignore_eos: bool,
-    ) -> Request:
+    def _request(self, prompt: Prompt, params: SamplingParams, *, ignore_eos: bool) -> Request:
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise RequestError(
@@ -311,7 +278,7 @@ class LLM:
             params = dataclasses.replace(params, stop_token_ids=stop_ids)
         if asked_seed(params.seed) is None:
             params = dataclasses.replace(params, seed=draw_seed())
-        return Request(uuid.uuid4().hex[:16], prompt_ids, params, speculation=speculation)
+        return Request(uuid.uuid4().hex[:16], prompt_ids, params)
 
 
 def _tokenizer(folder: Path, generation_config: str, chat_template: str) -> Tokenizer | None:
