@@ -61,9 +61,7 @@ def build(arguments: Mapping[str, Any]) -> serve.Application:
         **group_options(config.target.placement, config.target.engine.tensor_parallel),
     ).bind(config)
     drafters = {
-        name: _drafter(config, name).bind(config, name)
-        for name in config.pool
-        if name not in config.elsewhere
+        name: _drafter(config, name) for name in config.pool if name not in config.elsewhere
     }
     coordinator = _deployment(
         config,
@@ -92,14 +90,13 @@ def build_pool(arguments: Mapping[str, Any]) -> serve.Application:
     """The application of drafters alone, for its `args`; raises ConfigError for a wrong key."""
     config = parse_pool(resolved(arguments))
     first, *others = config.on_their_own
-    bound = [_drafter(config, name).bind(config, name) for name in others]
     # Serve deploys what hangs together: one drafter is given the others, and has no use for them.
-    return _drafter(config, first).bind(config, first, bound)
+    return _drafter(config, first, [_drafter(config, name) for name in others])
 
 
-def _drafter(config: Config, name: str) -> Any:
+def _drafter(config: Config, name: str, *others: Any) -> serve.Application:
     drafter = config.drafters[name]
-    return _deployment(
+    deployment = _deployment(
         config,
         DrafterDeployment,
         drafter_deployment(name),
@@ -107,6 +104,7 @@ def _drafter(config: Config, name: str) -> Any:
         **_WORKER,
         **replica_options(drafter.reserved),
     )
+    return deployment.bind(config, name, *others)
 
 
 def serves_logging(config: Config) -> dict[str, Any]:

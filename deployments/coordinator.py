@@ -112,12 +112,7 @@ class CoordinatorDeployment(WorkerReplica):
     ) -> Connections[Any]:
         """Begin to lead the replicas that the handle reaches; see `led_by`."""
         led = led_by(
-            self._part,
-            self._config,
-            ServeEndpoints(handle),
-            name,
-            self._trust,
-            look_at=look_at,
+            self._part, self._config, ServeEndpoints(handle), name, self._trust, look_at=look_at
         )
         led.start()
         return led
@@ -125,10 +120,4 @@ class CoordinatorDeployment(WorkerReplica):
     def _keep_learned(self, target: WorkerDescription) -> None:
         if self._keeping is None:  # once, whichever target it is
             whose = f"coordinator {serve.get_replica_context().rank.rank}"
-            self._keeping = learned.keep(
-                self._config,
-                target,
-                whose,
-                self._part.restore_learned,
-                self._part.export_learned,
-            )
+            self._keeping = learned.keep(self._config, target, whose, self._part)

@@ -80,11 +80,11 @@ def keep(
     config: Config,
     target: WorkerDescription,
     whose: str,
-    restore: Callable[[Mapping[str, Any]], None],
-    export: Callable[[], Awaitable[Mapping[str, Any]]],
+    part: Any,
 ) -> asyncio.Task[None] | None:
-    """Begin with what was learned before this start, and keep what is learned; None where that is
-    not wanted."""
+    """Begin with what `part` had learned before this start, and keep what it learns.
+
+    None where that is not wanted."""
     settings = config.coordinator
     if not settings.keep_learned or settings.budget != "adaptive":
         return None
@@ -92,10 +92,10 @@ def keep(
     state = read(path)
     try:
         if state is not None:
-            restore(state)
+            part.restore_learned(state)
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         log.warning("what was learned before is of another form, and left aside: %s", error)
-    return asyncio.create_task(write_forever(path, export))
+    return asyncio.create_task(write_forever(path, part.export_learned))
 
 
 async def end(keeping: asyncio.Task[None] | None) -> None:

@@ -52,13 +52,8 @@ class TargetDeployment(WorkerReplica):
         freeze_gc()
         if config.residents:
             shorten_switch_interval()
-        self._keeping = learned.keep(
-            self._config,
-            self._worker.describe(),
-            "target",
-            self._worker.restore_learned,
-            self._worker.export_learned,
-        )
+        described = self._worker.describe()
+        self._keeping = learned.keep(self._config, described, "target", self._worker)
         self._worker.start()
         self._exporter = Exporter(self._worker.recorder)
         self._exporter.start()

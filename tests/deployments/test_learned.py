@@ -60,8 +60,7 @@ async def test_a_record_of_another_form_is_left_aside(
 ) -> None:
     version, coordinator = importlib.metadata.version("drafthouse"), Coordinator(Config())
     learned.write(learned.learned_file(Config(), TARGET, version, "target"), state)
-    restore, export = coordinator.restore_learned, coordinator.export_learned
-    await learned.end(learned.keep(Config(), TARGET, "target", restore, export))
+    await learned.end(learned.keep(Config(), TARGET, "target", coordinator))
     assert "left aside" in caplog.text
 
 
