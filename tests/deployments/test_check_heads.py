@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -45,35 +46,19 @@ def test_a_head_that_fits_is_passed_without_its_weights(
     }
 
 
-CHANGES = (
-    *("tensor lost", "tensor left over", "vocabulary", "map"),
-    *("tap", "no taps", "no eagle_config"),
-)
-
-
-def broken(change: str) -> Callable[[Path], None]:
-    """What is done to a good EAGLE-3 folder."""
-
-    def change_it(folder: Path) -> None:
-        tensors, config = load_file(weights_of(folder)), json.loads(text(folder).read_text())
-        if change == "tensor lost":
-            del tensors["fc.weight"]
-        elif change == "tensor left over":
-            tensors["surplus"] = torch.zeros(1)
-        elif change == "vocabulary":
-            config["vocab_size"] = 299
-        elif change == "map":
-            tensors["d2t"] = torch.full_like(tensors["d2t"], 280)
-        elif change == "tap":
-            config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [1, 2, 12]}
-        elif change == "no taps":
-            config["eagle_config"] = {"use_aux_hidden_state": False}
-        elif change == "no eagle_config":
-            config["eagle_config"] = None
-        save_file(tensors, weights_of(folder))
-        text(folder).write_text(json.dumps(config))
-
-    return change_it
+TAPS = "eagle_config"
+# What is done to the tensors and the configuration of a good EAGLE-3 folder.
+CHANGES: dict[str, Callable[[dict[str, torch.Tensor], dict[str, Any]], object]] = {
+    "tensor lost": lambda tensors, _: tensors.pop("fc.weight"),
+    "tensor left over": lambda tensors, _: tensors.update(surplus=torch.zeros(1)),
+    "vocabulary": lambda _, config: config.update(vocab_size=299),
+    "map": lambda tensors, _: tensors["d2t"].fill_(280),
+    "tap": lambda _, config: config.update(
+        {TAPS: {"eagle_aux_hidden_state_layer_ids": [1, 2, 12]}}
+    ),
+    "no taps": lambda _, config: config.update({TAPS: {"use_aux_hidden_state": False}}),
+    "no eagle_config": lambda _, config: config.update({TAPS: None}),
+}
 
 
 def text(folder: Path) -> Path:
@@ -83,7 +68,10 @@ def text(folder: Path) -> Path:
 @pytest.mark.parametrize("change", CHANGES)
 def test_it_says_what_loading_says(change: str, llama_folder: Path, tmp_path: Path) -> None:
     head = random_eagle3(tmp_path, llama_folder)
-    broken(change)(head)
+    tensors, config = load_file(weights_of(head)), json.loads(text(head).read_text())
+    CHANGES[change](tensors, config)
+    save_file(tensors, weights_of(head))
+    text(head).write_text(json.dumps(config))
     with pytest.raises(ConfigError) as loaded:
         load_draft_head(head, SHAPE, lambda name: torch.zeros(288, 48))
     with pytest.raises(ConfigError) as checked:
@@ -91,27 +79,22 @@ def test_it_says_what_loading_says(change: str, llama_folder: Path, tmp_path: Pa
     assert checked.value.message == f"drafters.head.options.model: {loaded.value.message}"
 
 
-def test_a_damaged_file_is_told_and_does_not_end_the_check(
+def test_a_folder_that_is_damaged_or_of_another_kind_is_refused(
     llama_folder: Path, tmp_path: Path
 ) -> None:
-    head = random_eagle3(tmp_path, llama_folder)
-    weights_of(head).write_bytes(b"no weights")
-    with pytest.raises(ConfigError, match=r"model\.safetensors is damaged"):
-        inspect(config_of(llama_folder, "eagle3", {"model": str(head)}), is_here=True)
-
-
-def test_a_folder_of_another_kind_is_refused(llama_folder: Path, tmp_path: Path) -> None:
-    head = random_medusa(tmp_path, llama_folder)
-    with pytest.raises(ConfigError, match="holds no EAGLE-3 head"):
-        inspect(config_of(llama_folder, "eagle3", {"model": str(head)}), is_here=True)
-
-
-def test_an_eagle_4_head_is_refused_before_its_weights_are_read(
-    llama_folder: Path, tmp_path: Path
-) -> None:
-    text(tmp_path).write_text(json.dumps({"architectures": ["LlamaForCausalLMEagle4"]}))
-    with pytest.raises(ConfigError, match="it is an EAGLE-4 head, of which neither the format"):
-        inspect(config_of(llama_folder, "eagle3", {"model": str(tmp_path)}), is_here=True)
+    damaged, medusa, fourth = (tmp_path / name for name in ("damaged", "medusa", "fourth"))
+    for folder in (damaged, medusa, fourth):
+        folder.mkdir()
+    weights_of(random_eagle3(damaged, llama_folder)).write_bytes(b"no weights")
+    random_medusa(medusa, llama_folder)
+    text(fourth).write_text(json.dumps({"architectures": ["LlamaForCausalLMEagle4"]}))
+    for folder, told in (
+        (damaged, r"model\.safetensors is damaged"),
+        (medusa, "holds no EAGLE-3 head"),
+        (fourth, "it is an EAGLE-4 head, of which neither the format"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            inspect(config_of(llama_folder, "eagle3", {"model": str(folder)}), is_here=True)
 
 
 @pytest.mark.parametrize("architecture", ["glm4-moe", "qwen3.5"])
