@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import importlib.metadata
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -38,10 +37,6 @@ from deployments.preflight import check_settings, inspect
 _LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface-hub")
 _HERE = Path(__file__).resolve().parent
 _OWN_CODE = (_HERE, _HERE.with_name("cluster"))
-# What decides whether a model can be computed here.
-_PROGRAMS = ("nvidia-smi", "gcc", "clang")
-_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CC")
-_DRIVER = Path("/proc/driver/nvidia/version")
 _NUM_KEPT = 100
 
 
@@ -52,7 +47,7 @@ def inspect_what_is_new(config: Config, say: Callable[[str], None], *, is_here: 
     found = {each.model: find(source_of(each.model)) for each in engines(config).values()}
     folders = {model: folder for model, folder in found.items() if folder is not None}
     path, digest = cache_folder() / "passed", _digest(config, folders.values(), is_here=is_here)
-    known = _read(path)
+    known = path.read_text("ascii", "replace").split() if path.is_file() else []
     if digest not in known or len(folders) < len(found):
         say("checking the models, once until they, the settings or the program change")
         inspect(config, is_here=is_here)
@@ -75,9 +70,6 @@ def _digest(config: Config, models: Iterable[Path], *, is_here: bool) -> str:
         [(each, _files(each.glob("*"))) for each in sorted(map(Path.resolve, folders))],
         [_files(each.rglob("*.py")) for each in _OWN_CODE],
         [sys.version, *map(importlib.metadata.version, _LIBRARIES)],
-        [os.environ.get(each) for each in _VARIABLES],
-        [shutil.which(each) for each in _PROGRAMS],
-        [sorted(map(str, Path("/dev").glob("nvidia*"))), _driver()],
     ]
     return hashlib.sha256(repr(hangs_on).encode()).hexdigest()
 
@@ -99,19 +91,6 @@ def _files(paths: Iterable[Path]) -> list[tuple[str, int, int]]:
             state = path.stat()
             found.append((str(path), state.st_size, state.st_ctime_ns))
     return sorted(found)
-
-
-def _driver() -> str:
-    try:
-        return _DRIVER.read_text("utf-8", "replace")
-    except OSError:
-        return ""
-
-
-def _read(path: Path) -> list[str]:
-    with contextlib.suppress(OSError, ValueError):
-        return path.read_text("ascii").split()
-    return []
 
 
 # What `drafthouse serve` serves where no file is named, and where its model cannot be had.
