@@ -39,7 +39,7 @@ def prepare_to_start(config: Config, places: Sequence[Path] = ()) -> None:
     The token is the one that the environment names, else one is drawn.  places: folders in which
     replicas look for the modules of external drafters.
     """
-    _require_token()
+    prepare_to_join()
     if not os.environ.get(_TOKEN) and not os.environ.get(_TOKEN_PATH):
         os.environ[_TOKEN] = secrets.token_hex(32)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -68,11 +68,6 @@ def keep_temporary_files_in(folder: Path) -> None:
     os.environ["TMPDIR"] = str(folder)
 
 
-def prepare_to_join() -> None:
-    """For a Ray that runs already; raises ConfigError where no token is to be shown to it."""
-    _require_token()
-
-
 def use_token(token: str | None) -> None:
     """Show this token to the Ray that is joined; None = that of the user's own file."""
     if token is not None:
@@ -84,7 +79,8 @@ def drawn_token() -> str | None:
     return os.environ.get(_TOKEN)
 
 
-def _require_token() -> None:
+def prepare_to_join() -> None:
+    """For a Ray that runs already; raises ConfigError where no token is to be shown to it."""
     mode = os.environ.setdefault(_MODE, "token")
     if mode != "token":
         raise ConfigError(

@@ -37,18 +37,12 @@ def test_every_rank_has_a_bundle_and_all_are_on_one_node() -> None:
     assert options["ray_actor_options"]["num_gpus"] == 1
 
 
-def test_a_drafter_asks_for_its_nodes_labels() -> None:
+def test_a_drafter_asks_for_its_labels_and_surges_where_no_gpu_is_needed_for_it() -> None:
     options = replica_options(PlacementConfig(num_gpus=1, labels={"group": "draft"}))
     assert options["ray_actor_options"]["label_selector"] == {"group": "draft"}
-
-
-def test_new_replicas_start_before_old_ones_end_where_no_gpu_is_needed_for_it() -> None:
+    assert options["max_surge_percent"] == 0
     assert replica_options(PlacementConfig())["max_surge_percent"] == 100
-    assert replica_options(PlacementConfig(num_gpus=1))["max_surge_percent"] == 0
     assert "max_surge_percent" not in group_options(PlacementConfig(), 1)  # Serve's default is 0
-
-
-def test_a_rank_that_reserves_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"target\.placement"):
         group_options(PlacementConfig(num_cpus=0), 1)
 

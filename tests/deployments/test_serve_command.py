@@ -39,12 +39,8 @@ def test_logging_is_as_the_file_wants_it() -> None:
     assert logging_options(wanted, {}).log_level == "WARNING"
     assert logging_options(wanted, application).log_level == "DEBUG"
     assert logging_options(wanted, application).encoding == "JSON"
-
-
-@pytest.mark.parametrize("options", [{"log_level": "LOUD"}, {"lok_level": "INFO"}])
-def test_wrong_logging_options_are_a_configuration_error(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="logging_config"):
-        logging_options(file({}, logging_config=options), {})
+        logging_options(file({}, logging_config={"log_level": "LOUD"}), {})
 
 
 def test_on_a_ray_that_is_joined_each_process_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

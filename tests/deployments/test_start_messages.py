@@ -34,24 +34,6 @@ def test_what_a_cluster_is_to_serve_can_be_checked_in_a_checkout(file: str, run:
     assert "of target and" in run("check", f"k8s/{file}/serve.yaml")
 
 
-def test_taken_ports_are_said_to_be_taken_once() -> None:
-    with (
-        socket.create_server(("127.0.0.1", 0)) as one,
-        socket.create_server(("127.0.0.1", 0)) as other,
-    ):
-        http, dashboard = (each.getsockname()[1] for each in (one, other))
-        config = Config(
-            http=HttpConfig(port=http),
-            grpc=GrpcConfig(port=free_port()),
-            dashboard=DashboardConfig(port=dashboard),
-        )
-        with pytest.raises(ConfigError) as refused:
-            check_free(config)
-    message = refused.value.message
-    assert message.count("taken by another process") == 1
-    assert f"http.port: port {http}, dashboard.port: port {dashboard} taken" in message
-
-
 def test_a_taken_port_of_rays_own_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     config = Config(
         http=HttpConfig(port=free_port()),
