@@ -15,7 +15,7 @@ from cluster.config.draft_length import DraftLengthConfig
 from cluster.config.schema import CoordinatorConfig
 from cluster.simulate.replay import Adaptive, Simulation
 from cluster.simulate.world import Pool, recorded
-from tests.support.choices import by_day, by_night
+from tests.support.choices import by_day, by_night, pairwise
 
 SCHEDULES = (
     DraftLengthConfig(kind="constant", num_tokens=2),
@@ -54,9 +54,7 @@ def test_good_drafts_bring_nearly_what_the_best_fixed_budget_brings(
         assert found.adaptive > 1.2
 
 
-@pytest.mark.parametrize("behaviour", ["random", "sleeping"])
-@pytest.mark.parametrize("place", ["resident", "own-8"])
-@pytest.mark.parametrize("num_sequences", [1, 16])
+@pairwise(behaviour=["random", "sleeping"], place=["resident", "own-8"], num_sequences=[1, 16])
 def test_bad_drafts_cost_next_to_nothing(
     bench: Bench, place: str, behaviour: str, num_sequences: int
 ) -> None:

@@ -7,7 +7,6 @@ import json
 import re
 import shlex
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +26,8 @@ from tests.deployments.conftest import DEADLINE_S, MODEL, free_ports
 from tests.support.choices import by_day, by_night
 from tests.support.deployments.command import Command, ports, running, write_config
 from tests.support.deployments.listening import listening
+
+NAMED = ["configs/local.yaml", "--set=target.engine.model=a/b"]
 
 
 @pytest.fixture
@@ -219,9 +220,7 @@ def test_without_its_model_the_demonstration_is_the_embedded_one(tmp_path: Path)
         command.end()
 
 
-@pytest.mark.parametrize(
-    "named", ["configs/local.yaml", *by_day((), ("--set=target.engine.model=a/b",))]
-)
+@pytest.mark.parametrize("named", by_day(NAMED[:1], NAMED))
 def test_a_model_that_was_named_is_not_replaced(tmp_path: Path, named: str) -> None:
     settings = dict(zip(("http.port", "grpc.port", "dashboard.port"), free_ports(3), strict=True))
     overrides = [f"--set={name}={port}" for name, port in settings.items()]
@@ -244,24 +243,9 @@ def without_a_model(folder: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("setting", ["http.port", "grpc.port", "dashboard.port"])
-def test_a_taken_port_is_named_with_its_setting(config_file: Path, setting: str, run: Run) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        message = run("serve", config_file, "--set", f"{setting}={port}", status=2)
-    assert f"{setting}: port {port}" in message
-    assert f"--set {setting}=" in message
-
-
-def test_check_prints_the_plan(
+def test_check_says_what_is_shared_and_what_is_refused(
     config_file: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = run("check", config_file)
-    for word in ("ingress", "coordinator", "target", "target.engine", "KiB"):
-        assert word in plan
-    assert "drafter lookup: inside the target" in plan
     plan = run("check", config_file, "--set", "coordinator.replicas=2")
     assert "the 2 coordinators share 64 running and 256 queued requests" in plan
     monkeypatch.setattr(lookups, "is_available", lambda: False)

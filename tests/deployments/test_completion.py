@@ -15,10 +15,8 @@ def test_each_shell_has_its_code(shell: str, run: Run) -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("drafthouse ser", {"serve "}),
         ("drafthouse serve demo-target --max-model", {"--max-model-len "}),
         ("drafthouse serve --log-format ", {"text", "json"}),
-        ("drafthouse bench --good", {"--goodput "}),
     ],
 )
 def test_what_may_follow_is_offered(line: str, expected: set[str]) -> None:

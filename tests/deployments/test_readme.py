@@ -138,13 +138,6 @@ def test_what_the_page_prints_works_as_printed(block: Block, ports: Ports) -> No
     assert problem is None, f"{block}: {problem}\n{done.stdout}\n{done.stderr}"
 
 
-def test_a_block_that_fails_is_noticed() -> None:
-    assert problem_of(0, '{"choices": []}') is None
-    assert problem_of(0, '{"error": {"message": "no such model"}}') is not None
-    assert problem_of(0, "\n") == "it printed nothing"
-    assert problem_of(2, "text") == "exit status 2"
-
-
 def test_the_pages_name_the_model_and_the_ports_of_make_serve() -> None:
     config = load(ROOT / "configs" / "local.yaml").config
     assert (config.http.port, config.grpc.port) == (8000, 9000)

@@ -19,6 +19,7 @@ from deployments.metrics_reader import MetricsChange, Page
 from deployments.top_command import top, view
 from tests.conftest import REPOSITORY, Run
 from tests.deployments.conftest import DEADLINE_S, MODEL, Served
+from tests.support.choices import by_day
 from tests.support.deployments.fake_http import answering
 from tests.support.deployments.scripted_server import in_virtual_time
 
@@ -103,7 +104,7 @@ def test_a_server_without_such_figures_is_named() -> None:
             in_virtual_time(top(arguments, transport))
 
 
-@pytest.mark.parametrize("words", ["", "--json"])
+@pytest.mark.parametrize("words", by_day(["--json"], ["", "--json"]))
 def test_it_ends_without_a_word_where_nobody_reads_on(words: str) -> None:
     with answering("/metrics", VLLM.encode()) as port:
         top = f"-m deployments.cli top http://127.0.0.1:{port} --interval 0.05 {words}"
