@@ -5,9 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 from collections.abc import Awaitable, Callable
-from importlib.resources import files
-from importlib.resources.abc import Traversable
-from pathlib import PurePosixPath
+from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -66,19 +64,13 @@ class Asset:
 
 def assets() -> dict[str, Asset]:
     """Return every file that browsers get, by its path below `static`."""
-    return dict(_read(files(__package__) / "static", ""))
-
-
-def _read(folder: Traversable, prefix: str) -> list[tuple[str, Asset]]:
-    found: list[tuple[str, Asset]] = []
-    for entry in folder.iterdir():
-        name = f"{prefix}{entry.name}"
-        if entry.is_dir():
-            found += _read(entry, f"{name}/")
-        elif media_type := _TYPES.get(PurePosixPath(name).suffix):
-            body = entry.read_bytes()
+    found, root = dict[str, Asset](), Path(__file__).parent / "static"
+    for path in root.rglob("*"):
+        if media_type := _TYPES.get(path.suffix):
+            body = path.read_bytes()
             tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-            found.append((name, Asset(body, gzip.compress(body, mtime=0), media_type, tag)))
+            name = path.relative_to(root).as_posix()
+            found[name] = Asset(body, gzip.compress(body, mtime=0), media_type, tag)
     return found
 
 
