@@ -14,7 +14,7 @@ import httpx
 
 from cluster.errors import ConfigError, DrafthouseError
 from deployments.coloured import coloured
-from deployments.openai_client import OpenAIServer, Piece, StreamedAnswer
+from deployments.openai_client import AnswerPiece, OpenAIServer, StreamedAnswer
 
 _HELP = "/reset forgets the conversation, /draft on|off switches drafts, /quit ends (as Ctrl-D)"
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
@@ -135,7 +135,7 @@ class ChatHistory:
             self._note("/draft off: this server is no Drafthouse, and drafts as it likes")
         return body
 
-    def _show(self, piece: Piece) -> None:
+    def _show(self, piece: AnswerPiece) -> None:
         text = piece.text
         for token in piece.tokens:
             if token.owner and token.owner not in self.drafters:

@@ -135,7 +135,7 @@ class Token:
 
 
 @frozen
-class Piece:
+class AnswerPiece:
     """What one choice of an event adds to the answer; thought: the reasoning before it."""
 
     text: str
@@ -173,7 +173,7 @@ class StreamedAnswer:
         """How many tokens count for each drafter."""
         return Counter(token.owner for token in self.tokens if token.owner)
 
-    def take(self, event: Mapping[str, Any]) -> list[Piece]:
+    def take(self, event: Mapping[str, Any]) -> list[AnswerPiece]:
         """Add an event; returns its pieces."""
         self.usage = event.get("usage") or self.usage
         metrics = event.get("metrics") or {}
@@ -199,9 +199,9 @@ def _is_piece(choice: Mapping[str, Any]) -> bool:
     return any(told) if "role" in delta else bool(told)
 
 
-def _piece(choice: Mapping[str, Any]) -> Piece:
+def _piece(choice: Mapping[str, Any]) -> AnswerPiece:
     delta, sources = choice.get("delta") or {}, choice.get("draft_sources") or ()
-    return Piece(
+    return AnswerPiece(
         str(delta.get("content") or choice.get("text") or ""),
         str(delta.get("reasoning_content") or ""),
         tuple(Token(bytes(each["bytes"]), tuple(each["drafters"])) for each in sources),
