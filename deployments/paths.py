@@ -7,14 +7,9 @@ from typing import Any
 
 import yaml
 
-from cluster.config.applications import (
-    drafter_deployment,
-    is_pool,
-    own_deployments,
-    parse_pool,
-)
+from cluster.config.applications import drafter_deployment, is_pool, parse_pool
 from cluster.config.file import parse_arguments
-from cluster.config.live import OF_A_DRAFTER, READ_BY, TARGET
+from cluster.config.live import COORDINATOR, INGRESS, OF_A_DRAFTER, READ_BY, TARGET
 from cluster.records import frozen
 
 Path = tuple[str, ...]
@@ -58,7 +53,9 @@ def deployments_of(application: Mapping[str, Any]) -> list[str]:
     """Return the names of an application's deployments."""
     if is_pool(application):
         return [*map(drafter_deployment, parse_pool(application["args"]).on_their_own)]
-    return own_deployments(parse_arguments(application["args"]))
+    config = parse_arguments(application["args"])
+    own = (name for name in config.pool if name not in config.elsewhere)
+    return [INGRESS, COORDINATOR, TARGET, *map(drafter_deployment, own)]
 
 
 @frozen

@@ -41,12 +41,6 @@ def drafter_deployment(name: str) -> str:
     return f"drafter-{name}"
 
 
-def own_deployments(config: Config) -> list[str]:
-    """Return the names of the deployments of the target's application."""
-    own = (name for name in config.pool if name not in config.elsewhere)
-    return [INGRESS, COORDINATOR, TARGET, *map(drafter_deployment, own)]
-
-
 def is_pool(application: Mapping[str, Any]) -> bool:
     """True if the application has drafters alone."""
     return str(application.get("import_path")).endswith(_OF_A_POOL)
@@ -87,7 +81,9 @@ def with_deployments(
 ) -> tuple[Config, Overrides]:
     """Return `config` with the user_configs of the target's application, and all that the file says
     of its deployments."""
-    found = _deployments(application, place, own_deployments(config))
+    own = [name for name in config.pool if name not in config.elsewhere]
+    named = (INGRESS, COORDINATOR, TARGET, *map(drafter_deployment, own))
+    found = _deployments(application, place, named)
     told: dict[str, Any] = {}
     for where, (name, options) in found.items():
         given = options.get("user_config")
