@@ -22,33 +22,33 @@ LAYOUT = {
     for name in ["COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "ENDMARKER"]
 }
 BOUNDS = {
-    "benchmarks": 45_550,  # steps that run ahead on a card
-    "cluster": 8_320,  # what is compiled ahead for which processor
-    "cluster/client": 2_950,
+    "benchmarks": 45_220,  # steps that run ahead on a card
+    "cluster": 8_260,  # what is compiled ahead for which processor
+    "cluster/client": 2_770,
     "cluster/config": 10_340,
-    "cluster/coordinator": 18_250,
-    "cluster/draft": 45_310,  # whole rounds of EAGLE-3 in graphs; MTP over latents and of Qwen3.5
-    "cluster/engine": 66_790,  # fused layers; states of the delta rule, latents; steps ahead
-    "cluster/grammar": 4_000,
-    "cluster/metrics": 2_650,
-    "cluster/models": 8_520,  # blocks of every format as groups; experts as linear layers
-    "cluster/plan": 13_230,
-    "cluster/requests": 650,
-    "cluster/rpc": 11_350,
-    "cluster/simulate": 6_350,
-    "cluster/spec": 18_190,  # masses alike everywhere; draws nobody waits for; trees as bits
-    "cluster/text": 8_800,
-    "cluster/train": 14_290,  # Muon where products of bfloat16 are emulated; noise by prompt
-    "cluster/worker": 22_100,  # trees checked at once; builds of equal bits; steps ahead
-    "deployments": 28_790,  # parts get the environment of their command; layers spread in plans
-    "deployments/bench": 3_950,
-    "deployments/evaluate": 2_000,
-    "deployments/ingress": 41_850,
-    "deployments/page": 600,
-    "docs": 3_750,  # what generates was in the product
-    "k8s": 1_750,
-    "models": 3_250,  # the recipe of the demonstration, which was in cluster/train
-    "tests": 428_890,  # what can be proved of a GPU without one; targets with states and latents
+    "cluster/coordinator": 17_820,
+    "cluster/draft": 43_060,  # whole rounds of EAGLE-3 in graphs; MTP over latents and of Qwen3.5
+    "cluster/engine": 61_650,  # fused layers; states of the delta rule, latents; steps ahead
+    "cluster/grammar": 3_870,
+    "cluster/metrics": 2_510,
+    "cluster/models": 8_540,  # blocks of every format as groups; experts as linear layers
+    "cluster/plan": 12_860,
+    "cluster/requests": 620,
+    "cluster/rpc": 10_520,
+    "cluster/simulate": 6_080,
+    "cluster/spec": 16_880,  # masses alike everywhere; draws nobody waits for; trees as bits
+    "cluster/text": 8_380,
+    "cluster/train": 13_850,  # Muon where products of bfloat16 are emulated; noise by prompt
+    "cluster/worker": 21_210,  # trees checked at once; builds of equal bits; steps ahead
+    "deployments": 28_210,  # parts get the environment of their command; layers spread in plans
+    "deployments/bench": 3_830,
+    "deployments/evaluate": 1_940,
+    "deployments/ingress": 41_240,
+    "deployments/page": 560,
+    "docs": 3_740,  # what generates was in the product
+    "k8s": 1_720,
+    "models": 3_220,  # the recipe of the demonstration, which was in cluster/train
+    "tests": 410_800,  # what can be proved of a GPU without one; targets with states and latents
 }
 
 
