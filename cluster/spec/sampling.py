@@ -47,7 +47,7 @@ class RowLaws:
 
     temperature: float32, positive.  top_k: int64, 0 = off.  top_p: float64, 1 = off.
     min_cutoff: float32, min_p as a bound on the scaled logits, -inf = off.
-    any_top_p: False where no row has one; known without asking the device.
+    any_top_p, any_min_p: False where no row has the one; known without asking the device.
     """
 
     temperature: torch.Tensor
@@ -55,6 +55,7 @@ class RowLaws:
     top_p: torch.Tensor
     min_cutoff: torch.Tensor
     any_top_p: bool
+    any_min_p: bool
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams], device: torch.device) -> RowLaws:
@@ -69,15 +70,15 @@ class RowLaws:
         """The laws and `keys` on `device`, brought there in one copy.
 
         packed: [rows, 4], each row made by `pack`.  keys: int64[any, rows]."""
-        _, top_k, top_p, _ = packed.T
+        _, top_k, top_p, min_p = packed.T
         temperatures, _, _, min_ps = torch.from_numpy(packed).unbind(1)
         singles = torch.cat((single_precision(temperatures), min_ps.log().float()))
         laws = np.stack((top_k.astype(np.int64), top_p.view(np.int64), singles.view(torch.int64)))
         words = sent(np.concatenate((laws, keys)), device)
         temperature, min_cutoff = words[2].view(torch.float32).view(2, -1)
-        any_top_p = bool((top_p < 1.0).any())
+        any_top_p, any_min_p = bool((top_p < 1.0).any()), bool((min_p > 0.0).any())
         top_ps = words[1].view(torch.float64)
-        return cls(temperature, words[0], top_ps, min_cutoff, any_top_p), words[3:]
+        return cls(temperature, words[0], top_ps, min_cutoff, any_top_p, any_min_p), words[3:]
 
     def take(self, rows: torch.Tensor) -> RowLaws:
         """The laws of the rows with these indices."""
@@ -87,6 +88,7 @@ class RowLaws:
             self.top_p[rows],
             self.min_cutoff[rows],
             self.any_top_p,
+            self.any_min_p,
         )
 
 
@@ -208,7 +210,10 @@ def _mass(scaled: torch.Tensor, laws: RowLaws) -> torch.Tensor:
     for rows, cutoffs in zip(
         torch.split(scaled, rows_at_once), torch.split(laws.min_cutoff, rows_at_once), strict=True
     ):
-        totals.append(_masses(rows).masked_fill_(rows < cutoffs.unsqueeze(1), 0).sum(dim=1))
+        masses = _masses(rows)
+        if laws.any_min_p:
+            masses.masked_fill_(rows < cutoffs.unsqueeze(1), 0)
+        totals.append(masses.sum(dim=1))
     return torch.cat(totals)
 
 
