@@ -13,7 +13,8 @@ from cluster.errors import ConfigError, NotFoundError
 from cluster.worker.priority import pin_to_cores
 from deployments.app import build
 from deployments.placement import total_resources
-from deployments.plan import facts, rendered
+from deployments.plan import facts
+from deployments.report import printed
 from tests.conftest import python
 
 
@@ -23,7 +24,7 @@ def config(drafter: dict[str, Any], device: str = "auto") -> Config:
 
 
 def plan(config: Config) -> str:
-    return rendered("check", facts(config, {}, is_here=True))
+    return printed("check", facts(config, {}, is_here=True), as_json=False)
 
 
 def engine(device: str) -> dict[str, Any]:

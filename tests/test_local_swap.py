@@ -23,7 +23,6 @@ from cluster.errors import ConfigError
 from cluster.local import LLM
 from cluster.models.fingerprint import model_hash
 from cluster.records import frozen
-from cluster.spec.acceptance import versioned
 from cluster.worker.models import check_room
 from tests.support.choices import by_day
 from tests.support.draft.heads import random_eagle3
@@ -102,7 +101,7 @@ def put(llm: LLM, folder: Path, **engine: int) -> None:
 def worth(llm: LLM, folder: Path) -> float:
     """The accepted tokens of a tree's best four along greedy texts, of the model in this folder,
     which drafts now."""
-    wanted = versioned("lm", model_hash(folder))
+    wanted = f"lm@{model_hash(folder)[:12]}"
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         llm.generate(PROMPTS, SamplingParams(temperature=0.0, max_tokens=32))
