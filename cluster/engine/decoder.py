@@ -2,8 +2,8 @@
 
 Layers of the Llama family: RMS norm, q k v, rotation by halves, attention, residual, RMS norm,
 gated feed-forward, residual; with biases or norms of queries and keys where a model has them.  Only
-model classes that are known to consist of nothing else are asked, and whoever computes a layer in a
-way of his own compares it with the original (`cluster.engine.comparison`).
+model classes that are known to consist of nothing else are asked; what computes them in another way
+is held to the model's own forward by the check at load (`cluster.engine.loading.self_check`).
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from cluster.engine.loading.model import LoadedModel
 from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.paths import Events, StepInputs, StepOutputs
 from cluster.engine.reminder import Reminder
-from cluster.engine.schedule.batch import Batch, Pick, build_batch
+from cluster.engine.schedule.batch import Batch, Pick, build_batch, padding
 from cluster.engine.schedule.pieces import Piece, pieces_of
 from cluster.engine.types import Vote
 from cluster.engine.work import Drawn, StepSummary
@@ -98,7 +98,7 @@ class Forward:
         is_reference = isinstance(self._backend, SdpaBackend)
         if not self._all(not is_reference) and not is_reference:
             self._fall_back("another rank cannot compile the kernels")
-        self._compare_layers()
+        self._try_layers()
         error, fused = self._failure(check), self._model.fused
         if error is not None and fused is not None and not fused.failure:
             fused.give_up(error.message)
@@ -129,14 +129,14 @@ class Forward:
             return None
         return error or ConfigError("the check at load fails on another rank", param="model")
 
-    def _compare_layers(self) -> None:
-        """Go on with our own layers for GPUs if all ranks have them, and find them right."""
-        fused, model = self._model.fused, self._model
-        is_agreed = self._all(fused is not None)
-        if fused is not None and is_agreed:
-            fused.compare(model.layers, model.max_context_len, self._all)
-        elif fused is not None:
-            fused.give_up("another rank cannot use ours")
+    def _try_layers(self) -> None:
+        """Go on with our own layers for GPUs if all ranks have them, and can run them."""
+        fused, failure = self._model.fused, ""
+        if fused is not None:
+            nobody = [padding(1, each) for each in self._cache.scratch_slots]
+            failure = fused.failure_in(self._inputs(nobody))
+        if not self._all(fused is not None and not failure) and fused is not None:
+            fused.give_up(failure or "another rank cannot use ours")
 
     def _all(self, answer: bool) -> bool:
         return answer if self._vote is None else self._vote(answer)
@@ -167,7 +167,9 @@ class Forward:
         if self.graphs is not None:
             # Captured on something else first, so that the check sees replays.
             self.graphs.capture_ahead(MIN_ROWS)
-            self.graphs.keep_if(check)
+            error = self._failure(check)
+            if error is not None:
+                self.graphs.give_up(error)
 
     def __call__(
         self, picks: Sequence[Pick], taps: tuple[int, ...] = (), drawn: Drawn | None = None
@@ -201,7 +203,7 @@ class Forward:
                 if self.graphs is not None:
                     outputs = self.graphs(batches, token_ids)
                 if outputs is None:
-                    outputs = self._eager(batches, token_ids)
+                    outputs = self._model.forward(self._inputs(batches, token_ids))
                 ended = self._event()
                 if began and ended:
                     outputs = replace(outputs, events=(began, ended))
@@ -233,7 +235,10 @@ class Forward:
         rest_s = step.step_time_s - step.forward_time_s
         return replace(step, forward_time_s=time_s, step_time_s=rest_s + time_s)
 
-    def _eager(self, batches: Sequence[Batch], known_ids: torch.Tensor | None) -> StepOutputs:
+    def _inputs(
+        self, batches: Sequence[Batch], known_ids: torch.Tensor | None = None
+    ) -> StepInputs:
+        """Of an eager step.  known_ids: of the first rows, in place of the batch's."""
         batch = batches[0]
         token_ids = self._on_device(batch.token_ids)
         if known_ids is not None:
@@ -249,15 +254,13 @@ class Forward:
             ],
             self._pieces(batches),
         )
-        return self._model.forward(
-            StepInputs(
-                token_ids,
-                self._on_device(batch.positions),
-                self._on_device(batch.logit_rows),
-                plan,
-                batch.taps,
-                None if batch.adapters is None else self._on_device(batch.adapters),
-            )
+        return StepInputs(
+            token_ids,
+            self._on_device(batch.positions),
+            self._on_device(batch.logit_rows),
+            plan,
+            batch.taps,
+            None if batch.adapters is None else self._on_device(batch.adapters),
         )
 
     def _pieces(self, batches: Sequence[Batch]) -> list[Piece]:

@@ -125,19 +125,17 @@ def test_ranks_fuse_layers_and_replay_graphs_together_or_not_at_all(
     folder = checkpoint_factory("llama", **fields)
     with two_ranks("graph_process", folder) as ranks:
         said = [each.communicate(timeout=TIMEOUT_S)[0].splitlines() for each in ranks]
-    (figures, *leads), follows = ([json.loads(line) for line in each] for each in said)
+    (figures, leads), (follows,) = ([json.loads(line) for line in each] for each in said)
     error, num_replays, num_steps, fallbacks = figures
     assert error < 2e-5
     assert num_replays == num_steps
     assert fallbacks == []
     for reasons, wanted in (
-        (leads[0], ("another rank cannot capture", "another rank cannot use ours")),
-        (follows[0], ("no graph today", "no compiler today")),
+        (leads, ("another rank cannot capture", "another rank cannot use ours")),
+        (follows, ("no graph today", "no compiler today")),
     ):
         for reason, words in zip(reasons, wanted, strict=True):
             assert words in reason
-    assert "another rank cannot use ours" in leads[1][0], "it would wait for sums of the other"
-    assert "take something else, or fail" in follows[1][0]
 
 
 def test_ranks_that_differ_say_so_and_compute_nothing(session: Session) -> None:

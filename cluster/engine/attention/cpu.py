@@ -10,13 +10,12 @@ import torch
 
 from cluster.engine.attention.sdpa import SdpaPlan
 from cluster.engine.attention.seam import AttentionBackend
-from cluster.engine.cpu.kernels import Kernels, RowPointers
+from cluster.engine.cpu.kernels import CACHE_DTYPES, Kernels, RowPointers
 from cluster.engine.schedule.batch import Batch, IndexArray, Share
 from cluster.engine.types import AttentionOptions
 
 # What one task of the kernel takes: the keys stay in the cache for so many rows.
 _MAX_TASK_ROWS = 16
-_DTYPES = (torch.float32, torch.bfloat16)
 
 
 class NativePlan:
@@ -42,19 +41,15 @@ class NativePlan:
         )
         return output.to(dtype)
 
-    @property
-    def row_pointers(self) -> RowPointers:
-        """The step's rows; valid as long as this plan is."""
-        return self._rows.pointers
-
     @cached_property
-    def _rows(self) -> _Rows:
-        return _Rows(self._shares)
+    def row_pointers(self) -> RowPointers:
+        """The step's rows."""
+        return _row_pointers(self._shares)
 
     def _is_ours(self, query: torch.Tensor, kv: torch.Tensor) -> bool:
         return (
             kv.device.type == "cpu"
-            and kv.dtype in _DTYPES
+            and kv.dtype in CACHE_DTYPES
             and kv.is_contiguous()
             and query.shape[2] % self._kernels.lanes == 0
             and query.shape[0] // kv.shape[2] <= self._kernels.max_sharing
@@ -73,44 +68,40 @@ class NativeBackend(AttentionBackend):
         return NativePlan(self._kernels, batch, scratch_slot)
 
 
-class _Rows:
-    """Arrays of int64.  For each row: the address of its sequence's slots, how many tokens of
-    context it sees, where its path begins in `path_slots`, and how many nodes that has.  And where
-    the kernel's tasks begin.
+def _row_pointers(shares: Sequence[Share]) -> RowPointers:
+    """Of arrays of int64.  For each row: the address of its sequence's slots, how many tokens of
+    context it sees, where its path begins in the first array, and how many nodes that has.  And
+    where the kernel's tasks begin.
     """
-
-    def __init__(self, shares: Sequence[Share]) -> None:
-        slots: list[int] = []
-        counts: list[int] = []
-        contexts: list[IndexArray] = []
-        paths: list[IndexArray] = [np.empty(0, np.int64)]
-        path_lens: list[IndexArray] = []
-        tasks: list[int] = []
-        for share in shares:
-            assert share.slots.flags.c_contiguous, "slots are a view of one array"
-            slots.append(share.slots.ctypes.data)
-            counts.append(share.num_rows)
-            num_nodes = len(share.node_bits)
-            contexts.append(share.positions[: share.num_delta] + 1)
-            path_lens.append(np.zeros(share.num_delta, np.int64))
-            if num_nodes:
-                contexts.append(np.full(num_nodes, share.context_len))
-                # Ascending in each row: ancestors come before their descendants.
-                nodes = share.node_mask.nonzero()[1]
-                paths.append(share.slots[share.context_len + nodes])
-                path_lens.append(np.array([each.bit_count() for each in share.node_bits]))
-            tasks.extend(range(share.row_start, share.row_stop, _MAX_TASK_ROWS))
-        lens = np.concatenate(path_lens)
-        starts = np.cumsum(lens) - lens
-        self._shares = shares  # whose slots are pointed at
-        self._arrays = (
-            np.concatenate(paths),
-            np.repeat(np.array(slots, np.int64), counts),
-            np.concatenate(contexts),
-            starts,
-            lens,
-            np.array([*tasks, shares[-1].row_stop], np.int64),
-        )
-        assert all(array.dtype == np.int64 for array in self._arrays)
-        addresses = tuple(array.ctypes.data for array in self._arrays)
-        self.pointers = RowPointers(shares[-1].row_stop, len(tasks), addresses)
+    slots: list[int] = []
+    counts: list[int] = []
+    contexts: list[IndexArray] = []
+    paths: list[IndexArray] = [np.empty(0, np.int64)]
+    path_lens: list[IndexArray] = []
+    tasks: list[int] = []
+    for share in shares:
+        assert share.slots.flags.c_contiguous, "slots are a view of one array"
+        slots.append(share.slots.ctypes.data)
+        counts.append(share.num_rows)
+        num_nodes = len(share.node_bits)
+        contexts.append(share.positions[: share.num_delta] + 1)
+        path_lens.append(np.zeros(share.num_delta, np.int64))
+        if num_nodes:
+            contexts.append(np.full(num_nodes, share.context_len))
+            # Ascending in each row: ancestors come before their descendants.
+            nodes = share.node_mask.nonzero()[1]
+            paths.append(share.slots[share.context_len + nodes])
+            path_lens.append(np.array([each.bit_count() for each in share.node_bits]))
+        tasks.extend(range(share.row_start, share.row_stop, _MAX_TASK_ROWS))
+    lens = np.concatenate(path_lens)
+    arrays = (
+        np.concatenate(paths),
+        np.repeat(np.array(slots, np.int64), counts),
+        np.concatenate(contexts),
+        np.cumsum(lens) - lens,
+        lens,
+        np.array([*tasks, shares[-1].row_stop], np.int64),
+    )
+    assert all(array.dtype == np.int64 for array in arrays)
+    addresses = tuple(array.ctypes.data for array in arrays)
+    return RowPointers(shares[-1].row_stop, len(tasks), addresses, (shares, arrays))

@@ -16,24 +16,17 @@ from torch.overrides import TorchFunctionMode
 
 from cluster.engine.attention.cpu import NativePlan
 from cluster.engine.attention.seam import AttentionStep
-from cluster.engine.comparison import Comparison, is_close
-from cluster.engine.cpu.decoder_layer import NativeLayer, NativeLayers, native_layer
-from cluster.engine.cpu.kernels import Kernels
+from cluster.engine.cpu.decoder_layer import native_parts, weights_of
+from cluster.engine.cpu.kernels import CACHE_DTYPES, Kernels
 from cluster.engine.cpu.layers import NativeRMSNorm
 from cluster.engine.cpu.packed_linear import PackedLinear
-from cluster.engine.cpu.structures import GrowingModel
-from cluster.engine.decoder import decoder_of, has_fixed_rotations, is_known
+from cluster.engine.cpu.structures import GrowingModel, Rows, Weights
+from cluster.engine.decoder import LayerParts, decoder_of, has_fixed_rotations, is_known
 from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.paths import StepInputs, StepOutputs, TapStates
+from cluster.engine.types import LayerSpec
 
 log = logging.getLogger(__name__)
-
-# Of logits: rounding, which each layer adds to, and which a wrong layer exceeds by far.
-_TOLERANCE = 1e-4
-# Some rows of deep models amplify rounding: what keys and values that differ by so much do to the
-# logits, so many times, is rounding as well.  Each layer was compared alone before.
-_ROUNDING = 1e-7
-_AMPLIFIED = 8.0
 
 
 class _ExactPowers(TorchFunctionMode):
@@ -67,27 +60,32 @@ class _Rotations:
 
 
 class NativeForward:
-    """The forward of a transformers model whose layers are all native ones."""
+    """The forward of a transformers model whose layers are all native ones, of one page table."""
 
-    def __init__(self, module: Any, layers: Sequence[NativeLayer], kernels: Kernels) -> None:
+    def __init__(self, module: Any, layers: Sequence[LayerParts], kernels: Kernels) -> None:
         base = module.model
         self.kernels = kernels
-        self._layers = layers
-        self._chain = NativeLayers(layers, kernels)
+        self._layers = layers  # own what the addresses below are of
+        # One entry per layer, as the kernels take them.
+        weights = [weights_of(each) for each in layers]
+        self._weights = (ctypes.POINTER(Weights) * len(layers))(*map(ctypes.pointer, weights))
+        self._kvs = (ctypes.c_void_p * len(layers))()
+        self._windows = (ctypes.c_int64 * len(layers))()
+        scratch = kernels.library.decoder_layer_scratch
+        self._row_size = max(scratch(ctypes.byref(each), 1) for each in weights)
+        # Between a layer's operations; it grows to the largest step.
+        self._memory = torch.empty(0, dtype=torch.float32)
         self._embedding: torch.Tensor = base.embed_tokens.weight
         self._rotations = _Rotations(base.rotary_emb, kernels)
         self._norm: NativeRMSNorm = base.norm
         self._output: PackedLinear = module.lm_head
+        # Of the last step; a dtype of None = it is not one that the kernels read.
         self._cache: KVCache | None = None
+        self._cache_dtype: torch.dtype | None = None
 
     def of_part(self, module: Any, layers: Sequence[int]) -> NativeForward:
         """The forward of a model that has these of the layers."""
         return NativeForward(module, [self._layers[index] for index in layers], self.kernels)
-
-    def take_products(self) -> None:
-        """Multiply with the packed weights as they now are."""
-        for layer in self._layers:
-            layer.take_products()
 
     def __call__(self, inputs: StepInputs) -> StepOutputs | None:
         """None for a step that it is not made for."""
@@ -97,34 +95,83 @@ class NativeForward:
             self._cache = None  # its steps run elsewhere
             return None
         if plan.cache is not self._cache:
-            self._cache = plan.cache
-            self._chain.take_cache(plan)
-        if self._chain.cache_dtype is None:
+            self._take_cache(plan)
+        if self._cache_dtype is None:
             return None
         hidden = self._embedding.index_select(0, inputs.token_ids).float().unsqueeze(0)
         table = self._rotations.table(int(inputs.positions.max()) + 1)
         rotations = table.index_select(2, inputs.positions)
-        rows = self._chain.rows(plan, attention, rotations)
+        rows = self._rows(plan, attention, rotations)
         states, done = TapStates(inputs), 0
         for tap in sorted(set(inputs.taps)):
-            self._chain.run(rows, hidden, done, tap)
+            self._run(rows, hidden, done, tap)
             states.take(tap, self._norm(hidden[0]) if tap == len(self._layers) else hidden[0])
             done = tap
-        self._chain.run(rows, hidden, done, len(self._layers))
+        self._run(rows, hidden, done, len(self._layers))
         wanted = hidden[0].index_select(0, inputs.logit_rows)
         return StepOutputs(self._output.product(self._norm(wanted)), states.rows)
 
+    def _take_cache(self, step: AttentionStep) -> None:
+        """Read and write this step's cache from now on."""
+        self._cache = step.cache
+        # The model's own; behind them may stand those of a draft head.
+        layers = step.cache.layers[: len(self._layers)]
+        dtype = layers[0].dtype
+        is_native = dtype in CACHE_DTYPES and all(
+            kv.dtype == dtype and kv.is_contiguous() for kv in layers
+        )
+        self._cache_dtype = dtype if is_native else None
+        for index, kv in enumerate(layers):
+            self._kvs[index] = kv.data_ptr()
+            self._windows[index] = step.window(index) or 0
+
+    def _rows(self, step: AttentionStep, plan: NativePlan, rotations: torch.Tensor) -> Rows:
+        """The step's rows as the kernels take them; the arguments have to outlive them.
+
+        plan: the attention of all layers.  rotations: float32[2, 1, rows, head_dim], cosines first.
+        """
+        cosines, sines = rotations
+        slots, seen = step.write_slots(0), plan.row_pointers
+        size = self._row_size * len(slots)
+        if size > len(self._memory):
+            # Told, for a library that loads a model in another thread may change torch's default.
+            self._memory = torch.empty(size, dtype=torch.float32)
+        return Rows(
+            cosines.data_ptr(),
+            sines.data_ptr(),
+            slots.data_ptr(),
+            *seen.pointers,
+            len(slots),
+            seen.num_rows,
+            seen.num_tasks,
+            self._memory.data_ptr(),
+            self._cache_dtype == torch.bfloat16,
+        )
+
+    def _run(self, rows: Rows, hidden: torch.Tensor, start: int, stop: int) -> None:
+        """The layers [start, stop), in place on float32 hidden [1, rows, size]."""
+        self.kernels.library.decoder_layers(
+            self._weights,
+            ctypes.byref(rows),
+            self._kvs,
+            self._windows,
+            start,
+            stop,
+            hidden.data_ptr(),
+            self.kernels.num_threads,
+        )
+
     def grows_on(self, cache: KVCache) -> bool:
         """True if steps on this cache run natively whatever their rows: it was the last one's."""
-        return self._cache is cache and self._chain.cache_dtype is not None
+        return self._cache is cache and self._cache_dtype is not None
 
     def growing_model(self, end: int, max_context_len: int) -> GrowingModel:
         """The model as native growth takes it, for positions below `end`, until the next call or
         step."""
         cosines, sines = self._rotations.table(end)
-        bias, chain = self._output.float_bias, self._chain
+        bias = self._output.float_bias
         return GrowingModel(
-            *(ctypes.addressof(each) for each in (chain.weights, chain.kvs, chain.windows)),
+            *(ctypes.addressof(each) for each in (self._weights, self._kvs, self._windows)),
             self._embedding.data_ptr(),
             cosines.data_ptr(),
             sines.data_ptr(),
@@ -136,23 +183,24 @@ class NativeForward:
             cosines.shape[-1],
             self._output.out_features,
             max_context_len,
-            chain.row_size,
+            self._row_size,
             self._output.format,
-            chain.cache_dtype == torch.bfloat16,
+            self._cache_dtype == torch.bfloat16,
             self._embedding.dtype == torch.bfloat16,
             self._norm.variance_epsilon,
         )
 
 
-def native_forward(module: Any, comparison: Comparison, kernels: Kernels) -> NativeForward | None:
-    """The module's forward, if it is that of a plain decoder and computes the same, layer by layer
-    and as a whole.
+def native_forward(
+    module: Any, layers: Sequence[LayerSpec], kernels: Kernels
+) -> NativeForward | None:
+    """The module's forward, if it is that of a plain decoder.
 
-    Its layers are one group: a native call for all of them reads one page table."""
+    layers: as probed.  They are one group: a native call for all of them reads one page table."""
     if not is_known(type(module)):
         log.info("forward native=False: none is made for %s", type(module).__name__)
         return None
-    if len(comparison.groups) > 1:
+    if len({each.window is None for each in layers}) > 1:
         log.info("forward native=False: layers with a window have page tables of their own")
         return None
     base = decoder_of(module)
@@ -163,41 +211,12 @@ def native_forward(module: Any, comparison: Comparison, kernels: Kernels) -> Nat
         or not has_fixed_rotations(base.rotary_emb)
     ):
         return None
-    layers: list[NativeLayer] = []
-    for index, each in enumerate(base.layers):
-        layer = native_layer(each, base.rotary_emb, comparison, kernels)
-        if layer is None:
+    found: list[LayerParts] = []
+    for index, (each, spec) in enumerate(zip(base.layers, layers, strict=True)):
+        parts = native_parts(each, spec, kernels)
+        if parts is None:
             log.info("forward native=False: layer %d is of another kind", index)
             return None
-        layers.append(layer)
-    forward = NativeForward(module, layers, kernels)
-    is_same = _is_same(module, forward, comparison)
-    log.info("forward native=%s", is_same)
-    return forward if is_same else None
-
-
-def _is_same(module: Any, forward: NativeForward, comparison: Comparison) -> bool:
-    rows = torch.arange(comparison.num_rows)
-    token_ids, positions = rows * 7919 % module.lm_head.out_features, comparison.positions
-    reference, step = comparison.steps()
-    shaken, _ = comparison.steps()
-    generator = torch.Generator().manual_seed(0)
-
-    def logits(plan: AttentionStep) -> torch.Tensor:
-        found: torch.Tensor = module(
-            input_ids=token_ids.unsqueeze(0),
-            position_ids=positions.unsqueeze(0),
-            use_cache=False,
-            logits_to_keep=rows,
-            plan=plan,
-        ).logits
-        return found
-
-    with torch.inference_mode():
-        for kv in shaken.cache.layers:
-            kv.mul_(1.0 + _ROUNDING * torch.randn(kv.shape, generator=generator))
-        expected = logits(reference)
-        amplified = (logits(shaken) - expected).norm(dim=-1) / expected.norm(dim=-1)  # [1, rows]
-        found = forward(StepInputs(token_ids, positions, rows, step))
-    tolerance = (_AMPLIFIED * amplified).clamp(min=_TOLERANCE)
-    return found is not None and is_close(expected, found.logits.unsqueeze(0), tolerance)
+        found.append(parts)
+    log.info("forward native=True")
+    return NativeForward(module, found, kernels)

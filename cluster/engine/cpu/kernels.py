@@ -25,6 +25,8 @@ from cluster.errors import ConfigError
 from cluster.models.grouped import GroupedWeight
 from cluster.records import record
 
+# Formats of keys and values that attention reads.
+CACHE_DTYPES = (torch.float32, torch.bfloat16)
 # As groups.h has them: bytes of the header, outputs of a block, inputs of a unit.
 _HEADER_BYTES, _OUTPUTS, _UNIT = 64, 16, 32
 
@@ -106,7 +108,7 @@ class Kernels(DrawKernels):
         return layer.is_convolution or (
             layer.device.type == "cpu"
             and not layer.is_latent
-            and layer.dtype in (torch.float32, torch.bfloat16)
+            and layer.dtype in CACHE_DTYPES
             and layer.head_dim % self.lanes == 0
             and num_heads // layer.num_kv_heads <= self.max_sharing
         )
@@ -252,12 +254,14 @@ class Kernels(DrawKernels):
 
 @record
 class RowPointers:
-    """The addresses of arrays that tell the attention kernel what each row of a batch sees.  The
-    arrays must outlive it."""
+    """The addresses of arrays that tell the attention kernel what each row of a batch sees.
+
+    owners: of what is pointed at."""
 
     num_rows: int
     num_tasks: int
     pointers: tuple[int, ...]
+    owners: object
 
 
 @cache

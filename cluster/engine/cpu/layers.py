@@ -13,9 +13,8 @@ from typing import Any, ClassVar, TypeGuard
 import torch
 from torch.overrides import TorchFunctionMode
 
-from cluster.engine.comparison import is_close
 from cluster.engine.cpu.kernels import Kernels
-from cluster.engine.cpu.packed_linear import PackedLinear, is_packable, without_numbers
+from cluster.engine.cpu.packed_linear import PackedLinear, agree, is_packable, without_numbers
 from cluster.models.experts import Experts, linear_of
 
 # Layers that are given the same input, by the names that transformers' models use.
@@ -23,7 +22,7 @@ _SIBLINGS = ("q_proj", "k_proj", "v_proj")
 # The name of their product, beside them.
 JOINED = "qkv_product"
 _CONVERSIONS = (torch.Tensor.type, torch.Tensor.to, torch.Tensor.float)
-_CHECKED_ROWS = 3
+_CHECKED_ROWS = (3,)
 _TOLERANCE = 1e-5
 
 
@@ -198,7 +197,8 @@ def _fused(module: torch.nn.Module, kernels: Kernels) -> torch.nn.Module | None:
         if not (_is_plain_vector(weight) and isinstance(epsilon, float)):
             return None
         norm = NativeRMSNorm(kernels, weight, epsilon)
-        return norm if _agree(module, norm, len(weight)) else None
+        is_same = agree(module, norm, len(weight), _CHECKED_ROWS, _TOLERANCE)
+        return norm if is_same else None
     if not {"gate_proj", "up_proj", "down_proj"} <= children.keys():
         return None
     gate, up = children["gate_proj"], children["up_proj"]
@@ -209,7 +209,7 @@ def _fused(module: torch.nn.Module, kernels: Kernels) -> torch.nn.Module | None:
     ):
         return None
     mlp = NativeMLP(kernels, module)
-    return mlp if _agree(module, mlp, gate.in_features) else None
+    return mlp if agree(module, mlp, gate.in_features, _CHECKED_ROWS, _TOLERANCE) else None
 
 
 def _route(mixture: torch.nn.Module, experts: Experts, kernels: Kernels) -> None:
@@ -235,18 +235,6 @@ def _is_plain_vector(weight: Any) -> TypeGuard[torch.nn.Parameter]:
         and weight.device.type == "cpu"
         and weight.is_contiguous()
     )
-
-
-def _agree(original: torch.nn.Module, fused: torch.nn.Module, size: int) -> bool:
-    """True if the two compute the same for a few rows, one of them large and one of them small."""
-    rows = torch.linspace(-1, 1, _CHECKED_ROWS * size).mul(97.0).sin().view(1, _CHECKED_ROWS, size)
-    rows = rows * torch.tensor([1e-3, 1.0, 30.0]).view(1, _CHECKED_ROWS, 1)
-    with torch.inference_mode():
-        try:
-            expected = original(rows)
-        except (RuntimeError, TypeError, ValueError):  # it takes something else than rows
-            return False
-        return is_close(expected, fused(rows), _TOLERANCE)
 
 
 def _join_siblings(parent: torch.nn.Module, kernels: Kernels) -> int:

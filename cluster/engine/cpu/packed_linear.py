@@ -35,6 +35,8 @@ _EXPECTED_ROWS = 64
 _CHECKED_ROWS = (1, 2, 3, 8, 17, 64, 100)
 # Weights in our kernels, of all those that are multiplied, from which a model counts as native.
 _NATIVE_SHARE = 0.99
+# Of the rows that functions are compared on.
+_SCALES = (1.0, 1e-3, 30.0)
 _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 
 _numbers = itertools.count()
@@ -223,9 +225,9 @@ def _agrees(linear: torch.nn.Linear, way: Kernels | None) -> bool:
     dtype = linear.weight.dtype
     try:
         packed = PackedLinear(linear, way)
-        return agree(linear, packed, linear.in_features, _CHECKED_ROWS, _TOLERANCES[dtype], dtype)
     except (RuntimeError, AttributeError):  # a build of torch without these operators
         return False
+    return agree(linear, packed, linear.in_features, _CHECKED_ROWS, _TOLERANCES[dtype], dtype)
 
 
 def agree(
@@ -236,11 +238,16 @@ def agree(
     tolerance: float,
     dtype: torch.dtype = torch.float32,
 ) -> bool:
-    """True if two functions of [rows, size] are the same but for rounding, for so many rows."""
+    """True if two functions of [1, rows, size] are the same but for rounding, for so many rows,
+    which are small or large together; False where one takes something else."""
     with torch.inference_mode():
-        for count in row_counts:
-            rows = torch.linspace(-1, 1, count * size).mul(97.0).sin().view(count, size).to(dtype)
-            expected = exact(rows).float()
-            if not (other(rows).float() - expected).norm() <= tolerance * expected.norm():
+        for count, scale in itertools.product(row_counts, _SCALES):
+            rows = torch.linspace(-1, 1, count * size).mul(97.0).sin().view(1, count, size)
+            rows = (scale * rows).to(dtype)
+            try:
+                expected, found = exact(rows).float(), other(rows).float()
+            except (RuntimeError, TypeError, ValueError, AttributeError):
+                return False
+            if not (found - expected).norm() <= tolerance * expected.norm():
                 return False
     return True

@@ -10,7 +10,7 @@ import ctypes
 
 from cluster.engine.draw.native import DrawShare, RankedDraw
 
-PRODUCT_NAMES = ("qkv", "out", "gate_up", "down")
+_PRODUCT_NAMES = ("qkv", "out", "gate_up", "down")
 _POINTER, _INT64, _INT32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 _FLOAT, _DOUBLE = ctypes.c_float, ctypes.c_double
 
@@ -20,11 +20,11 @@ class Weights(ctypes.Structure):
 
     _fields_ = (
         *((f"{name}_norm", _POINTER) for name in ("input", "post", "query", "key")),
-        *((name, _POINTER) for name in PRODUCT_NAMES),
-        *((f"{name}_bias", _POINTER) for name in PRODUCT_NAMES),
+        *((name, _POINTER) for name in _PRODUCT_NAMES),
+        *((f"{name}_bias", _POINTER) for name in _PRODUCT_NAMES),
         *((name, _INT64) for name in ("size", "num_heads", "num_kv_heads", "head_dim")),
         ("inner_size", _INT64),
-        *((f"{name}_format", _INT32) for name in PRODUCT_NAMES),
+        *((f"{name}_format", _INT32) for name in _PRODUCT_NAMES),
         *((f"{name}_epsilon", _FLOAT) for name in ("input", "post", "query", "key")),
         ("scaling", _FLOAT),
         ("is_rotated", _INT32),

@@ -28,9 +28,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.functional import linear
 from triton import knobs
 
-from cluster.engine.attention.sdpa import SdpaBackend
 from cluster.engine.attention.seam import AttentionStep
-from cluster.engine.comparison import Comparison
 from cluster.engine.decoder import (
     LayerParts,
     decoder_of,
@@ -43,14 +41,12 @@ from cluster.engine.launch import LAUNCH_ERRORS, on_device
 from cluster.engine.parallel import Alone
 from cluster.engine.paths import StepInputs, StepOutputs, TapStates
 from cluster.engine.reminder import in_a_line
-from cluster.engine.types import AttentionOptions, LayerSpec, Vote
+from cluster.engine.types import AttentionOptions, LayerSpec
 from cluster.records import record
 
 log = logging.getLogger(__name__)
 
-# Of a row's norm, when a layer is compared with the original.  In coarse formats of each rounding
-# every element may be off by half a unit in the last place, of which a layer has a dozen.
-_TOLERANCES = {torch.float32: 1e-5, torch.float16: 4 * 2.0**-11, torch.bfloat16: 4 * 2.0**-8}
+_DTYPES = {torch.float32, torch.float16, torch.bfloat16}
 
 
 @record
@@ -147,31 +143,49 @@ class FusedForward:
 
     def __call__(self, inputs: StepInputs) -> StepOutputs | None:
         """None for a step that it is not made for."""
-        plan, taps = inputs.plan, inputs.taps
-        if self.failure or inputs.adapters is not None or not isinstance(plan, AttentionStep):
+        if self.failure or not isinstance(inputs.plan, AttentionStep):
             return None
-        norm, last = self._norm, len(self._layers)
         with on_device(inputs.token_ids.device):
             hidden = self._module.model.embed_tokens(inputs.token_ids)  # [rows, size]
             if isinstance(hidden, AsyncCollectiveTensor):
                 hidden = hidden.wait()  # on the stream, as torch's operators do by themselves
-            states = TapStates(inputs)
-            step = _Step(plan, inputs.positions, self._rotations)
-            change: torch.Tensor | None = None
-            for number, layer in enumerate(self._layers):
-                if number in taps and change is not None:
-                    hidden, change = hidden + change, None
-                states.take(number, hidden)
-                change = layer(step, hidden, change)
-            if last in taps:
-                normed = add_norm(hidden, change, norm.weight, norm.epsilon)
-                states.take(last, normed)
-                wanted = normed.index_select(0, inputs.logit_rows)
-            else:
-                wanted = add_norm(hidden, change, norm.weight, norm.epsilon, inputs.logit_rows)
+            wanted, taps = self._decoded(inputs, hidden)
             logits: torch.Tensor = self._module.lm_head(wanted)
-        del hidden, change, wanted  # logits of full precision take more memory than any layer
-        return StepOutputs(logits.float(), states.rows)
+        del hidden, wanted  # logits of full precision take more memory than any layer
+        return StepOutputs(logits.float(), taps)
+
+    def _decoded(
+        self, inputs: StepInputs, hidden: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What the output layer is to multiply, and the taps.  hidden: [rows, size], is changed."""
+        plan, taps, norm, last = inputs.plan, inputs.taps, self._norm, len(self._layers)
+        assert isinstance(plan, AttentionStep)
+        states = TapStates(inputs)
+        step = _Step(plan, inputs.positions, self._rotations)
+        change: torch.Tensor | None = None
+        for number, layer in enumerate(self._layers):
+            if number in taps and change is not None:
+                hidden, change = hidden + change, None
+            states.take(number, hidden)
+            change = layer(step, hidden, change)
+        if last not in taps:
+            wanted = add_norm(hidden, change, norm.weight, norm.epsilon, inputs.logit_rows)
+            return wanted, states.rows
+        normed = add_norm(hidden, change, norm.weight, norm.epsilon)
+        states.take(last, normed)
+        return normed.index_select(0, inputs.logit_rows), states.rows
+
+    def failure_in(self, inputs: StepInputs) -> str:
+        """Why the kernels of a step cannot be run here; "" = they can.  What ranks sum is this
+        one's part alone, so that no rank waits for one where they fail."""
+        weight, alone = self._norm.weight, Alone()  # type: ignore[no-untyped-call]
+        hidden = weight.new_zeros(len(inputs.token_ids), len(weight))
+        try:
+            with torch.inference_mode(), on_device(weight.device), alone:
+                self._decoded(inputs, hidden)
+        except LAUNCH_ERRORS as error:
+            return in_a_line(error)
+        return ""
 
     def of_part(self, module: Any, layers: Sequence[int]) -> FusedForward:
         """The forward of the module that consists of these layers, see `part_of`."""
@@ -187,43 +201,11 @@ class FusedForward:
         self.failure = f"layers: transformers' own forward is used: {reason}"
         log.warning("%s", self.failure)
 
-    def compare(self, layers: Sequence[LayerSpec], max_context_len: int, vote: Vote) -> None:
-        """Give up unless on all ranks each layer computes what the original does: its output, and
-        what it writes to the cache.  The attention in both is the reference's.  What ranks sum is
-        each one's part in both, so that no rank waits for one on which a layer fails.
-
-        layers: as probed.  Every rank must call."""
-        comparison = Comparison(layers, max_context_len, (SdpaBackend(), SdpaBackend()))
-        pairs = zip(self._layers, self._module.model.layers, strict=True)
-        alone = Alone()  # type: ignore[no-untyped-call]
-        with torch.inference_mode(), on_device(self._norm.weight.device), alone:
-            found = (self._difference(comparison, *pair) for pair in pairs)
-            failure = next(filter(None, found), "")
-        if vote(not failure):
-            log.info("layers fused count=%d", len(self._layers))
-        else:
-            self.give_up(failure or "another rank cannot use ours")
-
-    def _difference(self, comparison: Comparison, layer: _Layer, original: Any) -> str:
-        """Why a layer is not to take the original's place; "" = it computes the same."""
-        size, rotary = self._norm.weight.shape[0], self._module.model.rotary_emb
-        case = comparison.of_layer(original, layer.index, size, rotary)
-        if case is None:
-            return "its layers take something else, or fail"
-        step = _Step(case.step, comparison.positions, self._rotations)
-        hidden = case.hidden[0].clone()
-        try:
-            found = hidden + layer(step, hidden, None)
-        except LAUNCH_ERRORS as error:
-            return in_a_line(error)
-        is_same = case.is_same(found.unsqueeze(0), layer.index, _TOLERANCES[found.dtype])
-        return "" if is_same else f"layer {layer.index} computes something else"
-
 
 def fused_forward(
     module: Any, layers: Sequence[LayerSpec], max_context_len: int
 ) -> FusedForward | None:
-    """The module's forward, if it is of the recognised kind; not compared yet.
+    """The module's forward, if it is of the recognised kind; not tried yet.
 
     layers: as probed.  It goes layer by layer, so that memory holds one layer's weights twice."""
     base = decoder_of(module) if is_known(type(module)) else None
@@ -231,7 +213,7 @@ def fused_forward(
     if (
         base is None
         or others
-        or layers[0].dtype not in _TOLERANCES
+        or layers[0].dtype not in _DTYPES
         or (device.type == "cpu" and not knobs.runtime.interpret)
         or not has_fixed_rotations(base.rotary_emb)
         or 2 * len(base.rotary_emb.inv_freq) != layers[0].head_dim  # some rotate a part of a head
@@ -274,6 +256,7 @@ def _has_plain_weights(parts: LayerParts) -> bool:
         and all(len({each.bias is None for each in group}) == 1 for group in inputs)
         and len(norms) != 1
         and len({each.variance_epsilon for each in norms}) < 2
+        and getattr(parts.attention, "use_rope", True)  # some layers of SmolLM3 do not rotate
     )
 
 

@@ -22,7 +22,7 @@ from cluster.engine.loading.model import LoadedModel
 from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.paths import StepInputs, StepOutputs
 from cluster.engine.reminder import in_a_line
-from cluster.engine.schedule.batch import Batch
+from cluster.engine.schedule.batch import Batch, padding
 from cluster.engine.types import LayerSpec, Vote
 from cluster.errors import ConfigError
 
@@ -79,10 +79,10 @@ class GraphedForward:
         self._taps: dict[tuple[int, ...], torch.Tensor] = {}
         widest = backend.form(widths[-1], widths[-1])
         assert widest is not None, "the backend knows no form of this model's steps"
-        padding = self._padding(widths[-1])
-        fixed = self._num_index_words(widths[-1]) + widest.num_words(padding[0])
+        nobody = self._padding(widths[-1])
+        fixed = self._num_index_words(widths[-1]) + widest.num_words(nobody[0])
         # One for each group of layers, whose slots are others.
-        self._stagings = [Staging(fixed + rest_words, model.device) for _ in padding]
+        self._stagings = [Staging(fixed + rest_words, model.device) for _ in nobody]
         # Outside the pool: one result may be read while no graph may have it overwritten.
         shape = min(widths[-1], LOGIT_ROWS), model.num_columns
         self._logits = torch.zeros(shape, dtype=torch.float32, device=model.device)
@@ -144,16 +144,6 @@ class GraphedForward:
                         self._captured(form, width, taps)
         log.info("graphs captured max_width=%d graphs=%d", max_width, self.num_graphs)
 
-    def keep_if(self, check: Callable[[], None]) -> None:
-        """Go on only if `check`, which runs steps, raises no ConfigError on any rank."""
-        error = None
-        try:
-            check()
-        except ConfigError as failure:
-            error = failure
-        if not self._vote(error is None):
-            self._give_up(error or ConfigError("their check fails on another rank"))
-
     def _stage(self, batches: Sequence[Batch], form: StepForm) -> bool:
         """Bring the batches to the device; False: they have too many words."""
         first = batches[0]
@@ -180,7 +170,7 @@ class GraphedForward:
         except Exception as failure:  # noqa: BLE001 - a model's own code may do what no graph can
             error = failure
         if not self._vote(replay is not None):
-            self._give_up(error or ConfigError("another rank cannot capture them"))
+            self.give_up(error or ConfigError("another rank cannot capture them"))
             return None
         assert replay is not None, "the vote counts this rank's answer"
         self._replays[form, taps] = replay
@@ -216,7 +206,7 @@ class GraphedForward:
             self._taps[taps] = states.new_zeros(self._widths[-1], *states.shape[1:])
         return self._taps[taps]
 
-    def _give_up(self, error: Exception) -> None:
+    def give_up(self, error: Exception) -> None:
         self.failure = f"steps run without CUDA graphs: {in_a_line(error)}"
         log.warning("%s", self.failure)
         self._replays.clear()  # and with them their memory
@@ -226,12 +216,8 @@ class GraphedForward:
         return width * (_NUM_INDICES + self._kernel) * _WORDS_PER_INDEX
 
     def _padding(self, width: int) -> list[Batch]:
-        """A step of nobody."""
-        zeros = np.zeros(width, np.int64)
-        return [
-            Batch((), zeros, zeros, np.full_like(zeros, scratch_slot), zeros[:0])
-            for scratch_slot in self._cache.scratch_slots
-        ]
+        """A step of nobody, of each group of layers."""
+        return [padding(width, scratch_slot) for scratch_slot in self._cache.scratch_slots]
 
 
 def create_graphs(

@@ -10,14 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from transformers import GenerationConfig
 
 from cluster.config.schema import EngineConfig
 from cluster.engine.adapters import AdapterShelf
 from cluster.engine.attention import backends, seam
-from cluster.engine.attention.cpu import NativeBackend
-from cluster.engine.attention.sdpa import SdpaBackend
-from cluster.engine.comparison import Comparison
 from cluster.engine.cpu.causal_lm import NativeForward, native_forward
 from cluster.engine.cpu.layers import fuse_layers
 from cluster.engine.cpu.narrow import can_widen, unstack_experts
@@ -56,14 +52,13 @@ from cluster.models.fingerprint import folder_tokenizer_hash, model_hash
 from cluster.models.grouped import GroupedWeight
 from cluster.models.made_for import served_hash
 from cluster.models.resolve import resolve
+from cluster.models.token_bytes import eos_token_ids
 from cluster.records import record
 
 if TYPE_CHECKING:
     from cluster.engine.fused.forward import FusedForward  # which imports triton
 
 log = logging.getLogger(__name__)
-
-_CPU = torch.device("cpu")
 
 
 @record
@@ -177,7 +172,7 @@ def load_model(
     fused = None if is_widened else fused_on_gpu(module, config, layers, max_context_len)
     if fused is None and config.tensor_parallel == 1:
         groups = few_bits(module, config, folder, numbering) if is_widened else None
-        forward = _fused(module, config, layers, max_context_len, groups)
+        forward = _fused(module, config, layers, groups)
     weights = served_weights(module)
     instead = ""
     if not weights:
@@ -225,7 +220,7 @@ def load_model(
 def fused_on_gpu(
     module: Any, config: EngineConfig, layers: Sequence[LayerSpec], max_context_len: int
 ) -> FusedForward | None:
-    """The forward by our kernels for GPUs, where they are wanted and serve the model; not compared
+    """The forward by our kernels for GPUs, where they are wanted and serve the model; not tried
     yet."""
     if config.compile or backends.chosen(config.attention, layers[0].device) != "triton":
         return None
@@ -238,7 +233,6 @@ def _fused(
     module: Any,
     config: EngineConfig,
     layers: Sequence[LayerSpec],
-    max_context_len: int,
     groups: Mapping[str, GroupedWeight] | None,
 ) -> NativeForward | None:
     """Pack and fuse what our kernels or torch's libraries compute faster; returns the forward, if
@@ -267,28 +261,16 @@ def _fused(
         native is not None,
         num_fused,
     )
-    forward: NativeForward | None = None
-    if fusing is not None:
-        wide = tuple(replace(each, dtype=torch.float32, device=_CPU) for each in layers)
-        ways = SdpaBackend(), NativeBackend(fusing)
-        comparison = Comparison(wide, max_context_len, ways)
-        forward = native_forward(module, comparison, fusing)
     if groups is not None and native is not None:
         multiply_narrow(module, native, groups, config)
-        if forward is not None:
-            forward.take_products()
-    return forward
+    return None if fusing is None else native_forward(module, layers, fusing)
 
 
 def _eos_token_ids(folder: Path, text_config: Any) -> tuple[int, ...]:
-    """The tokens that end a generation: the generation config's, else the model config's."""
-    try:
-        found = GenerationConfig.from_pretrained(folder).eos_token_id
-    except OSError:  # the file is optional
-        found = None
-    if found is None:
-        found = getattr(text_config, "eos_token_id", None)
-    return () if found is None else tuple(int(token) for token in np.atleast_1d(found))
+    """The tokens that end a generation: as the folder declares them, else as its architecture."""
+    default = getattr(text_config, "eos_token_id", None)
+    of_kind = () if default is None else tuple(int(token) for token in np.atleast_1d(default))
+    return eos_token_ids(folder) or of_kind
 
 
 def identify(model: LoadedModel) -> tuple[str, str]:

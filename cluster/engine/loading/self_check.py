@@ -120,7 +120,7 @@ def _short(engine: Steps, num_before: int) -> _Case:
     context, drafts = tokens[:-6], tokens[-6:]
     tree = TokenTree.of(drafts[:4], [-1, -1, 0, 0])
     grown = TokenTree.of([drafts[3], drafts[4], drafts[5]], [-1, 0, -1])
-    _run(engine, Work(_REQUEST, 0, context[:-3]))
+    _run(engine, Work(_REQUEST, 0, context[:-3], tenant=_nobody()))
     rows = _run(engine, Work(_REQUEST, len(context) - 3, context[-3:], tree))
     engine.retain(_REQUEST, [0], [3])
     more = _run(engine, Work(_REQUEST, len(context) + 1, tokens[:0], grown, num_cached_nodes=1))
@@ -145,8 +145,7 @@ def _long(engine: Steps, length: int) -> _Case:
     tokens = all_over(engine, length + _CHAINS * _DEPTH)
     context, drafts = tokens[:length], tokens[length:]
     tree = TokenTree.of(drafts, [-1] * _CHAINS + [*range(len(drafts) - _CHAINS)])
-    # Nobody else's prefix: what an earlier check wrote is not to be found.
-    tenant = secrets.token_bytes(8)
+    tenant = _nobody()
     edges = np.linspace(0, length, _PIECES + 1).astype(int).tolist()
     for piece, (start, stop) in enumerate(pairwise(edges[:-1])):
         _run(engine, Work(_REQUEST, start, context[start:stop], tenant=tenant))
@@ -164,6 +163,11 @@ def _long(engine: Steps, length: int) -> _Case:
         order += [0, *own][first:]
         wanted.append([*range(length - 1, length + _DEPTH)][first:])
     return _Case(rows[order], texts, wanted)
+
+
+def _nobody() -> bytes:
+    """A tenant of no other text: what an earlier check wrote is not to be found."""
+    return secrets.token_bytes(8)
 
 
 def all_over(engine: Steps, count: int) -> TokenArray:

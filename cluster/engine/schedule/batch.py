@@ -218,6 +218,12 @@ def build_batch(
     )
 
 
+def padding(num_rows: int, scratch_slot: int = 0) -> Batch:
+    """A step of nobody."""
+    zeros = np.zeros(num_rows, np.int64)
+    return Batch((), zeros, zeros, np.full_like(zeros, scratch_slot), zeros[:0])
+
+
 def tapped(picks: SequenceOf[Pick], rows: torch.Tensor | None) -> Taps | None:
     """The taps with the sequences that they are of; to be asked before the picks are committed.
 

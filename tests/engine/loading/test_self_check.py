@@ -36,8 +36,8 @@ def test_a_native_layer_with_anothers_weights_is_refused(dtype: str) -> None:
     engine = load_engine(TRAINED, dtype=dtype)
     assert engine.model.native is not None
     self_check.check(engine, engine.model)
-    _, _, other, wrong, *_ = engine.model.native._layers
-    wrong.weights.out, wrong.weights.down = other.weights.out, other.weights.down
+    other, wrong = (each.contents for each in engine.model.native._weights[2:4])
+    wrong.out, wrong.down = other.out, other.down
     with pytest.raises(ConfigError, match="logits are off by"):
         self_check.check(engine, engine.model)
 

@@ -3,8 +3,7 @@
 python -m tests.support.engine.graph_process RANK ADDRESS FOLDER; rank 0 prints a line of JSON: the
 largest difference of logits and taps to those of one process, the steps that were replays, the
 steps, and what it fell back to.  Then both load once more; rank 1 cannot launch a kernel, and its
-first capture fails; and again, where transformers' own layer fails on it.  Both print what they
-fall back to.
+first capture fails.  Both print what they fall back to.
 """
 
 from __future__ import annotations
@@ -18,9 +17,7 @@ import torch
 
 from cluster.core import TokenTree, token_array
 from cluster.engine import parallel
-from cluster.engine.attention.sdpa import SdpaBackend, SdpaPlan
 from cluster.engine.fused import forward
-from cluster.engine.schedule.batch import Batch
 from cluster.engine.work import Work
 from tests.support.engine.captures import Recorder
 from tests.support.engine.driver import prompt
@@ -39,16 +36,6 @@ class Failing(Recorder):
     def __call__(self, run: Callable[[], None]) -> Callable[[], None]:
         super().__call__(run)
         raise RuntimeError("no graph today")
-
-
-class TornPlan(SdpaPlan):
-    def attend(self, *_: object) -> torch.Tensor:
-        raise RuntimeError("no memory today")
-
-
-class Torn(SdpaBackend):
-    def plan(self, batch: Batch, scratch_slot: int) -> SdpaPlan:
-        return TornPlan(batch, scratch_slot)
 
 
 def main() -> None:
@@ -86,9 +73,6 @@ def main() -> None:
     capture = Failing() if rank else Recorder()
     failing = build(folder, capture, fused=True, tensor_parallel=2)
     say(json.dumps(list(failing.forward.fallbacks)))
-    if rank:
-        forward.SdpaBackend = Torn
-    say(json.dumps(list(build(folder, fused=True, tensor_parallel=2).forward.fallbacks)))
     parallel.leave_group()
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 import triton
 from triton import knobs
@@ -20,7 +19,7 @@ from cluster.engine.attention.seam import AttentionBackend, AttentionPlan, Words
 from cluster.engine.attention.triton.kernels import attend_kernel, combine_kernel
 from cluster.engine.attention.triton.layout import Frame, Tiling, lay_out, num_words
 from cluster.engine.launch import LAUNCH_ERRORS, KernelHealth, on_device
-from cluster.engine.schedule.batch import Batch
+from cluster.engine.schedule.batch import Batch, padding
 from cluster.engine.types import AttentionOptions
 from cluster.errors import ConfigError
 from cluster.records import frozen, record
@@ -276,11 +275,11 @@ class TritonBackend(AttentionBackend):
         window: int | None,
         options: AttentionOptions,
     ) -> None:
-        tiling, zeros = shape.tiling(block_lines, self.num_programs), np.zeros(1, np.int64)
+        tiling = shape.tiling(block_lines, self.num_programs)
         frame = Frame.holding(1, tiling)
         # Each kernel must be met: where a frame has no room for splits, one of nobody's rows.
         frame = replace(frame, num_split_rows=max(frame.num_split_rows, 1))
-        layout = lay_out(Batch((), zeros, zeros, zeros, zeros[:0]), tiling, frame)
+        layout = lay_out(padding(1), tiling, frame)
         words = torch.from_numpy(layout.words).to(shape.device)
         # As transformers' layers hand it over: a row's heads side by side.
         rows = torch.zeros((1, shape.heads, shape.head_dim), dtype=shape.dtype, device=shape.device)
