@@ -24,7 +24,6 @@ from cluster.engine.cpu import kernels
 from cluster.engine.cpu.narrow import LINEAR_SHARE
 from cluster.engine.cpu.packed_linear import plain_share
 from cluster.engine.device import resolve_device, resolve_dtype
-from cluster.engine.graphs.forward import may_have_graphs
 from cluster.engine.loading.few_bits import ROUNDED_BITS, may_stay_narrow, wanted_format
 from cluster.engine.loading.inspection import Description, check_packages
 from cluster.engine.loading.model_config import cached_layers, quantised_by
@@ -37,7 +36,6 @@ from cluster.engine.memory.pool_sizes import (
     wanted_states,
 )
 from cluster.engine.memory.reserve import ForwardBytes, Reserve, num_logit_rows, reserve
-from cluster.engine.types import LayerSpec
 from cluster.errors import ConfigError
 from cluster.models.experts import unstacked
 from cluster.models.weights import GROUPED, header_of, stored_bytes
@@ -49,9 +47,6 @@ _BITS = {"fp8": 8.0, "fbgemm_fp8": 8.0, "mxfp4": 4.25, "awq": 4.0, "gptq": 4.0}
 # Of a row while a layer's products are made: hidden states, and inside both factors and their
 # product.
 _NUM_STATES, _NUM_INNER = 4, 3
-# Of the delta rule: a text's matrix, with those that the next is made of, and float32 keys of its
-# rows and of the page before them, with what is made of these.
-_NUM_COPIES, _NUM_LINES = 4, 5
 _STATED = {"load_in_8bit": 8, "load_in_4bit": 4}
 # As configurations call the experts of a layer, and those that a token is sent to.
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -150,14 +145,13 @@ def planned(
     drawn, vocab_size = num_logit_rows(config, logit_rows), described.vocab_size
     kept = Reserve(_WORKING_BYTES)
     if not on_cpu:
-        forward = forward_bytes(described.text_config, vocab_size, dtype, ranks)
-        gathered = gathered_bytes(config, layers)
         kept = reserve(
             config,
+            layers,
             vocab_size,
             drawn,
-            lambda *counts: forward(*counts) + gathered,
-            in_graphs=may_have_graphs(config, layers) and config.device_map is None,
+            forward_bytes(described.text_config, vocab_size, dtype, ranks),
+            on_one_gpu=config.device_map is None,
         )
     return Planned(
         num_parameters=num_parameters,
@@ -184,19 +178,6 @@ def forward_bytes(
     of_row = (_NUM_STATES * hidden + _NUM_INNER * widest // ranks) * dtype.itemsize
     of_logits = vocab_size * (dtype.itemsize + torch.float32.itemsize)
     return lambda num_rows, num_logits: max(num_rows * of_row, num_logits * of_logits)
-
-
-def gathered_bytes(config: EngineConfig, layers: Sequence[LayerSpec]) -> int:
-    """An estimate of what the delta rule takes in a layer of the widest step; 0 without one."""
-    num_rows = config.max_batch_tokens
-    num_texts = min(config.max_running_sequences, num_rows)
-    num_lines = _NUM_LINES * (num_texts * config.page_size + num_rows)
-    return max(
-        _NUM_COPIES * num_texts * each.state_bytes + num_lines * each.state_bytes // each.state[-1]
-        if each.state
-        else 0
-        for each in layers
-    )
 
 
 def _parameters(module: Any) -> dict[str, _Parameter]:

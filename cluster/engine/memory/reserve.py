@@ -6,13 +6,11 @@ At load the model's own forward is run and torch's allocator asked for its peak.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
 
 from cluster.config.schema import EngineConfig
-from cluster.engine.attention.delta_rule import delta_rule
 from cluster.engine.graphs.forward import (
     LOGIT_ROWS,
     WIDTHS,
@@ -21,8 +19,7 @@ from cluster.engine.graphs.forward import (
 )
 from cluster.engine.loading.model import LoadedModel
 from cluster.engine.paths import StepInputs
-from cluster.engine.schedule.batch import Batch, Share
-from cluster.engine.schedule.pieces import Piece, pieces_of
+from cluster.engine.types import LayerSpec
 from cluster.errors import ConfigError
 from cluster.records import frozen, record
 from cluster.spec.draw import drawing_bytes
@@ -33,6 +30,10 @@ _ROWS_PER_SEQUENCE = 16
 # What no tensor has (CUDA's context, NCCL's buffers, loaded kernels) is in use when the KV cache is
 # sized, or has room in the share of the device that is left to others.
 _MARGIN = 1.05
+
+# Of the delta rule: a text's matrix, with those that the next is made of, and float32 keys of its
+# rows and of the page before them, with what is made of these.
+_NUM_COPIES, _NUM_LINES = 4, 5
 
 # The bytes of a forward at its peak, by its rows and by those that have logits.
 ForwardBytes = Callable[[int, int], int]
@@ -58,17 +59,20 @@ def num_logit_rows(config: EngineConfig, of_drafter: int | None = None) -> int:
 
 def reserve(
     config: EngineConfig,
+    layers: Sequence[LayerSpec],
     vocab_size: int,
     logit_rows: int,
     forward_bytes: ForwardBytes,
     *,
-    in_graphs: bool,
+    on_one_gpu: bool,
 ) -> Reserve:
-    """logit_rows: of a step at most.  in_graphs: whether steps run in graphs too."""
+    """layers: what the model caches.  logit_rows: of a step at most.  forward_bytes: but for what
+    the delta rule takes.  on_one_gpu: where steps run in graphs too, if they can."""
     num_rows, graphs = config.max_batch_tokens, 0
     # A forward is over when its rows are drawn from.
-    steps = max(forward_bytes(num_rows, logit_rows), drawing_bytes(logit_rows, vocab_size))
-    if in_graphs:
+    forward = forward_bytes(num_rows, logit_rows) + _gathered_bytes(config, layers)
+    steps = max(forward, drawing_bytes(logit_rows, vocab_size))
+    if on_one_gpu and may_have_graphs(config, layers):
         # All share a pool, in which the widest comes first: the others find room in what it has
         # left.  Their logits lie outside.
         width = min(num_rows, WIDTHS[-1])
@@ -76,6 +80,19 @@ def reserve(
         logits = num_logits * vocab_size * torch.float32.itemsize
         graphs = forward_bytes(width, num_logits) + logits
     return Reserve(int(steps * _MARGIN), int(graphs * _MARGIN))
+
+
+def _gathered_bytes(config: EngineConfig, layers: Sequence[LayerSpec]) -> int:
+    """An estimate of what the delta rule takes in a layer of the widest step; 0 without one."""
+    num_rows = config.max_batch_tokens
+    num_texts = min(config.max_running_sequences, num_rows)
+    num_lines = _NUM_LINES * (num_texts * config.page_size + num_rows)
+    sizes = (
+        _NUM_COPIES * num_texts * each.state_bytes + num_lines * each.state_bytes // each.state[-1]
+        for each in layers
+        if each.state
+    )
+    return max(sizes, default=0)
 
 
 def measured(config: EngineConfig, model: LoadedModel, logit_rows: int) -> Reserve:
@@ -89,16 +106,17 @@ def measured(config: EngineConfig, model: LoadedModel, logit_rows: int) -> Reser
     def forward_bytes(num_rows: int, num_logits: int) -> int:
         torch.cuda.reset_peak_memory_stats(model.device)
         before = torch.cuda.memory_allocated(model.device)
-        run(config, model, num_rows, num_logits)
+        run(model, num_rows, num_logits)
         return torch.cuda.max_memory_allocated(model.device) - before
 
     try:
         return reserve(
             config,
+            model.layers,
             model.num_columns,
             logit_rows,
             forward_bytes,
-            in_graphs=may_have_graphs(config, model.layers) and is_on_one_gpu(model),
+            on_one_gpu=is_on_one_gpu(model),
         )
     except torch.OutOfMemoryError as error:
         raise ConfigError(
@@ -117,41 +135,14 @@ class _WithoutCache:
     delta_layer: Callable[..., torch.Tensor]
 
 
-def run(config: EngineConfig, model: LoadedModel, num_rows: int, num_logits: int) -> None:
+def run(model: LoadedModel, num_rows: int, num_logits: int) -> None:
     """Run the model's forward on rows of no text, without a KV cache: what stands for attention
-    takes as much memory for its results, and the delta rule as much as of all texts that may run.
-    """
+    takes as much memory for its results."""
     rows = torch.zeros(num_rows, dtype=torch.int64, device=model.device)
-    has_states = any(layer.state for layer in model.layers)
-    pieces = _widest(config, num_rows, model.device) if has_states else []
-
-    def delta(layer: int, *rows: torch.Tensor) -> torch.Tensor:
-        own = model.layers[layer]
-        states = torch.zeros((1, *(own.state or ())), device=own.device)
-        lines = torch.zeros((1, 2 * own.head_dim), dtype=own.dtype, device=own.device)
-        convolved = sum(each[0].numel() for each in rows[:3])
-        return delta_rule(lines[:, convolved:], states, pieces, *rows)
-
     with torch.inference_mode():
         plan = _WithoutCache(
             lambda layer, query, *_: query.transpose(1, 2).contiguous(),
             lambda layer, states, _: states.clone(),
-            delta,
+            lambda layer, query, key, value, *_: value.clone(),
         )
         model.plain(StepInputs(rows, rows, rows[:num_logits], plan))
-
-
-def _widest(config: EngineConfig, num_rows: int, device: torch.device) -> list[Piece]:
-    """As many texts as may run, each a token before the end of its first page, in the first slot
-    and state: their states are gathered, and those behind the page written."""
-    num_texts = min(config.max_running_sequences, num_rows)
-    num_own, num_past = num_rows // num_texts, config.page_size - 1
-    length = num_past + num_own
-    zeros, positions = np.zeros(num_rows + length, np.int64), np.arange(num_past, length)
-    border = length - length % config.page_size
-    shares = [
-        Share(first, num_own, length, zeros[:length], positions, zeros[:0], (), next_border=border)
-        for first in range(0, num_texts * num_own, num_own)
-    ]
-    own = zeros[:num_rows]
-    return pieces_of(Batch(shares, own, own, own, own), 0, device)

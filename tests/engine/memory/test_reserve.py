@@ -28,13 +28,14 @@ def test_a_forward_without_a_cache_runs_for_every_architecture(
 ) -> None:
     """It is what a GPU's memory is measured by, and nothing on a CPU."""
     engine = load_engine(checkpoint_factory(architecture))
-    run(engine.config, engine.model, 40, 3)
+    run(engine.model, 40, 3)
     assert measured(engine.config, engine.model, 3) == engine.reserve == Reserve()
 
 
 def reserved(of_row: int, *, in_graphs: bool) -> Reserve:
     """Where each row of a forward takes so many bytes."""
-    return reserve(CONFIG, VOCAB_SIZE, 64, lambda rows, _: rows * of_row, in_graphs=in_graphs)
+    forward = lambda rows, _: rows * of_row  # noqa: E731
+    return reserve(CONFIG, (), VOCAB_SIZE, 64, forward, on_one_gpu=in_graphs)
 
 
 def test_a_step_takes_the_more_of_its_forward_and_its_draws() -> None:

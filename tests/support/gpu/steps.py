@@ -24,7 +24,6 @@ from transformers.initialization import no_tie_weights
 from cluster.config.schema import EngineConfig
 from cluster.core import SamplingParams, TokenArray, TokenTree, token_array
 from cluster.engine.attention import seam
-from cluster.engine.attention.delta import PathDelta
 from cluster.engine.attention.sdpa import SdpaBackend
 from cluster.engine.attention.triton.backend import Shape, TritonForm
 from cluster.engine.attention.triton.layout import Frame
@@ -32,10 +31,8 @@ from cluster.engine.draw.triton import draw_tokens
 from cluster.engine.fused.forward import fused_forward
 from cluster.engine.graphs.capture import Replay
 from cluster.engine.graphs.forward import LOGIT_ROWS, WIDTHS, GraphedForward
-from cluster.engine.loading.inspection import Description
 from cluster.engine.loading.model import LoadedModel
-from cluster.engine.loading.model_config import cached_layers
-from cluster.engine.loading.planned import bare_module, forward_bytes
+from cluster.engine.loading.planned import forward_bytes
 from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.memory.reserve import num_logit_rows, reserve, run
 from cluster.engine.paths import StepInputs
@@ -118,25 +115,6 @@ def built(config: Any, num_ranks: int = 1) -> LoadedModel:
         max_context_len=limit,
         eos_token_ids=(),
         fused=fused,
-    )
-
-
-def with_states(described: Description) -> LoadedModel:
-    """A model with layers of the delta rule on `meta`."""
-    seam.register()
-    module = bare_module(described)
-    module.set_attn_implementation(seam.IMPLEMENTATION)
-    seam.adopt(module, "GatedDeltaNet", PathDelta)
-    layers = cached_layers(described.text_config, torch.float32)
-    return LoadedModel(
-        module=module,
-        source="",
-        architecture=described.architecture,
-        layers=tuple(replace(each, device=META) for each in layers),
-        device=META,
-        vocab_size=described.vocab_size,
-        max_context_len=described.max_context_len,
-        eos_token_ids=(),
     )
 
 
@@ -249,7 +227,7 @@ def memory_of(name: str, max_batch_tokens: int = 0) -> Counts:
     graphs = _forward_bytes(model, config, width, num_logits) + num_logits * config.vocab_size * 4
     estimate = forward_bytes(config, config.vocab_size, config.dtype, ranks=1)
     planned, at_load = (
-        reserve(engine, config.vocab_size, drawn, each, in_graphs=True).total
+        reserve(engine, model.layers, config.vocab_size, drawn, each, on_one_gpu=True).total
         for each in (estimate, partial(_probed_bytes, model))
     )
     return {
@@ -272,7 +250,7 @@ def _forward_bytes(model: LoadedModel, config: Any, num_rows: int, num_logits: i
 def _probed_bytes(model: LoadedModel, num_rows: int, num_logits: int) -> int:
     """As at load."""
     with Counting() as counting:
-        run(EngineConfig(), model, num_rows, num_logits)
+        run(model, num_rows, num_logits)
     return counting.peak_bytes
 
 
