@@ -20,7 +20,7 @@ from cluster.core import SamplingParams, TokenArray, TokenTree, token_array
 from cluster.engine.attention.backends import create_backend
 from cluster.engine.attention.sdpa import SdpaBackend
 from cluster.engine.attention.seam import AttentionBackend
-from cluster.engine.memory.sequence import Pending, Sequence
+from cluster.engine.memory.sequence import Sequence
 from cluster.engine.schedule.batch import Batch, Pick, build_batch
 from cluster.engine.types import AttentionOptions
 from cluster.engine.work import Work
@@ -280,7 +280,7 @@ def _batch(problem: Problem) -> tuple[Batch, int]:
         sequence.append(token_array([0] * problem.context_len))
         new = token_array([0] * problem.num_new)
         work = Work(str(index), problem.context_len, new, tree)
-        sequence.pending = Pending(work)
+        sequence.work = work
         picks.append(Pick(sequence, work, problem.num_new, completes=True))
     num_slots = (pages_each * problem.batch + 1) * PAGE_SIZE
     batch = build_batch(

@@ -45,7 +45,7 @@ def text(start: int, count: int) -> TokenArray:
 
 
 class NullEngine:
-    """An engine as a verifier needs one: `TargetEngine`.
+    """An engine as a verifier needs one.
 
     steps: for each step its beginning and end, the number of works it answered and their nodes.
     """

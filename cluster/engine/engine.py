@@ -32,23 +32,25 @@ from cluster.engine.memory.kv_cache import KVCache, layer_groups
 from cluster.engine.memory.page_owners import PageOwners
 from cluster.engine.memory.pool_sizes import derive_num_pages, derive_num_states
 from cluster.engine.memory.reserve import measured, num_logit_rows
-from cluster.engine.memory.sequence import Pending, Sequence, Slots
+from cluster.engine.memory.sequence import Sequence, Slots
 from cluster.engine.parallel import RankGroup
 from cluster.engine.paths import Events
 from cluster.engine.schedule.batch import tapped
 from cluster.engine.schedule.digest import step_digest
 from cluster.engine.schedule.scheduler import Launched, PromptPace, Scheduler
 from cluster.engine.step import Forward
-from cluster.engine.target_engine import Finish
 from cluster.engine.types import LayerSpec
-from cluster.engine.work import Drawn, Output, StepSummary, Work
+from cluster.engine.work import Drawn, Finish, Output, StepSummary, Work
 from cluster.spec.step_profile import StepProfile
 
 __all__ = ["Engine", "Output", "StepSummary", "Work"]
 
 
 class Engine:
-    """A model, its KV cache, and the works waiting for them."""
+    """A model, its KV cache, and the works waiting for them, one of a request at a time.
+
+    A work's tokens, and its tree's nodes until `retain`, are cached once it is answered.  What a
+    step cannot take waits, and what the cache has lost is answered with `Output.have_len`."""
 
     def __init__(
         self,
@@ -219,7 +221,8 @@ class Engine:
             self._refused[name] = Output(name, error=error)
             return
         self._tell("submit", work)
-        self.page_owners.enter(name).pending = Pending(work)
+        sequence = self.page_owners.enter(name)
+        sequence.work, sequence.is_open = work, False
         self._waiting[name] = None
 
     def step(self, taps: Indices[int] = (), prompt_rows: int | None = None) -> list[Output]:
@@ -229,17 +232,20 @@ class Engine:
         they stand in `last_step`, of unfinished chunks too.  prompt_rows: of prompts at most; None
         = as the pace says on rank 0.  Raises ConfigError for taps that the model has not, before
         anything runs, and WorkerError when the device or another rank fails; discard it then.
-        Where memory is short, OutOfMemoryError: release the requests, and run fewer at a time.
-        """
+        Where memory is short, OutOfMemoryError: release the requests, and run fewer at a time."""
         return self._finish(self._launch(taps, prompt_rows))
 
     @property
     def runs_ahead(self) -> bool:
-        """See `TargetEngine`."""
+        """Whether `run_ahead` may begin anything."""
         return self._group is None and self.uses_graphs
 
     def run_ahead(self, works: Indices[Work], drawn: Drawn, taps: Indices[int]) -> Finish | None:
-        """See `TargetEngine`."""
+        """Begin the step behind the last one, whose works bring a token each that is not known yet.
+
+        What is returned ends it once it is known, before anything else is asked of the engine: to
+        be called with the requests that are to be left as they were; the `delta` of the others
+        holds its token by then.  None: it cannot run ahead, and nothing was done."""
         if self._waiting or not 0 < 2 * len(works) <= self._logit_rows:  # of two steps at a time
             return None
         for work in works:
@@ -313,7 +319,7 @@ class Engine:
         sequence = self.page_owners.sequences.get(request_id)
         if sequence is None or not sequence.num_pages:
             return
-        assert sequence.pending is None, f"{request_id} has a work: retain before submit"
+        assert sequence.work is None, f"{request_id} has a work: retain before submit"
         path, keep = tuple(path), tuple(keep)
         self.page_owners.retain(sequence, path, keep)
         self._blocked = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -120,6 +120,10 @@ class StepSummary:
     forward_time_s: float = 0.0
     step_time_s: float = 0.0
     taps: Taps | None = None
+
+
+# Ends a step that ran ahead; returns the works that it answered.
+Finish = Callable[[Collection[str]], list[Output]]
 
 
 class Steps(Protocol):

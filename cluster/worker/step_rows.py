@@ -36,7 +36,7 @@ from cluster.worker.target_sequence import TargetSequence, adjusted, no_law
 from cluster.worker.texts import TargetText
 
 if TYPE_CHECKING:
-    from cluster.engine.target_engine import TargetEngine
+    from cluster.engine.engine import Engine
 
 
 Answered = tuple[TargetSequence, Output, Verdict]
@@ -204,7 +204,7 @@ def logprobs_of(
 _MAX_LIVE_TOKENS = 4096
 
 
-def open_search(text: TargetText, beams: BeamSpec, adapter: int, engine: TargetEngine) -> BeamRun:
+def open_search(text: TargetText, beams: BeamSpec, adapter: int, engine: Engine) -> BeamRun:
     """Return the search that the text is; raises RequestError if it cannot fit.
 
     adapter: as in `Work`."""

@@ -19,7 +19,7 @@ import numpy as np
 from cluster.core import EMPTY_TREE, Clock, TokenArray, TokenTree, Verdict
 from cluster.draft.inside import WANTS_NOTHING, StepRows, StepWants
 from cluster.engine.cpu import kernels
-from cluster.engine.work import Drawn, Output, Work
+from cluster.engine.work import Drawn, Finish, Output, Work
 from cluster.errors import DrafthouseError, RequestError, WorkerError
 from cluster.messages import Open, StepReport
 from cluster.records import record
@@ -43,7 +43,7 @@ from cluster.worker.target_sequence import (
 from cluster.worker.texts import TargetText
 
 if TYPE_CHECKING:
-    from cluster.engine.target_engine import Finish, TargetEngine
+    from cluster.engine.engine import Engine
 
 # Makes the logits hook of a text; None = it has none.
 OpenHook = Callable[[TargetText], LogitsHook | None]
@@ -74,7 +74,7 @@ class Verifier:
 
     def __init__(
         self,
-        engine: TargetEngine,
+        engine: Engine,
         clock: Clock = time.perf_counter,
         open_hook: OpenHook = lambda text: None,
         prepare: Prepare = lambda opened: None,

@@ -75,7 +75,7 @@ class PageOwners:
         """The adapters that requests run with, or are about to."""
         sequences = self.sequences.values()
         used = {each.adapter for each in sequences}
-        return used | {each.pending.work.adapter for each in sequences if each.pending is not None}
+        return used | {each.work.adapter for each in sequences if each.work is not None}
 
     def num_pages_for(self, length: int) -> int:
         return -(-length // self._page_size)

@@ -84,17 +84,6 @@ class PageTable:
 
 
 @dataclass(slots=True, eq=False)
-class Pending:
-    """A submitted work.  opened: checked against the cache, so that the sequence holds a prefix of
-    the work's context from here on.  num_adopted: tokens of that prefix that the prefix cache
-    had."""
-
-    work: Work
-    opened: bool = False
-    num_adopted: int = 0
-
-
-@dataclass(slots=True, eq=False)
 class Sequence:
     """One request's state.
 
@@ -105,6 +94,9 @@ class Sequence:
     tenant, adapter: whose prefixes it shares.
     border, state: so many tokens, whole pages, have their matrices at that place; 0 = at the text's
     beginning.  spare: the place for those of the next border; 0 = none yet.
+    work: submitted and not answered yet.  is_open: it was checked against the cache, so that the
+    sequence holds a prefix of its context from here on.  num_adopted: tokens of that prefix that
+    the prefix cache had.
     known_len: tokens of its work that others have computed, though not all is kept of them.
     """
 
@@ -115,7 +107,9 @@ class Sequence:
     tables: list[PageTable] = field(init=False)
     shared: list[CachedPage] = field(default_factory=list)
     tree: TokenTree = EMPTY_TREE  # the live nodes; all of them hold KV
-    pending: Pending | None = None
+    work: Work | None = None
+    is_open: bool = False
+    num_adopted: int = 0
     tenant: bytes = b""
     adapter: int = 0
     border: int = 0
@@ -126,11 +120,6 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.tables = [PageTable(self.page_size) for _ in range(self.num_tables)]
-
-    @property
-    def num_adopted(self) -> int:
-        """Tokens of the pending work that the prefix cache had."""
-        return 0 if self.pending is None else self.pending.num_adopted
 
     @property
     def cached_len(self) -> int:

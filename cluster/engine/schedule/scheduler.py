@@ -76,14 +76,15 @@ class Launched:
             if owners.sequences.get(name) is not sequence:
                 continue
             if name in lost:
-                sequence.pending = None
+                sequence.work = None
                 continue
             owners.commit(sequence, pick.delta())
             if not pick.completes:
                 continue
-            num_cached, sequence.pending = sequence.num_adopted, None
+            sequence.work = None
             sequence.tree = pick.work.tree
-            outputs.append(Output(name, rows, None, None, pick.work.top(rows), num_cached))
+            top = pick.work.top(rows)
+            outputs.append(Output(name, rows, top=top, num_cached=sequence.num_adopted))
         return outputs
 
 
@@ -127,16 +128,16 @@ class Scheduler:
 
     def _open(self, sequence: Sequence, schedule: Schedule) -> bool:
         """True if the work may run; answers it where the cache lacks what it presumes."""
-        pending = sequence.pending
-        if pending is None:  # preempted for an earlier one of this step
+        work = sequence.work
+        if work is None:  # preempted for an earlier one of this step
             return False
-        if not pending.opened:
-            have_len = self._pages.open(pending.work, sequence)
+        if not sequence.is_open:
+            have_len = self._pages.open(work, sequence)
             if have_len is not None:
-                sequence.pending = None
+                sequence.work = None
                 schedule.answers.append(Output(sequence.request_id, have_len=have_len))
                 return False
-            pending.opened, pending.num_adopted = True, 0
+            sequence.is_open, sequence.num_adopted = True, 0
         return True
 
     def _rows_for_prefill(self, long: list[Sequence]) -> int:
@@ -158,12 +159,12 @@ class Scheduler:
             return
         if not self._find_place(sequence, schedule):
             return
-        pending = sequence.pending
-        assert pending is not None
+        work = sequence.work
+        assert work is not None
         if _num_delta_left(sequence) > self._page_size:
-            start = sequence.cached_len - pending.work.base_len
-            num_adopted = self._pages.adopt_prefix(sequence, pending.work.delta[start:])
-            pending.num_adopted += num_adopted
+            start = sequence.cached_len - work.base_len
+            num_adopted = self._pages.adopt_prefix(sequence, work.delta[start:])
+            sequence.num_adopted += num_adopted
             schedule.num_prefix_hit_tokens += num_adopted
             if self._waits_for_prefix(sequence, schedule):
                 return
@@ -171,7 +172,7 @@ class Scheduler:
             ahead = sequence.known_len - sequence.cached_len
             if ahead > self._short_rows:
                 rows = min(rows, ahead + 1)
-        left, work = max_prompt_rows - schedule.num_prompt_rows, pending.work
+        left = max_prompt_rows - schedule.num_prompt_rows
         num_delta, num_nodes = _num_delta_left(sequence), work.num_new_nodes
         is_prefill = num_delta > self._short_rows
         if num_delta > 1:
@@ -197,8 +198,8 @@ class Scheduler:
 
         Then waiting costs one step and saves the whole computation and its pages.
         """
-        assert sequence.pending is not None
-        work = sequence.pending.work
+        work = sequence.work
+        assert work is not None
         if work.base_len or not self._pages.shares_prefixes:
             return False
         worthwhile = max(self._page_size, _num_delta_left(sequence) // 2)
@@ -246,24 +247,24 @@ class Scheduler:
                 schedule.num_rows -= pick.num_rows
                 schedule.num_prompt_rows -= pick.num_prompt_rows
         schedule.picks = [pick for pick in schedule.picks if pick.sequence is not victim]
-        pending = victim.pending
-        if pending is None:
+        work = victim.work
+        if work is None:
             return
-        if pending.work.base_len == 0:
-            pending.opened = False  # it brings all its tokens along: it can start again by itself
+        if work.base_len == 0:
+            victim.is_open = False  # it brings all its tokens along: it can start again by itself
             return
-        victim.pending = None
+        victim.work = None
         schedule.answers.append(Output(victim.request_id, have_len=0))
 
 
 def _num_delta_left(sequence: Sequence) -> int:
-    assert sequence.pending is not None
-    return sequence.pending.work.context_len - sequence.cached_len
+    assert sequence.work is not None
+    return sequence.work.context_len - sequence.cached_len
 
 
 def _num_rows_left(sequence: Sequence) -> int:
-    assert sequence.pending is not None
-    return _num_delta_left(sequence) + sequence.pending.work.num_new_nodes
+    assert sequence.work is not None
+    return _num_delta_left(sequence) + sequence.work.num_new_nodes
 
 
 # How many rows of prompts a step may have, so that nobody waits for long for it.
@@ -303,7 +304,7 @@ class PromptPace:
 
     def rows(self, waiting: list[Sequence]) -> int:
         """The most rows of prompts in the next step, which is one of these."""
-        is_decoding = any(each.pending and len(each.pending.work.delta) <= 1 for each in waiting)
+        is_decoding = any(each.work and len(each.work.delta) <= 1 for each in waiting)
         self._factor = 1 if is_decoding else _ALONE
         self._allowed = min(self._factor * self.beside_others, self._max_rows)
         return self._allowed

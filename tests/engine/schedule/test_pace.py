@@ -11,7 +11,7 @@ import pytest
 
 from cluster.config.schema import EngineConfig
 from cluster.core import token_array
-from cluster.engine.memory.sequence import Pending, Sequence
+from cluster.engine.memory.sequence import Sequence
 from cluster.engine.schedule.scheduler import PromptPace
 from cluster.engine.work import StepSummary, Work
 from cluster.spec.step_profile import StepProfile
@@ -98,7 +98,7 @@ def took(rows: int, costs: tuple[float, float], num_prompt_rows: int = 0) -> Ste
     return StepSummary(num_rows=rows, num_prompt_rows=num_prompt_rows, step_time_s=time_s)
 
 
-DECODING = [Sequence("text", 0, page_size=4, pending=Pending(Work("text", 3, token_array([1]))))]
+DECODING = [Sequence("text", 0, page_size=4, work=Work("text", 3, token_array([1])))]
 
 
 def pace_beside_a_text() -> PromptPace:

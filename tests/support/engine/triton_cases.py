@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from cluster.core import EMPTY_TREE, SamplingParams, TokenTree, token_array
-from cluster.engine.memory.sequence import Pending, Sequence
+from cluster.engine.memory.sequence import Sequence
 from cluster.engine.schedule.batch import Batch, Pick, build_batch
 from cluster.engine.types import AttentionOptions
 from cluster.engine.work import Work
@@ -68,7 +68,7 @@ def lay_out(*specs: tuple[int, int, TokenTree, int], min_rows: int = 0) -> Batch
             sequence.tables[0].add(next(pages))
         sequence.append(token_array([7] * cached))
         work = Work(str(index), cached, token_array([7] * new), tree, num_cached_nodes)
-        sequence.pending = Pending(work, index)
+        sequence.work = work
         picks.append(Pick(sequence, work, new, completes=True))
     # The limit lies within the longest sequences: positions beyond it are cut off in the batch.
     return build_batch(picks, min_rows=min_rows, scratch_slot=SCRATCH_SLOT, max_context_len=550)

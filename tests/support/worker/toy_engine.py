@@ -15,8 +15,7 @@ import torch
 from cluster.core import TokenTree
 from cluster.engine.adapters import Adapter, Adapters
 from cluster.engine.schedule.scheduler import PromptPace
-from cluster.engine.target_engine import Finish
-from cluster.engine.work import Drawn, Output, StepSummary, Work
+from cluster.engine.work import Drawn, Finish, Output, StepSummary, Work
 from cluster.errors import RequestError
 from cluster.spec.token_log import prefix_hash
 from tests.support.spec.trees import path_to
