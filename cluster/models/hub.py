@@ -40,9 +40,7 @@ def download(source: HubSource, *, only_tokenizer: bool = False) -> Path:
     """The snapshot's folder, fetched as far as it is not there; raises ConfigError."""
     folder = _snapshot(source, _TOKENIZER)
     if not (folder / "config.json").is_file():
-        raise ConfigError(
-            f"the model {_shown(source)} has no config.json: not one in transformers' format"
-        )
+        raise ConfigError(f"the model {source} has no config.json: not one in transformers' format")
     if only_tokenizer:
         return folder
     # The same commit, though the branch may move on meanwhile.
@@ -51,8 +49,8 @@ def download(source: HubSource, *, only_tokenizer: bool = False) -> Path:
     if not _has_weights(folder):
         _refuse_pickles(commit)
         raise ConfigError(
-            f"the model {_shown(source)} holds no weights in transformers' format, or they cannot "
-            f"be fetched now; with a network, run: drafthouse fetch {_shown(source)}"
+            f"the model {source} holds no weights in transformers' format, or they cannot "
+            f"be fetched now; with a network, run: drafthouse fetch {source}"
         )
     return folder
 
@@ -63,9 +61,9 @@ def download_head(source: HubSource) -> Path:
     commit = HubSource(source.repo_id, folder.name)
     if not any(folder.glob(_HEAD_WEIGHTS)):
         _refuse_pickles(commit)
-        raise ConfigError(f"{_shown(source)} holds no weights of a draft head", param="model")
+        raise ConfigError(f"{source} holds no weights of a draft head", param="model")
     if not source.is_pinned:
-        log.warning("%s names no commit; to pin this one: %s", _shown(source), _shown(commit))
+        log.warning("%s names no commit; to pin this one: %s", source, commit)
     return folder
 
 
@@ -108,11 +106,7 @@ def _snapshot(source: HubSource, patterns: list[str]) -> Path:
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         raise ConfigError(
-            f"the model {_shown(source)} is no folder here and cannot be fetched from the Hugging "
+            f"the model {source} is no folder here and cannot be fetched from the Hugging "
             f"Face hub: {reason} Name a folder or a model of `drafthouse models`; for a mirror set "
             "HF_ENDPOINT, for a gated model HF_TOKEN"
         ) from error
-
-
-def _shown(source: HubSource) -> str:
-    return source.repo_id if source.revision is None else f"{source.repo_id}@{source.revision}"

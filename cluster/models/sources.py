@@ -36,6 +36,9 @@ class HubSource:
         """True if it names a commit: what other names mean, whoever may push there can change."""
         return self.revision is not None and _COMMIT.fullmatch(self.revision) is not None
 
+    def __str__(self) -> str:
+        return self.repo_id if self.revision is None else f"{self.repo_id}@{self.revision}"
+
 
 @frozen
 class WheelSource:

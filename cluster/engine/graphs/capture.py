@@ -5,24 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock
-from typing import Protocol
 
 import torch
 
 from cluster.engine.attention.seam import Words
 
 Replay = Callable[[], None]
+# Records what a function does to memory that stays where it is; the result does the same again.
+# The function may be called several times.  May raise anything: then there are no graphs.
+Capture = Callable[[Callable[[], None]], Replay]
 
 # torch knows one capture at a time in a process, whichever engine's thread asks for it.
 _capturing = Lock()
-
-
-class Capture(Protocol):
-    """Records what `run` does to memory that stays where it is; the result does the same again.
-
-    `run` may be called several times.  May raise anything: then there are no graphs."""
-
-    def __call__(self, run: Callable[[], None]) -> Replay: ...
 
 
 class CudaCapture:

@@ -144,7 +144,9 @@ class KVCache:
                 alike.setdefault(layers[index].storage(), []).append(index)
             self._stacks.append([])
             for spec, members in alike.items():
-                stack = _allocate(spec, len(members), num_slots)
+                shape = (len(members), num_slots, 2, spec.num_kv_heads, spec.head_dim)
+                # Zeros, so that a masked key is a finite number (0 * NaN would not be 0).
+                stack = _zeros(shape, spec.dtype, spec.device)
                 self._stacks[-1].append(stack)
                 by_layer.update(zip(members, stack.unbind(0), strict=True))
         for index, layer in enumerate(layers):
@@ -196,12 +198,6 @@ class KVCache:
                 source, destination = by_device[stack.device]
                 # index_select copies before anything is written, so overlaps are harmless.
                 stack.index_copy_(1, destination, stack.index_select(1, source))
-
-
-def _allocate(layer: LayerSpec, num_layers: int, num_slots: int) -> torch.Tensor:
-    shape = (num_layers, num_slots, 2, layer.num_kv_heads, layer.head_dim)
-    # Zeros, so that a masked key is a finite number (0 * NaN would not be 0).
-    return _zeros(shape, layer.dtype, layer.device)
 
 
 def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

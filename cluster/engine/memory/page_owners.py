@@ -204,7 +204,7 @@ class PageOwners:
         self.states.reserve(sequence, context_len)
         for table, pool in zip(sequence.tables, self.pools, strict=True):
             while len(table.pages) * self._page_size < length:
-                table.add(pool.allocate(table.pages[-1] if table.pages else -1))
+                table.add(pool.allocate())
 
     def commit(self, sequence: Sequence, token_ids: TokenArray) -> None:
         """Record that a step has written the KV of these tokens behind the context."""

@@ -11,12 +11,12 @@ never refused for want of a window's pages.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from cluster.config.schema import EngineConfig
-from cluster.engine.device import free_cpu_bytes
+from cluster.engine.device import free_bytes
 from cluster.engine.memory.kv_cache import LayerGroup, layer_groups
 from cluster.engine.types import LayerSpec
 from cluster.errors import ConfigError
@@ -41,7 +41,7 @@ def derive_num_pages(
     """The pages to allocate for each group of layers: as configured, or what fits the device.
 
     GPU: memory_fraction of the device's memory, less what is in use (the weights) and
-    reserved_bytes.  CPU: `cpu_bytes`.  Never more than max_running_sequences contexts of
+    reserved_bytes.  CPU: see `_free_bytes`.  Never more than max_running_sequences contexts of
     max_context_len can use.
     """
     reserved_bytes += derive_num_states(config, layers, reserved_bytes) * state_bytes(layers)
@@ -58,7 +58,7 @@ def derive_num_pages(
     if affordable < 1:
         raise ConfigError(
             f"no memory is left for KV pages beside {config.model}; raise memory_fraction (now "
-            f"{gpu_share(config) if config.memory_fraction is None else config.memory_fraction}), "
+            f"{gpu_share(config)}), "
             "quantise, or add tensor parallelism",
             param="memory_fraction",
         )
@@ -87,28 +87,21 @@ def state_bytes(layers: Sequence[LayerSpec]) -> int:
     return sum(layer.state_bytes for layer in layers)
 
 
-def cpu_bytes(config: EngineConfig, num_free: int) -> int:
-    """The bytes of a KV cache on a CPU with so much free memory: the configured share, else
-    2 GiB; at most a quarter of it."""
-    if config.memory_fraction is None:
-        return min(_CPU_BYTES, int(num_free * _MAX_CPU_SHARE))
-    return int(num_free * min(config.memory_fraction, _MAX_CPU_SHARE))
-
-
 def gpu_share(config: EngineConfig) -> float:
     """The share of a GPU's memory that may be in use with the KV cache."""
     return _GPU_SHARE if config.memory_fraction is None else config.memory_fraction
 
 
 def _free_bytes(device: torch.device, config: EngineConfig) -> int:
-    """What may be taken of the device's memory beside what is in use."""
-    if device.type == "cpu":
-        return cpu_bytes(config, free_cpu_bytes())
-    free, total = torch.cuda.mem_get_info(device)
-    # What the caching allocator holds but does not use counts as free for us.
-    reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    used = total - free - reusable
-    return int(total * gpu_share(config) - used)
+    """What may be taken of the device's memory beside what is in use: on a CPU the configured
+    share of what is free, else 2 GiB, at most a quarter of it."""
+    free = free_bytes(device)
+    if device.type != "cpu":
+        total = torch.cuda.mem_get_info(device)[1]
+        return int(total * gpu_share(config)) + free - total
+    if config.memory_fraction is None:
+        return min(_CPU_BYTES, int(free * _MAX_CPU_SHARE))
+    return int(free * min(config.memory_fraction, _MAX_CPU_SHARE))
 
 
 class _Division:
@@ -152,23 +145,22 @@ class _Division:
         return full + left, windowed
 
     def _whole_texts(self, num_pages: int) -> list[int]:
-        """The pages of the texts that fit, as the module says."""
+        """The pages of the texts that fit, as the module says; of the longest one as much as does
+        where it does not, and in proportion to them all where these leave some."""
         longest = self._max_context_len
-        most = self.pages(longest, longest)
-        if (wanted := self.cost(most)) <= num_pages:
-            return [each * num_pages // wanted for each in most]
-        others = self._longest(num_pages, lambda length: self.pages(longest, length))
-        if others is not None:
-            return self.pages(longest, others)
-        # Not even the longest text fits: as long a one as does.
-        longest = self._longest(num_pages, lambda length: self.pages(length, 0)) or 0
-        return self.pages(longest, 0)
 
-    def _longest(self, num_pages: int, pages: Callable[[int], list[int]]) -> int | None:
-        """The greatest length at which pages(length) cost at most num_pages."""
-        lengths = range(self._max_context_len + 1)
-        fitting = bisect_right(lengths, num_pages, key=lambda length: self.cost(pages(length)))
-        return fitting - 1 if fitting else None
+        def pages(length: int) -> list[int]:
+            """First the longest text grows, then the others do."""
+            return self.pages(min(length, longest), max(length - longest, 0))
+
+        lengths = range(2 * longest + 1)
+        # A text of no tokens costs nothing.
+        num_fitting = bisect_right(lengths, num_pages, key=lambda length: self.cost(pages(length)))
+        found = pages(num_fitting - 1)
+        if num_fitting < len(lengths):
+            return found
+        cost = self.cost(found)
+        return [each * num_pages // cost for each in found]
 
 
 def _weigh(pages: Sequence[int], weights: Sequence[int]) -> int:

@@ -125,8 +125,7 @@ class PagePool:
     held   `holders` sequences use it; it may be in the prefix cache as well
     idle   only the prefix cache keeps it; taken back, least recently used first, when needed
 
-    A page's neighbours and low numbers are allocated first: a sequence whose pages are consecutive
-    is attended without gathering, and low numbers keep the touched memory small.
+    Low numbers are allocated first, which keeps the touched memory small.
     """
 
     def __init__(self, num_pages: int, prefix_cache: PrefixCache, group: int = 0) -> None:
@@ -150,13 +149,11 @@ class PagePool:
     def num_available(self) -> int:
         return self.num_free + self.num_idle
 
-    def allocate(self, after: int = -1) -> int:
-        """A page with one holder, `after + 1` where that is free.  Needs num_available > 0."""
+    def allocate(self) -> int:
+        """The lowest free page, with one holder.  Needs num_available > 0."""
         if self.num_free == 0:
             self._take_back()
-        page = after + 1
-        if page >= self.num_pages or not self._free[page]:
-            page = self._free.find(1)
+        page = self._free.find(1)
         self._free[page] = 0
         self.num_free -= 1
         self._holders[page] = 1

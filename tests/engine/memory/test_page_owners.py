@@ -14,7 +14,6 @@ from cluster.config.schema import EngineConfig
 from cluster.core import TokenTree, token_array
 from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.memory.page_owners import PageOwners
-from cluster.engine.memory.prefix_cache import PagePool, PrefixCache
 from cluster.engine.memory.sequence import Sequence
 from cluster.engine.types import LayerSpec
 from cluster.engine.work import Work
@@ -230,13 +229,3 @@ def test_an_entry_gets_its_page_back_from_who_computes_it_again() -> None:
         write(page_owners, name, range(8))
         page_owners.leave(name)
     assert page_owners.pools[0].num_idle == 4
-
-
-def test_a_sequence_gets_neighbouring_pages_where_it_can() -> None:
-    pool = PagePool(6, PrefixCache(1, enabled=False))
-    first, second = pool.allocate(), pool.allocate()
-    assert (first, second) == (0, 1)
-    assert pool.allocate(after=second) == 2
-    pool.drop(first)
-    assert pool.allocate(after=2) == 3
-    assert pool.allocate(after=first) == 0

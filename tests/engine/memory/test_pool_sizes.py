@@ -80,10 +80,10 @@ def test_pages_on_a_cpu_are_what_the_running_texts_can_use(
     assert 0 <= wanted[0] - 4 * 2048 // PAGE_SIZE < 6
     assert wanted[1] < wanted[0] // 4
     page_bytes = 6 * PAGE_SIZE * 2 * 2 * 8 * 4
-    monkeypatch.setattr(pool_sizes, "free_cpu_bytes", lambda: 4 * 50 * page_bytes)
+    monkeypatch.setattr(pool_sizes, "free_bytes", lambda device: 4 * 50 * page_bytes)
     assert derive_num_pages(config(), MIXED, 2048, 0) == derive_num_pages(
         config(num_pages=50), MIXED, 2048, 0
     )
-    monkeypatch.setattr(pool_sizes, "free_cpu_bytes", lambda: 3 * page_bytes)
+    monkeypatch.setattr(pool_sizes, "free_bytes", lambda device: 3 * page_bytes)
     with pytest.raises(ConfigError, match="memory_fraction"):
         derive_num_pages(config(), MIXED, 2048, 0)

@@ -11,7 +11,6 @@ import torch
 from cluster.config.schema import EngineConfig
 from cluster.engine.memory import pool_sizes
 from cluster.engine.memory.kv_cache import KVCache
-from cluster.engine.memory.pool_sizes import cpu_bytes, derive_num_pages
 from cluster.engine.types import LayerSpec
 
 GIB = 1024**3
@@ -56,17 +55,8 @@ def test_a_page_that_nobody_has_written_to_is_zeros() -> None:
     ],
 )
 def test_the_default_on_a_cpu_is_a_size_that_a_laptop_has(
-    free: int, fraction: float | None, expected: int
+    free: int, fraction: float | None, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert cpu_bytes(EngineConfig(memory_fraction=fraction), free) == expected
-
-
-def test_as_many_pages_are_made_as_the_default_has_room_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """SmolLM2-135M in float32, which would want 24 GB for all the texts that may run."""
-    monkeypatch.setattr(pool_sizes, "free_cpu_bytes", lambda: 32 * GIB)
-    layers = [LayerSpec(3, 64, torch.float32, torch.device("cpu"))] * 30
-    (num_pages,) = derive_num_pages(EngineConfig(), layers, 8192, 0)
-    page_bytes = 30 * PAGE_SIZE * 2 * 3 * 64 * 4
-    assert 2 * GIB - page_bytes < num_pages * page_bytes <= 2 * GIB
+    monkeypatch.setattr(pool_sizes, "free_bytes", lambda device: free)
+    config = EngineConfig(memory_fraction=fraction)
+    assert pool_sizes._free_bytes(LAYER.device, config) == expected
