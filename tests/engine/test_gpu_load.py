@@ -3,7 +3,6 @@ and preempted, and each says what it says alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,18 +18,6 @@ from tests.support.gpu.load import VOCAB_SIZE, Arrival, null_engine, play, text_
 
 # Of pages of 16: three of eight texts fit.
 _FEW_PAGES = 40
-
-
-class Tiring(Recorder):
-    """A capture whose replays do nothing from some time on."""
-
-    def __init__(self, num_replays: int) -> None:
-        super().__init__()
-        self._most = num_replays
-
-    def __call__(self, run: Callable[[], None]) -> Callable[[], None]:
-        replay = super().__call__(run)
-        return lambda: replay() if self.num_replays < self._most else None
 
 
 def _arrivals(seed: int) -> list[Arrival]:
@@ -94,11 +81,3 @@ def test_a_step_that_runs_ahead_draws_as_others_do(
     for index in both:
         length = min(len(one.outputs[index]), len(other.outputs[index]))
         assert one.outputs[index][:length] == other.outputs[index][:length]
-
-
-@interpreted
-def test_a_graph_that_is_not_replayed_shows(llama_folder: Path) -> None:
-    arrivals, recorder = _arrivals(0), Tiring(80)
-    engine = null_engine(llama_folder, recorder, num_pages=_FEW_PAGES, page_size=16)
-    assert engine.uses_graphs
-    assert not _are_right(arrivals, play(engine, arrivals, max_running=8, drafts=False).outputs)

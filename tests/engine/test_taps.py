@@ -55,7 +55,7 @@ def test_they_are_the_hidden_states_of_prompts_in_chunks_and_of_trees(
     torch.testing.assert_close(rows(found), expected, atol=2e-5, rtol=2e-5)
 
 
-@pytest.mark.parametrize("taps", [(3,), (-1, 3, -1), (0,), (0, 1, 2, 3)])
+@pytest.mark.parametrize("taps", [(-1, 3, -1), (0,)])
 def test_any_set_of_taps_in_any_order(llama_folder: Path, taps: tuple[int, ...]) -> None:
     log = TapLog.of(llama_folder, taps)
     log.run(Work("a", 0, prompt(20)))

@@ -21,7 +21,7 @@ from cluster.engine import device
 from cluster.engine.cpu import kernels, threads
 from cluster.engine.cpu.threads import configure_threads
 from cluster.engine.device import num_cores
-from cluster.engine.engine import Engine, Work
+from cluster.engine.engine import Work
 from cluster.errors import ConfigError
 from cluster.models.fingerprint import folder_tokenizer_hash
 from tests.support.architectures import EOS_TOKEN_ID, MAX_POSITIONS
@@ -229,9 +229,3 @@ def test_loading_never_holds_the_weights_three_times(checkpoint_factory: Factory
     peak, after = map(int, done.stdout.split())
     assert peak < 3.0 * weights
     assert after < 1.5 * weights
-
-
-def test_a_closed_engine_of_one_rank_needs_no_group(llama_folder: Path) -> None:
-    engine: Engine = load_engine(llama_folder)
-    engine.close()
-    assert rows(run(engine, Work("a", 0, prompt(5)))).shape[0] == 1

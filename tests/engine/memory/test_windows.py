@@ -56,7 +56,7 @@ def test_what_the_window_itself_does_not_fit_is_refused(folder: Path) -> None:
     assert roomy.longest_context == roomy.max_context_len > 64 * PAGE_SIZE
 
 
-@pytest.mark.parametrize("num_pages", range(6, 15))
+@pytest.mark.parametrize("num_pages", by_day((6, 10, 11), range(6, 15)))
 def test_what_is_not_refused_finds_its_pages(folder: Path, num_pages: int) -> None:
     """Chunks, a tree and a rollback to a page's beginning, in caches around the least size."""
     engine = load_engine(folder, num_pages=num_pages, max_batch_tokens=16)

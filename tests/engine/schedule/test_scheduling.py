@@ -202,17 +202,6 @@ def test_cached_prefixes_give_way_before_anybody_is_preempted(llama_folder: Path
     assert engine.cached_len("a") == 12
 
 
-def test_a_request_has_one_pending_work(llama_folder: Path) -> None:
-    engine = load_engine(llama_folder)
-    engine.submit(Work("a", 0, prompt(5)))
-    with pytest.raises(AssertionError, match="has a work"):
-        engine.submit(Work("a", 0, prompt(5)))
-    engine.step()
-    engine.submit(Work("a", 5, prompt(5)))
-    with pytest.raises(AssertionError, match="retain before submit"):
-        engine.retain("a", [])
-
-
 def test_releasing_a_pending_work_cancels_it(llama_folder: Path) -> None:
     engine = load_engine(llama_folder, max_batch_tokens=16)
     engine.submit(Work("a", 0, prompt(100)))
