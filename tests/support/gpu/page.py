@@ -19,7 +19,6 @@ from cluster.engine.loading.model_config import SINCE, served_part
 from cluster.errors import ConfigError
 from docs.tools.markdown import DOCS, table
 from tests.support.architectures import SERVED
-from tests.support.gpu import estimates
 from tests.support.gpu import table as held
 from tests.support.gpu.models import CONFIGS, config_of, head_dim_of, kinds_of
 
@@ -62,7 +61,7 @@ _HEAD = """\
 
 What stands here was counted without a GPU (`make check-gpu-offline`): models at their true
 configurations on tensors that have no memory, kernels compiled for A100, H100 and B200, forwards
-split over ranks that do nothing. Of times it has estimates alone.
+split over ranks that do nothing. Times are for a card to say; `drafthouse plan` estimates some.
 
 ## Served
 
@@ -150,32 +149,6 @@ are from pinned memory, and the host does not wait for them.
 
 """
 
-_ESTIMATES = """
-## Estimates of times
-
-**No card has run this.** One H100, contexts of {context:,} tokens, weights in bfloat16. Products of
-few rows, and attention, are taken to read at {share:.0%} of what the memory can; every other kernel
-in a graph is taken to need {kernel_us:.1f} us, and how many there are is the count above. What the
-host takes was measured, on an AMD EPYC of 2 cores (Zen 3;
-`TRITON_INTERPRET=1 python -m tests.support.gpu.host`). The bound is what reading weights and keys
-takes at the full rate. Where steps run ahead, the host does its part while the GPU does its own.
-The last column is a step that verifies so many nodes of each text and then drafts as many with an
-EAGLE-3 head in graphs, to a plain one that does not run ahead; how many of them are accepted is for
-a card and real texts to say.
-
-"""
-
-_ESTIMATED = (
-    "model",
-    "texts",
-    "bound, ms",
-    "forward, ms",
-    "host, ms",
-    "plain tokens/s",
-    "running ahead",
-    "drafted step, nodes",
-)
-
 _CUBINS = """
 ## The attention kernel as compiled
 
@@ -233,12 +206,6 @@ def page(found: held.Table) -> str:
             ("what", *counted),
             ((name, *(str(own.get(each, 0)) for each in counted)) for name, own in sides.items()),
         ),
-        _ESTIMATES.format(
-            context=estimates.CONTEXT_LEN,
-            share=estimates.BYTES_PER_S / estimates.PEAK_BYTES_PER_S,
-            kernel_us=1e6 * estimates.KERNEL_S,
-        ),
-        table(_ESTIMATED, estimates.rows(found)),
         _CUBINS,
         table(("layer", "A100", "H100", "B200"), _kernels(found["cubins"])),
         _QUANTISED.format(methods=_methods(), few_bits=_few_bits()),
