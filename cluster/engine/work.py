@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+from cluster.config.schema import EngineConfig
 from cluster.core import EMPTY_TREE, TokenArray, TokenTree
 from cluster.engine.cpu import kernels
 from cluster.engine.taps import Taps
@@ -128,6 +129,9 @@ Finish = Callable[[Collection[str]], list[Output]]
 
 class Steps(Protocol):
     """The part of an engine that runs works of one request after another."""
+
+    @property
+    def config(self) -> EngineConfig: ...
 
     @property
     def vocab_size(self) -> int: ...

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
+from torch.nn.functional import linear
 
 from cluster.config.schema import EngineConfig
 from cluster.engine.cpu import kernels
@@ -95,27 +97,21 @@ def keep_in_bf16(embedding: torch.nn.Module) -> None:
     embedding.register_forward_hook(lambda module, ids, rows: rows.float())
 
 
-def multiply_in_bf16(module: torch.nn.Module, native: Kernels) -> int:
+def multiply_in_bf16(module: torch.nn.Module, native: Kernels) -> None:
     """Let the packed bfloat16 weights of a widened model be multiplied in bfloat16, where the
-    processor does that; returns how many there are."""
+    processor does that."""
     layers = [
         child
         for child in module.modules()
         if isinstance(child, PackedLinear) and child.format == Format.BF16
     ]
     if not native.multiplies_bf16 or not layers:
-        return 0
-    first = layers[0]
-    rounded, exact = (
-        _product(first, native, first.packed, format)
-        for format in (Format.BF16_PRODUCTS, Format.BF16)
-    )
-    if not _agrees(first, rounded, exact):
-        return 0
-    for layer in layers:
-        layer.format = Format.BF16_PRODUCTS
-    log.info("products in bfloat16 count=%d", len(layers))
-    return len(layers)
+        return
+    first, rounded = layers[0], Format.BF16_PRODUCTS
+    if _agrees(first, native, first.packed, rounded, first.product):
+        for layer in layers:
+            layer.format = rounded
+        log.info("products in bfloat16 count=%d", len(layers))
 
 
 def multiply_in_groups(
@@ -136,7 +132,8 @@ def multiply_in_groups(
         weight = stacked(found)
         kind = (weight.bits, weight.group, weight.minimum is None)
         if kind not in checked:
-            if not _multiplies(layer, native, weight):
+            exact = partial(linear, weight=weight.dequantized(), bias=layer.float_bias)
+            if not _agrees(layer, native, native.pack_groups(weight), Format.GROUPS, exact):
                 break
             checked.add(kind)
         layer.keep_groups(weight)
@@ -145,20 +142,13 @@ def multiply_in_groups(
     return count
 
 
-def _multiplies(layer: PackedLinear, native: Kernels, weight: GroupedWeight) -> bool:
-    widened, bias = weight.dequantized(), layer.float_bias
-    packed = native.pack_groups(weight)
-    return _agrees(
-        layer,
-        _product(layer, native, packed, Format.GROUPS),
-        lambda rows: torch.nn.functional.linear(rows, widened, bias),
-    )
+def _agrees(
+    layer: PackedLinear, native: Kernels, packed: torch.Tensor, format: Format, exact: Product
+) -> bool:
+    """True if the layer's products with these weights are the exact ones but for the rounding of
+    rows."""
 
+    def rounded(rows: torch.Tensor) -> torch.Tensor:
+        return native.linear(rows, packed, layer.float_bias, layer.out_features, format)
 
-def _product(layer: PackedLinear, native: Kernels, packed: torch.Tensor, format: Format) -> Product:
-    return lambda rows: native.linear(rows, packed, layer.float_bias, layer.out_features, format)
-
-
-def _agrees(layer: PackedLinear, rounded: Product, exact: Product) -> bool:
-    """True if the layer's products by rounded rows are the exact ones but for rounding."""
     return agree(exact, rounded, layer.in_features, _CHECKED_ROWS, _TOLERANCE)

@@ -10,12 +10,11 @@ import secrets
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
-from cluster.config.schema import EngineConfig
 from cluster.core import TokenArray, TokenTree, token_array
 from cluster.engine.attention import seam
 from cluster.engine.cpu.packed_linear import PackedLinear
@@ -63,14 +62,7 @@ class _Case:
     wanted: Sequence[Sequence[int]]
 
 
-class PagedSteps(Steps, Protocol):
-    """Steps on pages, whose size is configured."""
-
-    @property
-    def config(self) -> EngineConfig: ...
-
-
-def check(engine: PagedSteps, model: LoadedModel) -> None:
+def check(engine: Steps, model: LoadedModel) -> None:
     """Raise ConfigError, naming the architecture, unless rows of trees equal plain forwards."""
     for found in distances(engine, model).values():
         if not found.deviation <= found.bound:
@@ -83,7 +75,7 @@ def check(engine: PagedSteps, model: LoadedModel) -> None:
 
 
 def distances(
-    engine: PagedSteps, model: LoadedModel, *, is_long: bool | None = None
+    engine: Steps, model: LoadedModel, *, is_long: bool | None = None
 ) -> dict[str, Distance]:
     """Of each case, by its name; raises ConfigError where a step fails.
 
@@ -106,7 +98,7 @@ def distances(
     return found
 
 
-def _num_before(engine: PagedSteps, model: LoadedModel) -> int:
+def _num_before(engine: Steps, model: LoadedModel) -> int:
     """Where layers keep a matrix at borders of pages: so many tokens that the first chunk of the
     short case ends behind one, and the node that is committed stands behind the next."""
     length = 2 * engine.config.page_size
