@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from cluster.config.schema import Config
 from cluster.coordinator.present import Answered
-from cluster.plan.roster import Roster
 from cluster.plan.scores import DraftScores
 from cluster.plan.texts import MAX_LAG, Text
 
@@ -22,7 +21,7 @@ class PoolScores(DraftScores):
     """Only the coordinator sees these drafters' trees, so it keeps their calibration."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__(Roster(max_faults=config.coordinator.breaker_failures))
+        super().__init__()
         self.use(config)
 
     def use(self, config: Config) -> None:
@@ -48,7 +47,8 @@ class PoolScores(DraftScores):
         Reading its trees costs time, in a crowd above all.  num_unused: steps since one was last
         verified.  is_shared: it drafts on the target's cores.
         """
-        if not self.is_adaptive or num_unused < _UNUSED_STEPS or self.roster.tries(drafter, text):
+        is_compared = drafter in (*text.beside, *text.beside.values())
+        if not self.is_adaptive or num_unused < _UNUSED_STEPS or is_compared:
             return 1
         # On the target's cores a commit costs as much as some tokens: fewer and fewer are sent.
         if is_shared:

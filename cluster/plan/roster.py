@@ -17,12 +17,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cluster import metrics
-from cluster.config.rollout import RolloutConfig
 from cluster.config.schema import Config
 from cluster.metrics.recorder import Recorder
 from cluster.plan.texts import Text
@@ -38,39 +36,24 @@ def lot_of(request_id: str) -> float:
 class Roster:
     """All drafters of a target, or of the pool, as far as not all of them simply serve."""
 
-    def __init__(
-        self,
-        rollouts: Mapping[str, RolloutConfig] | None = None,
-        shadows: frozenset[str] = frozenset(),
-        max_faults: int = 3,
-    ) -> None:
-        """shadows: names of drafters that are scored and never verified.  max_faults: so many bring
-        a candidate down."""
-        self._max_faults = max_faults
-        self._rollouts, self._shadows = rollouts or {}, shadows
+    def __init__(self, config: Config | None = None, names: Collection[str] = ()) -> None:
+        """config: None = all simply serve.  names: of the drafters."""
         self._here: set[str] = set()
         self._hashes: dict[str, str] = {}  # of drafters' weights; the last ones of those not here
         self._faults: dict[str, int] = {}  # so far, by drafter
         self._known: dict[str, Candidate] = {}  # by name and weights: others are another drafter
-        self._changed: Counter[tuple[str, Phase]] = Counter()  # since they were last told
-        self._follow()
-
-    @classmethod
-    def of(cls, config: Config, names: Collection[str]) -> Roster:
-        """Return the roster of these drafters by the configuration."""
-        roster = cls(max_faults=config.coordinator.breaker_failures)
-        roster.use(config, names)
-        return roster
+        self.use(config or Config(), names)
 
     def use(self, config: Config, names: Collection[str]) -> None:
         """Go on by another configuration; what is known of the rollouts that stay is kept."""
         self._rollouts = {name: each for name, each in config.rollouts.items() if name in names}
         self._shadows = config.shadows
+        self._max_faults = config.coordinator.breaker_failures  # so many bring a candidate down
         self._follow()
 
     def _follow(self) -> None:
         """Let drafters draft by the rollouts and by the weights that they have now."""
-        self._has_changed = True  # since the texts were told of roles
+        self._roles: list[tuple[Candidate, Phase, bool]] | None = None  # as texts were told last
         self._candidates: dict[str, Candidate] = {}
         for name, rollout in self._rollouts.items():
             candidate = self._candidate(f"{name}@{self._hashes.get(name, '')}")
@@ -79,12 +62,8 @@ class Roster:
 
     def _candidate(self, key: str) -> Candidate:
         if key not in self._known:
-            self._known[key] = Candidate(key.rpartition("@")[0], self._max_faults, self._note)
+            self._known[key] = Candidate(key.rpartition("@")[0], self._max_faults)
         return self._known[key]
-
-    def _note(self, candidate: Candidate) -> None:
-        self._has_changed = True
-        self._changed[candidate.name, candidate.phase] += 1
 
     def met(self, name: str, model_hash: str) -> None:
         """A drafter is here, with these weights; "" = it has none."""
@@ -96,7 +75,6 @@ class Roster:
 
     def left(self, name: str) -> None:
         """A drafter is not here any more; the one that it was to replace serves."""
-        self._has_changed |= name in self._here and name in self._rollouts
         self._here.discard(name)
 
     def assign(self, text: Text) -> None:
@@ -119,9 +97,10 @@ class Roster:
     def follow(self, texts: Iterable[Text]) -> None:
         """If roles have changed since the last call, tell these texts, which are all, and drop the
         trees whose drafters may have another one now."""
-        if not self._has_changed:
+        roles = [(each, each.phase, name in self._here) for name, each in self._candidates.items()]
+        if roles == self._roles:
             return
-        self._has_changed = False
+        self._roles = roles
         for text in texts:
             self.assign(text)
             for candidate in self._candidates.values():
@@ -140,10 +119,6 @@ class Roster:
                 if pair not in text.trials or text.trials[pair].phase != each.phase:
                     text.trials[pair] = Trial(pair, each.phase)
                 yield text.trials[pair]
-
-    def tries(self, name: str, text: Text) -> bool:
-        """True if a drafter is compared with another one in a text."""
-        return any(name in trial.pair for trial in self.trials(text))
 
     def learn(
         self, texts: Sequence[Text], error_of: Callable[[str], float], *, ends: bool = False
@@ -169,9 +144,10 @@ class Roster:
 
     def record(self, recorder: Recorder) -> None:
         """Export the phases as metrics."""
-        for (name, phase), count in self._changed.items():
-            recorder.add(metrics.ROLLOUT_CHANGES, count, drafter=name, phase=phase)
-        self._changed.clear()
+        for known in self._known.values():
+            for phase, count in known.changes.items():
+                recorder.add(metrics.ROLLOUT_CHANGES, count, drafter=known.name, phase=phase)
+            known.changes.clear()
         for each in self._candidates.values():
             recorder.set(metrics.ROLLOUT_PHASE, [*Phase].index(each.phase), drafter=each.name)
             if each.num_places:
@@ -202,4 +178,3 @@ class Roster:
             candidate = self._candidate(key)
             if not candidate.num_places:
                 candidate.restore(each)
-        self._has_changed = True

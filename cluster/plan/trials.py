@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cluster.config.rollout import RolloutConfig
@@ -106,13 +106,12 @@ class Phase(enum.StrEnum):
 class Candidate:
     """A drafter with certain weights that may replace another one, in one of the phases."""
 
-    def __init__(
-        self, name: str, max_faults: int, changed: Callable[[Candidate], None] = lambda _: None
-    ) -> None:
-        """max_faults: so many in one phase bring it down.  changed: is told of a new phase."""
+    def __init__(self, name: str, max_faults: int) -> None:
+        """max_faults: so many in one phase bring it down."""
         self.name = name
         self.rollout = RolloutConfig("")
-        self._max_faults, self._changed = max_faults, changed
+        self.changes: Counter[Phase] = Counter()  # of phase, since they were last told
+        self._max_faults = max_faults
         self._begin(Phase.SHADOW)
 
     def _begin(self, phase: Phase) -> None:
@@ -133,7 +132,7 @@ class Candidate:
             num_places,
             why,
         )
-        self._changed(self)
+        self.changes[phase] += 1
 
     @property
     def pair(self) -> tuple[str, str]:

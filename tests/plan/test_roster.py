@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cluster.config.rollout import RolloutConfig
-from cluster.config.schema import Config, CoordinatorConfig, DrafterConfig
+from cluster.config.schema import Config, DrafterConfig
 from cluster.core import EMPTY_FLOATS, EMPTY_TREE, Proposal, TokenTree, token_array
 from cluster.plan.roster import Roster, lot_of
 from cluster.plan.scores import DraftScores
@@ -29,8 +29,14 @@ def text(lot: float = 0.0, names: tuple[str, ...] = ("old", "new", "other")) -> 
     return made
 
 
+def config(share: float = SHARE) -> Config:
+    """With a rollout, unless its share is 0."""
+    rollout = RolloutConfig("old", share) if share else None
+    return Config(drafters={"new": DrafterConfig(kind="suffix", rollout=rollout)})
+
+
 def roster(**hashes: str) -> Roster:
-    made = Roster({"new": RolloutConfig("old", SHARE)})
+    made = Roster(config(), ("old", "new"))
     for name, model_hash in {"old": "", "new": "one", **hashes}.items():
         made.met(name, model_hash)
     return made
@@ -179,18 +185,15 @@ def test_other_weights_begin_anew_and_the_same_ones_go_on() -> None:
 
 def test_what_is_known_outlives_a_restart_and_a_change_of_settings() -> None:
     state = json.loads(json.dumps(active().export()))
-    own = Roster({"new": RolloutConfig("old", SHARE)})
+    own = Roster(config(), ("old", "new"))
     own.restore(state)
     own.met("new", "one")
     assert roles(own, text(0.9))[0] == "serves"
-    drafters = {"old": DrafterConfig(kind="suffix"), "new": DrafterConfig(kind="suffix")}
-    own.use(Config(drafters=drafters), ("old", "new"))
+    own.use(config(0.0), ("old", "new"))
     assert roles(own, text(0.9)) == ("serves", "serves")
-    drafters["new"] = DrafterConfig(kind="suffix", rollout=RolloutConfig("old", 0.2))
-    own.use(Config(drafters=drafters), ("old", "new"))
+    own.use(config(0.2), ("old", "new"))
     assert roles(own, text(0.9))[1] == "rests"
-    of_all = Roster.of(Config(drafters=drafters, coordinator=CoordinatorConfig()), ())
-    assert of_all.table() == []
+    assert Roster(config(), ()).table() == []
     own.met("new", "two")
     with pytest.raises(ValueError, match="another form"):
         own.restore({"new@two": {"phase": "active", "places": 1, "lead": [0.0]}})
@@ -289,6 +292,6 @@ def test_a_candidate_drafts_beside_the_one_that_it_is_compared_with() -> None:
         one.take_ask(Ask(4), residents[0].bit | residents[2].bit, residents)
     assert (inside.ask_mask, inside.asked) == (0b111, {"old", "new", "other"})
     assert (outside.ask_mask, outside.resting) == (0b101, {"new"})
-    assert own.tries("new", inside)
+    assert [each.pair for each in own.trials(inside)] == [("new", "old")]
     inside.take_ask(Ask(4, with_models=False), residents[2].bit, residents)
-    assert (inside.ask_mask, own.tries("new", inside)) == (0b100, False)
+    assert (inside.ask_mask, [*own.trials(inside)]) == (0b100, [])

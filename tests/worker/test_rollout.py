@@ -6,6 +6,7 @@ import pytest
 
 from cluster import metrics
 from cluster.config.rollout import RolloutConfig
+from cluster.config.schema import Config, DrafterConfig
 from cluster.core import SamplingParams
 from cluster.plan.roster import Roster
 from cluster.plan.trials import Phase
@@ -17,7 +18,8 @@ NAMES = ("old", "new")
 
 
 def roster(phase: str, share: float) -> Roster:
-    made = Roster({"new": RolloutConfig("old", share)})
+    drafter = DrafterConfig(kind="suffix", rollout=RolloutConfig("old", share))
+    made = Roster(Config(drafters={"new": drafter}), NAMES)
     made.restore({"new@": {"phase": phase, "places": 0, "lead": [0.0] * 20}})
     return made
 

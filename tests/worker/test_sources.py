@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from cluster.config.schema import Config, DrafterConfig
 from cluster.core import DraftTask, Proposal, SamplingParams, TokenTree
 from cluster.messages import TextVerdict
 from cluster.plan.roster import Roster
@@ -132,7 +133,8 @@ async def test_each_node_is_credited_to_the_one_with_the_largest_weight(
 async def test_a_shadow_is_asked_and_never_verified() -> None:
     shadow, served = GreedyOracle(4), GreedyOracle(2, "b")
     residents = [resident(shadow), resident(served, "b")]
-    async with steps(residents=residents, roster=Roster(shadows=frozenset("a"))) as target:
+    config = Config(drafters={"a": DrafterConfig(kind="suffix", shadow=True)})
+    async with steps(residents=residents, roster=Roster(config)) as target:
         desk = await begun(target)
         verdict = await next_verdict(target, desk)
         await target.run()
