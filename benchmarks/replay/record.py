@@ -11,11 +11,14 @@ beside a running target they read rejected drafts' rows too.
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 from tqdm import tqdm
 
 from benchmarks.replay.along import Recording
@@ -37,7 +40,7 @@ from cluster.draft import registry
 from cluster.draft.base import Drafter, DrafterContext
 from cluster.draft.inside import StepReader
 from cluster.local import LLM
-from cluster.simulate.world import RecordedText, RecordedTrees, save
+from cluster.simulate.world import COLUMNS, FORMAT, RecordedText, RecordedTrees
 from cluster.spec.token_log import prefix_hash
 
 # The control loop never uses more nodes of one sequence in one step.
@@ -136,6 +139,29 @@ def record(config: Config, written: Sequence[Recording]) -> list[RecordedText]:
         )
         for text, own in zip(written, trees, strict=True)
     ]
+
+
+def save(path: Path, texts: Sequence[RecordedText], about: Mapping[str, object]) -> None:
+    """Write `texts`; about: how they were recorded, for whoever reads the file later."""
+    drafters = sorted(texts[0].trees) if texts else []
+    header = {
+        "format": FORMAT,
+        "about": dict(about),
+        "drafters": drafters,
+        "texts": [[text.prompt_len, text.task, text.is_sampled] for text in texts],
+    }
+    arrays: dict[str, npt.NDArray[np.generic]] = {
+        "header": np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
+    }
+    for index, text in enumerate(texts):
+        arrays[f"{index}.text"] = text.token_ids
+        for number, name in enumerate(drafters):
+            for column in COLUMNS:
+                arrays[f"{index}.{number}.{column}"] = getattr(text.trees[name], column)
+            # Survivals are estimates: three digits say all there is to them.
+            arrays[f"{index}.{number}.survival"] = text.trees[name].survival.astype(np.float16)
+    with path.open("wb") as file:
+        np.savez_compressed(file, allow_pickle=False, **arrays)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -78,8 +78,6 @@ class Outcome:
     tokens: int
     time_s: float
     plain_s: float
-    rounds: int
-    nodes: int
 
     @property
     def speed(self) -> float:
@@ -107,7 +105,7 @@ class Simulation:
         generator, max_rows = np.random.default_rng(seed), self._machine.max_rows
         order = generator.permutation(len(self._texts)).tolist()
         turns = list(range(self._num_sequences))
-        now, plain_s, tokens, rounds, nodes = 0.0, 0.0, 0, 0, 0
+        now, plain_s, tokens = 0.0, 0.0, 0
         batch = [self._open(order, place, turns, now) for place in range(self._num_sequences)]
         while now < seconds:
             new = [own for own in batch if own.prompt_rows]
@@ -158,13 +156,11 @@ class Simulation:
             plain_s += (
                 (sum(emitted) + num_read) / len(running) * only_step_s * jitter if running else 0.0
             )
-            rounds += 1
-            nodes += size
             for place, own in enumerate(batch):
                 if own.remaining == 0:
                     self.ended.append((own.recorded, now - own.began_s))
                     batch[place] = self._open(order, place, turns, now)
-        return Outcome(tokens, now, plain_s, rounds, nodes)
+        return Outcome(tokens, now, plain_s)
 
     def _turns(self, batch: Sequence[Playing]) -> list[DraftTime]:
         """Let residents read and draft; returns their turns."""

@@ -24,9 +24,9 @@ from cluster.spec.tree import prune, reroot
 
 
 # A file with another version has another form.
-_FORMAT = 1
+FORMAT = 1
 # Of `RecordedTrees`, beside the survivals.
-_COLUMNS = ("offsets", "token_ids", "parents")
+COLUMNS = ("offsets", "token_ids", "parents")
 
 
 @record
@@ -71,40 +71,17 @@ class RecordedText:
     trees: Mapping[str, RecordedTrees]
 
 
-def save(path: Path, texts: Sequence[RecordedText], about: Mapping[str, object]) -> None:
-    """Write `texts`; about: how they were recorded, for whoever reads the file later."""
-    drafters = sorted(texts[0].trees) if texts else []
-    header = {
-        "format": _FORMAT,
-        "about": dict(about),
-        "drafters": drafters,
-        "texts": [[text.prompt_len, text.task, text.is_sampled] for text in texts],
-    }
-    arrays: dict[str, npt.NDArray[np.generic]] = {
-        "header": np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
-    }
-    for index, text in enumerate(texts):
-        arrays[f"{index}.text"] = text.token_ids
-        for number, name in enumerate(drafters):
-            for column in _COLUMNS:
-                arrays[f"{index}.{number}.{column}"] = getattr(text.trees[name], column)
-            # Survivals are estimates: three digits say all there is to them.
-            arrays[f"{index}.{number}.survival"] = text.trees[name].survival.astype(np.float16)
-    with path.open("wb") as file:
-        np.savez_compressed(file, allow_pickle=False, **arrays)
-
-
 def load(path: Path) -> list[RecordedText]:
     """The texts of a file; ValueError for one of another form."""
     with np.load(path, allow_pickle=False) as arrays:
         header = json.loads(arrays["header"].tobytes())
-        if header.get("format") != _FORMAT:
+        if header.get("format") != FORMAT:
             raise ValueError(f"{path}: format {header.get('format')}; record it anew")
         texts = []
         for index, (prompt_len, task, is_sampled) in enumerate(header["texts"]):
             trees = {
                 name: RecordedTrees(
-                    **{column: arrays[f"{index}.{number}.{column}"] for column in _COLUMNS},
+                    **{column: arrays[f"{index}.{number}.{column}"] for column in COLUMNS},
                     survival=arrays[f"{index}.{number}.survival"].astype(np.float32),
                 )
                 for number, name in enumerate(header["drafters"])

@@ -6,12 +6,16 @@ import math
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from benchmarks.replay.record import save
+from benchmarks.replay.synthetic import texts
 from cluster.errors import ConfigError
 from cluster.simulate.decode_times import DecodeTimes
 from cluster.simulate.fleet import Fleet, FleetLimits, FleetOutcome
@@ -19,8 +23,7 @@ from cluster.simulate.replay import Adaptive, Simulation
 from cluster.simulate.report import head, rows, verdict
 from cluster.simulate.settings import Scene, Workload, read
 from deployments.cli import main
-from tests.simulate.conftest import written
-from tests.support.choices import by_day, by_night
+from tests.support.choices import by_day
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 _PROGRAM = """
@@ -30,6 +33,50 @@ status = main(["simulate", sys.argv[1]])
 print(*({"ray", "torch"} & set(sys.modules)), file=sys.stderr)
 sys.exit(status)
 """
+
+SERVED = {
+    "applications": [
+        {
+            "name": "drafthouse",
+            "import_path": "deployments.app:build",
+            "args": {
+                "target": {"engine": {"model": "none", "max_running_sequences": 16}},
+                "drafters": {"lm": {"kind": "lm", "placement": {"num_cpus": 1}}},
+                "coordinator": {"max_running_sequences": 256, "max_queued_requests": 8},
+            },
+        }
+    ]
+}
+SIMULATED: Mapping[str, Any] = {
+    "config": "serve.yaml",
+    "recording": "texts.npz",
+    "target": {"replicas": 4, "rows": [1, 64, 256, 512], "times_ms": [10, 10.1, 10.8, 20]},
+    "drafter": {"price_per_hour": 0.1},
+    "load": {"streams": 32},
+    "ratios": [0, 1],
+    "seconds": 8,
+}
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a recording and a configuration."""
+    folder = tmp_path_factory.mktemp("simulate")
+    save(folder / "texts.npz", texts(16, 60, agreement=0.8), {})
+    (folder / "serve.yaml").write_text(yaml.safe_dump(SERVED), "utf-8")
+    return folder
+
+
+def written(folder: Path, **changes: Any) -> Path:
+    """Write the file of a fleet; a change is merged into its section."""
+    document: dict[str, Any] = dict(SIMULATED)
+    for key, value in changes.items():
+        former = document.get(key)
+        is_section = isinstance(value, dict) and isinstance(former, dict)
+        document[key] = {**former, **value} if is_section else value
+    path = folder / "simulate.yaml"
+    path.write_text(yaml.safe_dump(document), "utf-8")
+    return path
 
 
 @pytest.fixture(scope="session")
@@ -92,15 +139,6 @@ def test_more_targets_and_more_drafters_are_never_slower(folder: Path) -> None:
     assert 0.8 * most < speeds[0] < 1.01 * most
     more = next(rows(read(written(folder, target={"replicas": 16}, load={"streams": 64}))))
     assert more.outcome.tokens_per_s > speeds[0]
-
-
-@by_night
-def test_a_large_fleet_is_many_small_ones(folder: Path) -> None:
-    load = {"streams": 0, "requests_per_s": 10.0}
-    small = next(rows(read(written(folder, load=load))))
-    load["requests_per_s"] = 250.0
-    large = next(rows(read(written(folder, load=load, target={"replicas": 100}))))
-    assert large.outcome.tokens_per_s == pytest.approx(25 * small.outcome.tokens_per_s, rel=0.2)
 
 
 def test_a_fleet_that_nobody_asks_has_no_price(folder: Path) -> None:

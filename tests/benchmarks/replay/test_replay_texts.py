@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from benchmarks.replay.along import Recording, replay
-from benchmarks.replay.record import created, record_trees
+from benchmarks.replay.record import created, record_trees, save
 from cluster.config.schema import Config, DrafterConfig
 from cluster.core import SamplingParams, TokenLogprob, token_array
 from cluster.draft.base import DrafterContext
 from cluster.draft.suffix import SuffixDrafter, SuffixOptions
-from cluster.simulate.world import RecordedText, load, save
+from cluster.simulate.world import RecordedText, load
 
 
 @pytest.fixture
