@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.core import FinishReason, SpeculationOptions, SpeculationStats, TokenEvent
 from cluster.errors import RequestError
@@ -79,31 +78,24 @@ async def test_what_answers_and_the_metrics_count_is_the_same_and_adds_up() -> N
         drafters=["right", "half", "wrong"],
     ) as stage:
         answers = [(await served(stage, id=f"r{index}"))[1] for index in range(4)]
-        page = stage.metrics()
-    samples = [
-        sample for family in text_string_to_metric_families(page) for sample in family.samples
-    ]
-
-    def total(name: str, drafter: str | None = None) -> float:
-        return sum(
-            sample.value
-            for sample in samples
-            if sample.name == f"{name}_total" and drafter in (None, sample.labels.get("drafter"))
-        )
-
     steps = sum(stats.num_spec_steps for stats in answers)
     drafted = sum(stats.num_draft_tokens for stats in answers)
     accepted = sum(stats.num_accepted_draft_tokens for stats in answers)
-    assert total("drafthouse_spec_steps") == steps > 0
-    by_drafter = "drafthouse_accepted_draft_tokens"
-    assert total("drafthouse_draft_tokens") == drafted >= accepted > 0
-    assert total(by_drafter) == total(f"{by_drafter}_per_pos") == accepted
+    accepted_total = "drafthouse_accepted_draft_tokens_total"
+    per_position = "drafthouse_accepted_draft_tokens_per_pos_total"
+    shared_total = "drafthouse_shared_accepted_tokens_total"
+    assert stage.value("drafthouse_spec_steps_total") == steps > 0
+    assert stage.value("drafthouse_draft_tokens_total") == drafted >= accepted > 0
+    assert stage.value(accepted_total) == stage.value(per_position) == accepted
+    first = sum(sum(stats.acceptance_histogram[1:]) for stats in answers)
+    assert stage.value(per_position, position="0") == first
     for name in ("right", "half", "wrong"):
         own = sum(stats.accepted_by_drafter.get(name, 0) for stats in answers)
         shared = sum(stats.shared_by_drafter.get(name, 0) for stats in answers)
-        assert total(by_drafter, name) == own
-        assert total("drafthouse_shared_accepted_tokens", name) == shared
-    assert total("drafthouse_shared_accepted_tokens") > 0
+        assert stage.value(accepted_total, drafter=name) == own
+        assert stage.value(shared_total, drafter=name) == shared
+        assert 0 < stage.value("drafthouse_drafts_total", drafter=name) <= steps
+    assert stage.value(shared_total) > 0
 
 
 @pytest.mark.parametrize("error", [None, RequestError("no")], ids=["written", "refused"])
@@ -111,7 +103,7 @@ async def test_the_last_event_says_how_long_the_request_queued(error: RequestErr
     async with house(["a"]) as stage:
         stage.clock.now += 1.0
         events: list[TokenEvent] = []
-        stage.coordinator.open("r", request(), events.append)
+        stage.coordinator._table.open("r", request(), events.append)
         stage.clock.now += 3.0
         stage.add_target(ToyTarget(refuses=lambda item: error))
         await stage.settle()

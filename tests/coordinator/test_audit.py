@@ -33,11 +33,10 @@ Says = Callable[[VerdictFrame], VerdictFrame | None]
 
 def outcomes(stage: House) -> dict[str, float]:
     """How many texts were audited, by outcome."""
-    found = {}
-    for line in stage.metrics().splitlines():
-        if line.startswith("drafthouse_audited_texts_total{"):
-            outcome = line.split('outcome="')[1].split('"')[0]
-            found[outcome] = float(line.rsplit(" ", 1)[1])
+    name, found = "drafthouse_audited_texts_total", {}
+    for outcome in ("equal", "near_tie", "mismatch", "failed", "skipped"):
+        if count := stage.value(name, outcome=outcome):
+            found[outcome] = count
     return found
 
 

@@ -1,4 +1,4 @@
-"""Drafters that decline, refuse, fill up or are of the wrong make."""
+"""Drafters that decline, refuse, fill up or are of the wrong make, and what is told of faults."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ import pytest
 
 from cluster.core import Observation, SpeculationOptions, TokenTree
 from cluster.errors import CapacityError, ProtocolError, RequestError, WorkerError
-from cluster.messages import CommitFrame, ProposalFrame, Refusal, WorkerDescription
-from cluster.rpc.link import memory_pair
-from tests.support.coordinator.house import GREEDY, at_work, house
+from cluster.messages import CommitFrame, ProposalFrame, Refusal
+from tests.support.coordinator.house import GREEDY, House, at_work, house
 from tests.support.coordinator.toys import (
     ToyDrafter,
     ToyTarget,
-    drafter_description,
     oracle_chain,
     oracle_in_a_crowd,
-    target_description,
 )
 
 pytestmark = pytest.mark.usefixtures("budget")
@@ -82,24 +79,20 @@ async def test_a_drafter_learns_whose_text_it_is_with_the_first_commit() -> None
             assert commit.tenant == (b"theirs" if commit.params is not None else b"")
 
 
-async def test_a_drafter_that_declines_is_not_sent_the_text_again_and_again() -> None:
-    drafter = DecliningDrafter("a", oracle_chain())
-    async with at_work(drafter) as stage:
-        await stage.ask(params=LONGER)
-        await stage.settle()
-        assert sum(len(frame.commits) for frame in drafter.frames) <= 3
-        assert stage.status()["drafters"][0]["breaker"] == "closed"
-
-
-async def test_a_request_that_a_drafter_cannot_serve_is_not_its_fault() -> None:
-    drafter = RefusingDrafter("a", oracle_chain(), code=RequestError.code)
+@pytest.mark.parametrize(
+    ("kind", "fields"), [(DecliningDrafter, {}), (RefusingDrafter, {"code": RequestError.code})]
+)
+async def test_a_request_that_a_drafter_cannot_serve_is_not_its_fault_nor_sent_again_and_again(
+    kind: type[ToyDrafter], fields: dict[str, str]
+) -> None:
+    drafter = kind("a", oracle_chain(), **fields)  # type: ignore[arg-type]
     async with at_work(drafter) as stage:
         for index in range(5):
-            await stage.ask(id=f"r{index}")
+            await stage.ask(id=f"r{index}", params=LONGER)
         status = stage.status()
         assert (status["faults"], status["left_alone"]) == ({}, [])
         assert status["drafters"][0]["breaker"] == "closed"
-        assert sum(len(frame.commits) for frame in drafter.frames) <= 3 * 5
+        assert 5 <= len(drafter.commits) <= 3 * 5
 
 
 async def test_a_full_drafter_refuses_what_is_new_and_keeps_what_it_has() -> None:
@@ -152,10 +145,8 @@ async def test_a_lost_workers_gauges_go_with_it() -> None:
 
 async def test_a_drafter_that_does_not_fit_is_refused_loudly() -> None:
     async with at_work() as stage:
-        ours, _ = memory_pair()
-        wrong: WorkerDescription = replace(drafter_description("a"), tokenizer_hash="other")
         with pytest.raises(ProtocolError) as caught:
-            stage.coordinator.add_drafter("a", "r0", wrong, ours)
+            stage.add_drafter(ToyDrafter("a", oracle_chain()), tokenizer_hash="other")
         assert stage.status()["refused"] == {"a": caught.value.message}
         options = SpeculationOptions(drafters=("a",))
         events = await stage.ask(speculation=options)
@@ -166,37 +157,12 @@ async def test_a_drafter_that_does_not_fit_is_refused_loudly() -> None:
         assert events[-1].stats.idle_because == ""
 
 
-async def test_a_drafter_without_a_tokenizer_must_have_the_targets_vocabulary() -> None:
-    target = ToyTarget()
-    async with house() as stage:
-        stage.add_target(target)
-        ours, _ = memory_pair()
-        size = target.describe().vocab_size
-        wrong = replace(drafter_description("a"), tokenizer_hash="", vocab_size=size + 1)
-        with pytest.raises(ProtocolError, match=f"{size + 1} tokens, the target {size}"):
-            stage.coordinator.add_drafter("a", "r0", wrong, ours)
-
-
 async def test_the_first_target_decides_which_drafters_fit() -> None:
     async with house() as stage:
-        ours, theirs = memory_pair()
-        stage.tasks.append(asyncio.create_task(ToyDrafter("a", oracle_chain()).serve(theirs)))
-        wrong = replace(drafter_description("a"), tokenizer_hash="other")
-        joined = stage.coordinator.add_drafter("a", "r0", wrong, ours)
+        stage.add_drafter(ToyDrafter("a", oracle_chain()), tokenizer_hash="other")
         stage.add_target(ToyTarget())
-        await asyncio.wait({joined})
         assert stage.status()["drafters"] == []
         assert "tokenizer other" in stage.status()["refused"]["a"]
-
-
-async def test_a_target_with_another_model_is_refused_beside_the_first() -> None:
-    async with house() as stage:
-        stage.add_target(ToyTarget(), "one")
-        ours, _ = memory_pair()
-        with pytest.raises(ProtocolError, match="model_hash"):
-            stage.coordinator.add_target(
-                "two", replace(target_description("two"), model_hash="other"), ours
-            )
 
 
 async def test_a_request_that_brings_down_every_target_ends_with_an_error() -> None:
@@ -212,32 +178,6 @@ async def test_a_request_that_brings_down_every_target_ends_with_an_error() -> N
             link.sever()
             await stage.settle(20)
         await running
-
-
-async def test_stopping_cancels_what_runs() -> None:
-    async with house(drafters=()) as stage:
-        target = ToyTarget()
-        stage.add_target(target)
-        running = stage.begin(params=replace(GREEDY, max_tokens=4000))
-        await target.wait_for_steps(5)
-        await stage.coordinator.stop()
-        events = await running
-        assert events[-1].finish_reason == "cancelled"
-        await stage.settle(60)
-        assert target.contexts == {}
-
-
-async def test_replicas_that_came_and_went_are_forgotten_in_time() -> None:
-    async with house(breaker_reset_s=5.0) as stage:
-        for life in range(6):
-            stage.clock.now += 40.0
-            link = stage.add_drafter(ToyDrafter("a", oracle_chain()), f"life-{life}")
-            link.sever()
-            await stage.settle(20)
-        assert [replica_id for _, replica_id, _ in stage.coordinator._pool.breakers] == [
-            "life-4",
-            "life-5",
-        ]
 
 
 async def test_every_tree_is_looked_at_before_anything_uses_it() -> None:
@@ -278,3 +218,71 @@ async def test_a_drafter_with_another_model_is_scored_anew_and_finds_its_score_a
         other = await trees_with("two")
         assert 0 < other < 2 * first
         assert await trees_with("one") > first
+
+
+async def ask(stage: House, count: int) -> None:
+    for index in range(count):
+        await stage.ask(id=f"r{index}-{stage.clock.now}")
+        await stage.settle()
+
+
+async def test_the_status_lists_faults_and_who_is_left_alone() -> None:
+    async with at_work(
+        ToyDrafter("a", oracle_chain()),
+        RefusingDrafter("b", oracle_chain(), code=WorkerError.code),
+        breaker_failures=3,
+    ) as stage:
+        assert stage.status()["faults"] == {}
+        await ask(stage, 2)
+        status = stage.status()
+        assert status["faults"] == {"b": {"refused": 2}}
+        assert status["left_alone"] == []
+        await ask(stage, 1)
+        assert stage.status()["left_alone"] == ["b"]
+        metrics = stage.metrics()
+    assert 'drafthouse_drafter_faults_total{drafter="b",why="refused"} 3.0' in metrics
+
+
+async def test_another_model_in_a_drafters_place_does_not_inherit_its_open_breaker() -> None:
+    failing = RefusingDrafter("b", oracle_chain(), code=WorkerError.code, model_hash="old")
+    async with at_work(failing, breaker_failures=3) as stage:
+        await ask(stage, 3)
+        stage.add_drafter(ToyDrafter("b", oracle_chain(), model_hash="old"))
+        assert stage.status()["left_alone"] == ["b"], "the same one, started anew"
+        stage.add_drafter(ToyDrafter("b", oracle_chain(), model_hash="new"))
+        assert stage.status()["left_alone"] == []
+
+
+async def test_the_same_fault_is_said_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    async with at_work(
+        RefusingDrafter("b", oracle_chain(), code=WorkerError.code), breaker_failures=1000
+    ) as stage:
+        await ask(stage, 10)
+        said = [line for line in caplog.messages if "name=b" in line]
+        assert len(said) == 1
+        stage.clock.now += 61.0
+        await ask(stage, 1)
+        said = [line for line in caplog.messages if "name=b" in line]
+    assert "times=11" in said[-1]
+    assert len(said) == 2
+
+
+async def test_a_full_drafter_gets_no_more_texts_and_is_told_what_its_trees_are_worth() -> None:
+    async with house() as stage:
+        target = ToyTarget()
+        target.gate.clear()
+        stage.add_target(target)
+        drafter = ToyDrafter("a", oracle_chain())
+        stage.add_drafter(drafter, max_running_sequences=2)
+        tasks = [stage.begin(id=f"q{i}") for i in range(5)]
+        await stage.settle(20)
+        assert len(drafter.contexts) == 2
+        assert stage.coordinator.demand() == {"a": {"waiting": 3, "worth": 0.0}}
+        target.gate.set()
+        await asyncio.gather(*tasks)
+        stage.clock.now += 2.0
+        said = stage.coordinator.demand()["a"]
+        assert said["waiting"] == 0
+        assert said["worth"] > 10.0, "of 200 tokens in two seconds it has guessed some"
+        await stage.ask(id="more")
+        assert stage.coordinator.demand()["a"]["worth"] == 0.0, "in no time"

@@ -13,7 +13,6 @@ from tests.support.coordinator.house import (
     GREEDY,
     SEEDED,
     at_work,
-    collect,
     house,
     request,
     text_of,
@@ -37,15 +36,19 @@ async def test_the_context_limit_ends_a_text() -> None:
     assert events[-1].finish_reason is FinishReason.LENGTH
 
 
-async def test_cancelling_frees_target_and_drafters_within_one_round() -> None:
+@pytest.mark.parametrize("stops", [False, True])
+async def test_cancelling_frees_target_and_drafters_within_one_round(*, stops: bool) -> None:
+    """stops: the coordinator cancels all that runs."""
     target, drafter = ToyTarget(), ToyDrafter("a", oracle_in_a_crowd(1))
     async with house() as stage:
         stage.add_target(target)
         stage.add_drafter(drafter)
-        long = request(params=replace(GREEDY, max_tokens=4000))
-        running = asyncio.create_task(collect(stage.coordinator, long))
+        running = stage.begin(params=replace(GREEDY, max_tokens=4000))
         await target.wait_for_steps(10)
-        stage.coordinator.cancel("r")
+        if stops:
+            await stage.coordinator.stop()
+        else:
+            stage.coordinator.cancel("r")
         events = await running
         await stage.settle(60)
         assert events[-1].finish_reason is FinishReason.CANCELLED

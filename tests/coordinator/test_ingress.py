@@ -39,15 +39,6 @@ async def read(link: MemoryLink[Any, Any], *names: str) -> dict[str, list[TokenE
     return events
 
 
-async def test_requests_of_one_link_are_multiplexed() -> None:
-    async with at_work(drafters=()) as stage:
-        link = connect(stage)
-        await link.send(SubmitFrame((request([1, 2], id="x"), request([3, 4], id="y"))))
-        events = await read(link, "x", "y")
-    assert text_of(events["x"]) == plain_text([1, 2], GREEDY)
-    assert text_of(events["y"]) == plain_text([3, 4], GREEDY)
-
-
 async def test_each_ingress_hears_how_busy_the_coordinator_is_with_all_of_them() -> None:
     async with house(drafters=(), max_running_sequences=1) as stage:
         first = connect(stage)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,9 +16,8 @@ from cluster.config.schema import (
 )
 from cluster.core import SpeculationOptions
 from cluster.errors import CapacityError, RequestError
-from cluster.rpc.link import memory_pair
 from tests.support.coordinator.house import House, house, request
-from tests.support.coordinator.toys import ToyTarget, drafter_description
+from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain
 
 CONFIG = Config(
     model_name="m",
@@ -60,10 +58,10 @@ async def test_limits_hold_at_once() -> None:
         held: list[Any] = []
         for number in range(2):
             asked = request([1, 2, number], id=f"r{number}")
-            stage.coordinator.open(asked.id, asked, held.append)
+            stage.coordinator._table.open(asked.id, asked, held.append)
         assert stage.coordinator.load().num_waiting == 1
         with pytest.raises(CapacityError, match=r"raise coordinator\.max_queued_requests"):
-            stage.coordinator.open("late", request([1, 2, 3], id="late"), held.append)
+            stage.coordinator._table.open("late", request([1, 2, 3], id="late"), held.append)
         tell(stage, coordinator={"max_running_sequences": 2})
         assert stage.coordinator.load().num_waiting == 0, "who waited has a place"
 
@@ -89,8 +87,8 @@ async def test_a_change_that_is_refused_is_reported_until_one_is_not() -> None:
 
 async def test_a_drafter_says_by_its_description_that_a_change_of_it_was_refused() -> None:
     async with house() as stage:
-        told = replace(drafter_description("a", "r0"), refused={"a": "why"})
-        stage.coordinator.add_drafter("a", "r0", told, memory_pair()[0])
+        drafter = ToyDrafter("a", oracle_chain())
+        stage.add_drafter(drafter, refused={"a": "why"})
         assert stage.status()["refused"] == {"drafter-a.user_config": "why"}
-        stage.coordinator.add_drafter("a", "r0", replace(told, refused={}), memory_pair()[0])
+        stage.add_drafter(drafter)
         assert stage.status()["refused"] == {}

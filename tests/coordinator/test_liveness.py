@@ -118,10 +118,11 @@ async def test_a_text_whose_cancel_was_lost_is_freed_by_a_heartbeat() -> None:
         assert toy.contexts == {}
 
 
-async def test_a_text_that_every_target_loses_ends_in_an_error() -> None:
-    def deaf(frame: StepFrame) -> StepFrame:
-        return replace(frame, opens=())
+def deaf(frame: StepFrame) -> StepFrame:
+    return replace(frame, opens=())
 
+
+async def test_a_text_that_every_target_loses_ends_in_an_error() -> None:
     async with house(drafters=()) as stage:
         toys = [ToyTarget(hears=deaf), ToyTarget(hears=deaf)]
         for index, toy in enumerate(toys):
@@ -133,9 +134,6 @@ async def test_a_text_that_every_target_loses_ends_in_an_error() -> None:
 
 
 async def test_a_text_that_one_target_loses_again_and_again_goes_to_another() -> None:
-    def deaf(frame: StepFrame) -> StepFrame:
-        return replace(frame, opens=())
-
     async with house(drafters=()) as stage:
         stage.add_target(ToyTarget(hears=deaf), "deaf")
         running = stage.begin()

@@ -130,7 +130,7 @@ def test_a_lost_target_holds_nothing() -> None:
 
 
 def test_no_more_is_remembered_than_the_target_has_pages() -> None:
-    placement, small = Placement(PAGE, max_pages=100), seat("small")
+    placement, small = Placement(PAGE), seat("small")
     small.note_load(Load(seats=8, pages_total=5))
     placement.remember(small, text(LONG))
     # Its end is forgotten first, for nobody could use that without the beginning.

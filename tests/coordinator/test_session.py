@@ -1,4 +1,4 @@
-"""Where a text ends and what its target is told: small parts on their own."""
+"""Where a text ends."""
 
 from __future__ import annotations
 
@@ -26,21 +26,9 @@ def test_a_text_ends_by_max_tokens_or_by_the_context_limit(
     assert text.remaining == remaining
 
 
-def test_where_a_text_ends_is_fixed_by_the_first_limit_that_is_known() -> None:
-    """Else it would be another text after a failover."""
+def test_where_a_text_ends_is_fixed_once_it_has_a_place() -> None:
     text = session()
-    for max_context_len in (0, 8, 5, 100):
+    for generation, max_context_len in ((0, 0), (0, 8), (1, 5), (2, 100)):
+        text.generation = generation
         text.limit(max_context_len)
     assert text.opened().max_len == 8
-
-
-def test_a_target_is_told_all_of_the_text() -> None:
-    text = session()
-    text.text.names, text.text.max_draft_tokens = ("a", "b"), 4
-    text.tokens.append(token_array([8, 9]))
-    opened = text.opened()
-    assert opened.token_ids.tolist() == [5, 6, 7, 8, 9]
-    assert opened.prefix_hash == text.tokens.hash_at(5)
-    assert (opened.prompt_len, opened.max_len, opened.drafters) == (2, 11, ("a", "b"))
-    text.tokens.append(token_array([1]))
-    assert opened.token_ids.tolist() == [5, 6, 7, 8, 9]

@@ -1,48 +1,77 @@
-"""Targets that would not say the same do not serve together."""
+"""Workers that would not say the same, or do not speak one vocabulary, do not serve together."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from cluster.coordinator.workers import check_target
+from cluster.coordinator.workers import check_drafter, check_target
 from cluster.errors import ProtocolError
 from cluster.messages import WorkerDescription
+from cluster.rpc.link import memory_pair
+from tests.support.coordinator.house import at_work
+from tests.support.coordinator.toys import target_description
 
 TARGET = WorkerDescription("first", "target", "m", model_hash="ab", native_build="b1")
 
 
 @pytest.mark.parametrize(
-    ("fields", "reason"),
+    ("is_reproducible", "fields", "reason"),
     [
-        ({}, None),
-        ({"model_hash": "cd"}, "has model_hash cd"),
-        ({"model_hash": "ab|weights=int8"}, None),  # a processor that cannot has wider ones
-        ({"model_hash": "cd|weights=int8"}, r"has model_hash cd\|weights=int8"),
-        ({"native_build": "b2"}, None),  # rounding may differ: nobody was promised anything
-        ({"is_reproducible": True}, "has is_reproducible True"),
+        (False, {}, ""),
+        (False, {"model_hash": "cd"}, "has model_hash cd"),
+        (False, {"model_hash": "ab|weights=int8"}, ""),  # a processor that cannot has wider ones
+        (False, {"model_hash": "cd|weights=int8"}, "has model_hash cd|weights=int8"),
+        (False, {"native_build": "b2"}, ""),  # rounding may differ: nobody was promised anything
+        (False, {"is_reproducible": True}, "has is_reproducible True"),
+        (True, {}, ""),
+        (True, {"native_build": "b2"}, "native_build b2, target first has b1; all targets must be"),
+        (True, {"model_hash": "ab|weights=int8"}, "ab|weights=int8, target first has ab"),
     ],
 )
-def test_targets_of_one_model_fit_whatever_their_builds(
-    fields: dict[str, Any], reason: str | None
+def test_targets_of_one_model_fit_and_where_bits_count_of_one_build(
+    *, is_reproducible: bool, fields: dict[str, Any], reason: str
 ) -> None:
-    other = dataclasses.replace(TARGET, worker_id="second", **fields)
-    if reason is None:
-        check_target(other, [TARGET])
+    first = dataclasses.replace(TARGET, is_reproducible=is_reproducible)
+    other = dataclasses.replace(first, **{"worker_id": "second", **fields})
+    refused(reason, check_target, other, [first, first])
+
+
+@pytest.mark.parametrize(
+    ("tokenizer_hash", "vocab_size", "reason"),
+    [
+        ("t", 7, ""),
+        ("other", 0, "tokenizer other, the target t"),
+        ("", 0, ""),
+        ("", 32, ""),
+        ("", 33, "no tokenizer and 33 tokens, the target 32"),
+    ],
+)
+def test_a_drafter_speaks_the_targets_vocabulary_or_any(
+    tokenizer_hash: str, vocab_size: int, reason: str
+) -> None:
+    own = WorkerDescription(
+        "d", "drafter", "d", tokenizer_hash=tokenizer_hash, vocab_size=vocab_size
+    )
+    check_drafter(own, None)  # while there is no target nothing is known
+    refused(reason, check_drafter, own, target_description())
+
+
+def refused(reason: str, check: Callable[..., None], *given: Any) -> None:
+    """reason: "" = it is not refused."""
+    if not reason:
+        check(*given)
         return
-    with pytest.raises(ProtocolError, match=reason):
-        check_target(other, [TARGET])
+    with pytest.raises(ProtocolError, match=re.escape(reason)):
+        check(*given)
 
 
-def test_reproducible_targets_of_different_builds_are_told_apart() -> None:
-    first = dataclasses.replace(TARGET, is_reproducible=True)
-    same = dataclasses.replace(first, worker_id="second")
-    check_target(same, [first])
-    with pytest.raises(ProtocolError, match=r"native_build b2, target first has b1.*one image"):
-        check_target(dataclasses.replace(same, native_build="b2"), [first, same])
-    with pytest.raises(
-        ProtocolError, match=r"has model_hash ab\|weights=int8, target first has ab"
-    ):
-        check_target(dataclasses.replace(same, model_hash="ab|weights=int8"), [first])
+async def test_a_target_with_another_model_is_refused_beside_the_first() -> None:
+    async with at_work() as stage:
+        other = dataclasses.replace(target_description("two"), model_hash="other")
+        with pytest.raises(ProtocolError, match="model_hash"):
+            stage.coordinator.add_target("two", other, memory_pair()[0])

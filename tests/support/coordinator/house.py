@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from cluster.config.rollout import RolloutConfig
 from cluster.config.schema import Config, CoordinatorConfig, DrafterConfig, DrafterPlacement
 from cluster.coordinator.coordinator import Coordinator
@@ -35,12 +37,6 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=40)
 SEEDED = SamplingParams(temperature=0.8, seed=11, max_tokens=40)
 
 
-async def turns(seconds: float) -> None:
-    """Time in turns of the event loop: a millisecond is one."""
-    for _ in range(int(seconds * 1000)):
-        await asyncio.sleep(0)
-
-
 @dataclass
 class House:
     """What a test can reach."""
@@ -63,19 +59,29 @@ class House:
         ours, theirs = memory_pair()
         toy.begin(target_description(target_id, **limits), self.settings)
         self.toys.append(toy)
-        self.tasks.append(asyncio.create_task(toy.serve(FaultyLink(theirs, back, turns))))
-        self.coordinator.add_target(target_id, toy.describe(), FaultyLink(ours, there, turns))
+        self.tasks.append(asyncio.create_task(toy.serve(FaultyLink(theirs, back))))
+        self.coordinator.add_target(target_id, toy.describe(), FaultyLink(ours, there))
         return ours
 
-    def add_drafter(self, toy: ToyDrafter, replica_id: str = "r0") -> MemoryLink[Any, Any]:
+    def add_drafter(
+        self,
+        toy: ToyDrafter,
+        replica_id: str = "r0",
+        there: FaultPlan = SOUND,
+        back: FaultPlan = SOUND,
+        **described: Any,
+    ) -> MemoryLink[Any, Any]:
+        """described: what it says of itself."""
         ours, theirs = memory_pair()
-        self.tasks.append(asyncio.create_task(toy.serve(theirs)))
+        self.tasks.append(asyncio.create_task(toy.serve(FaultyLink(theirs, back))))
         description = replace(
             drafter_description(toy.name, replica_id),
             devices=toy.devices,
             model_hash=toy.model_hash,
+            **described,
         )
-        self.coordinator.add_drafter(toy.name, replica_id, description, ours)
+        link = FaultyLink(ours, there)
+        self.coordinator.add_drafter(toy.name, replica_id, description, link)
         return ours
 
     async def ask(self, *given: Any, error: str = "", **fields: Any) -> list[TokenEvent]:
@@ -103,6 +109,15 @@ class House:
 
     def metrics(self) -> str:
         return self.coordinator.render_metrics().decode()
+
+    def value(self, name: str, **labels: str) -> float:
+        """The sum of the samples of that name that have these labels."""
+        return sum(
+            sample.value
+            for family in text_string_to_metric_families(self.metrics())
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
 
     def status(self) -> dict[str, Any]:
         return self.coordinator.status()
