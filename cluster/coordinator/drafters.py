@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 # The states of a breaker in which its drafter is asked for nothing.
 LEFT_ALONE = ("open", "resting")
+# Breakers that are kept for a next life: under new ids each start leaves one behind.
+_MAX_BREAKERS = 256
 
 
 class DrafterPool(list[DrafterReplica]):
@@ -67,6 +69,8 @@ class DrafterPool(list[DrafterReplica]):
             (name, replica_id, description.model_hash),
             CircuitBreaker(config.breaker_failures, config.breaker_reset_s),
         )
+        if len(self.breakers) > _MAX_BREAKERS:
+            del self.breakers[next(iter(self.breakers))]
         most, clock = config.max_frame_tokens, self._present.clock
         replica = DrafterReplica(name, replica_id, description, link, breaker, most, clock)
         self.append(replica)
@@ -84,11 +88,6 @@ class DrafterPool(list[DrafterReplica]):
         self.remove(replica)
         if failed:
             self._count_failure(replica, "link")
-        # Under new ids each start would leave a breaker behind.
-        now, live = self._present.clock(), [each.breaker for each in self]
-        for key, breaker in list(self.breakers.items()):
-            if breaker not in live and breaker.is_history(now):
-                del self.breakers[key]
         if not any(each.name == replica.name for each in self):
             self.roster.left(replica.name)
             self._follow()
@@ -240,39 +239,36 @@ class DrafterPool(list[DrafterReplica]):
         """Merge the trees of all texts that got a new one, in one turn of the event loop."""
         sessions = [each for each in self._renewed.values() if each.target is not None]
         self._renewed.clear()
-        with self._merging:
-            self._send_trees(sessions)
-
-    def _send_trees(self, sessions: list[Session]) -> None:
         texts = [each.text for each in sessions]
-        offers = gather(texts, self._scores.acceptance)
-        self._num_merges += 1
-        look_at(texts, self._num_merges)
-        if offers is None:
-            return
-        bounds = offers.forest.starts.tolist()
-        for session, tree, start, stop in zip(
-            sessions, offers.forest.split(), bounds, bounds[1:], strict=False
-        ):
-            if start == stop or session.target is None:
-                continue
-            survival, sources = offers.survival[start:stop], offers.sources[start:stop]
-            if len(tree) > POOL_NODES:
-                tree, survival, places = prune(tree, survival, POOL_NODES)
-                sources = sources[places]
-            tokens = session.tokens
-            session.target.tell(
-                PoolTree(
-                    session.id,
-                    session.generation,
-                    len(tokens),
-                    tokens.hash_at(len(tokens)),
-                    tree,
-                    survival,
-                    sources,
-                    tuple(session.text.weights.get(name, 0.0) for name in session.text.names),
+        with self._merging:
+            offers = gather(texts, self._scores.acceptance)
+            self._num_merges += 1
+            look_at(texts, self._num_merges)
+            if offers is None:
+                return
+            bounds = offers.forest.starts.tolist()
+            for session, tree, start, stop in zip(
+                sessions, offers.forest.split(), bounds, bounds[1:], strict=False
+            ):
+                if start == stop or session.target is None:
+                    continue
+                survival, sources = offers.survival[start:stop], offers.sources[start:stop]
+                if len(tree) > POOL_NODES:
+                    tree, survival, places = prune(tree, survival, POOL_NODES)
+                    sources = sources[places]
+                tokens = session.tokens
+                session.target.tell(
+                    PoolTree(
+                        session.id,
+                        session.generation,
+                        len(tokens),
+                        tokens.hash_at(len(tokens)),
+                        tree,
+                        survival,
+                        sources,
+                        tuple(session.text.weights.get(name, 0.0) for name in session.text.names),
+                    )
                 )
-            )
 
     def _move(self, replica: DrafterReplica) -> None:
         """Its sessions go to others."""
@@ -312,12 +308,9 @@ class DrafterPool(list[DrafterReplica]):
         own = replica.current(observation)
         if own is None:
             return
-        have_len, expected = observation.have_len, own.expected
-        if have_len in expected:
-            # It answers this commit; frames before it may have been lost on the way.
-            while expected.popleft() != have_len:
-                continue
-            own.num_shortages = 0
+        have_len = observation.have_len
+        if own.known_len < have_len <= own.sent_len:
+            own.known_len, own.num_shortages = have_len, 0
         elif 0 <= have_len < own.sent_len:
             own.num_shortages += 1
             keeps_nothing = have_len == 0 and own.base_len == 0
@@ -325,8 +318,7 @@ class DrafterPool(list[DrafterReplica]):
                 # It is full, or at its end; sending the text again and again would not help.
                 self._decline(own, own.replica.breaker.reset_s)
                 return
-            own.sent_len = have_len
-            expected.clear()
+            own.sent_len = own.known_len = have_len
             replica.mark(own)
 
     def _decline(self, own: Subscription, kept_s: float) -> None:

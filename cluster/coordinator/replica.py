@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from cluster.coordinator.session import Seat, Session
@@ -20,21 +19,21 @@ DrafterLink = Link[CommitFrame, ProposalFrame]
 class Subscription:
     """One drafter replica's part of a session: what it was told, and what it answered.
 
-    max_nodes: that it may grow, 0 = nothing.  sent_len: tokens it has been sent.  base_len,
-    generation: of the last commit, None before the first.  expected: lengths at the ends of commits
-    that it has not answered yet.  num_shortages: answers in a row that asked for tokens again.
-    num_unused: steps since a draft of it was last verified for the text.
+    max_nodes: that it may grow, 0 = nothing.  sent_len: tokens it has been sent; known_len: of
+    them, the most that it has said it has.  base_len, generation: of the last commit, None before
+    the first.  num_shortages: answers in a row that asked for tokens again.  num_unused: steps
+    since a draft of it was last verified for the text.
     """
 
     session: Session
     replica: DrafterReplica
     max_nodes: int = 0
     sent_len: int = 0
+    known_len: int = 0
     base_len: int | None = None
     generation: int | None = None
     num_shortages: int = 0
     num_unused: int = 0
-    expected: deque[int] = field(default_factory=lambda: deque(maxlen=64))
 
     @property
     def has_all(self) -> bool:
@@ -48,7 +47,6 @@ class Subscription:
         opens = base_len == 0 or self.generation != session.generation
         self.base_len, self.generation = base_len, session.generation
         self.sent_len = min(len(session.tokens), base_len + max_tokens)
-        self.expected.append(self.sent_len)
         return Commit(
             request_id=session.id,
             generation=session.generation,

@@ -8,8 +8,6 @@ from collections import Counter
 from cluster.errors import CapacityError, ProtocolError, RequestError, error_from_code
 from cluster.records import frozen
 
-# A replica that is gone and has not failed for so many times the reset time starts afresh.
-_MEMORY_RESETS = 10
 # A call that takes so many times the bound of a round, and at least so long, has stalled: a step of
 # a draft model, a garbage collection or a core that was busy elsewhere stays below that.
 _STALL_FACTOR = 8.0
@@ -48,7 +46,6 @@ class CircuitBreaker:
     def __init__(self, failures: int, reset_s: float) -> None:
         self._limit = max(1, failures)
         self.reset_s = reset_s
-        self._failed_at: float | None = None
         self.faults: Counter[str] = Counter()
         self.reset()
 
@@ -80,7 +77,6 @@ class CircuitBreaker:
         """Count one failure.  True when the breaker is open after it."""
         self.faults[why] += 1
         self._failures_in_a_row += 1
-        self._failed_at = now
         if self._failures_in_a_row >= self._limit:
             self._opened_at = now
         return self._is_open(now)
@@ -91,12 +87,6 @@ class CircuitBreaker:
         self._debt_s = self._debt(now) + stalled_s
         self._debt_at = now
         return max(self._debt_s - _STALL_SLACK_S, 0.0) / _STALL_SHARE
-
-    def is_history(self, now: float) -> bool:
-        """True if there is no failure since the last success, or none that is worth remembering."""
-        if self._failures_in_a_row == 0 or self._failed_at is None:
-            return True
-        return now - self._failed_at >= _MEMORY_RESETS * self.reset_s
 
     def state(self, now: float) -> str:
         """closed | open | probation | resting, for status reports."""

@@ -180,6 +180,18 @@ async def test_a_request_that_brings_down_every_target_ends_with_an_error() -> N
         await running
 
 
+async def test_of_replicas_that_came_and_went_no_more_than_some_are_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cluster.coordinator.drafters._MAX_BREAKERS", 2)
+    async with house() as stage:
+        for life in range(4):
+            stage.add_drafter(ToyDrafter("a", oracle_chain()), f"life-{life}").sever()
+            await stage.settle(20)
+        known = [replica_id for _, replica_id, _ in stage.coordinator._pool.breakers]
+    assert known == ["life-2", "life-3"]
+
+
 async def test_every_tree_is_looked_at_before_anything_uses_it() -> None:
     """The first of two proposals in a frame is unsound, and overtaken by the other at once."""
 
