@@ -151,10 +151,9 @@ class Placement:
     a guess: other coordinators place texts too, and a target drops pages as it likes.
     """
 
-    def __init__(self, page_len: int, max_pages: int = _MAX_PAGES) -> None:
+    def __init__(self, page_len: int) -> None:
         """page_len: tokens of a page of the targets' prefix cache."""
         self._page_len = page_len
-        self._max_pages = max_pages
         self._pages: dict[str, OrderedDict[int, None]] = {}  # by target, used last at the end
 
     def choose(self, session: Session, seats: Iterable[TargetSeat]) -> TargetSeat | None:
@@ -187,7 +186,7 @@ class Placement:
             key = self._key(session, number)
             pages[key] = None
             pages.move_to_end(key)
-        while len(pages) > min(seat.load.pages_total or self._max_pages, self._max_pages):
+        while len(pages) > min(seat.load.pages_total or _MAX_PAGES, _MAX_PAGES):
             pages.popitem(last=False)
 
     def forget(self, target_id: str) -> None:

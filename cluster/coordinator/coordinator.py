@@ -22,7 +22,6 @@ from cluster.coordinator.moment import ActivityLog, record_moment, reported
 from cluster.coordinator.pool_scores import PoolScores
 from cluster.coordinator.present import Answered, Ended, Present, Series, Stepped
 from cluster.coordinator.replica import DrafterLink, DrafterReplica
-from cluster.coordinator.session import Deliver
 from cluster.coordinator.sessions import SessionTable
 from cluster.coordinator.switchback import Switchback
 from cluster.coordinator.target_links import TargetLinks
@@ -36,7 +35,7 @@ from cluster.coordinator.workers import (
     config_of,
     note_foreign,
 )
-from cluster.core import Clock, FinishReason, Request, TokenEvent
+from cluster.core import Clock, Request, TokenEvent
 from cluster.errors import ProtocolError
 from cluster.messages import (
     HEARTBEAT_S,
@@ -197,20 +196,13 @@ class Coordinator:
 
     # Requests
 
-    def open(self, session_id: str, request: Request, deliver: Deliver) -> None:
-        """Admit `request` and call `deliver` with its events, from the event loop.
-
-        session_id: unique at this coordinator.  Raises RequestError or CapacityError.
-        """
-        self._table.open(session_id, request, deliver)
-
     async def submit(self, request: Request) -> AsyncGenerator[TokenEvent]:
         """The events of `request`; raises RequestError or CapacityError at the first one.
 
         Leaving the iteration early (`aclose`) cancels the request.
         """
         events: asyncio.Queue[TokenEvent] = asyncio.Queue()
-        self.open(request.id, request, events.put_nowait)
+        self._table.open(request.id, request, events.put_nowait)
         is_over = False
         try:
             while not is_over:
@@ -220,9 +212,9 @@ class Coordinator:
         finally:
             self.cancel(request.id)
 
-    def cancel(self, session_id: str, reason: FinishReason = FinishReason.CANCELLED) -> None:
+    def cancel(self, session_id: str) -> None:
         """Free a request's state everywhere; unknown and finished ones are no error."""
-        self._table.cancel(session_id, reason)
+        self._table.cancel(session_id)
 
     def load(self) -> Load:
         """How busy it is."""

@@ -15,7 +15,6 @@ from cluster.coordinator.replica import DrafterReplica
 from cluster.coordinator.targets import TargetSeat
 from cluster.messages import Load
 from cluster.metrics import vllm_metrics
-from cluster.metrics.recorder import Recorder
 from cluster.requests.fields import PlainWhy
 
 Worker = TargetSeat | DrafterReplica
@@ -37,17 +36,27 @@ def record_moment(present: Present, replicas: DrafterPool) -> None:
     """Set the gauges that are counted only when somebody asks."""
     for metric in _CLEARED:
         present.recorder.clear(metric)
-    record_workers(present.recorder, (*present.seats.values(), *replicas))
     _record_texts(present)
     gauge, states = present.recorder.set, replicas.states()
+    workers: tuple[Worker, ...] = (*present.seats.values(), *replicas)
+    for worker in workers:
+        own = {"role": worker.description.role, "worker": worker.id}
+        if worker.pages is not None:
+            gauge(metrics.KV_PAGES_IN_USE, worker.pages[0], **own)
+            gauge(metrics.KV_PAGES_TOTAL, worker.pages[1], **own)
+        for engine in worker.description.engines:
+            labels = {"engine": engine.name, **own}
+            gauge(metrics.ENGINE_FALLBACKS, len(engine.fallbacks), **labels)
+            told = ("device", "attention", "graphs", "kernels", "weights")
+            gauge(metrics.ENGINE, 1, **labels, **{name: getattr(engine, name) for name in told})
     for name in replicas.seen:
-        own = [each for each in states if each["name"] == name]
-        gauge(metrics.DRAFTER_UP, len(own), drafter=name)
-        if not own:
+        known = [each for each in states if each["name"] == name]
+        gauge(metrics.DRAFTER_UP, len(known), drafter=name)
+        if not known:
             continue
-        if oldest := min(each["written_at"] for each in own):
+        if oldest := min(each["written_at"] for each in known):
             gauge(metrics.DRAFTER_AGE, time.time() - oldest, drafter=name)
-        num_open = sum(each["breaker"] in LEFT_ALONE for each in own)
+        num_open = sum(each["breaker"] in LEFT_ALONE for each in known)
         gauge(metrics.BREAKERS_OPEN, num_open, drafter=name)
     for replica in replicas:
         labels = {"drafter": replica.name, "worker": replica.id}
@@ -92,21 +101,6 @@ def _record_texts(present: Present) -> None:
             waiting_lora_adapters=waiting,
             running_lora_adapters=running,
         )
-
-
-def record_workers(recorder: Recorder, workers: Iterable[Worker]) -> None:
-    """Export the engines and the pages of those that are here."""
-    for each in workers:
-        own = {"role": each.description.role, "worker": each.id}
-        if each.pages is not None:
-            recorder.set(metrics.KV_PAGES_IN_USE, each.pages[0], **own)
-            recorder.set(metrics.KV_PAGES_TOTAL, each.pages[1], **own)
-        for engine in each.description.engines:
-            labels = {"engine": engine.name, **own}
-            recorder.set(metrics.ENGINE_FALLBACKS, len(engine.fallbacks), **labels)
-            told = ("device", "attention", "graphs", "kernels", "weights")
-            labels |= {name: getattr(engine, name) for name in told}
-            recorder.set(metrics.ENGINE, 1, **labels)
 
 
 def reported(workers: Iterable[Worker]) -> list[dict[str, object]]:

@@ -86,7 +86,6 @@ class Session:
     text: Text = field(init=False)
     tokens: TokenLog = field(init=False)
     max_len: int = field(init=False)
-    _is_limited: bool = False
 
     def __post_init__(self) -> None:
         request, params = self.request, self.request.params
@@ -107,10 +106,10 @@ class Session:
         return len(self.tokens) - self.prompt_len
 
     def limit(self, max_context_len: int) -> None:
-        """Fix where its text ends, once: by the context limit of that time, 0 = unknown."""
-        if max_context_len and not self._is_limited:
+        """Let its text end by the context limit, 0 = unknown, until it has its first place: else it
+        would be another text after a failover."""
+        if max_context_len and not self.generation:
             self.max_len = min(self.max_len, max_context_len)
-            self._is_limited = True
 
     @property
     def remaining(self) -> int:

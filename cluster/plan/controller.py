@@ -36,7 +36,10 @@ from cluster.spec.tree import depths
 
 
 class Controller:
-    """Plans the steps of one target and learns from them.  target: what it knows of it."""
+    """Plans the steps of one target and learns from them.
+
+    target: what it knows of it.  config: the settings that it plans by.
+    """
 
     def __init__(
         self,
@@ -47,7 +50,7 @@ class Controller:
     ) -> None:
         """profile, draft_times: its step times and drafting times, measured before it served.
         scores: of the drafters, if some are shadows or in a rollout."""
-        self._config = config
+        self.config = config
         self.target = TargetModel(profile, draft_times)
         self._lengths = DraftLength(config.draft_length)
         self._num_looks = 0
@@ -56,16 +59,11 @@ class Controller:
         self.acceptance = self.scores.acceptance
         native.is_available()  # compiles now what the first step would wait for
 
-    @property
-    def config(self) -> CoordinatorConfig:
-        """The settings that it plans by."""
-        return self._config
-
     def use(self, config: CoordinatorConfig) -> None:
         """Plan by other settings from the next step on; what was learned stays."""
-        if config.draft_length != self._config.draft_length:
+        if config.draft_length != self.config.draft_length:
             self._lengths = DraftLength(config.draft_length)
-        self._config, self._idle = config, None
+        self.config, self._idle = config, None
 
     def plan(
         self,
@@ -100,9 +98,9 @@ class Controller:
             caps = [min(cap, max_nodes // len(texts)) for cap in caps]
         offers = self._offers(texts, max_depths)
         look_at(texts, self._num_looks)
-        if self._config.budget == "fixed":
+        if self.config.budget == "fixed":
             return _plan_fixed(texts, offers, caps, moment)
-        load = self.target.load(self._config, texts)
+        load = self.target.load(self.config, texts)
         num_new = sum(text.num_steps <= 1 for text in texts)  # the step of the prompt was the first
         load.num_new += evidence.RECENT * (num_new - load.num_new)
         if not any(caps):
@@ -123,7 +121,7 @@ class Controller:
 
     def _offers(self, texts: Sequence[Text], max_depths: Sequence[int]) -> Offers | None:
         offers = gather(texts, self.acceptance)
-        settings = self._config.draft_length
+        settings = self.config.draft_length
         if offers is not None and settings.kind == "threshold":
             parents = offers.forest.parents
             likely = claimed_conditionals(parents, offers.survival) >= settings.threshold
@@ -138,7 +136,7 @@ class Controller:
         """Ask for a text whose prompt is read; it is the ask for running texts."""
         moment = moment.among([text])
         self._lengths.set_caps([text])
-        if self._config.budget == "fixed" or not text.cap:
+        if self.config.budget == "fixed" or not text.cap:
             text.take_ask(Ask(text.cap), EVERYONE)
             return
         target = self.target
@@ -163,7 +161,7 @@ class Controller:
         if size == 0:
             return
         target = self.target
-        load = target.load(self._config, done.texts)
+        load = target.load(self.config, done.texts)
         plain_s = target.steps.estimate(size, 0)
         step_s = done.step_time_s
         if done.prompt_rows and step_s is not None:
@@ -211,7 +209,7 @@ class Controller:
 
     def _weight(self, text: Text) -> float:
         """Return how much a token of it counts."""
-        return self._config.latency_classes.get(text.latency_class, 1.0) / text.tokens_per_step
+        return self.config.latency_classes.get(text.latency_class, 1.0) / text.tokens_per_step
 
 
 def _plan_fixed(
