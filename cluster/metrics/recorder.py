@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -35,8 +35,6 @@ class Recorder(Collector):
         self._own_labels = {PROCESS_LABEL: process} if process else {}
         self._vllm_labels = {"model_name": model_name, "engine": process or "0"}
         self._series: dict[str, Counter | Gauge | Histogram] = {}
-        # prometheus_client takes several times longer to find a child than to change it.
-        self._found = cache(self._find)
         for metric in only:
             made: Any = {
                 "counter": Counter,
@@ -66,13 +64,10 @@ class Recorder(Collector):
     def clear(self, metric: Metric) -> None:
         """Drop all labelled children of a metric that is told anew at every scrape."""
         self._series[metric.name].clear()
-        self._found.cache_clear()
 
     def _child(self, metric: Metric, labels: dict[str, str]) -> Any:
-        return self._found(metric.name, *labels.items())
-
-    def _find(self, name: str, *labels: tuple[str, str]) -> Any:
-        return self._series[name].labels(**dict(labels)) if labels else self._series[name]
+        series = self._series[metric.name]
+        return series.labels(**labels) if labels else series
 
     def collect(self) -> Iterator[Family]:
         """Yield what there is to read: all that is recorded, and what vLLM's names make of it.
