@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
@@ -68,17 +66,3 @@ def test_nothing_is_worth_nothing_and_what_is_new_is_known_to_be_so() -> None:
     worth = Arm()
     assert worth.num_turns == 0
     assert worth.values(ONE_TEXT, FREE).tolist() == [0.0] * len(SIZES)
-
-
-def test_what_was_learned_is_kept_as_plain_values() -> None:
-    worth, after = Arm(), Arm()
-    chain(worth, [0.9, 0.4, 0.1], turns=5)
-    after.restore(json.loads(json.dumps(worth.export())))
-    assert after.values(ONE_TEXT, FREE).tolist() == worth.values(ONE_TEXT, FREE).tolist()
-    assert after.num_turns == 5
-
-
-@pytest.mark.parametrize("state", [[[], [], []], [[1.0], [1.0], [1.0]]])
-def test_a_record_of_another_form_is_refused(state: list[list[float]]) -> None:
-    with pytest.raises(ValueError, match="form"):
-        Arm().restore(state)

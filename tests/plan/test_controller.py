@@ -188,12 +188,6 @@ def test_drafts_that_pay_by_fours_and_not_alone_are_made_by_fours() -> None:
     assert sum(plan.why is PlainWhy.NONE for plan in plans) > 0.8 * len(plans)
 
 
-def test_dear_drafts_are_not_drafted_though_they_are_right() -> None:
-    plans = Played().run(400, draft_s=5 * STEP_S)[100:]
-    assert sum(plan.ask.num_nodes > 0 for plan in plans) < 20
-    assert sum(plan.why is PlainWhy.NOT_WORTH_IT for plan in plans) > 0.9 * len(plans)
-
-
 def test_a_shadow_is_scored_and_never_verified() -> None:
     played = Played(is_shadow=True)
     plans = played.run(100)

@@ -62,30 +62,20 @@ def test_another_text_or_a_prompt_beside_it_is_planned_for_at_once(
         assert choices() == before + 1
 
 
-def idle() -> Played:
-    """A target whose next steps go by the plan of its last one."""
+def test_a_setting_or_a_cap_that_allows_nothing_for_a_while_ends_it(
+    choices: Callable[[], int],
+) -> None:
     played = Played()
     played.run(200, draft_s=5 * STEP_S)
     played.plan()
-    return played
-
-
-def test_a_setting_that_changes_ends_it(choices: Callable[[], int]) -> None:
-    played = idle()
     before = choices()
     played.controller.use(CoordinatorConfig(max_draft_tokens=8))
     played.plan()
     assert choices() == before + 1
-
-
-def test_a_cap_that_allows_nothing_for_a_while_ends_it(choices: Callable[[], int]) -> None:
-    played = idle()
-    played.text.max_draft_tokens = 0
-    played.plan()
-    played.text.max_draft_tokens = 8
-    before = choices()
-    played.plan()
-    assert choices() == before + 1
+    for most in (0, 8):
+        played.text.max_draft_tokens = most
+        played.plan()
+    assert choices() == before + 2
 
 
 def test_once_the_guard_allows_drafts_they_are_asked_for_in_the_next_step(

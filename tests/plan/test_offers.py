@@ -48,20 +48,6 @@ def offered(*texts: Text) -> list[dict[tuple[int, ...], int]]:
     return found
 
 
-def test_a_tree_that_was_cut_by_the_text_keeps_the_bits_of_what_is_left() -> None:
-    own = text()
-    hold(own, POOL, TokenTree.of([9, 1, 2, 3, 8], [-1, -1, 1, 2, 2]), [A, B, A | B, A, B])
-    own.tokens.append(token_array([1]))
-    assert offered(own) == [{(2,): A | B, (2, 3): A, (2, 8): B}]
-    # And once more, from where the last batch has left it.
-    own.tokens.append(token_array([2]))
-    assert offered(own) == [{(3,): A, (8,): B}]
-    assert offered(own) == [{(3,): A, (8,): B}]
-    own.tokens.append(token_array([7]))
-    assert offered(own) == [{}]
-    assert own.held == {}
-
-
 def test_texts_of_one_batch_have_bits_of_their_own() -> None:
     one, other = text([5]), text([6])
     other.names = ("resident",)
