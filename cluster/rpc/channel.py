@@ -23,7 +23,6 @@ from cluster.rpc.frames import MAX_FRAME_BYTES
 from cluster.rpc.options import channel_options
 from cluster.rpc.status import CODE_KEY, error_from_status
 from cluster.rpc.stream import StreamLink
-from cluster.rpc.tokens import Metadata
 from cluster.rpc.trust import NO_TRUST, Trust
 
 L = TypeVar("L")
@@ -62,12 +61,8 @@ class Peer:
         self.address = address
         self.worker_id = ""
         self._channel = trust.channel(address, service.role, channel_options(max_frame_bytes))
-        self._keys = trust.keys(service.role, name)  # None where it asks for no tokens
+        self._keys = trust.keys(service.role, name)
         self._stream: Any = None
-
-    def _sign(self, method: str) -> Metadata:
-        """Return the metadata of a call."""
-        return () if self._keys is None else self._keys.sign(method, self.worker_id)
 
     def call(self, name: str, timeout_s: float | None = None) -> Any:
         """Begin a call beside the stream; none of them has anything to say."""
@@ -75,7 +70,8 @@ class Peer:
         ask = getattr(self._channel, call.kind)(
             call.method, call.request.SerializeToString, call.answer.FromString
         )
-        return ask(call.request(), timeout=timeout_s, metadata=self._sign(call.method))
+        metadata = self._keys.sign(call.method, self.worker_id)
+        return ask(call.request(), timeout=timeout_s, metadata=metadata)
 
     async def ask(self, name: str, timeout_s: float) -> Any:
         """Return the answer of such a call."""
@@ -85,7 +81,8 @@ class Peer:
     async def open(self) -> None:
         """Open the stream."""
         method = f"/{self.service.name}/{self.service.stream}"
-        self._stream = self._channel.stream_stream(method)(metadata=self._sign(method))
+        metadata = self._keys.sign(method, self.worker_id)
+        self._stream = self._channel.stream_stream(method)(metadata=metadata)
         # The server sends its metadata at once, so a refused stream raises here and not later.
         with self.translated():
             await self._stream.initial_metadata()
@@ -186,7 +183,6 @@ async def _connect(
     *,
     worker_id: str = "",
     tokenizer_hash: str = "",
-    timeout_s: float = CONNECT_TIMEOUT_S,
     max_frame_bytes: int = MAX_FRAME_BYTES,
     trust: Trust = NO_TRUST,
     name: str = "",
@@ -200,15 +196,15 @@ async def _connect(
     """
     peer = Peer(service, address, max_frame_bytes, trust, name)
     try:
-        description = DESCRIPTION.decode(await peer.ask("Describe", timeout_s))
+        description = DESCRIPTION.decode(await peer.ask("Describe", CONNECT_TIMEOUT_S))
         _check(description, service.role, worker_id, tokenizer_hash, address)
         peer.worker_id = description.worker_id
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
             await peer.open()
     except BaseException as error:
         await peer.dispose()
         if isinstance(error, TimeoutError):
-            raise WorkerError(f"{address}: no stream within {timeout_s:g} s") from error
+            raise WorkerError(f"{address}: no stream within {CONNECT_TIMEOUT_S:g} s") from error
         raise
     link = kind(peer, service.asks, service.answers, max_frame_bytes=max_frame_bytes)
     return description, link

@@ -223,9 +223,9 @@ async def _report_failure(serving: asyncio.Future[None], context: Any) -> None:
 
 def _guard(service: Service[Any, Any], description: WorkerDescription, trust: Trust) -> Guard:
     keys = trust.keys(service.role, description.name)
-    if keys is not None and not keys.get():
+    if trust.secrets is not None and not keys.get():
         raise ConfigError.at("data_plane.secret_file", f"it holds no key of {keys.service}")
-    tokens = None if keys is None else TokenCheck(keys, description.worker_id)
+    tokens = TokenCheck(keys, description.worker_id) if trust.secrets else None
     return Guard(tokens, service.caller if trust.pem is not None else "")
 
 
@@ -234,7 +234,6 @@ def _guard(service: Service[Any, Any], description: WorkerDescription, trust: Tr
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _HEALTH_INTERVAL_S = 1.0
-_STOP_GRACE_S = 1.0
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -281,4 +280,4 @@ async def run_until_signal(
             except TimeoutError:
                 continue
     finally:
-        await server.stop(_STOP_GRACE_S)
+        await server.stop()

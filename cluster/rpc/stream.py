@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
-from cluster.errors import DrafthouseError, ProtocolError, WorkerError
+from cluster.errors import DrafthouseError, WorkerError
 from cluster.messages import Refusal
 from cluster.rpc.frames import MAX_FRAME_BYTES, FrameCodec
 from cluster.rpc.link import Mailbox, MemoryLink
@@ -71,7 +71,7 @@ class StreamLink(MemoryLink[Any, R], Generic[S, R]):
         the client's side, whose codec puts refusals into the frame."""
         super().__init__(Mailbox(), Mailbox())
         self._stream = stream
-        self._outgoing, self._incoming, self._refuse_by = outgoing, incoming, refuse
+        self._outgoing, self._incoming, self._refuse = outgoing, incoming, refuse
         self._max_frame_bytes = max_frame_bytes
         self.running = asyncio.create_task(self._run())
 
@@ -129,17 +129,12 @@ class StreamLink(MemoryLink[Any, R], Generic[S, R]):
             if self._inbox.is_closed:
                 continue  # the consumer has left; the end of our stream tells the peer
             decoded = self._incoming.decode(data)
-            if decoded.refusals:
-                await self._refuse(decoded.refusals)
+            if decoded.refusals and self._refuse is not None:
+                count, name = len(decoded.refusals), self._incoming.name
+                log.warning("malformed items count=%d frame=%s", count, name)
+                await self.send(self._refuse(decoded.refusals))
             with contextlib.suppress(WorkerError):  # closed while waiting for space
                 await self._inbox.put(decoded.frame)
-
-    async def _refuse(self, refusals: tuple[Refusal, ...]) -> None:
-        name = self._incoming.name
-        log.warning("malformed items count=%d frame=%s", len(refusals), name)
-        if self._refuse_by is None:
-            raise ProtocolError(f"{len(refusals)} items of a {name} are malformed")
-        await self.send(self._refuse_by(refusals))
 
     async def _write_all(self) -> None:
         try:

@@ -66,7 +66,7 @@ async def test_an_unreachable_address_is_a_worker_error() -> None:
     server = await serve_target(EchoTarget())
     await server.stop(0.0)
     with pytest.raises(WorkerError, match=server.address):
-        await connect_target(server.address, timeout_s=5.0)
+        await connect_target(server.address)
 
 
 async def test_a_taken_port_is_a_configuration_error() -> None:

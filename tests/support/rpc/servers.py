@@ -78,7 +78,7 @@ class Server:
     def token(self, trust: Trust, method: str, worker: str | None = None) -> Metadata:
         keys = trust.keys(self.kind.service.role, self.kind.name)
         own: str = self.kind.toy().describe().worker_id
-        return () if keys is None else keys.sign(method, own if worker is None else worker)
+        return keys.sign(method, own if worker is None else worker)
 
 
 async def answered(kind: Kind, link: Any, number: int) -> None:
