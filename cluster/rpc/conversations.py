@@ -47,12 +47,6 @@ _EVENT = record_codec(TokenEvent, coordinator_pb2.TokenEvent, PARTS)
 
 def _decode_request(message: coordinator_pb2.Request) -> Request | Refusal:
     try:
-        if not message.prompt_ids:
-            raise ProtocolError("prompt_ids is empty; send at least one token")
-        for field in ("params", "speculation"):
-            # Absent they would read as defaults, which are meaningful values here.
-            if not message.HasField(field):
-                raise ProtocolError(f"{field} is absent; send the request's own")
         return _REQUEST.decode(message)
     except ProtocolError as error:
         return refusal_of(message.id, 0, error)
@@ -115,12 +109,6 @@ PROPOSAL = FrameCodec(ProposalFrame, draft_pb2.ProposalFrame, [_PROPOSAL])
 # The frames between coordinators and targets.
 
 
-def _decode_open(message: target_pb2.Open) -> Open:
-    if not message.token_ids:
-        raise ProtocolError("token_ids is empty; send the whole text")
-    return _OPEN.decode(message)
-
-
 def _encode_nodes(tree: PoolTree) -> dict[str, Any]:
     return {
         "token_ids": TOKENS.pack(tree.tree.token_ids),
@@ -150,9 +138,7 @@ _TREE = record_codec(
 )
 _WHY = enum_codec(PlainWhy, target_pb2.PlainWhy, "why", {why: why.value for why in PlainWhy})
 _VERDICT = record_codec(TextVerdict, target_pb2.TextVerdict, [*PARTS, _WHY])
-STEPS = FrameCodec(
-    StepFrame, target_pb2.StepFrame, [refusing(_OPEN, _decode_open), _TREE.read_by(_decode_tree)]
-)
+STEPS = FrameCodec(StepFrame, target_pb2.StepFrame, [refusing(_OPEN), _TREE.read_by(_decode_tree)])
 # To the coordinator, an unreadable verdict is a refusal of its text.
 VERDICT = FrameCodec(VerdictFrame, target_pb2.VerdictFrame, [refusing(_VERDICT), _WHY])
 

@@ -8,7 +8,7 @@ server side they are returned separately and sent back.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Generic, TypeVar, get_origin, get_type_hints
 
@@ -90,16 +90,12 @@ def refusal_of(request_id: str, generation: int, error: ProtocolError) -> Refusa
     return Refusal(request_id, generation, error.code, error.message)
 
 
-def refusing(codec: Codec[V], decode: Callable[[Any], V] | None = None) -> Codec[Any]:
-    """The codec of a frame's items: one that cannot be decoded reads as its refusal.
-
-    decode: `codec`'s own with more checks.
-    """
-    decode_item = decode or codec.decode
+def refusing(codec: Codec[V]) -> Codec[Any]:
+    """The codec of a frame's items: one that cannot be decoded reads as its refusal."""
 
     def decode_or_refuse(message: Any) -> V | Refusal:
         try:
-            return decode_item(message)
+            return codec.decode(message)
         except ProtocolError as error:
             return refusal_of(message.request_id, message.generation, error)
 

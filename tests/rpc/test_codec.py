@@ -9,15 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.core import (
-    SamplingParams,
-    TokenTree,
-)
+from cluster.core import SamplingParams, TokenEvent, TokenLogprob, TokenTree, token_array
 from cluster.messages import (
+    EventFrame,
     PoolTree,
     StepFrame,
+    TextVerdict,
+    VerdictFrame,
     WorkerDescription,
 )
+from cluster.plan.texts import NO_SOURCES
+from cluster.requests.fields import BeamEnd
 from cluster.rpc.codec import DESCRIPTION, PARAMS
 from cluster.rpc.conversations import COMMIT, EVENT, PROPOSAL, STEPS, SUBMIT, VERDICT
 from cluster.rpc.frames import FrameCodec
@@ -78,3 +80,22 @@ def test_decoded_arrays_are_views_of_the_message_and_read_only() -> None:
 def test_a_negative_seed_travels_as_its_64_bits() -> None:
     params = SamplingParams(seed=-1)
     assert PARAMS.decode(PARAMS.encode(params)).seed == 2**64 - 1
+
+
+ENDS = (BeamEnd(2, True, -1.5, -0.75), BeamEnd(0, True, -2.0, -2.0), BeamEnd(1, False, -4.0, -4.0))
+
+
+def test_the_texts_of_a_search_survive_both_ways_from_target_to_ingress() -> None:
+    logprobs = tuple(TokenLogprob(-0.5) for _ in range(3))
+    verdict = TextVerdict(
+        "a", 1, 3, token_array([5, 6, 7]), NO_SOURCES, logprobs=logprobs, beams=ENDS
+    )
+    event = TokenEvent("a", 0, token_array([5, 6, 7]), beams=ENDS)
+    for codec, frame in ((VERDICT, VerdictFrame((verdict,))), (EVENT, EventFrame((event,)))):
+        assert same(codec.decode(codec.encode(frame)[0]).frame, frame)
+
+
+def test_texts_of_more_tokens_than_came_end_the_request_with_an_error() -> None:
+    event = TokenEvent("a", 0, token_array([5, 6, 7]), beams=(*ENDS, ENDS[2]))
+    (found,) = EVENT.decode(EVENT.encode(EventFrame((event,)))[0]).frame.events
+    assert found.error_message == "event has 3 tokens, its beams 4"

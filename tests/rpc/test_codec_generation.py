@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,8 +11,8 @@ from hypothesis import given
 from cluster.client.generated import generation_pb2
 from cluster.core import SpeculationOptions, SpeculationStats, TokenLogprob, token_array
 from cluster.errors import RequestError
-from cluster.rpc.codec_generation import DELTA, REQUEST, STATS, decode_request
-from cluster.rpc.generation import ChoiceDelta, GenerationRequest
+from cluster.rpc.codec_generation import DELTA, REQUEST, STATS, decode_prompt, decode_request
+from cluster.rpc.generation import ChatMessage, ChoiceDelta, GenerationRequest
 from tests.support.rpc.frames_strategy import same
 from tests.support.rpc.generation_strategy import public_requests
 
@@ -19,6 +21,35 @@ from tests.support.rpc.generation_strategy import public_requests
 def test_every_public_request_survives_the_wire(request: GenerationRequest) -> None:
     message = generation_pb2.GenerateRequest.FromString(REQUEST.encode(request).SerializeToString())
     assert same(decode_request(message), request)
+
+
+@pytest.mark.parametrize(
+    ("field", "number", "what"),
+    [
+        ("sampling.beam_search.early_stopping", 9, "early_stopping is 9"),
+        ("speculation.law", 9, "law is 9"),
+        ("speculation.law", 3, "block is gone; rej"),
+    ],
+)
+def test_a_value_that_nobody_knows_is_the_clients_mistake(
+    field: str, number: int, what: str
+) -> None:
+    message = generation_pb2.GenerateRequest(text="hello")
+    *path, name = field.split(".")
+    setattr(reduce(getattr, path, message), name, number)
+    with pytest.raises(RequestError, match=f"{field}: {what}") as raised:
+        decode_request(message)
+    assert raised.value.param == field
+
+
+def test_the_prompt_of_a_tokenize_request_is_a_text_or_a_chat() -> None:
+    assert decode_prompt(generation_pb2.TokenizeRequest(text="abc")) == "abc"
+    turns = [generation_pb2.ChatMessage(role="user", content="hi", name="me")]
+    chat = generation_pb2.TokenizeRequest(chat=generation_pb2.ChatMessages(messages=turns))
+    assert decode_prompt(chat) == (ChatMessage("user", "hi", "me"),)
+    with pytest.raises(RequestError, match="set text or chat") as caught:
+        decode_prompt(generation_pb2.TokenizeRequest())
+    assert caught.value.param == "prompt"
 
 
 def test_a_request_without_a_prompt_is_refused_by_name() -> None:

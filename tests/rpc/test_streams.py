@@ -117,17 +117,6 @@ async def test_a_worker_that_raises_breaks_that_stream_only(error: Exception) ->
         await healthy.close()
 
 
-async def test_cancelling_a_reader_leaves_the_link_open() -> None:
-    async with stopping(await serve_target(EchoTarget())) as server:
-        _, link = await connect_target(server.address)
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(anext(aiter(link)), 0.02)
-        await link.send(frame("a"))
-        (verdict,) = (await anext(aiter(link))).verdicts
-        assert verdict.request_id == "a"
-        await link.close()
-
-
 async def test_a_worker_that_does_not_read_blocks_its_sender() -> None:
     async with stopping(await serve_target(HangingTarget())) as server:
         _, link = await connect_target(server.address)
