@@ -123,7 +123,7 @@ def test_texts_are_as_fast_as_step_by_step(scene: Scene, times: DecodeTimes) -> 
     """The bound is what the aggregation may cost; prompts that are read together cost most."""
     for size in by_day((4,), (1, 4, 16)):
         simulation = Simulation(scene.texts, scene.machine, scene.pool(1.0), size)
-        stepwise = simulation.run(Adaptive(scene.machine, scene.pool(1.0)), 20.0)
+        stepwise = simulation.run(Adaptive(scene.machine, scene.pool(1.0)), 8.0)
         found = run(scene, times, Workload(streams=size), num_targets=1).tokens_per_s
         assert found == pytest.approx(stepwise.tokens / stepwise.time_s, rel=0.08), size
 

@@ -52,7 +52,7 @@ def sources(size: int) -> st.SearchStrategy[npt.NDArray[np.uint32]]:
 
 
 def several(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
-    return st.lists(strategy, max_size=3).map(tuple)
+    return st.lists(strategy, max_size=2).map(tuple)
 
 
 def of(kind: type[Any], **given: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
