@@ -59,14 +59,20 @@ class Outbox(Generic[S]):
     def __init__(self, link: Link[S, Any]) -> None:
         self.link = link
         self._has_news = asyncio.Event()
+        self._is_over = False
+
+    def end(self) -> None:
+        """There will be nothing else to tell."""
+        self._is_over = True
+        self.wake()
 
     def wake(self) -> None:
         """There is something to tell."""
         self._has_news.set()
 
     async def send_forever(self) -> None:
-        """Raises WorkerError when the link is down."""
-        while True:
+        """Send until `end`; raises WorkerError when the link is down."""
+        while not self._is_over:
             await self._has_news.wait()
             self._has_news.clear()
             await self.flush()

@@ -13,7 +13,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -47,91 +47,67 @@ class DrafterLoad(NamedTuple):
     num_requests: int = 0
 
 
-class DraftLease(LinkEnd):
-    """One link's requests and its outbox.
+class DraftLease(LinkEnd[ProposalFrame]):
+    """One link's requests, and the news of them that it was not sent yet.
 
-    load: the load of the last `put`.  fresh: the growth thread's news for the next one."""
+    load: the drafter's, as the link was told last."""
 
     # Each request has a few, for of each kind the newest is kept.
     what, max_unread = "notices", 2**16
 
-    def __init__(self, number: int) -> None:
-        """number: the name space of the link's request ids."""
-        self._news: dict[str, dict[type[News], News]] = {}  # by request and kind
-        super().__init__(number, self._news)
-        self.load = DrafterLoad()
-        self.fresh: list[News] = []
-        self._draft_time_s = 0.0  # not told yet
+    def __init__(self, number: int, link: DraftLink, take_time: Callable[[], float]) -> None:
+        """number: the name space of the link's request ids.  take_time: returns the seconds of the
+        drafter of which no link was told yet."""
+        self._news: dict[tuple[str, type[News]], News] = {}
+        super().__init__(number, link, self._news)
+        self.load = self._next_load = DrafterLoad()
+        self._take_time = take_time
 
-    def named(self, commit: Commit) -> Commit:
-        """The commit under its name within the drafter."""
-        return replace(commit, request_id=self.inside(commit.request_id))
-
-    def take(self) -> Sequence[ProposalFrame]:
-        """Return all news since the last frame in one."""
-        if self._is_finished:
-            return ()
-        news = [each for kinds in self._news.values() for each in kinds.values()]
+    def next_frame(self) -> ProposalFrame | None:
+        """See `Outbox.next_frame`."""
+        if not self._news and self.load == self._next_load:
+            return None
+        news, self.load = [*self._news.values()], self._next_load
         self._news.clear()
-        draft_time_s, self._draft_time_s = self._draft_time_s, 0.0
-        frame = ProposalFrame(
+        return ProposalFrame(
             _of(Proposal, news),
             _of(Observation, news),
             _of(Refusal, news),
             *self.load,
-            draft_time_s,
+            self._take_time(),
         )
-        return [frame]
 
-    def put(self, news: Sequence[News], load: DrafterLoad, draft_time_s: float) -> None:
-        """Queue news; for each kind and request they replace those that are not sent yet.
+    def put(self, news: Iterable[News], load: DrafterLoad) -> None:
+        """Tell with the next frame what the drafter says of the link's requests, and its load."""
+        named = [_renamed(each, each.request_id.removeprefix(self.prefix)) for each in news]
+        self._call_soon(self._put, named, load)
 
-        draft_time_s: of the drafter, that no link was told of yet.
-        """
-        self.load = load
-        self._call_soon(self._put, news, draft_time_s)
-
-    def withdraw(self, request_ids: Iterable[str]) -> None:
-        """Drop unsent news about released requests."""
-        self._call_soon(self._withdraw, request_ids)
-
-    # On the event loop
-
-    def _put(self, news: Sequence[News], draft_time_s: float) -> None:
-        self._draft_time_s += draft_time_s
-        for each in news:
-            if isinstance(each, Refusal):
-                self._withdraw([each.request_id])
-            self._news.setdefault(each.request_id, {})[type(each)] = each
-        self._wake.set()
-
-    def _withdraw(self, request_ids: Iterable[str]) -> None:
-        for request_id in request_ids:
-            self._news.pop(request_id, None)
+    def _put(self, news: Iterable[News], load: DrafterLoad) -> None:
+        self._news.update({(each.request_id, type(each)): each for each in news})
+        self._next_load = load
+        self.wake()
 
 
 def _of(kind: type[T], news: Iterable[News]) -> tuple[T, ...]:
     return tuple(each for each in news if isinstance(each, kind))
 
 
-def renamed(news: News, request_id: str) -> News:
+def _renamed(news: News, request_id: str) -> News:
     """Return `news` under another id.
 
     A proposal gets its own arrays: in-process links pass references, and drafters reuse arrays.
     """
     if not isinstance(news, Proposal):
         return replace(news, request_id=request_id)
-    proposal = news
-    tree = TokenTree(proposal.tree.token_ids.copy(), proposal.tree.parents.copy())
     return Proposal(
         request_id,
-        int(proposal.generation),
-        int(proposal.base_len),
-        int(proposal.prefix_hash),
-        tree,
-        proposal.survival.copy(),
-        proposal.drafter,
-        bool(proposal.is_complete),
+        int(news.generation),
+        int(news.base_len),
+        int(news.prefix_hash),
+        TokenTree(news.tree.token_ids.copy(), news.tree.parents.copy()),
+        news.survival.copy(),
+        news.drafter,
+        bool(news.is_complete),
     )
 
 
@@ -162,12 +138,13 @@ class DraftWorker:
         self._thread = threading.Thread(target=self._run, name="draft-growth", daemon=True)
         # Shared between the event loop and the thread.
         self._mailbox = ThreadMail(self._runner.interrupt)
-        self._leases: dict[str, DraftLease] = {}  # by prefix
+        self._leases: list[DraftLease] = []
+        self._told_s = 0.0  # of the drafter's computing time: each second is told to one link
         self._former_pace = (0, 0)  # when `statistics` was last asked
         # Owned by the thread.
         self._untold: list[Commit] = []  # all names are those within the drafter
         self._offered: dict[str, Proposal] = {}
-        self._told_s = 0.0  # of the drafter's computing time: each second is told to one link
+        self._news: list[News] = []
         self._load = DrafterLoad()
         self._pace = (0, 0)  # commits, and those of them that were late
 
@@ -209,27 +186,32 @@ class DraftWorker:
 
     def renew_links(self) -> None:
         """End the open links: each coordinator connects again, and asks anew who this is."""
-        for lease in self._leases.values():
+        for lease in self._leases:
             lease.finish()
 
     async def serve(self, link: DraftLink) -> None:
         """Serve one coordinator until the link ends or breaks, or the worker stops."""
-        lease = DraftLease(next(self._numbers))
-        self._leases[lease.prefix] = lease
+        lease = DraftLease(next(self._numbers), link, self._take_time)
+        self._leases.append(lease)
         if self._mailbox.is_closed:
             lease.finish()
         named = self._description.name, lease.number
         log.info("link opened drafter=%s link=%s", *named)
         try:
-            reading = lease.read_forever(link, self._mailbox, self._receive)
-            await run_until_first_ends(reading, lease.send_forever(link))
+            reading = lease.read_forever(self._mailbox, self._receive)
+            await run_until_first_ends(reading, lease.send_forever())
         except WorkerError as error:
             log.info("link broke drafter=%s link=%s: %s", *named, error)
         finally:
-            del self._leases[lease.prefix]
+            self._leases.remove(lease)
             self._mailbox.put(partial(self._end, lease))
             await link.close()
             log.info("link ended drafter=%s link=%s", *named)
+
+    def _take_time(self) -> float:
+        busy_s = self._runner.busy_s
+        untold_s, self._told_s = busy_s - self._told_s, busy_s
+        return untold_s
 
     # In the growth thread
 
@@ -246,7 +228,7 @@ class DraftWorker:
             # Also after a defect of this loop, so that links do not wait for a dead thread.
             self._mailbox.close()
             runner.release(list(runner.held))
-            for lease in self._leases.copy().values():
+            for lease in self._leases.copy():
                 lease.finish()
 
     def _end(self, lease: DraftLease) -> None:
@@ -259,9 +241,10 @@ class DraftWorker:
         # request that is released in the same frame opens it anew.
         if frame.released:
             self._tell()
-            lease.withdraw(frame.released)
             self._forget([lease.inside(request_id) for request_id in frame.released])
-        self._untold.extend(map(lease.named, frame.commits))
+        self._untold += [
+            replace(each, request_id=lease.inside(each.request_id)) for each in frame.commits
+        ]
 
     def _tell(self) -> None:
         """Tell the drafter the commits of all frames that have arrived, together.
@@ -297,24 +280,22 @@ class DraftWorker:
         self._post(refusals)
 
     def _post(self, news: Sequence[News]) -> None:
-        """Keep news for the links of their requests, under the names that they have there."""
+        """Keep news, under the names within the drafter, for the links of their requests."""
+        self._news += news
         for each in news:
-            prefix, slash, request_id = each.request_id.partition("/")
-            if lease := self._leases.get(prefix + slash):
-                lease.fresh.append(renamed(each, request_id))
             if isinstance(each, Refusal):
                 self._offered.pop(each.request_id, None)
 
     def _put(self) -> None:
         """Hand every link its news, and the load of the whole drafter."""
         runner, is_idle = self._runner, not self._runner.growing
-        load = self._load = DrafterLoad(*runner.pages, len(runner.held))
-        for lease in self._leases.copy().values():
-            news, lease.fresh = lease.fresh, []
+        self._load = DrafterLoad(*runner.pages, len(runner.held))
+        news, self._news = self._news, []
+        for lease in self._leases.copy():
+            own = [each for each in news if each.request_id.startswith(lease.prefix)]
             # While trees grow, the pages in use change with each slice.
-            if news or (is_idle and load != lease.load):
-                lease.put(news, load, runner.busy_s - self._told_s)
-                self._told_s = runner.busy_s
+            if own or is_idle:
+                lease.put(own, self._load)
 
     def _forget(self, names: Sequence[str]) -> None:
         self._runner.release(names)

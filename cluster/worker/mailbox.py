@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any, ClassVar, TypeVar
 
-from cluster.errors import CapacityError, WorkerError
+from cluster.errors import CapacityError
 from cluster.messages import (
     MAX_UNACKNOWLEDGED,
     AdapterList,
@@ -27,15 +28,16 @@ from cluster.messages import (
 )
 from cluster.models.engine_state import EngineState
 from cluster.plan.texts import Text
-from cluster.rpc.link import Link
+from cluster.rpc.link import Link, Outbox
 
 T = TypeVar("T")
+S = TypeVar("S")
 
 # While so many frames wait for the worker's thread, no more are read from the link.
 MAX_BACKLOG = 256
 
 
-class LinkEnd:
+class LinkEnd(Outbox[S]):
     """The state that one link has created at a worker; made on the link's event loop.
 
     Inside the worker a request's id has the link's prefix, because coordinators choose ids
@@ -46,49 +48,25 @@ class LinkEnd:
     what: ClassVar[str]
     max_unread: ClassVar[int]
 
-    def __init__(self, number: int, unread: Sized) -> None:
+    def __init__(self, number: int, link: Link[S, Any], unread: Sized) -> None:
         """unread: what is not sent yet."""
+        super().__init__(link)
         self.number = number
         self.prefix = f"{number}/"
         self._unread = unread
-        self._is_finished = False
-        self._error: WorkerError | None = None
         self._loop = asyncio.get_running_loop()
-        self._wake = asyncio.Event()  # there is something to send
         self.is_behind = False  # the thread has as many frames to take as may wait
 
-    def take(self) -> Iterable[Any]:
-        """Return the frames to send now, which are unread no more."""
-        raise NotImplementedError
-
-    async def send_forever(self, link: Link[Any, Any]) -> None:
-        """Send what there is until `finish`; raises the error that this was given."""
-        is_finished = False
-        while not is_finished:
-            await self._wake.wait()
-            self._wake.clear()
-            is_finished = self._is_finished
-            for frame in self.take():
-                await link.send(frame)
-        if self._error is not None:
-            raise self._error
-
-    def finish(self, error: WorkerError | None = None) -> None:
+    def finish(self) -> None:
         """End the link once everything is sent."""
-        self._call_soon(self._finish, error)
+        self._call_soon(self.end)
 
-    def _finish(self, error: WorkerError | None) -> None:
-        self._is_finished, self._error = True, error
-        self._wake.set()
-
-    async def read_forever(
-        self, link: Link[Any, Any], mail: ThreadMail, apply: Callable[[Any, Any], object]
-    ) -> None:
+    async def read_forever(self, mail: ThreadMail, apply: Callable[[Any, Any], object]) -> None:
         """Have the thread `apply` the frames that come; waits now and then until it has.
 
         Raises CapacityError where the coordinator does not read what it is told."""
         num_handed = 0
-        async for frame in link:
+        async for frame in self.link:
             if len(self._unread) > self.max_unread:
                 said = f"{len(self._unread)} {self.what} are unread; read what is sent"
                 raise CapacityError(said)
@@ -119,18 +97,20 @@ class ThreadMail:
     def __init__(self, interrupt: Callable[[], object] = lambda: None) -> None:
         """interrupt: has the thread take them soon."""
         self._interrupt = interrupt
-        # Each with the future of whoever waits for it.
-        self._calls = SimpleQueue[tuple[Callable[[], object], Future[Any] | None]]()
+        self._calls = SimpleQueue[Callable[[], object]]()
+        self._awaited = set[Future[Any]]()
         self.is_closed = False
 
-    def put(self, function: Callable[[], object], result: Future[Any] | None = None) -> None:
+    def put(self, function: Callable[[], object]) -> None:
         """Have `function` called in the thread, which ends with what it raises."""
-        self._calls.put((function, result))
+        self._calls.put(function)
         self._interrupt()
 
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Have `function` called in the thread; cancelled where that ends before."""
         result: Future[T] = Future()
+        self._awaited.add(result)
+        result.add_done_callback(self._awaited.discard)
 
         def run() -> None:
             if result.set_running_or_notify_cancel():
@@ -139,7 +119,7 @@ class ThreadMail:
                 except Exception as error:  # noqa: BLE001 - whoever asked gets it
                     result.set_exception(error)
 
-        self.put(run, result)
+        self.put(run)
         if self.is_closed:
             result.cancel()
         return result
@@ -147,26 +127,23 @@ class ThreadMail:
     def close(self) -> None:
         """End the thread after the step it is in."""
         self.is_closed = True
-        with contextlib.suppress(Empty):
-            while True:
-                _, result = self._calls.get_nowait()
-                if result is not None:
-                    result.cancel()
+        for result in self._awaited.copy():
+            result.cancel()
         self.put(lambda: None)  # for a thread that waits
 
     def take(self, *, is_busy: bool) -> bool:
         """Make the calls that have come, after waiting where there is nothing else to do; False =
         it is closed."""
         if not is_busy:
-            self._calls.get()[0]()
+            self._calls.get()()
         for _ in range(self._calls.qsize()):
             if self.is_closed:
                 break
-            self._calls.get()[0]()
+            self._calls.get()()
         return not self.is_closed
 
 
-class TargetStream(LinkEnd):
+class TargetStream(LinkEnd[VerdictFrame]):
     """The state that one link has created at the worker; it is freed when the link ends.
 
     The event loop numbers its frames.
@@ -178,9 +155,9 @@ class TargetStream(LinkEnd):
     # Among them are those that tell every second that the target is there.
     what, max_unread = "frames", 4 * MAX_UNACKNOWLEDGED
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, link: Link[VerdictFrame, StepFrame]) -> None:
         self._frames = deque[VerdictFrame]()
-        super().__init__(number, self._frames)
+        super().__init__(number, link, self._frames)
         self.is_heard = False  # since the watch over silence looked
         self.serial = 0
         self.acknowledged = 0
@@ -210,15 +187,14 @@ class TargetStream(LinkEnd):
         """Send `frame` with the next serial.  Does nothing once the loop is closed."""
         self._call_soon(self._put, frame)
 
-    def take(self) -> Iterator[VerdictFrame]:
-        """See `LinkEnd.take`."""
-        while self._frames:
-            yield self._frames.popleft()
+    def next_frame(self) -> VerdictFrame | None:
+        """See `Outbox.next_frame`."""
+        return self._frames.popleft() if self._frames else None
 
     def _put(self, frame: VerdictFrame) -> None:
         self.serial += 1
         self._frames.append(replace(frame, serial=self.serial))
-        self._wake.set()
+        self.wake()
 
 
 class TargetStreams:
@@ -235,7 +211,7 @@ class TargetStreams:
         self._texts = texts
         self._open: list[TargetStream] = []
         self._max_texts = max_texts
-        self._num_opened = 0
+        self._numbers = itertools.count(1)
         self._adapters: AdapterList | None = None
         self.engines: tuple[EngineState, ...] = ()
 
@@ -261,9 +237,8 @@ class TargetStreams:
         self._num_steps += 1
         self.pages = report.pages_in_use, report.pages_total
 
-    def open(self) -> TargetStream:
-        self._num_opened += 1
-        stream = TargetStream(self._num_opened)
+    def open(self, link: Link[VerdictFrame, StepFrame]) -> TargetStream:
+        stream = TargetStream(next(self._numbers), link)
         stream.counts = not self._open
         self._open.append(stream)
         self._tell_all()

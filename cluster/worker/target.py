@@ -123,23 +123,23 @@ class TargetWorker:
         """
         if self._texts.broken is not None:
             raise self._texts.broken
-        stream = self.streams.open()
+        stream = self.streams.open(link)
         try:
             await run_until_first_ends(
-                stream.read_forever(link, self._mailbox, self._texts.apply),
-                stream.send_forever(link),
+                stream.read_forever(self._mailbox, self._texts.apply),
+                stream.send_forever(),
                 self._beat(stream),
                 self._report(stream),
                 self._watch(stream),
             )
         except WorkerError as error:
-            if self._texts.broken is not None:
-                raise
             log.info("target link broke: %s", error.message)
         finally:
             self.streams.close(stream)
             self._mailbox.put(partial(self._texts.free, stream))
             await link.close()
+            if self._texts.broken is not None:
+                raise self._texts.broken
 
     async def _beat(self, stream: TargetStream) -> None:
         """Tell the coordinator again and again which of its texts are here.

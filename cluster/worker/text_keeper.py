@@ -275,7 +275,7 @@ class TextKeeper(dict[str, TargetText]):
         """End every stream, because the engine cannot be used any more."""
         self.broken = WorkerError(message)
         for stream in self.streams:
-            stream.finish(self.broken)
+            stream.finish()
 
     def _refuse(self, stream: TargetStream, opened: Open, error: DrafthouseError) -> None:
         log.warning(

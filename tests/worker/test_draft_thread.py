@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from cluster.core import Commit, DraftTask, Observation, Proposal
 from cluster.messages import ProposalFrame
-from cluster.worker.draft_worker import DrafterLoad, DraftLease
 from tests.support.worker.draft_peer import (
     PATIENCE_S,
     CountingDrafter,
@@ -143,15 +142,3 @@ async def test_each_second_of_a_drafter_is_told_to_one_link() -> None:
         frames = await frames_of_two_links(running, drafter)
     # For each text one observe and four proposes of one tick each.
     assert sum(frame.draft_time_s for frame in frames) == 10.0
-
-
-async def test_time_that_was_not_told_yet_adds_up() -> None:
-    lease = DraftLease(1)
-    times = []
-    for untold in ((1.0, 0.5), (0.0,), (2.5,)):
-        for draft_time_s in untold:
-            lease.put([], DrafterLoad(num_requests=len(times) + 1), draft_time_s)
-        await asyncio.sleep(0)
-        (frame,) = lease.take()
-        times.append(frame.draft_time_s)
-    assert times == [1.5, 0.0, 2.5]

@@ -174,8 +174,8 @@ async def test_three_guilty_ones_with_no_good_step_between_break_the_engine() ->
             assert (target.loop.texts.broken is not None) == (number >= 2)
         assert not target.loop.has_work
         for each in (desk, idle):
-            with pytest.raises(WorkerError, match="engine is broken: ValueError"):
-                await asyncio.wait_for(each.sending, 20)
+            await asyncio.wait_for(each.sending, 20)
+        assert "engine is broken: ValueError" in str(target.loop.texts.broken)
     assert codes(desk, "r0") == codes(desk, "r1") == [WorkerError.code]
 
 
@@ -199,8 +199,8 @@ async def test_an_engine_that_says_itself_that_it_is_lost_is_broken_at_once(
     engine.failures.append(error)
     async with desk_of(opened(), engine=engine) as desk:
         await desk.turn()
-        with pytest.raises(WorkerError, match="engine is broken"):
-            await asyncio.wait_for(desk.sending, 20)
+        await asyncio.wait_for(desk.sending, 20)
+        assert desk.target.loop.texts.broken is not None
         assert not desk.target.loop.has_work
 
 

@@ -184,14 +184,12 @@ class ToyTarget:
 
     async def serve(self, link: TargetLink) -> None:
         self.begin(target_description(), FIXED)
-        stream = self.streams.open()
+        stream = self.streams.open(_Saying(self, link))
         self._num_links += 1
         if self._running is None:
             self._running = asyncio.create_task(self._run())
         try:
-            await run_until_first_ends(
-                self._read_all(stream, link), stream.send_forever(_Saying(self, link))
-            )
+            await run_until_first_ends(self._read_all(stream, link), stream.send_forever())
         except WorkerError:
             return
         finally:

@@ -17,7 +17,6 @@ from cluster.metrics.recorder import Recorder
 from cluster.plan.controller import Controller
 from cluster.plan.roster import Roster
 from cluster.plan.scores import DraftScores
-from cluster.worker.mailbox import TargetStream
 from cluster.worker.residents import ResidentDrafter, Residents
 from cluster.worker.step_loop import StepLoop
 from cluster.worker.verifier import Verifier
@@ -30,13 +29,13 @@ class Desk(Told):
     """A coordinator at its end of a stream.  reads: whether it says what it has received.
     num_steps: that its texts took in `written`."""
 
-    def __init__(self, target: Steps, stream: TargetStream) -> None:
+    def __init__(self, target: Steps) -> None:
         super().__init__()
         self.reads = True
         self.num_steps = 0
-        self.stream = stream
         self.target = target
-        self.sending = asyncio.create_task(stream.send_forever(self))  # type: ignore[arg-type]
+        self.stream = target.streams.open(self)  # type: ignore[arg-type]
+        self.sending = asyncio.create_task(self.stream.send_forever())
 
     async def send(self, frame: VerdictFrame) -> None:
         """Called by the stream."""
@@ -109,7 +108,7 @@ class Steps:
         self.desks: list[Desk] = []
 
     def connect(self) -> Desk:
-        self.desks.append(Desk(self, self.streams.open()))
+        self.desks.append(Desk(self))
         return self.desks[-1]
 
     async def turn(self) -> None:
