@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,6 +21,7 @@ from cluster.plan.fence import Fence
 from cluster.plan.in_flight import PLAIN, InFlight, Moment, Plan, Round
 from cluster.requests.fields import NO_LAWS, PlainWhy
 from cluster.spec.budget import NO_DRAFTS, Ask
+from cluster.worker.mailbox import TargetStream
 from cluster.worker.residents import NOTHING_DRAFTED, Drafted, ResidentDrafter, Residents
 from cluster.worker.step_rows import laws_of_verified
 from cluster.worker.text_keeper import TextKeeper
@@ -217,20 +219,22 @@ class StepLoop:
         """Commit and send the answers of the step.  Returns the texts with a verdict."""
         self.streams.note_step(report)
         answered = [self.texts[verdict.request_id] for verdict in stepped.verdicts]
-        told, plain_why = list[TextVerdict](), PlainWhy.NONE
+        told: defaultdict[TargetStream, list[TextVerdict]] = defaultdict(list)
+        plain_why = PlainWhy.NONE
         for text, verdict in zip(answered, stepped.verdicts, strict=True):
             said = text.take(verdict, step.plan.why, report)
-            told.append(said)
+            told[text.stream].append(said)
             if said.why:
                 plain_why = said.why
                 self.recorder.add(metrics.PLAIN_STEPS, why=said.why.name.lower())
             text.answered_at = step.began_at
         report = replace(report, why=plain_why)
         for stream in self.streams:
-            own = [said for text, said in zip(answered, told, strict=True) if text.stream is stream]
+            own = tuple(told[stream])
             if own or stream.gets_reports:
-                stream.post(VerdictFrame(tuple(own), report=report if stream.counts else None))
-        self.texts.take_misses(stepped.missed)
+                stream.post(VerdictFrame(own, report=report if stream.counts else None))
+        if stepped.missed:
+            self.recorder.add(metrics.CACHE_MISSES, len(stepped.missed))
         self.texts.take_refusals(stepped.refused)
         return answered
 

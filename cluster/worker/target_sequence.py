@@ -10,9 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from cluster.core import EMPTY_TREE, TokenArray, TokenTree, token_array
+from cluster.core import EMPTY_TREE, TokenArray, TokenTree, Verdict, token_array
 from cluster.engine.beam_search import BeamRun
 from cluster.engine.draw.native import DrawKernels, DrawShare
+from cluster.engine.work import Output
 from cluster.errors import RequestError, WorkerError
 from cluster.requests.fields import Redraw
 from cluster.spec.draw import (
@@ -32,16 +33,17 @@ from cluster.spec.transfer import sent
 from cluster.spec.tree import depths, subtree
 from cluster.worker.texts import TargetText
 
-NO_LOGITS = torch.empty(0)
+_NO_LOGITS, _NO_OUTPUT = torch.empty(0), Output("")
 _NO_DRAWS = Draws(torch.empty(0, dtype=torch.int32))
 
 
 class TargetSequence:
     """The sampling state of one text, and its work in the engine.
 
-    is_pending: the engine has not answered its work yet.  tree: the nodes of that work, which are
-    those that the hook allows.  kept: their places in the tree that was submitted, None = all.
-    search: the beam search, if the text is one.  redraws: of an audit, in the present step.
+    tree: the nodes of its work, which are those that the hook allows.  kept: their places in the
+    tree that was submitted, None = all.  num_misses: of this work, in the engine's cache.
+    search: the beam search, if the text is one.  output, verdict: of the present step, if it
+    answers the work.  redraws: of an audit, in the present step.
     logits: float32[n + 1, vocab] of the step's rows, the root's first; start: the first of these
     rows among those of the batch; mask: the tokens that its hook allows at each of them, None = all
     tokens, or the request has failed and its draws are not used.
@@ -62,8 +64,8 @@ class TargetSequence:
         self.seed = params.noise_key
         self.packed = pack(params)
         self.truncated = is_truncated(params)
-        self.is_pending = False
-        self.logits, self.start = NO_LOGITS, 0
+        self.start = self.num_misses = 0
+        self.forget_step()
         self.mask: TokenMask | None = None
         self.tree = EMPTY_TREE
         self.kept: TokenArray | None = None
@@ -83,15 +85,25 @@ class TargetSequence:
         self._num_counted = 0  # tokens of the text in _counts
         self._num_hooked = text.opened.prompt_len  # tokens of the text that the hook knows
 
+    def forget_step(self) -> None:
+        """Keep nothing of the present step: its rows take memory."""
+        self.output, self.logits = _NO_OUTPUT, _NO_LOGITS
+        self.verdict: Verdict | None = None
+
     def begin(self, tree: TokenTree) -> None:
         """Begin a step of the text: the nodes that its hook allows become its `tree`."""
-        self.tree, self.kept = tree, None
+        self.tree, self.kept, self.num_misses = tree, None, 0
         if self.hook is not None:
             tokens = self.text.tokens
             self.hook.extend(tokens.since(self._num_hooked))
             self._num_hooked = len(tokens)
             self.kept = token_array(self.hook.prepare(tree))
             self.tree = subtree(tree, self.kept)
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the verdict."""
+        return 0 if self.verdict is None else len(self.verdict.token_ids)
 
     @property
     def num_rows(self) -> int:
@@ -291,13 +303,13 @@ def _draw_rows(batch: Sequence[TargetSequence]) -> DrawRows | None:
     """Return the inputs of the rows' draws; None if all are greedy."""
     if all(each.params.temperature == 0.0 for each in batch):
         return None
-    sizes = [each.num_rows for each in batch]
+    rows = np.repeat(np.arange(len(batch)), [each.num_rows for each in batch])
     return DrawRows(
-        packed=np.repeat(np.array([each.packed for each in batch]), sizes, axis=0),
-        truncated=np.repeat(np.array([each.truncated for each in batch]), sizes),
-        seeds=np.repeat(np.array([each.seed for each in batch], dtype=np.uint64), sizes),
+        packed=np.array([each.packed for each in batch])[rows],
+        truncated=np.array([each.truncated for each in batch])[rows],
+        seeds=np.array([each.seed for each in batch], dtype=np.uint64)[rows],
         positions=np.concatenate([each.positions for each in batch]),
-        streams=np.repeat(np.array([each.params.stream for each in batch]), sizes),
+        streams=np.array([each.params.stream for each in batch])[rows],
     )
 
 

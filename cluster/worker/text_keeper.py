@@ -6,12 +6,11 @@ It also contains a step that raises: its texts run again one by one, and one tha
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
-from cluster import metrics
 from cluster.errors import CapacityError, DrafthouseError, ProtocolError, RequestError, WorkerError
 from cluster.messages import (
     Open,
@@ -36,8 +35,6 @@ from cluster.worker.verifier import Verifier
 
 log = logging.getLogger(__name__)
 
-# If the engine forgets a text so often without a verdict in between, the text is given up.
-_MAX_MISSES_IN_A_ROW = 16
 # If so many requests raise alone with no good step in between, the engine itself is broken.
 _MAX_RAISED_ALONE = 3
 
@@ -222,16 +219,6 @@ class TextKeeper(dict[str, TargetText]):
         """Stop running a text, and tell the coordinator why."""
         self.drop(text)
         self._refuse(text.stream, text.opened, error)
-
-    def take_misses(self, names: Iterable[str]) -> None:
-        """Take in that the engine has lost tokens of these texts; their logs have them."""
-        for name in names:
-            text = self[name]
-            self.recorder.add(metrics.CACHE_MISSES)
-            text.in_flight = None
-            text.num_misses += 1
-            if text.num_misses > _MAX_MISSES_IN_A_ROW:
-                self.end(text, WorkerError("the engine cannot keep the text's context"))
 
     def take_refusals(self, refused: Mapping[str, DrafthouseError]) -> None:
         """Take in that the engine cannot serve these texts as they are."""

@@ -63,7 +63,6 @@ class TargetText(Text):
         self.preparation: Future[Any] | None = None
         self.chosen_at: float | None = None
         self.answered_at = 0.0  # when the last step began that had a verdict for it
-        self.num_misses = 0  # cache misses since the last verdict
         self.num_gained = 0  # plain steps that the tokens of the last verdict would have taken
         self.end: FinishReason | None = None  # by the last verdict; None = it goes on
         self.num_cached: int | None = None
@@ -131,7 +130,7 @@ class TargetText(Text):
             why = PlainWhy.SWITCHBACK if self.is_plain else PlainWhy.SCHEDULE
         elif not why:
             why = PlainWhy.NOT_WORTH_IT if self.held else PlainWhy.NO_DRAFTS
-        self.suspect, self.num_misses = False, 0
+        self.suspect = False
         self.num_steps += 1
         if self.num_cached is None:
             self.num_cached = min(verdict.num_cached, self.opened.prompt_len)

@@ -8,7 +8,6 @@ stop or max_tokens.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import field, replace
@@ -26,7 +25,6 @@ from cluster.records import record
 from cluster.spec.logits_hook import LogitsHook
 from cluster.spec.tree import walk_draws
 from cluster.worker.step_rows import (
-    Answered,
     beam_verdict,
     logprobs_of,
     open_search,
@@ -34,7 +32,6 @@ from cluster.worker.step_rows import (
     walk_by_ratio,
 )
 from cluster.worker.target_sequence import (
-    NO_LOGITS,
     BatchDraws,
     TargetSequence,
     fused_draw,
@@ -44,6 +41,9 @@ from cluster.worker.texts import TargetText
 
 if TYPE_CHECKING:
     from cluster.engine.engine import Engine
+
+# If the engine forgets a text so often without a verdict in between, the text is given up.
+_MAX_MISSES_IN_A_ROW = 16
 
 # Makes the logits hook of a text; None = it has none.
 OpenHook = Callable[[TargetText], LogitsHook | None]
@@ -55,8 +55,8 @@ Prepare = Callable[[Open], Future[Any] | None]
 class StepAnswers:
     """The answers of a step; each text is in one of the three collections.
 
-    missed: texts of which the engine had lost tokens.  refused: texts that cannot be served, by
-    their ids.
+    missed: texts of which the engine had lost tokens, which are read again from their logs.
+    refused: texts that cannot be served, by their ids.
     """
 
     verdicts: list[Verdict] = field(default_factory=list)
@@ -144,47 +144,39 @@ class Verifier:
         started_at = self._clock()
         self.last_rows, self._num_beam_rows = (), 0
         found = StepAnswers()
-        outputs: list[Output] = []
         batch: list[TargetSequence] = []
         begun, self._ahead = self._ahead, {}
         for output in begun.values() or self._engine.step(self._wants.taps):
-            name = output.request_id
-            sequence = self._sequences[name]
-            sequence.is_pending = False
+            sequence = self._sequences[output.request_id]
             if begun:
                 sequence.begin(EMPTY_TREE)
             if sequence.search is not None:
                 self._search(sequence, output, found)
-            elif output.logits is not None:
-                outputs.append(output)
-                batch.append(sequence)
-                sequence.logits = output.logits
             elif output.error is not None:
-                found.refused[name] = output.error
+                found.refused[output.request_id] = output.error
+            elif output.logits is not None:
+                sequence.output, sequence.logits = output, output.logits
+                batch.append(sequence)
             else:
-                sequence.text.held_len = output.have_len or 0
-                found.missed.append(name)
-        answered: list[Answered] = []
+                self._read_again(sequence, output, found)
         draws = BatchDraws(batch, self._native, self._fused)
-        works, finish = self._begin_next(ahead, batch, draws)
-        for sequence, output, drawn in zip(batch, outputs, draws.taken(), strict=True):
+        end_next = self._begin_next(ahead, batch, draws)
+        for sequence, drawn in zip(batch, draws.taken(), strict=True):
             try:
-                verdict = self._conclude(sequence, drawn, output.num_cached)
+                verdict = sequence.verdict = self._conclude(sequence, drawn)
             except (WorkerError, RequestError) as error:
-                found.refused[output.request_id] = error
+                found.refused[sequence.text.id] = error
                 continue
-            answered.append((sequence, output, verdict))
             if sequence.kept is not None:
                 verdict = replace(verdict, path=sequence.kept[verdict.path])
             found.verdicts.append(verdict)
-        for sequence in batch:
-            sequence.logits = NO_LOGITS  # nobody is to keep a step's rows in memory
         self.release(found.refused)
-        report = self._report(started_at, batch, answered)
-        taps = self._engine.last_step.taps
-        self.last_rows = rows_of_step(self._wants, taps, answered, self._sequences.values())
-        if finish is not None:
-            self._end_next(works, finish, answered, draws)
+        report, taps = self._report(started_at, batch), self._engine.last_step.taps
+        self.last_rows = rows_of_step(self._wants, taps, self._sequences.values())
+        if end_next is not None:
+            end_next()
+        for sequence in batch:
+            sequence.forget_step()
         self._engine.drop_unused_adapters()
         return replace(found, report=report)
 
@@ -193,58 +185,62 @@ class Verifier:
 
     def _begin_next(
         self, texts: Sequence[TargetText], batch: Sequence[TargetSequence], draws: BatchDraws
-    ) -> tuple[dict[str, Work], Finish | None]:
+    ) -> Callable[[], None] | None:
         """Begin the next step of these texts, if one draw is all that is asked of each in this one:
-        what else is would wait behind it.  Returns its works, and what ends it."""
+        what else is would wait behind it.  Returns what ends it, once there are verdicts."""
         if (
             not (texts and self._engine.runs_ahead)
             or len(draws.token_ids) != len(batch)
             or self._wants.num_top
             or any(len(each.tree) or each.params.logprobs is not None for each in batch)
         ):
-            return {}, None
+            return None
         # Of those alone that have an answer: the engine may have lost tokens of the others.
         names = {text.id for text in texts}
         going = [each for each in batch if each.text.id in names]
-        works = {
-            each.text.id: self._work(each, len(each.text.tokens), np.zeros(1, np.int32))
-            for each in going
-        }
-        rows = {each.text.id: each.start for each in going}
-        drawn = Drawn(draws.token_ids, rows)
-        return works, self._engine.run_ahead([*works.values()], drawn, self._wants.taps)
+        works = [self._work(each, len(each.text.tokens), np.zeros(1, np.int32)) for each in going]
+        drawn = Drawn(draws.token_ids, {each.text.id: each.start for each in going})
+        finish = self._engine.run_ahead(works, drawn, self._wants.taps)
+        if finish is None:
+            return None
 
-    def _end_next(
-        self,
-        works: dict[str, Work],
-        finish: Finish,
-        answered: Sequence[Answered],
-        draws: BatchDraws,
-    ) -> None:
-        """Tell the engine what was drawn.  A text has no part in the step if another token was
-        drawn on the host than on the device."""
-        for sequence, _, verdict in answered:
-            work, token = works.get(sequence.text.id), verdict.token_ids[-1]
-            if work is not None and draws.on_device[sequence.start] == token:
-                work.delta[0] = token
-                del works[sequence.text.id]
-                sequence.is_pending = True
-        outputs = {each.request_id: each for each in finish(works)}
-        self._ahead = {name: each for name, each in outputs.items() if name not in works}
+        def end() -> None:
+            """Tell the engine what was drawn.  A text has no part in the step if another token was
+            drawn on the host than on the device."""
+            lost = set[str]()
+            for sequence, work in zip(going, works, strict=True):
+                if sequence.verdict is not None:
+                    work.delta[0] = sequence.verdict.token_ids[-1]
+                if sequence.verdict is None or draws.on_device[sequence.start] != work.delta[0]:
+                    lost.add(work.request_id)
+            outputs = {each.request_id: each for each in finish(lost)}
+            self._ahead = {name: each for name, each in outputs.items() if name not in lost}
+
+        return end
 
     def _admit(self, text: TargetText, tree: TokenTree) -> None:
         """Queue one text; raises if it cannot be served."""
         sequence = self._sequences.get(text.id) or self._open(text)
-        assert sequence.text is text, "a text that another replaces is released first"
-        assert not sequence.is_pending, "a text has one step at a time"
         sequence.begin(tree)
-        if sequence.search is not None:
-            work = sequence.search.work()
-        else:
-            work = self._work(sequence, text.held_len, text.tokens.since(text.held_len))
-        self._engine.submit(work)
-        sequence.is_pending = True
+        self._queue(sequence)
         self._sequences[text.id] = sequence
+
+    def _queue(self, sequence: TargetSequence) -> None:
+        text, search = sequence.text, sequence.search
+        delta = text.tokens.since(text.held_len)
+        work = search.work() if search else self._work(sequence, text.held_len, delta)
+        self._engine.submit(work)
+
+    def _read_again(self, sequence: TargetSequence, output: Output, found: StepAnswers) -> None:
+        """Queue what the engine has lost with the rest of its work."""
+        name = output.request_id
+        sequence.num_misses += 1
+        if sequence.num_misses > _MAX_MISSES_IN_A_ROW:
+            found.refused[name] = WorkerError("the engine cannot keep the text's context")
+            return
+        found.missed.append(name)
+        sequence.text.held_len = output.have_len or 0
+        self._queue(sequence)
 
     def _work(self, sequence: TargetSequence, held_len: int, delta: TokenArray) -> Work:
         """The work for the text's tokens behind those that the engine holds, and for its tree."""
@@ -269,9 +265,7 @@ class Verifier:
             sequence.search = open_search(text, beams, adapter, engine)
         return sequence
 
-    def _conclude(
-        self, sequence: TargetSequence, draws: TokenArray | None, num_cached: int
-    ) -> Verdict:
+    def _conclude(self, sequence: TargetSequence, draws: TokenArray | None) -> Verdict:
         """Walk the tree, keep the accepted nodes' KV, and return the verdict.  Raises WorkerError
         for broken logits, RequestError if the request's own hook cannot go on."""
         text = sequence.text
@@ -293,7 +287,7 @@ class Verifier:
             path,
             token_ids,
             logprobs,
-            num_cached,
+            sequence.output.num_cached,
             redraws=sequence.redraws,
         )
 
@@ -306,35 +300,30 @@ class Verifier:
         try:
             search.take(output, self._engine)
             if not search.is_done:
-                self._engine.submit(search.work())
-                sequence.is_pending = True
+                self._queue(sequence)
                 return
             found.verdicts.append(beam_verdict(text, search))
         except RequestError as error:
             found.refused[text.id] = error
         self.release([text.id])
 
-    def _report(
-        self, started_at: float, batch: Sequence[TargetSequence], answered: Sequence[Answered]
-    ) -> StepReport:
+    def _report(self, started_at: float, batch: Sequence[TargetSequence]) -> StepReport:
         engine = self._engine
         # A given output is read as a prompt is, in rows of its own.
         drawn = [each for each in batch if not each.text.is_scored]
-        num_tokens = Counter[bool]()  # whether they were drawn
-        for sequence, _, verdict in answered:
-            num_tokens[not sequence.text.is_scored] += len(verdict.token_ids)
+        num_scored = sum(each.num_tokens for each in batch if each.text.is_scored)
         return StepReport(
             step_time_s=self._clock() - started_at,
             forward_time_s=engine.last_step.forward_time_s,
             num_sequences=len(drawn),
             num_nodes=sum(len(each.tree) for each in drawn),
             num_rows=engine.last_step.num_rows,
-            num_prompt_tokens=engine.last_step.num_prompt_rows + num_tokens[False],
+            num_prompt_tokens=engine.last_step.num_prompt_rows + num_scored,
             # Beams' rows make a step as long as a chunk's.
             num_prefill_tokens=engine.last_step.num_prefill_rows + self._num_beam_rows,
             pages_in_use=engine.pages_in_use,
             pages_total=engine.pages_total,
-            num_emitted_tokens=num_tokens[True],
+            num_emitted_tokens=sum(each.num_tokens for each in drawn),
             num_preempted=engine.last_step.num_preempted,
         )
 

@@ -175,7 +175,7 @@ def play(
         assert answers.refused == {}
         played.num_steps += 1
         played.num_missed += len(answers.missed)
-        pending -= {*answers.missed, *(each.request_id for each in answers.verdicts)}
+        pending -= {each.request_id for each in answers.verdicts}
         pending |= {text.id for text in verifier.ahead}
         for verdict in answers.verdicts:
             running[int(verdict.request_id)][0].take(verdict)

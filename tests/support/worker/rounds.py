@@ -122,7 +122,6 @@ def decode_all(
         frame = verifier.step()
         assert frame.refused == {}
         for name in frame.missed:
-            waiting.discard(name)
             by_id[name].num_misses += 1
         for verdict in frame.verdicts:
             waiting.discard(verdict.request_id)
