@@ -20,7 +20,6 @@ from cluster.core import Clock, Proposal, SamplingParams
 from cluster.draft.answers import cut
 from cluster.draft.base import Drafter, told_params
 from cluster.draft.breaker import CircuitBreaker, has_stalled
-from cluster.draft.committed_text import RequestState
 from cluster.draft.inside import WANTS_NOTHING, StepRows, StepWants
 from cluster.draft.runner import Runner
 from cluster.messages import Refusal, StepReport
@@ -89,28 +88,28 @@ class ResidentDrafter(Runner):
         due = self._due(texts, started) if self.breaker.allows(started) else []
         if not due:
             return [], 0.0
-        num_unread = sum(self._num_lacking(text) > MAX_COMMIT for text in due)
+        num_unread = sum(self._num_lacking(text) > MAX_COMMIT for text, _ in due)
         newest: dict[str, Proposal] = {}
         self.growing.clear()
-        self._decline(self.follow([self._view(text) for text in due]))
+        self._decline(self.follow([(text.as_request, num_nodes) for text, num_nodes in due]))
         longest_s = self._clock() - started
-        logs = {text.id: text.tokens for text in due}
+        logs = {text.id: text.tokens for text, _ in due}
         while self.growing:
-            began, tasks = self._clock(), self.growing.copy()
+            began = self._clock()
             proposals, refusals = self.grow(logs)
             self._decline(refusals)
             for refusal in refusals:
                 newest.pop(refusal.request_id, None)
             for proposal in proposals:
                 name = proposal.request_id
-                newest[name] = cut(proposal, tasks[name].max_nodes)
+                newest[name] = cut(proposal, self.wanted[name].max_nodes)
             now = self._clock()
             longest_s = max(longest_s, now - began)
             if now >= deadline:
                 break
         took_s = self._clock() - started
         self.mean_s += evidence.RECENT * (took_s - self.mean_s)
-        if asked := [nodes for text in due if (nodes := text.num_wanted(self.member))]:
+        if asked := [num_nodes for _, num_nodes in due if num_nodes]:
             is_look_up, size = self.member.is_look_up, (len(asked), max(asked))
             num_read = 0 if is_look_up else num_unread
             self.turn = DraftTime(*size, self.name, is_look_up, took_s, num_read)
@@ -151,36 +150,21 @@ class ResidentDrafter(Runner):
         self._declined.clear()
         self._num_asked.clear()
 
-    def _due(self, texts: Iterable[TargetText], now: float) -> list[TargetText]:
-        """Return the texts to tell it of now."""
+    def _due(self, texts: Iterable[TargetText], now: float) -> list[tuple[TargetText, int]]:
+        """Return the texts to tell it of now, each with the nodes that are wanted."""
         due = []
         for text in texts:
             if not text.may_ask(self.name) or now < self._declined.get(text.id, now):
                 continue
             num_nodes = text.num_wanted(self.member)
             if num_nodes or (self._follows and self._num_lacking(text) >= MAX_LAG):
-                due.append(text)
+                due.append((text, num_nodes))
                 self._num_asked[text.opened.task] += num_nodes
         return due
 
     def _num_lacking(self, text: TargetText) -> int:
         known = self.held.get(text.id)
         return len(text.tokens) - (known.have_len if known else 0)
-
-    def _view(self, text: TargetText) -> tuple[RequestState, int]:
-        """Return the text and the nodes that are wanted."""
-        opened = text.opened
-        told = RequestState(
-            opened.generation,
-            opened.prompt_len,
-            opened.task,
-            text.params,
-            text.tokens,
-            tenant=opened.tenant,
-            request_id=text.id,
-        )
-        # No draft can be of use where only one token may follow.
-        return told, text.num_wanted(self.member) if text.remaining > 1 else 0
 
     def _told(self, params: SamplingParams) -> SamplingParams:
         return told_params(params, is_believed=self.is_believed)
@@ -236,11 +220,6 @@ class Residents:
 
     def __iter__(self) -> Iterator[ResidentDrafter]:
         return iter(self._drafters)
-
-    @property
-    def engines(self) -> dict[str, object]:
-        """Their engines, by the names of those that have one."""
-        return {each.name: each.engine for each in self if each.engine is not None}
 
     def exchange(self, drafter: ResidentDrafter) -> ResidentDrafter:
         """Draft with this one from now on; returns that of its name, which has freed its texts."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from cluster.config.live import changed
@@ -20,7 +19,6 @@ from cluster.config.schema import Config
 from cluster.draft.options import OWN_LAYERS
 from cluster.engine.engine import Engine
 from cluster.engine.loading.peft_folder import read_adapters
-from cluster.engine.memory.kv_cache import KVCache
 from cluster.errors import ConfigError
 from cluster.messages import AdapterList
 from cluster.models.fingerprint import NO_MODEL
@@ -69,21 +67,21 @@ class Swaps:
         """Load the drafters that have other options by `wanted`, while the present ones serve.
 
         Raises ConfigError, which names the key, for one that cannot draft."""
-        changed = [
-            name
+        return [
+            self._loaded(wanted, name)
             for name in wanted.residents
             if parts_of(wanted, name) != parts_of(self._config, name)
         ]
-        return [self._loaded(wanted, name) for name in changed]
 
     def use(self, wanted: Config, loaded: Sequence[ResidentDrafter]) -> None:
         """Let what `_load` has returned draft from the next step on."""
+        self._config = wanted
+        if not loaded:
+            return
         for drafter in loaded:
             drafter.begin()
-        former = self._worker.exchange(loaded) if loaded else ()
-        if loaded:
-            self._worker.use_engines(self._parts.engines)
-        self._config = wanted
+        former = self._worker.exchange(loaded)
+        self._worker.use_engines(self._parts.engines)
         for drafter in loaded:
             log.info("drafter made anew name=%s model=%s", drafter.name, drafter.model.model_hash)
         had_models = any(each.model != NO_MODEL for each in former)
@@ -104,8 +102,10 @@ class Swaps:
         former = next(each.engine for each in self._parts.residents if each.name == name)
         cache = former.cache if isinstance(former, Engine) else None
         check_models(parts, str(self._parts.engine.device), cache.num_bytes if cache else 0)
+        # What is free while both are there is not what will be.
+        num_pages = cache.num_pages[0] if cache and len(cache.num_pages) == 1 else 0
         try:
-            drafter = self._parts.resident(_with_pages(wanted, name, cache), name, beside=True)
+            drafter = self._parts.resident(wanted, name, beside=True, num_pages=num_pages)
         except ConfigError:
             raise
         except Exception as error:  # whatever a library raises for a damaged or too large model
@@ -130,15 +130,3 @@ class Swaps:
                 f"target's cache, which was made ready for {known} and {caches[1]}; restart the "
                 "target with it",
             )
-
-
-def _with_pages(config: Config, name: str, cache: KVCache | None) -> Config:
-    """A configuration by which the drafter's cache is as large as the former one, if its own
-    options say nothing else: what is free while both are there is not what will be."""
-    drafter = config.drafters[name]
-    own = drafter.options.get("engine")
-    if cache is None or len(cache.num_pages) > 1 or own is None or own.get("num_pages"):
-        return config
-    options = {**drafter.options, "engine": {**own, "num_pages": cache.num_pages[0]}}
-    drafters = {**config.drafters, name: replace(drafter, options=options)}
-    return replace(config, drafters=drafters)

@@ -170,16 +170,22 @@ class TargetParts:
     @property
     def engines(self) -> tuple[EngineState, ...]:
         """The states of the target's engine and of its drafters', those of our own kind."""
-        named = self.residents.engines.items()
-        others = [engine_state(each, name) for name, each in named if isinstance(each, Engine)]
+        others = [
+            engine_state(each.engine, each.name)
+            for each in self.residents
+            if isinstance(each.engine, Engine)
+        ]
         return self._own_state, *others
 
-    def resident(self, config: Config, name: str, *, beside: bool = False) -> ResidentDrafter:
+    def resident(
+        self, config: Config, name: str, *, beside: bool = False, num_pages: int = 0
+    ) -> ResidentDrafter:
         """Make a drafter by a configuration, ready to draft.  Raises ConfigError.
 
-        beside: while its predecessor drafts."""
+        beside: while its predecessor drafts.  num_pages: of its cache, if its own options do not
+        say; 0 = as many as there is room for."""
         engine, parts, limits = self.engine, parts_of(config, name), config.coordinator
-        settings = {each: self._settled(own, each) for each, own in parts.items()}
+        settings = {each: self._settled(own, each, num_pages) for each, own in parts.items()}
         drafter = registry.build(
             name,
             settings,
@@ -215,7 +221,7 @@ class TargetParts:
             resident.mean_s = 0.0
         return resident
 
-    def _settled(self, settings: DrafterConfig, name: str) -> DrafterConfig:
+    def _settled(self, settings: DrafterConfig, name: str, num_pages: int) -> DrafterConfig:
         """Return the settings with which a draft model runs in the target's process."""
         own, device = settings.options.get("engine"), self.engine.device
         if not isinstance(own, Mapping):
@@ -228,5 +234,6 @@ class TargetParts:
                 "target; set it to 1",
                 param=f"{path}.tensor_parallel",
             )
-        changes = {"device": str(device), **beside_target(parsed, device)}
+        num_pages = parsed.num_pages or num_pages
+        changes = {"device": str(device), "num_pages": num_pages, **beside_target(parsed, device)}
         return replace(settings, options={**settings.options, "engine": {**own, **changes}})

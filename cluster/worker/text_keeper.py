@@ -40,7 +40,7 @@ _MAX_RAISED_ALONE = 3
 
 
 class TextKeeper(dict[str, TargetText]):
-    """All texts, by their names inside the worker.  Engine thread only, but for `names`.
+    """All texts, by their names inside the worker.  Engine thread only, but for `of` and `names`.
 
     broken: the error after which the engine cannot be used any more, None = it can.
     """
@@ -66,17 +66,13 @@ class TextKeeper(dict[str, TargetText]):
         self.raised_alone: set[str] = set()  # names of texts, since the last good step
 
     def of(self, stream: TargetStream) -> list[TargetText]:
-        """Return the texts of one coordinator."""
-        return [text for text in self.values() if text.stream is stream]
+        """Return the texts of one coordinator; may be called from any thread."""
+        # The copy is atomic in Python, so the engine thread may go on meanwhile.
+        return [text for text in self.copy().values() if text.stream is stream]
 
     def names(self, stream: TargetStream) -> tuple[TextName, ...]:
         """Return the coordinator's own names of its texts; may be called from any thread."""
-        # The copy is atomic in Python, so the engine thread may go on meanwhile.
-        return tuple(
-            TextName(text.opened.request_id, text.opened.generation)
-            for text in self.copy().values()
-            if text.stream is stream
-        )
+        return tuple(text.name for text in self.of(stream))
 
     def next_batch(self, max_rows: int) -> list[TargetText]:
         """Return the texts that join the step: all that are ready, or one suspect alone."""
@@ -117,7 +113,7 @@ class TextKeeper(dict[str, TargetText]):
         """Drop texts whose cancel was lost."""
         named = set(names)
         for text in self.of(stream):
-            if TextName(text.opened.request_id, text.opened.generation) not in named:
+            if text.name not in named:
                 self.drop(text)
 
     def _open(self, stream: TargetStream, opened: Open) -> None:
@@ -138,7 +134,7 @@ class TextKeeper(dict[str, TargetText]):
             return
         if former is not None:
             self._free(former)
-        self[name], text.stream = text, stream
+        text.stream, self[name] = stream, text
         text.preparation = work = self._verifier.prepare(opened)
         if work is not None:  # a thread that waits is told when the text is ready
             work.add_done_callback(lambda _: self.mailbox.put(lambda: None))

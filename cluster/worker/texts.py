@@ -16,7 +16,8 @@ from cluster.core import (
     Verdict,
     token_array,
 )
-from cluster.messages import Open, StepReport, TextVerdict
+from cluster.draft.committed_text import RequestState
+from cluster.messages import Open, StepReport, TextName, TextVerdict
 from cluster.plan.in_flight import PLAIN, InFlight
 from cluster.plan.roster import lot_of
 from cluster.plan.texts import MAX_DRAFTERS, NO_SOURCES, Resident, SourceBits, Text
@@ -35,13 +36,14 @@ _MAX_SCORED_ROWS = 256
 class TargetText(Text):
     """One text of the target, for its control loop, its verifier and the drafters inside it.
 
-    Engine thread only.  id: its name inside the worker.  stream: its coordinator's; a text that
-    only measures has none.  opened: as it came.  in_flight: the nodes that the current step
-    verifies; None = the text is not in a step.  laws: of these nodes.  held_len: the tokens that
-    the engine holds of it; the verifier notes them.  suspect: a step with it raised; it runs alone
-    and without drafts until such a step succeeds.  chosen_at: when the step began for which the
-    nodes in flight were chosen; None = it was not decoding then.  preparation: the work that comes
-    before its first step, None = there is none.
+    Engine thread only.  id, name: its names inside the worker and at its coordinator.  stream: that
+    coordinator's; a text that only measures has none.  opened: as it came.  as_request: as it is
+    told to drafters.  in_flight: the nodes that the current step verifies; None = the text is not
+    in a step.  laws: of these nodes.  held_len: the tokens that the engine holds of it; the
+    verifier notes them.  suspect: a step with it raised; it runs alone and without drafts until
+    such a step succeeds.  chosen_at: when the step began for which the nodes in flight were chosen;
+    None = it was not decoding then.  preparation: the work that comes before its first step, None =
+    there is none.
     """
 
     stream: TargetStream
@@ -53,7 +55,17 @@ class TargetText(Text):
         self.is_coupled = params.is_coupled
         self.lot = lot_of(opened.request_id)
         self.opened = opened
+        self.name = TextName(opened.request_id, opened.generation)
         self.params = params
+        self.as_request = RequestState(
+            opened.generation,
+            opened.prompt_len,
+            opened.task,
+            params,
+            self.tokens,
+            tenant=opened.tenant,
+            request_id=text_id,
+        )
         self.names = opened.drafters[:MAX_DRAFTERS]
         self.latency_class = opened.latency_class
         self.in_flight: InFlight | None = None
@@ -103,7 +115,8 @@ class TargetText(Text):
 
     def num_wanted(self, resident: Resident) -> int:
         """Return the number of nodes that it wants of a resident after the last verdict."""
-        is_asked = self.ask_mask & resident.bit and not self.is_scored
+        # No draft can be of use where only one token may follow.
+        is_asked = self.ask_mask & resident.bit and not self.is_scored and self.remaining > 1
         return min(self.ask.num_nodes, self.cap) if is_asked else 0
 
     def forced_tree(self, max_rows: int) -> TokenTree:

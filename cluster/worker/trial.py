@@ -55,16 +55,17 @@ def try_here(config: Config, task: str) -> MeasuredTrial:
         loaded = _in_use(device) - before
         parts = TargetParts(engine, config)
         residents = parts.residents
-        timed = [name for name in residents.names if name in config.drafters_of(task)]
+        timed = [each for each in residents if each.name in config.drafters_of(task)]
+        names = [each.name for each in timed]
         if parts.profile is None:
             raise ConfigError.at("target.engine.model", "its steps cannot be timed here")
         ready = _in_use(device) - before
-        full = _filled((engine, *residents.engines.values()), device) - before
-        models = [each for name, each in residents.engines.items() if name in timed]
-        profiles = [each.profile_steps() for each in models if isinstance(each, Engine)]
+        full = _filled([engine, *(each.engine for each in residents)], device) - before
+        models = [each.engine for each in timed if isinstance(each.engine, Engine)]
+        profiles = [each.profile_steps() for each in models]
         costs = MeasuredCosts(
             parts.profile,
-            [each for each in parts.draft_times if each.drafter in timed],
+            [each for each in parts.draft_times if each.drafter in names],
             [each for each in profiles if each is not None],
             max(plain_turn_s(parts.verifier, engine.vocab_size) - parts.profile.times_s[0], 0.0),
         )
@@ -73,7 +74,7 @@ def try_here(config: Config, task: str) -> MeasuredTrial:
             ready - loaded,
             full - ready,
             costs,
-            any(each.name in timed and not each.member.is_look_up for each in residents),
+            not all(each.member.is_look_up for each in timed),
             parts.refused,
         )
     finally:
