@@ -10,7 +10,7 @@ import itertools
 import logging
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -25,8 +25,7 @@ from cluster.worker.verifier import Verifier
 log = logging.getLogger(__name__)
 
 _SEQUENCES = (1, 4, 16)
-# The first turn of each kind is a warm-up; of the other turns of one size the fastest one counts.
-_NODES = (8, 8, 2, 24, 8, 2, 24)
+_NODES = (8, 2, 24)
 _PLAIN_TURNS = 40
 _PROMPT_LEN = 8
 _READ_LEN = 128  # tokens of a prompt, as in chats
@@ -43,34 +42,25 @@ def profile_drafting(
     """Return the times of residents' turns after steps of up to max_sequences sequences, whose
     texts the target draws; empty if there are no residents or the measurement fails.
 
-    The measurement ends with the first turn after a second.
+    Nothing else is measured after a second.
     """
     found: list[DraftTime] = []
     deadline = clock() + _MAX_S
     bench = _Bench(verifier, residents, vocab_size)
-    sizes = [each for each in _SEQUENCES if each <= max_sequences]
+    members = [each.member for each in residents]
+    look_ups = [each for each in members if each.is_look_up]
+    teams = [look_ups, *([each] for each in members if not each.is_look_up)]
     try:
-        members = [each.member for each in residents]
-        models = [each for each in members if not each.is_look_up]
-        look_ups = [each for each in members if each.is_look_up]
-        teams = [each for each in (look_ups, *([model] for model in models)) if each]
-        for count, team in itertools.product(sizes, teams):
-            if clock() > deadline:
-                break
-            turns: list[DraftTime] = []
+        for count, team in itertools.product(_SEQUENCES, teams):
+            if not team or count > max_sequences or clock() > deadline:
+                continue
             bench.open(count, _PROMPT_LEN)
-            for number, nodes in enumerate(_NODES):
-                turn = bench.turn(nodes, team)
-                turns += turn if number else []
-                if number == 0 and count == 1:
-                    _begin_afresh(residents, keeps_stalls=False)
-                if clock() > deadline:
-                    break
-            best = {
-                (each.drafter, each.num_nodes): each
-                for each in sorted(turns, key=lambda each: -each.time_s)
-            }
-            found += best.values()
+            bench.turn(_NODES[0], team)  # a warm-up
+            if count == 1:
+                _begin_afresh(residents, keeps_stalls=False)
+            for nodes in _NODES:
+                if clock() <= deadline:
+                    found += bench.fastest(nodes, team)
             if team is not look_ups and count == 1:
                 bench.open(1, _READ_LEN)
                 found += bench.turn(_NODES[0], team)
@@ -129,6 +119,12 @@ class _Bench:
         self._texts.clear()
         self._verifier.release(request_ids)
         self._residents.release(request_ids)
+
+    def fastest(self, nodes: int, team: Sequence[Resident]) -> Iterable[DraftTime]:
+        """Return of two turns the faster one of each resident."""
+        turns = [*self.turn(nodes, team), *self.turn(nodes, team)]
+        turns.sort(key=lambda each: -each.time_s)
+        return {each.drafter: each for each in turns}.values()
 
     def turn(self, nodes: int, team: Sequence[Resident]) -> list[DraftTime]:
         """Make a step of all texts; returns the times of these residents after it, or nothing if it

@@ -92,15 +92,8 @@ def lower_priority(nice: int) -> None:
     if os.getsid(0) != os.getpid():
         return  # the group has other processes, whose priority must not change
     try:
-        if _group_nice() < nice:
+        # It contains e.g. "/autogroup-243 nice 0"; it is empty if the session has no group.
+        if int(_AUTOGROUP.read_text().split()[-1]) < nice:
             _AUTOGROUP.write_text(str(nice))
-    except (OSError, ValueError) as error:  # no such groups here, or not allowed
+    except (OSError, ValueError, IndexError) as error:  # no such groups here, or not allowed
         log.debug("the session's group keeps its priority: %s", error)
-
-
-def _group_nice() -> int:
-    # The file contains e.g. "/autogroup-243 nice 0"; it is empty if the session has no group.
-    words = _AUTOGROUP.read_text().split()
-    if not words:
-        raise ValueError(f"{_AUTOGROUP} is empty: this session has no group of its own")
-    return int(words[-1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import pytest
@@ -24,7 +25,7 @@ from tests.support.worker.toy_engine import ToyEngine
 
 
 class Timed(GreedyOracle):
-    """Takes a millisecond per node and text, and one per ten tokens that it reads."""
+    """Takes 0.1 ms per node and text, and as long per ten tokens that it reads."""
 
     def __init__(self, clock: FakeClock, *, is_look_up: bool = False) -> None:
         super().__init__(length=32)
@@ -32,11 +33,11 @@ class Timed(GreedyOracle):
         self.is_look_up = is_look_up
 
     def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:
-        self._clock.now += 0.0001 * sum(len(commit.token_ids) for commit in commits)
+        self._clock.now += 0.00001 * sum(len(commit.token_ids) for commit in commits)
         return super().observe(commits)
 
     def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
-        self._clock.now += 0.001 * sum(task.max_nodes for task in tasks)
+        self._clock.now += 0.0001 * sum(task.max_nodes for task in tasks)
         return super().propose(tasks)
 
 
@@ -62,38 +63,28 @@ def profile(
     return found
 
 
-def test_it_times_drafting_by_texts_and_nodes_and_reading_by_itself() -> None:
-    clock = FakeClock(0.0)
-    found = profile([Timed(clock)], clock, max_sequences=8)
-    times = {(each.num_sequences, each.num_nodes): each for each in found if not each.num_read}
-    assert times.keys() == {(count, nodes) for count in (1, 4) for nodes in (2, 8, 24)}
-    for (count, nodes), each in times.items():
-        assert (each.drafter, each.is_look_up) == ("d0", False)
-        assert each.time_s == pytest.approx(count * (0.001 * nodes + 0.0001), rel=0.2)
-    (reading,) = (each for each in found if each.num_read)
-    assert reading.num_read == reading.num_sequences == 1
-    assert reading.time_s - times[1, reading.num_nodes].time_s == pytest.approx(0.0128, rel=0.2)
-
-
-def test_each_resident_is_timed_by_itself() -> None:
+def test_each_resident_is_timed_alone_by_texts_and_nodes_and_models_read_by_themselves() -> None:
     clock = FakeClock(0.0)
     look_ups, models = [Timed(clock, is_look_up=True) for _ in range(2)], [Timed(clock)] * 2
-    found = profile([*look_ups, *models], clock, max_sequences=1)
-    times = {(each.drafter, each.num_nodes): each.time_s for each in found if not each.num_read}
-    for name in ("d0", "d1", "d2", "d3"):
-        for nodes in (2, 8, 24):
-            assert times[name, nodes] == pytest.approx(0.001 * nodes + 0.0001, rel=0.2)
-    assert {each.drafter for each in found if each.num_read} == {"d2", "d3"}
-    assert {each.drafter for each in found if each.is_look_up} == {"d0", "d1"}
-
-
-def test_residents_forget_the_texts_that_they_were_timed_on() -> None:
-    clock = FakeClock(0.0)
-    model = Timed(clock)
-    profile([model], clock)
-    told = {commit.request_id for commit in model.commits}
-    assert told == set(model.released)
-    assert {commit.tenant for commit in model.commits} >= {b"draft-profile"}
+    found = profile([*look_ups, *models], clock, max_sequences=8)
+    times = {
+        (each.drafter, each.num_sequences, each.num_nodes): each
+        for each in found
+        if not each.num_read
+    }
+    assert times.keys() == {*itertools.product(("d0", "d1", "d2", "d3"), (1, 4), (2, 8, 24))}
+    for (name, count, nodes), each in times.items():
+        assert each.is_look_up == (name in ("d0", "d1"))
+        assert each.time_s == pytest.approx(count * (0.0001 * nodes + 0.00001), rel=0.2)
+    readings = {each.drafter: each for each in found if each.num_read}
+    assert readings.keys() == {"d2", "d3"}
+    for each in readings.values():
+        assert each.num_read == each.num_sequences == 1
+        drafting_s = times[each.drafter, 1, each.num_nodes].time_s
+        assert each.time_s - drafting_s == pytest.approx(0.00128, rel=0.2)
+    told = {commit.request_id for commit in models[0].commits}
+    assert told == set(models[0].released)
+    assert {commit.tenant for commit in models[0].commits} >= {b"draft-profile"}
 
 
 def test_it_ends_soon_where_drafting_takes_long() -> None:
