@@ -75,12 +75,8 @@ class RaisingModel(Raising):
 
 
 BAD: dict[str, list[type[Timed]]] = {
-    "nobody": [],
-    "raising": [Raising],
-    "lying": [Lying],
-    "sleeping": [Sleeping],
+    "look-ups": [Raising, Lying, Sleeping],
     "models": [RaisingModel, SleepingModel],
-    "all": [RaisingModel, Lying, SleepingModel, Sleeping],
 }
 
 
