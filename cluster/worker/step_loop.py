@@ -276,21 +276,22 @@ class StepLoop:
     def report(self) -> tuple[StepReport, dict[str, Any]]:
         """Bring the target's own metrics up to date; returns its pages and a snapshot of its
         state."""
-        recorder, state, residents = self.recorder, dict[str, Any](), self._residents
-        controller, now = self._controller, self._clock()
-        target = controller.target
+        recorder, residents, scores = self.recorder, self._residents, self._controller.scores
+        target, now = self._controller.target, self._clock()
         faults = {each.name: dict(each.breaker.faults) for each in residents if each.breaker.faults}
+        state: dict[str, Any] = {
+            "residents": {each.name: each.breaker.state(now) for each in residents},
+            "written_at": {each.name: each.model.written_at for each in residents},
+            "faults": faults,
+        }
         with self.texts.scoring:
-            controller.scores.roster.note_faults(faults)
-            controller.scores.record(recorder)
+            scores.roster.note_faults(faults)
+            scores.record(recorder)
             recorder.set(metrics.DEFICIT, target.deficit_s, target=self._worker_id)
             recorder.set(metrics.SPEEDUP, target.pace.ratio(1.0), target=self._worker_id)
-            state["scores"] = controller.acceptance.table()
+            state["scores"] = scores.acceptance.table()
             state["loads"] = target.states()
-            state["rollouts"] = controller.scores.roster.table()
-        state["residents"] = {each.name: each.breaker.state(now) for each in residents}
-        state["written_at"] = {each.name: each.model.written_at for each in residents}
-        state["faults"] = faults
+            state["rollouts"] = scores.roster.table()
         for each in residents:
             each.record(recorder, self._worker_id)
         in_use, total = self.streams.pages = self._verifier.pages
