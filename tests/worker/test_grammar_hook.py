@@ -17,6 +17,7 @@ from cluster.requests.fields import GrammarSpec
 from cluster.spec.logits_hook import clear_bits
 from cluster.worker.target_parts import Grammars
 from cluster.worker.verifier import Verifier
+from tests.support.choices import by_day
 from tests.support.grammar.specs import (
     SCHEMA,
     SPECS,
@@ -70,7 +71,7 @@ def test_no_tree_changes_the_text(name: str, law: str) -> None:
     text, length = PROMPT + plain, plain.index(eos()[0]) + 1
     for drafter in (
         chain_of_the_truth(text),
-        *(half_right(text, seed, VOCAB_SIZE) for seed in range(3)),
+        *(half_right(text, seed, VOCAB_SIZE) for seed in range(by_day(1, 3))),
         random_drafts(1, VOCAB_SIZE),
     ):
         assert decode(verifier(), PROMPT, params, drafter, length) == plain[:length]

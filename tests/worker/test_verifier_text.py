@@ -7,13 +7,13 @@ import pytest
 
 from cluster.core import SamplingParams
 from cluster.worker.verifier import Verifier
+from tests.support.choices import by_day
 from tests.support.worker.rounds import (
     Session,
     chain_of_the_truth,
     decode,
     decode_all,
     half_right,
-    no_drafts,
     random_drafts,
 )
 from tests.support.worker.toy_engine import ToyEngine, hashed_law
@@ -51,8 +51,8 @@ def test_any_tree_gives_the_text_of_plain_decoding(params: SamplingParams) -> No
 
     drafters = [
         chain_of_the_truth(text),
-        *(half_right(text, seed, VOCAB_SIZE) for seed in range(4)),
-        *(random_drafts(seed, VOCAB_SIZE) for seed in range(3)),
+        *(half_right(text, seed, VOCAB_SIZE) for seed in range(by_day(2, 4))),
+        *(random_drafts(seed, VOCAB_SIZE) for seed in range(by_day(1, 3))),
     ]
     for drafter in drafters:
         assert decode(verifier(), PROMPT, params, drafter, 40) == plain
@@ -86,12 +86,9 @@ def test_a_request_that_moves_to_another_target_goes_on_with_the_same_text(
     params: SamplingParams,
 ) -> None:
     plain = decode(verifier(), PROMPT, params)
-    session = Session("r", PROMPT, params)
-    decode_all(verifier(), [session], [random_drafts(1, VOCAB_SIZE)], 7)
+    session = Session("r", PROMPT, params, written=plain[:7])
 
-    session.change(generation=1)
-    session.record.held_len = 0
-    decode_all(verifier(), [session], [no_drafts], 20)
+    decode_all(verifier(), [session], [random_drafts(1, VOCAB_SIZE)], 20)
 
     assert session.output[:20] == plain
 
@@ -99,7 +96,7 @@ def test_a_request_that_moves_to_another_target_goes_on_with_the_same_text(
 @pytest.mark.parametrize("min_tokens", [1, 9])
 def test_stop_tokens_are_impossible_until_min_tokens_are_out(min_tokens: int) -> None:
     early, late = [], []
-    for seed in range(20):
+    for seed in range(6):
         params = SamplingParams(
             1.5, min_tokens=min_tokens, stop_token_ids=tuple(range(6)), seed=seed
         )
