@@ -23,7 +23,8 @@ Each message names the refused value and the remedy.  It never contains prompt t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Self
 
@@ -52,6 +53,23 @@ class DrafthouseError(Exception):
     def reason(self) -> str:
         """The message without the name of the field, if it begins with that."""
         return self.message.removeprefix(f"{self.param}: ")
+
+
+def joined(path: str, below: str) -> str:
+    """The path of what is `below` a place, "" = the place itself."""
+    return path + (f".{below}" if path and below and not below.startswith("[") else below)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A question with the known name that is most like `name`, "" where none is."""
+    near = difflib.get_close_matches(name, [*known], n=1, cutoff=0.5)
+    return f"did you mean {near[0]}?" if near else ""
+
+
+def nearest(name: str, known: Iterable[str], title: str) -> str:
+    """`did_you_mean`, else all known names after `title`."""
+    names = list(known)
+    return did_you_mean(name, names) or f"{title}: {', '.join(names) or 'none'}"
 
 
 def reason_of(error: Exception) -> str:
@@ -180,8 +198,7 @@ class ConfigError(DrafthouseError):
         try:
             yield
         except ConfigError as error:
-            place = ".".join(filter(None, (path, error.param or key)))
-            raise ConfigError.at(place, error.reason) from error
+            raise ConfigError.at(joined(path, error.param or key), error.reason) from error
 
 
 def _below(kind: type[DrafthouseError]) -> Iterator[type[DrafthouseError]]:

@@ -1,16 +1,16 @@
-"""Who may use the server: what a configuration says of it is checked before it starts and told in a
-line, and keys for its clients are made."""
+"""Who may use the server: the file of keys is read and checked before it starts, what holds is told
+in a line, and keys for its clients are made."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-from cluster.config.access import digest_of
+from cluster.config.access import KeysFile, digest_of
 from cluster.config.addresses import is_loopback
-from cluster.config.keys import read_keys
-from cluster.config.parse import name_of
+from cluster.config.file import in_file, read_document
+from cluster.config.parse import NAME, check_known, mapping, parse
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
 
@@ -22,7 +22,8 @@ _KEY_BYTES = 32
 def new_key(name: str) -> str:
     """Return a new key and its entry for the file of keys, as text; raises ConfigError for a name
     that a key cannot have."""
-    name_of("a key's").check(name, "NAME")
+    with ConfigError.below("NAME"):
+        NAME(name)
     key = _PREFIX + secrets.token_urlsafe(_KEY_BYTES)
     return (
         f"# The key of {name}. It is shown this once:\n"
@@ -30,6 +31,57 @@ def new_key(name: str) -> str:
         "# Its entry in the file that access.keys_file names:\n"
         f"keys:\n  {name}:\n    sha256: {digest_of(key)}\n"
     )
+
+
+def read_keys(config: Config) -> KeysFile:
+    """Read and check what `access.keys_file` names.
+
+    Raises ConfigError with the file, the entry and the remedy; no message repeats what may be a
+    key.
+    """
+    path = Path(config.access.keys_file)
+    with in_file(path):
+        document = read_document(path, "docs/access.md")
+        for name, entry in mapping(document.get("keys"), "keys").items():
+            if not isinstance(entry, Mapping):
+                raise ConfigError.at(
+                    f"keys.{name}", "not a mapping; write `sha256: DIGEST` below it"
+                )
+        file = parse(KeysFile, document)
+        _check_file(file, config)
+    return file
+
+
+def _check_file(file: KeysFile, config: Config) -> None:
+    """Raise ConfigError for the first entry that cannot be used."""
+    if not file.keys:
+        reason = "there is none, so that nobody could ask; `drafthouse key NAME` makes one"
+        raise ConfigError.at("keys", reason)
+    classes, tasks = config.coordinator.latency_classes, (*config.tasks, "default")
+    named: list[tuple[str, str, str, Collection[str]]] = [
+        (f"classes.{each}", each, "class", classes) for each in file.classes
+    ]
+    owners: dict[str, str] = {}
+    for name, key in file.keys.items():
+        path = f"keys.{name}"
+        if not key.sha256:
+            reason = f"missing; `drafthouse key {name}` prints a key and its entry"
+            raise ConfigError.at(f"{path}.sha256", reason)
+        for digest in filter(None, (key.sha256, key.previous_sha256)):
+            if owners.setdefault(digest, name) != name:
+                reason = f"that of {owners[digest]} as well; give each a key of its own"
+                raise ConfigError.at(f"{path}.sha256", reason)
+        allowed = config.public_latency_classes if key.classes is None else key.classes
+        named += [
+            *((f"{path}.classes", each, "class", classes) for each in key.classes or ()),
+            (f"{path}.default_class", key.default_class, "class", allowed),
+            (f"{path}.default_task", key.default_task, "task", tasks),
+            (f"{path}.segment", key.segment, "segment", config.ingress.segments),
+        ]
+    for place, name, kind, known in named:
+        if name:
+            reason = f"{name!r} is no {kind} that it may name"
+            check_known(name, known, place, reason, "known")
 
 
 def check_access(config: Config) -> None:

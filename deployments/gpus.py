@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from cluster.config.parse import nearest
+from cluster.config.parse import check_known
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
 from cluster.records import frozen
@@ -43,9 +43,7 @@ def asked(config: Config, arguments: argparse.Namespace) -> Gpus | None:
         return None
     all_known, kind = known(), _plain(arguments.gpu)
     kind = next((each for each in all_known if _plain(each) == kind), kind)
-    if kind not in all_known:
-        hint = nearest(kind, all_known, "kinds")
-        raise ConfigError(f"--gpu: {arguments.gpu!r} is not known ({hint})")
+    check_known(kind, all_known, "--gpu", f"{arguments.gpu!r} is not known", "kinds")
     if config.target.engine.device == "cpu":
         raise ConfigError("--gpu: target.engine.device is cpu, which uses none; leave one out")
     if count < max(needed, 1):

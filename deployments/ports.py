@@ -6,10 +6,12 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from argparse import ArgumentTypeError
 
-from cluster.config.addresses import LOOPBACK, port_of
+from cluster.config.addresses import LOOPBACK
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
+from cluster.options import whole
 
 # Where Ray's own store listens, if the environment says so; where it cannot, Ray waits for ever.
 _RAYS_PORT = "RAY_GCS_SERVER_PORT"
@@ -48,9 +50,9 @@ def check_free(config: Config, *, at_any_port: bool = False) -> None:
     rays_own = os.environ.get(_RAYS_PORT)
     if rays_own and not at_any_port:
         try:
-            is_free = why_not(LOOPBACK, port_of(rays_own)) is None
-        except ValueError as error:
-            raise ConfigError.at(_RAYS_PORT, f"{rays_own!r} is no port: {error}") from error
+            is_free = why_not(LOOPBACK, whole(1, 65_535)(rays_own)) is None
+        except ArgumentTypeError as error:
+            raise ConfigError.at(_RAYS_PORT, str(error)) from error
         if not is_free:
             problems.append(
                 f"{_RAYS_PORT}: port {rays_own}, Ray's own, taken by another process; end what "

@@ -127,8 +127,7 @@ def check_settings(config: Config, *, is_here: bool) -> None:
         check_access(config)
     if is_here:
         check_native()
-        if (files := config.tls.files()) is not None:
-            files.load()
+        config.tls.pem()
         for role in ROLES:
             trust_of(config.data_plane, role)
         local_labels(config)

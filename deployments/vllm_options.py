@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from cluster.config.access import digest_of
-from cluster.config.parse import nearest
+from cluster.config.parse import check_known
 from cluster.errors import ConfigError
 
 _TABLES: dict[str, dict[str, Any]] = yaml.safe_load(
@@ -103,20 +103,14 @@ def speculation(text: str) -> tuple[str, list[str]]:
         raise ConfigError.at(option, "a JSON object is expected")
     model, method = given.pop("model", ""), given.pop("method", "draft_model")
     method = "mtp" if str(method).endswith("_mtp") else method
-    if method not in METHODS:
-        hint = nearest(str(method), METHODS, "those that are")
-        reason = (
-            f"the method {method!r} is not served here ({hint}); docs/drafters.md has all kinds"
-        )
-        raise ConfigError.at(option, reason)
+    reason = f"docs/drafters.md has all kinds, and the method {method!r} is not served here"
+    check_known(str(method), METHODS, option, reason, "those that are")
     kind, has_model = METHODS[method]
     if has_model and not model:
         raise ConfigError.at(option, f"the method {method} needs a model; name it as `model`")
     known = [key for key in KEYS if kind == "prompt_lookup" or "{}" not in KEYS[key]]
     for key in given:
-        if key not in known:
-            reason = f"{key} has no counterpart here ({nearest(key, known, 'keys')}); leave it out"
-            raise ConfigError.at(option, reason)
+        check_known(key, known, option, f"{key} has no counterpart here, so leave it out", "keys")
     settings = [f"{KEYS[key].format(kind)}={json.dumps(value)}" for key, value in given.items()]
     return f"{kind}={model}" if has_model else kind, settings
 

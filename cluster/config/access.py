@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import field
 from typing import Annotated
 
 from cluster.config.addresses import Host
-from cluster.config.parse import Pattern, Port, PositiveInt, check_known, name_of
-from cluster.errors import ConfigError
+from cluster.config.parse import Name, Port, PositiveInt, Readable, matching
 from cluster.records import frozen
 
 
@@ -21,11 +20,13 @@ def digest_of(key: str) -> str:
 
 Digest = Annotated[
     str,
-    Pattern(
-        "(?:[0-9a-f]{64})?",
-        "it is no SHA-256 digest, which has 64 digits of 0-9 and a-f; `drafthouse key "
-        "NAME` prints a key and its entry",
-        "(64 hexadecimal digits)",
+    Readable(
+        "SHA-256 digest",
+        matching(
+            "(?:[0-9a-f]{64})?",
+            "write 64 digits of 0-9 and a-f; `drafthouse key NAME` prints a key and its entry",
+        ),
+        is_secret=True,
     ),
 ]
 
@@ -90,50 +91,7 @@ class ClientKey(RateLimits):
 class KeysFile:
     """The file that access.keys_file names."""
 
-    keys: Mapping[Annotated[str, name_of("a key's")], ClientKey] = field(default_factory=dict)
+    keys: Mapping[Name, ClientKey] = field(default_factory=dict)
     """By name. A key that changes keeps its name, and with it what is kept for its owner."""
     classes: Mapping[str, RateLimits] = field(default_factory=dict)
     """The limits of a latency class, for all keys together."""
-
-    def check(
-        self,
-        classes: Collection[str],
-        public: Collection[str],
-        tasks: Collection[str],
-        segments: Collection[str],
-    ) -> None:
-        """Raise ConfigError for the first entry that cannot be used.
-
-        classes, public: the latency classes, those that anybody may name.
-        """
-        if not self.keys:
-            raise ConfigError.at(
-                "keys",
-                "there is none, so that nobody could ask; `drafthouse key NAME` makes one",
-            )
-        owners: dict[str, str] = {}
-        for name, key in self.keys.items():
-            path = f"keys.{name}"
-            if not key.sha256:
-                raise ConfigError.at(
-                    f"{path}.sha256", f"missing; `drafthouse key {name}` prints a key and its entry"
-                )
-            for digest in filter(None, (key.sha256, key.previous_sha256)):
-                if owners.setdefault(digest, name) != name:
-                    reason = f"that of {owners[digest]} as well; give each a key of its own"
-                    raise ConfigError.at(f"{path}.sha256", reason)
-            for each in key.classes or ():
-                _check_named(each, classes, "class", f"{path}.classes")
-            allowed = public if key.classes is None else key.classes
-            if key.default_class:
-                _check_named(key.default_class, allowed, "class", f"{path}.default_class")
-            if key.default_task:
-                _check_named(key.default_task, tasks, "task", f"{path}.default_task")
-            if key.segment:
-                _check_named(key.segment, segments, "segment", f"{path}.segment")
-        for name in self.classes:
-            _check_named(name, classes, "class", f"classes.{name}")
-
-
-def _check_named(name: str, known: Collection[str], kind: str, path: str) -> None:
-    check_known(name, known, path, f"{name!r} is no {kind} that it may name", "known")

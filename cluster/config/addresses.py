@@ -7,20 +7,17 @@ import ipaddress
 import re
 import socket
 from typing import Annotated
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 from cluster.config.parse import Readable
 
 LOOPBACK = "127.0.0.1"
 _LOOPBACK_OF = {"0.0.0.0": LOOPBACK, "::": "::1"}
-_LAST_PORT = 65535
 
 _BRACKETED = re.compile(r"\[(.*:.*)\]")
 # As in RFC 1123, and with the '_' of many a machine's own name.
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9])?"
 _NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\.?")
-# "0100" is 64 to some who read it, and 100 to others.
-_PORT = re.compile(r"[1-9][0-9]{0,4}")
 
 
 def host_of(text: str) -> str:
@@ -36,30 +33,15 @@ def host_of(text: str) -> str:
     raise ValueError("write an IP address, such as 127.0.0.1 or ::1, or a machine's name")
 
 
-def port_of(text: str) -> int:
-    """Return a port in decimal digits; raises ValueError for another text."""
-    if not _PORT.fullmatch(text) or int(text) > _LAST_PORT:
-        raise ValueError(f"write a port as a decimal number, 1 to {_LAST_PORT}")
-    return int(text)
-
-
-def split(address: str) -> tuple[str, int]:
-    """Return host and port of HOST:PORT, where an IPv6 address has brackets.
-
-    Raises ValueError for another form."""
-    host, separator, port = address.rpartition(":")
-    if not separator or (":" in host and not _BRACKETED.fullmatch(host)):
-        raise ValueError("write HOST:PORT, with an IPv6 address in brackets")
-    return host_of(host), port_of(port)
-
-
 def joined(host: str, port: int) -> str:
     """host:port, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def url_of(text: str) -> SplitResult:
-    """Return the parts of an address of HTTP; raises ValueError for another text."""
+def url_of(text: str) -> str:
+    """Return an address of HTTP, or ""; raises ValueError for another text."""
+    if not text:
+        return text
     parts = urlsplit(text)
     # White space inside is dropped there without a word.
     if parts.scheme not in ("http", "https") or text.split() != [text]:
@@ -67,7 +49,7 @@ def url_of(text: str) -> SplitResult:
     host_of(parts.hostname or "")
     if parts.port == 0:
         raise ValueError("port 0 is nobody's; name the one that is listened at")
-    return parts
+    return text
 
 
 def free_port() -> int:
@@ -95,5 +77,5 @@ def from_here(host: str) -> str:
     return _LOOPBACK_OF.get(host, host)
 
 
-Host = Annotated[str, Readable("host", host_of, may_be_empty=False)]
+Host = Annotated[str, Readable("host", host_of)]
 Url = Annotated[str, Readable("address of HTTP", url_of)]

@@ -53,8 +53,8 @@ def is_shared(key: str) -> bool:
 
 def parse_pool(arguments: Mapping[str, Any]) -> Config:
     """Return the `args` of an application of drafters, as Serve hands them to its builder."""
-    check_keys(arguments, ("drafters", *(key.partition(".")[0] for key in SHARED)), "")
-    check_keys(mapping(arguments.get("coordinator"), ""), ("max_frame_bytes",), "coordinator")
+    check_keys(arguments, ("drafters", *(key.partition(".")[0] for key in SHARED)))
+    check_keys(mapping(arguments.get("coordinator")), ("max_frame_bytes",), "coordinator")
     config = parse(Config, arguments)
     check_stages(config.drafters)
     if not config.on_their_own:

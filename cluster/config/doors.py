@@ -1,11 +1,14 @@
-"""How those who connect are told from strangers: between the parts, and to clients."""
+"""Where servers listen, and how those who connect are told from strangers: between the parts, and
+to clients."""
 
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
-from cluster.config.pem import PemFiles
+from cluster.config.addresses import Host, is_loopback
+from cluster.config.parse import Line, NonNegativeInt, Port, PositiveInt, Range, Seconds
+from cluster.config.pem import Pem, PemFiles, Reloaded
 from cluster.errors import ConfigError
 from cluster.records import frozen
 
@@ -22,6 +25,108 @@ def dns_name(role: str) -> str:
 
 
 @frozen
+class HttpConfig:
+    """The OpenAI-compatible endpoint: every ingress replica listens on its own node."""
+
+    REMOVED: ClassVar = {
+        "listener": "every ingress replica listens itself, at host and port of its node; remove "
+        "it, and write host: 0.0.0.0 where other machines are to reach it",
+    }
+
+    host: Host = "127.0.0.1"
+    """The interface to listen on, IPv4 or IPv6; 0.0.0.0 and :: = all."""
+    port: Port = 8000
+    """TCP port."""
+    host_names: tuple[Host, ...] = ()
+    """Names by which requests may call a server that listens on loopback, beside loopback's own;
+    for a proxy in front that passes on the name that it was asked for. Other names are answered
+    403: a page elsewhere can have a name that leads here."""
+    max_header_bytes: Annotated[int, Range(1024, 1024 * 1024)] = 32 * 1024
+    """A request whose path and headers have more bytes is answered 431. Gateways add some hundred
+    bytes, browsers send up to 16 KiB of cookies."""
+    max_headers: Annotated[int, Range(8, 4096)] = 128
+    """And so is a request with more headers."""
+    head_timeout_s: Annotated[float, Range(0.1, 3600)] = 10.0
+    """A request whose path and headers have not arrived this long after its first byte is answered
+    408. A new connection that sends nothing for so long is closed."""
+    keep_alive_s: Annotated[int, Range(1, 3600)] = 90
+    """A connection without a request for so long is closed. Longer than load balancers in front
+    keep theirs, which would else send a request into a connection that closes."""
+    unread_timeout_s: Annotated[int, Range(1, 86400)] = 600
+    """A client that takes nothing of its answer for so long is cut off (Linux)."""
+    max_connections: PositiveInt = 4096
+    """Of one ingress replica. One more takes the place of that which has waited longest without a
+    request; where all have one, it is answered 503. Each needs a file: keep it below the
+    processes' limit (`ulimit -n`)."""
+
+    @property
+    def is_local(self) -> bool:
+        """True if only this machine reaches it."""
+        return is_loopback(self.host)
+
+
+@frozen
+class GrpcConfig:
+    """The gRPC endpoint: every ingress replica listens on its own node."""
+
+    REMOVED: ClassVar = HttpConfig.REMOVED
+    host: Host = "127.0.0.1"
+    """The interface to listen on, IPv4 or IPv6; 0.0.0.0 and :: = all."""
+    port: Port = 9000
+    """TCP port."""
+
+
+@frozen
+class ApiConfig:
+    """The HTTP API, beside the limits in `ingress`."""
+
+    compatibility: Literal["strict", "lenient"] = "lenient"
+    """lenient = a field that api.md does not list, and what clients send though it changes nothing
+    here, has no effect: the header Warning of the answer names it, and the log does once. strict =
+    it is answered 400. Refused fields are refused by both."""
+    served_model_names: tuple[Line, ...] = ()
+    """Names that clients may use beside model_name; an answer has the one that its request used."""
+    cors_origins: tuple[str, ...] = ()
+    """Pages from these origins may call the API from a browser (`https://host[:port]`); "*" = from
+    any."""
+    heartbeat_s: Seconds = 15.0
+    """A stream without an event for so long, say of a request that queues, gets a comment, which
+    keeps proxies from cutting it. 0 = never."""
+    max_request_timeout_s: Seconds = 0.0
+    """An answer that is not ready after this time is given up, with 504. A request asks for less
+    with the header x-request-timeout-ms. 0 = no limit."""
+    max_stored_responses: NonNegativeInt = 1024
+    """Answers of /v1/responses that are kept, by each ingress replica, for previous_response_id;
+    the oldest go first. 0 = none."""
+    max_stored_bytes: NonNegativeInt = 64 * 1024 * 1024
+    """Bytes that their messages may take together."""
+
+
+@frozen
+class UiConfig:
+    """The page at `/`: conversations, races with and without drafts, and how the parts do."""
+
+    enabled: Literal["auto"] | bool = "auto"
+    """auto = where http.host is loopback. false = browsers get a list of the endpoints."""
+
+    def is_served(self, where: HttpConfig) -> bool:
+        """True if browsers get the page."""
+        return where.is_local if self.enabled == "auto" else self.enabled
+
+
+@frozen
+class DashboardConfig:
+    """Ray's dashboard, where `drafthouse serve` starts Ray itself."""
+
+    host: Host = "127.0.0.1"
+    """The interface to listen on."""
+    port: Port = 8265
+    """TCP port."""
+    enabled: bool = True
+    """false starts no dashboard."""
+
+
+@frozen
 class NetworkConfig:
     """How the parts reach each other: coordinators, targets, drafters, and Ray where `drafthouse
     serve` starts it. Ray asks for a token, and the others for one of their own (`data_plane`)."""
@@ -29,52 +134,6 @@ class NetworkConfig:
     interface: Literal["loopback", "node"] = "loopback"
     """loopback = 127.0.0.1, for one machine. node = the node's address as Ray knows it, for
     clusters; what goes over the network is in clear without `data_plane.tls`."""
-
-
-def _check_complete(section: PartsTlsConfig | TlsConfig) -> None:
-    """Raise ConfigError where some of the files that belong together are named, and not all."""
-    keys = [each.name for each in fields(section)]
-    missing = [key for key in keys if not getattr(section, key)]
-    if missing and len(missing) < len(keys):
-        raise ConfigError.at(missing[0], f"empty; name {', '.join(keys)} together, or none of them")
-
-
-@frozen
-class PartsTlsConfig:
-    """TLS between the parts, where each shows its certificate: all three files, or none. In their
-    names `{role}` stands for ingress, coordinator, target or drafter."""
-
-    cert_file: str = ""
-    """A PEM file with the certificate, and those between it and ca_file's. It must carry the DNS
-    name `ROLE.drafthouse`. Files that are replaced are read anew, for new connections."""
-    key_file: str = ""
-    """A PEM file with its private key, without a passphrase."""
-    ca_file: str = ""
-    """A PEM file with the authorities that certificates of the parts come from, and of nobody
-    else."""
-
-    def __post_init__(self) -> None:
-        _check_complete(self)
-
-    def files(self, role: str) -> PemFiles | None:
-        """Return the files of one part; None without TLS."""
-        if not self.cert_file:
-            return None
-        cert, key, ca = (
-            each.replace(_ROLE, role) for each in (self.cert_file, self.key_file, self.ca_file)
-        )
-        return PemFiles("data_plane.tls", cert, key, ca, dns_name(role))
-
-
-@frozen
-class DataPlaneConfig:
-    """How coordinators, targets and drafters know who calls them; see docs/data-plane.md."""
-
-    secret_file: str = ""
-    """A file with a secret of 32 characters or more per line, the same in every process: the first
-    signs calls, all are accepted, and changes are read at once. Empty = a secret that Ray keeps for
-    its cluster; without Ray none, and then the parts listen on loopback only."""
-    tls: PartsTlsConfig = PartsTlsConfig()
 
 
 @frozen
@@ -88,8 +147,46 @@ class TlsConfig:
     """A PEM file with its private key, without a passphrase."""
 
     def __post_init__(self) -> None:
-        _check_complete(self)
+        keys = [each.name for each in fields(self)]
+        missing = [key for key in keys if not getattr(self, key)]
+        if missing and len(missing) < len(keys):
+            reason = f"empty; name {', '.join(keys)} together, or none of them"
+            raise ConfigError.at(missing[0], reason)
 
-    def files(self) -> PemFiles | None:
-        """Return the files; None without TLS."""
-        return PemFiles("tls", self.cert_file, self.key_file) if self.cert_file else None
+    def pem(self) -> Reloaded[Pem] | None:
+        """Return what the files hold; None without TLS.  Raises ConfigError for files that cannot
+        be used."""
+        return PemFiles("tls", self.cert_file, self.key_file).held() if self.cert_file else None
+
+
+@frozen
+class PartsTlsConfig(TlsConfig):
+    """TLS between the parts, where each shows its certificate: all three files, or none. In their
+    names `{role}` stands for ingress, coordinator, target or drafter."""
+
+    cert_file: str = ""
+    """A PEM file with the certificate, and those between it and ca_file's. It must carry the DNS
+    name `ROLE.drafthouse`. Files that are replaced are read anew, for new connections."""
+    ca_file: str = ""
+    """A PEM file with the authorities that certificates of the parts come from, and of nobody
+    else."""
+
+    def pem_of(self, role: str) -> Reloaded[Pem] | None:
+        """`pem` of one part."""
+        if not self.cert_file:
+            return None
+        cert, key, ca = (
+            each.replace(_ROLE, role) for each in (self.cert_file, self.key_file, self.ca_file)
+        )
+        return PemFiles("data_plane.tls", cert, key, ca, dns_name(role)).held()
+
+
+@frozen
+class DataPlaneConfig:
+    """How coordinators, targets and drafters know who calls them; see docs/data-plane.md."""
+
+    secret_file: str = ""
+    """A file with a secret of 32 characters or more per line, the same in every process: the first
+    signs calls, all are accepted, and changes are read at once. Empty = a secret that Ray keeps for
+    its cluster; without Ray none, and then the parts listen on loopback only."""
+    tls: PartsTlsConfig = PartsTlsConfig()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import field
 from typing import ClassVar, Literal
 
-from cluster.config.parse import NonNegativeInt, PositiveInt, Share
-from cluster.errors import ConfigError
+from cluster.config.parse import NonNegativeInt, PositiveInt, Share, check_known
 from cluster.records import frozen
 
 _LOOP_DECIDES = "the control loop prices drafts in every step, so remove it"
@@ -18,7 +17,7 @@ _NO_CLOCK = "caps go by class, task and load alone, so remove it"
 class DraftLengthOverride:
     """A rule for some loads and requests: all of its conditions must hold."""
 
-    REMOVED: ClassVar[Mapping[str, str]] = {"hours": _NO_CLOCK, "days": _NO_CLOCK}
+    REMOVED: ClassVar = {"hours": _NO_CLOCK, "days": _NO_CLOCK}
 
     load_from: NonNegativeInt = 0
     """From so many sequences in a step on."""
@@ -44,7 +43,7 @@ class DraftLengthConfig:
     coordinator.max_draft_tokens and a request's own limit stay above, what pays and what may be
     lost below. See draft-length.md."""
 
-    REMOVED: ClassVar[Mapping[str, str]] = {
+    REMOVED: ClassVar = {
         "kind=alpha": "the control loop leaves drafters that do not pay alone, so set adaptive",
         "stop_below": _LOOP_DECIDES,
         "return_at": _LOOP_DECIDES,
@@ -75,12 +74,11 @@ class DraftLengthConfig:
 
     def check(self, classes: Collection[str], tasks: Collection[str]) -> None:
         """Raise ConfigError for a rule of a class or task that there is not."""
-        path = "coordinator.draft_length"
         for place, rule in enumerate(self.overrides):
             for key, name, known in (
                 ("class", rule.latency_class, classes),
                 ("task", rule.task, tasks),
             ):
-                if name and name not in known:
-                    reason = f"{name!r} is no {key}; known are: {', '.join(known) or 'none'}"
-                    raise ConfigError.at(f"{path}.overrides[{place}].{key}", reason)
+                if name:
+                    where = f"coordinator.draft_length.overrides[{place}].{key}"
+                    check_known(name, known, where, f"{name!r} is no {key}", "known")

@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from cluster.config.parse import check_keys, mapping, nearest, overlaid
+from cluster.config.parse import check_keys, check_known, mapping, overlaid
 from cluster.config.references import check_stages, check_tasks
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
@@ -68,37 +68,42 @@ READ_BY = {key: readers for readers, keys in _READ.items() for key in keys}
 # inside its process.
 OF_A_DRAFTER = ("kind", "options", "max_nodes", "max_requests", "price")
 
+_FIXED = (
+    "this key cannot change while the parts run; set it below args, which restarts the application"
+)
+
 
 def changed(config: Config, user_config: Any, path: str = "user_config") -> Config:
     """Return `config` with the `user_config` of a deployment, which may change while it serves.
 
     path: where it stands, for messages.  Raises ConfigError for what cannot be served, or cannot
     change."""
-    section = dict(mapping(user_config, path))
-    check_keys(section, (*(field.name for field in fields(Config)), "adapters"), path)
-    adapters = section.pop("adapters", None)
-    config = _with_options(config, section, path)
-    result = overlaid(config, section, path)
-    for key, _ in _told(section):
-        if known_as(key) not in READ_BY:
-            hint = nearest(key, READ_BY, "keys that can")
-            raise ConfigError.at(
-                f"{path}.{key}",
-                "this key cannot change while the parts run; set it below args, which restarts "
-                f"the application ({hint})",
-            )
-    for name in mapping(section.get(DRAFTERS), path):
-        former, drafter = config.drafters.get(name), result.drafters[name]
-        if not drafter.application or (former is not None and not former.application):
-            raise ConfigError.at(
-                f"{path}.drafters.{name}",
-                "only a drafter of another application comes and goes while the parts run, and of "
-                "one inside the target its options may change; give it placement: {application: "
-                "NAME}, set it below args, or name options alone (those of a drafter with a "
-                f"process of its own stand in the user_config of drafter-{name})",
-            )
-    if adapters is not None:
-        result = _with_adapters(result, mapping(adapters, f"{path}.adapters"), path)
+    with ConfigError.below(path):
+        section = dict(mapping(user_config))
+        check_keys(section, (*(field.name for field in fields(Config)), "adapters"))
+        adapters = section.pop("adapters", None)
+        told = mapping(section.get(DRAFTERS), DRAFTERS)
+        inside = {
+            name: overlaid(config.drafters[name], told[name], f"{DRAFTERS}.{name}")
+            for name in (*config.residents, *config.hosted)
+            if _is_of_options(told.get(name))
+        }
+        drafters = {**config.drafters, **told, **inside}
+        result = overlaid(config, {**section, DRAFTERS: drafters})
+        for key, _ in _told(section):
+            check_known(known_as(key), READ_BY, key, _FIXED, "keys that can")
+        for name in (each for each in told if each not in inside):
+            former, drafter = config.drafters.get(name), result.drafters[name]
+            if not drafter.application or (former is not None and not former.application):
+                raise ConfigError.at(
+                    f"{DRAFTERS}.{name}",
+                    "only a drafter of another application comes and goes while the parts run, and "
+                    "of one inside the target its options may change; give it placement: "
+                    "{application: NAME}, set it below args, or name options alone (those of a "
+                    f"drafter with a process of its own: in the user_config of drafter-{name})",
+                )
+        if adapters is not None:
+            result = _with_adapters(result, adapters)
     result.check()
     return result
 
@@ -108,13 +113,9 @@ def changed_drafter(
 ) -> Config:
     """Return `config` with the `user_config` of a drafter's own deployment; see `changed`."""
     drafter = overlaid(config.drafters[name], user_config, path)
-    for key in mapping(user_config, path):
-        if key not in OF_A_DRAFTER:
-            raise ConfigError.at(
-                f"{path}.{key}",
-                "this key cannot change while the drafter runs; set it below args, which restarts "
-                f"the application (keys that can: {', '.join(OF_A_DRAFTER)})",
-            )
+    with ConfigError.below(path):
+        for key in mapping(user_config):
+            check_known(key, OF_A_DRAFTER, key, _FIXED, "keys that can")
     result = replace(config, drafters={**config.drafters, name: drafter})
     check_stages(result.drafters)
     check_tasks(result.tasks, result.drafters)
@@ -129,7 +130,7 @@ def check_told(told: Mapping[str, Any], path: str) -> None:
     for name, given in values.items():
         for key, value in given.items():
             for reader in READ_BY[known_as(key)]:
-                if reader != name and values.get(reader, {}).get(key) != value:
+                if values.get(reader, {}).get(key) != value:
                     raise ConfigError.at(
                         path,
                         f"{name} is told {key} and {reader} reads it, too, and is told something "
@@ -138,21 +139,11 @@ def check_told(told: Mapping[str, Any], path: str) -> None:
                     )
 
 
-def _with_options(config: Config, section: dict[str, Any], path: str) -> Config:
-    """Return `config` with the options of drafters inside the target, and take them out of
-    `section`."""
-    told, drafters = dict(mapping(section.get(DRAFTERS), path)), dict(config.drafters)
-    for name in (*config.residents, *config.hosted):
-        if _is_of_options(told.get(name)):
-            where = f"{path}.{DRAFTERS}.{name}"
-            drafters[name] = overlaid(drafters[name], told.pop(name), where)
-            section[DRAFTERS] = told
-    return replace(config, drafters=drafters)
-
-
 def known_as(key: str) -> str:
     """The name of READ_BY for the path of a key."""
-    return OPTIONS if key.startswith(f"{DRAFTERS}.") and key.endswith(".options") else key
+    if key.startswith(f"{DRAFTERS}."):
+        return OPTIONS if key.count(".") > 1 else DRAFTERS
+    return key
 
 
 def _is_of_options(told: Any) -> bool:
@@ -160,12 +151,12 @@ def _is_of_options(told: Any) -> bool:
     return isinstance(told, Mapping) and set(told) == {"options"}
 
 
-def _with_adapters(config: Config, adapters: Mapping[str, Any], path: str) -> Config:
-    engine = overlaid(config.target.engine, {"adapters": adapters}, path)
+def _with_adapters(config: Config, adapters: Any) -> Config:
+    engine = overlaid(config.target.engine, {"adapters": adapters})
     for name, folder in engine.adapters.items():
         if not Path(folder).is_absolute():
             raise ConfigError.at(
-                f"{path}.adapters.{name}",
+                f"adapters.{name}",
                 f"{folder!r} is a relative path; a target runs in another folder, so give an "
                 "absolute one",
             )
@@ -177,15 +168,14 @@ def _told(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
     others as deep as that goes."""
     for key, value in section.items():
         path = f"{prefix}{key}"
-        if path == DRAFTERS:
-            told = mapping(value, path)
-            options = [name for name in told if _is_of_options(told[name])]
-            yield from ((f"{path}.{name}.options", told[name]["options"]) for name in options)
-            if not told or len(options) < len(told):
-                yield path, value
-            continue
         is_above = any(known.startswith(f"{path}.") for known in READ_BY)
-        if is_above and isinstance(value, Mapping):
+        if path == DRAFTERS:
+            for name, each in mapping(value).items():
+                if _is_of_options(each):
+                    yield f"{path}.{name}.options", each["options"]
+                else:
+                    yield f"{path}.{name}", each
+        elif is_above and isinstance(value, Mapping):
             yield from _told(value, f"{path}.")
         elif not (is_above and value is None):  # a block that was left empty
             yield path, value

@@ -11,7 +11,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Generic, NoReturn, TypeVar
 
-from cluster.errors import ConfigError
+from cluster.errors import ConfigError, reason_of
 from cluster.records import frozen
 
 log = logging.getLogger(__name__)
@@ -24,11 +24,14 @@ _NUM_FLIGHTS = 4
 
 @frozen
 class Pem:
-    """A certificate with its chain, its private key, and the authorities of peers."""
+    """A certificate with its chain, its private key, and the authorities of peers.
+
+    context: a server's, with certificate and key."""
 
     cert: bytes
     key: bytes = field(repr=False)
-    ca: bytes = b""
+    ca: bytes
+    context: ssl.SSLContext
 
 
 @frozen
@@ -45,74 +48,55 @@ class PemFiles:
     ca_file: str = ""
     name: str = ""
 
-    @property
-    def paths(self) -> tuple[str, ...]:
-        return tuple(filter(None, (self.cert_file, self.key_file, self.ca_file)))
+    def held(self) -> Reloaded[Pem]:
+        """Return what they hold, now and later; raises as `load`."""
+        return Reloaded([*filter(None, (self.cert_file, self.key_file, self.ca_file))], self.load)
 
     def load(self) -> Pem:
         """Read them; raises ConfigError, with the key at fault and the remedy."""
-        pem = self._read_all()
-        self._tried()
-        return pem
-
-    def context(self) -> ssl.SSLContext:
-        """Return a server's context with certificate and key; raises as `load`."""
-        self._read_all()
-        return self._tried()
-
-    def _read_all(self) -> Pem:
-        return Pem(
-            self._read("cert_file", self.cert_file, b"-BEGIN CERTIFICATE-"),
-            self._read("key_file", self.key_file, b" PRIVATE KEY-"),
-            self._read("ca_file", self.ca_file, b"-BEGIN CERTIFICATE-") if self.ca_file else b"",
-        )
-
-    def _tried(self) -> ssl.SSLContext:
-        """A context that works.  Of a certificate whose time is over it only warns: clients decide
-        what they take."""
+        cert = self._read("cert_file", b"-BEGIN CERTIFICATE-")
+        key = self._read("key_file", b" PRIVATE KEY-")
+        ca = self._read("ca_file", b"-BEGIN CERTIFICATE-") if self.ca_file else b""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
             context.load_cert_chain(self.cert_file, self.key_file, self._no_passphrase)
-        except ssl.SSLError as error:
-            if error.reason == "KEY_VALUES_MISMATCH":
-                self._refuse("key_file", f"{self.key_file} is not the key of {self.cert_file}")
-            self._refuse("key_file", f"{self.key_file} cannot be used ({error.reason})")
         except OSError as error:
-            self._refuse("cert_file", f"{self.cert_file} cannot be read ({error.strerror})")
+            self._refuse("key_file", f"is not the key of {self.cert_file} ({reason_of(error)})")
         self._show_to_client(context)
-        return context
+        return Pem(cert, key, ca, context)
 
-    def _read(self, key: str, path: str, mark: bytes) -> bytes:
+    def _read(self, key: str, mark: bytes) -> bytes:
         try:
-            data = Path(path).read_bytes()
+            data = Path(getattr(self, key)).read_bytes()
         except OSError as error:
-            self._refuse(key, f"{path} cannot be read ({error.strerror})")
+            self._refuse(key, f"cannot be read ({error.strerror})")
         if mark not in data:
-            self._refuse(key, f"{path} holds no PEM of that kind")
+            self._refuse(key, "holds no PEM of that kind")
         return data
 
     def _no_passphrase(self) -> NoReturn:
-        self._refuse("key_file", f"{self.key_file} is encrypted; store it without a passphrase")
+        self._refuse("key_file", "is encrypted; store it without a passphrase")
 
     def _refuse(self, key: str, reason: str) -> NoReturn:
-        remedy = "" if ";" in reason else "; name PEM files that this process may read"
-        raise ConfigError.at(f"{self.place}.{key}", reason + remedy)
+        remedy = "" if ";" in reason else "; name PEM files that fit and can be read"
+        raise ConfigError.at(f"{self.place}.{key}", f"{getattr(self, key)} {reason}{remedy}")
 
     def _show_to_client(self, server: ssl.SSLContext) -> None:
-        """Have a client of our own look at the certificate."""
+        """Have a client of our own look at the certificate.  Of one whose time is over it only
+        warns: clients decide what they take."""
         client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         client.check_hostname = bool(self.name)
         client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         try:
             client.load_verify_locations(self.ca_file or self.cert_file)
-        except (ssl.SSLError, OSError) as error:
-            self._refuse("ca_file", f"{self.ca_file} holds no certificates ({error})")
+        except OSError as error:
+            self._refuse("ca_file", f"holds no certificates ({error})")
         try:
             _shake_hands(client, server, self.name)
         except ssl.SSLCertVerificationError as error:
             if error.verify_code not in (_NOT_YET_VALID, _EXPIRED):
-                self._refuse("cert_file", f"{self.cert_file}: {error.verify_message}")
+                self._refuse("cert_file", f"is refused: {error.verify_message}")
             log.warning(
                 "%s.cert_file: %s: %s; peers refuse it, so put a valid one there",
                 self.place,
@@ -120,7 +104,7 @@ class PemFiles:
                 error.verify_message,
             )
         except ssl.SSLError as error:
-            self._refuse("cert_file", f"{self.cert_file}: {error.reason}")
+            self._refuse("cert_file", f"is refused: {error.reason}")
 
 
 def _shake_hands(client: ssl.SSLContext, server: ssl.SSLContext, name: str) -> None:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from cluster.config.draft_length import DraftLengthConfig
 from cluster.config.parse import (
     MAX_SECONDS,
+    Name,
     Nice,
     NonNegativeFloat,
     NonNegativeInt,
@@ -20,11 +21,9 @@ from cluster.config.parse import (
     Range,
     Seconds,
     Share,
-    name_of,
 )
 from cluster.config.placement import PlacementConfig
-from cluster.config.proof import AuditConfig, SwitchbackConfig
-from cluster.config.rollout import RolloutConfig
+from cluster.config.proof import AuditConfig, RolloutConfig, SwitchbackConfig
 from cluster.errors import ConfigError
 from cluster.records import frozen
 from cluster.requests.fields import REMOVED_LAWS, Law
@@ -45,9 +44,7 @@ _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 class EngineConfig:
     """One model on one device group: the target's model, or a drafter's."""
 
-    REMOVED: ClassVar[Mapping[str, str]] = {
-        "weights_group": "int4 has groups of 32 inputs, so remove it"
-    }
+    REMOVED: ClassVar = {"weights_group": "int4 has groups of 32 inputs, so remove it"}
 
     model: str = ""
     """A Hugging Face folder, a GGUF file, a hub model (owner/name[@revision]) or one of `drafthouse
@@ -257,7 +254,7 @@ class DrafterConfig:
 class CoordinatorConfig:
     """The process that opens texts at the targets and asks the pool's drafters."""
 
-    REMOVED: ClassVar[Mapping[str, str]] = {
+    REMOVED: ClassVar = {
         "max_draft_wait_ms": "a target's steps wait for no drafter, so remove it",
         "max_homogeneity_wait_ms": "no text waits for others of its kind, so remove it",
         "policy": "the control loop prices drafts in every step, so remove it",
@@ -293,9 +290,9 @@ class CoordinatorConfig:
     n sequences running, their number is divided by the square root of n. What speculation has
     saved since may be lost again, up to four times as many steps."""
     # Weights far apart leave the lighter requests without a node for good.
-    latency_classes: Mapping[
-        Annotated[str, name_of("a class's")], Annotated[float, Range(0.01, 100)]
-    ] = field(default_factory=lambda: {"throughput": 1.0, "interactive": 4.0})
+    latency_classes: Mapping[Name, Annotated[float, Range(0.01, 100)]] = field(
+        default_factory=lambda: {"throughput": 1.0, "interactive": 4.0}
+    )
     """Named weights of requests. When draft tokens are shared out, the time saved for a request
     counts this much. A request names its class in `speculation.latency_class`; without one it
     counts 1."""

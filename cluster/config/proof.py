@@ -1,8 +1,7 @@
-"""The sections of what proves in production that drafts pay, and change no text."""
+"""The sections of what proves in production that drafts pay, or that one drafter does better."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 from cluster.config.parse import Folder, NonNegativeFloat, Range, Share
@@ -32,7 +31,7 @@ class AuditConfig:
 class SwitchbackConfig:
     """Windows without drafts, in which plain decoding is measured; see docs/proof.md."""
 
-    REMOVED: ClassVar[Mapping[str, str]] = {
+    REMOVED: ClassVar = {
         "request_share": "windows measure without the bias of shared batches; set period_s",
     }
 
@@ -51,3 +50,15 @@ class SwitchbackConfig:
                 f"{self.period_s:g} s are less than {_LEAST_WINDOWS} windows of "
                 f"{self.window_s:g} s; raise it or lower window_s",
             )
+
+
+@frozen
+class RolloutConfig:
+    """How a drafter comes to replace another one. See rollout.md."""
+
+    replaces: str = ""
+    """The drafter whose place it takes, in all texts, once it has shown to draft better. Both run
+    in the same kind of place: inside the target, or in the pool."""
+    canary_share: Annotated[float, Range(0.001, 1)] = 0.05
+    """The share of requests, by a hash of their ids, in which both draft and are compared. Only
+    there the new one is verified at first, and there the former one goes on to be compared."""

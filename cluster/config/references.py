@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from cluster.config.parse import check_known, nearest
+from cluster.config.parse import check_known
 from cluster.config.processes import CASCADE, RECORDER, DrafterConfig, DrafterPlacement
-from cluster.errors import ConfigError
+from cluster.errors import ConfigError, nearest
 
 Drafters = Mapping[str, DrafterConfig]
 Tasks = Mapping[str, Sequence[str]]

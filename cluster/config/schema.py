@@ -9,16 +9,31 @@ docs/configuration.md is made of both. What several keys must obey together stan
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import field
 from typing import Annotated, ClassVar, Literal
 
 from cluster.config.access import AccessConfig
 from cluster.config.addresses import Url
-from cluster.config.doors import DataPlaneConfig, NetworkConfig, TlsConfig
-from cluster.config.http import DashboardConfig, GrpcConfig, HttpConfig, UiConfig
-from cluster.config.parse import Line, Nice, NonNegativeInt, PositiveInt, Range, Seconds, name_of
+from cluster.config.doors import (
+    ApiConfig,
+    DashboardConfig,
+    DataPlaneConfig,
+    GrpcConfig,
+    HttpConfig,
+    NetworkConfig,
+    TlsConfig,
+    UiConfig,
+)
+from cluster.config.parse import (
+    Line,
+    Name,
+    Nice,
+    NonNegativeInt,
+    PositiveInt,
+    Range,
+    check_known,
+)
 from cluster.config.placement import PlacementConfig
 from cluster.config.processes import (
     CoordinatorConfig,
@@ -27,6 +42,7 @@ from cluster.config.processes import (
     EngineConfig,
     TargetConfig,
 )
+from cluster.config.proof import RolloutConfig
 from cluster.config.references import (
     check_elsewhere,
     check_rollouts,
@@ -34,7 +50,6 @@ from cluster.config.references import (
     check_tasks,
     stages_of,
 )
-from cluster.config.rollout import RolloutConfig
 from cluster.errors import ConfigError, NotFoundError
 from cluster.logs import LogFormat
 from cluster.records import frozen
@@ -86,7 +101,7 @@ class IngressConfig:
     public_latency_classes: tuple[str, ...] | None = None
     """The coordinator.latency_classes that requests may name. null = those that count at most 1, so
     that no client can go before others."""
-    segments: tuple[Annotated[str, name_of("a segment's")], ...] = ()
+    segments: tuple[Name, ...] = ()
     """Names of the kinds of traffic that metrics tell apart, at most 32. A request belongs to that
     of its API key, else of its header X-Drafthouse-Segment, its metadata.segment or its user; all
     others are `other`. Empty = there are none."""
@@ -114,7 +129,7 @@ class IngressConfig:
 class AnswersConfig:
     """How answers are held to a grammar, and how tool calls and reasoning are found in them."""
 
-    REMOVED: ClassVar[Mapping[str, str]] = {
+    REMOVED: ClassVar = {
         "grammar_backend": "llguidance compiles all grammars, so remove it",
     }
 
@@ -141,36 +156,10 @@ class AnswersConfig:
 
 
 @frozen
-class ApiConfig:
-    """The HTTP API, beside the limits in `ingress`."""
-
-    compatibility: Literal["strict", "lenient"] = "lenient"
-    """lenient = a field that api.md does not list, and what clients send though it changes nothing
-    here, has no effect: the header Warning of the answer names it, and the log does once. strict =
-    it is answered 400. Refused fields are refused by both."""
-    served_model_names: tuple[Line, ...] = ()
-    """Names that clients may use beside model_name; an answer has the one that its request used."""
-    cors_origins: tuple[str, ...] = ()
-    """Pages from these origins may call the API from a browser (`https://host[:port]`); "*" = from
-    any."""
-    heartbeat_s: Seconds = 15.0
-    """A stream without an event for so long, say of a request that queues, gets a comment, which
-    keeps proxies from cutting it. 0 = never."""
-    max_request_timeout_s: Seconds = 0.0
-    """An answer that is not ready after this time is given up, with 504. A request asks for less
-    with the header x-request-timeout-ms. 0 = no limit."""
-    max_stored_responses: NonNegativeInt = 1024
-    """Answers of /v1/responses that are kept, by each ingress replica, for previous_response_id;
-    the oldest go first. 0 = none."""
-    max_stored_bytes: NonNegativeInt = 64 * 1024 * 1024
-    """Bytes that their messages may take together."""
-
-
-@frozen
 class Config:
     """The keys beside the sections."""
 
-    REMOVED: ClassVar[Mapping[str, str]] = {
+    REMOVED: ClassVar = {
         "infer_tasks": "requests name their task in metadata.task, so remove it",
     }
 
@@ -178,9 +167,7 @@ class Config:
     """The name that clients ask for. Empty = the model's own: a folder's last part, a GGUF file's
     name without its ending, or the name on the hub or in `drafthouse models`."""
     target: TargetConfig = TargetConfig()
-    drafters: Mapping[Annotated[str, name_of("a drafter's")], DrafterConfig] = field(
-        default_factory=dict
-    )
+    drafters: Mapping[Name, DrafterConfig] = field(default_factory=dict)
     """By name."""
     tasks: Mapping[Line, tuple[str, ...]] = field(default_factory=dict)
     """For each task class, the drafters that serve it, best first. The class `default` is for
@@ -242,8 +229,9 @@ class Config:
     @property
     def hosted(self) -> tuple[str, ...]:
         """Names of all drafters inside the target, with the stages in place of their cascades."""
-        parts = (self.drafters[name].stages or (name,) for name in self.residents)
-        return tuple(itertools.chain.from_iterable(parts))
+        return tuple(
+            part for name in self.residents for part in self.drafters[name].stages or (name,)
+        )
 
     @property
     def pool(self) -> tuple[str, ...]:
@@ -264,8 +252,8 @@ class Config:
     @property
     def rollouts(self) -> Mapping[str, RolloutConfig]:
         """The rollouts of drafters that may replace others, by their names."""
-        found = {name: drafter.rollout for name, drafter in self.drafters.items()}
-        return {name: rollout for name, rollout in found.items() if rollout is not None}
+        drafters = self.drafters.items()
+        return {name: each.rollout for name, each in drafters if each.rollout is not None}
 
     @property
     def on_their_own(self) -> tuple[str, ...]:
@@ -308,9 +296,8 @@ class Config:
         classes = self.coordinator.latency_classes
         self.coordinator.draft_length.check(classes, (*self.tasks, "default"))
         for name in self.public_latency_classes:
-            if name not in classes:
-                reason = f"{name!r} is no class; classes: {', '.join(classes) or 'none'}"
-                raise ConfigError.at("ingress.public_latency_classes", reason)
+            path = "ingress.public_latency_classes"
+            check_known(name, classes, path, f"{name!r} is no class", "classes")
         segments = self.ingress.segments
         if len(segments) > MAX_SEGMENTS or OTHER_SEGMENT in segments:
             reason = f"{len(segments)} names; name at most {MAX_SEGMENTS}, none of them `other`"

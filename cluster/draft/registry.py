@@ -21,7 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
-from cluster.config.parse import nearest, parse
+from cluster.config.parse import check_known, parse
 from cluster.config.processes import CASCADE, RECORDER
 from cluster.config.schema import DrafterConfig
 from cluster.draft.base import Drafter, DrafterContext
@@ -124,17 +124,15 @@ def check(name: str, config: DrafterConfig) -> Any:
     path = f"drafters.{name}.kind"
     if ":" in config.kind:
         options = _external_options(config.kind, path)
-    elif config.kind in KINDS:
-        options = _resolve(KINDS[config.kind].options)
-        if KINDS[config.kind].is_inside:
-            config.check_resident(f"drafters.{name}", f"kind: {config.kind}")
     else:
         if not config.kind:
             raise ConfigError.at(path, f"missing; known kinds: {', '.join(KINDS)}")
         if config.kind in REMOVED:
             raise ConfigError.at(path, f"this kind is gone; {REMOVED[config.kind]}")
-        hint = nearest(config.kind, KINDS, "known kinds")
-        raise ConfigError.at(path, f"unknown kind {config.kind!r} ({hint})")
+        check_known(config.kind, KINDS, path, f"unknown kind {config.kind!r}", "known kinds")
+        options = _resolve(KINDS[config.kind].options)
+        if KINDS[config.kind].is_inside:
+            config.check_resident(f"drafters.{name}", f"kind: {config.kind}")
     return parse(options, config.options, f"drafters.{name}.options")
 
 

@@ -9,7 +9,7 @@ text, which the target alone draws; but its speed tells of them, so no other ten
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 from cluster.config.parse import NonNegativeInt, PositiveInt, Share
@@ -95,7 +95,7 @@ class PromptLookupOptions(SuffixOptions):
 class NgramCacheOptions(SuffixOptions):
     """Suffix drafts for texts that share words rather than passages."""
 
-    REMOVED: ClassVar[Mapping[str, str]] = {
+    REMOVED: ClassVar = {
         "max_contexts": "set max_tokens to half of it",
         "max_continuations": "set max_matches to twice of it, at most 16",
     }

@@ -17,7 +17,7 @@ The requests of a tenant and task class share what they keep, as those of the su
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -61,7 +61,7 @@ class TokenRecyclingOptions:
 class LookaheadOptions(TokenRecyclingOptions):
     """Token recycling with guesses at later positions, which ride along in each tree."""
 
-    REMOVED: ClassVar[Mapping[str, str]] = {
+    REMOVED: ClassVar = {
         "ngram": "drafts go on word by word after max_words of them, so remove it",
         "max_chains": "set num_top, the tokens that are kept after the same words",
     }

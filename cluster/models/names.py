@@ -5,13 +5,12 @@ Nothing is fetched or converted here, so it costs no more than a look at the fil
 
 from __future__ import annotations
 
-import difflib
 import re
 import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
 
-from cluster.errors import ConfigError
+from cluster.errors import ConfigError, did_you_mean
 from cluster.models.sources import (
     FolderSource,
     GgufSource,
@@ -154,9 +153,8 @@ def _seen_from(model: str) -> str:
 
 
 def _unknown(model: str) -> str:
-    near = difflib.get_close_matches(model.lower(), KNOWN, n=1, cutoff=0.6)
-    hint = f" (did you mean {near[0]}?)" if near else ""
+    hint = did_you_mean(model.lower(), KNOWN)
     return (
         f"the model {model!r} is no such folder or file{_seen_from(model)}, no hub model of the "
-        f"form owner/name, and none of `drafthouse models`{hint}"
+        f"form owner/name, and none of `drafthouse models`" + (f" ({hint})" if hint else "")
     )

@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cluster.config.rollout import RolloutConfig
+from cluster.config.proof import RolloutConfig
 from cluster.core import EMPTY_TREE, Proposal, TokenTree
 from cluster.spec import evidence
 from cluster.spec.acceptance import JUDGED_RANK

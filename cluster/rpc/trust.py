@@ -70,11 +70,8 @@ def trust_of(config: DataPlaneConfig, role: str) -> Trust:
     """Return what the configuration names, for a process of that role.
 
     Raises ConfigError for files that cannot be used."""
-    files = config.tls.files(role)
-    return Trust(
-        secrets_of(config.secret_file) if config.secret_file else None,
-        Reloaded(files.paths, files.load) if files else None,
-    )
+    secrets = secrets_of(config.secret_file) if config.secret_file else None
+    return Trust(secrets, config.tls.pem_of(role))
 
 
 def server_credentials(pem: Reloaded[Pem]) -> grpc.ServerCredentials:

@@ -13,7 +13,7 @@ from cluster.config.parse import (
     NonNegativeInt,
     PositiveInt,
     Range,
-    nearest,
+    check_known,
     parse,
 )
 from cluster.config.schema import Config
@@ -173,10 +173,8 @@ def read(path: Path) -> Scene:
                 f"{', '.join(drafters) or 'none'}; record it with that configuration",
             )
         for name in settings.target.models:
-            if name not in drafters:
-                hint = nearest(name, drafters, "drafters")
-                reason = f"{name!r} is no drafter of {settings.config} ({hint})"
-                raise ConfigError.at("target.models", reason)
+            reason = f"{name!r} is no drafter of {settings.config}"
+            check_known(name, drafters, "target.models", reason, "drafters")
         machine = settings.target.machine(config.target.engine.max_batch_tokens)
         unrecorded = tuple(name for name in drafters if name not in known)
         return Scene(settings, config, machine, texts, unrecorded)

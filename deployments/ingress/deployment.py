@@ -62,7 +62,7 @@ class IngressDeployment(Replica):
         self._exporter = Exporter(self._part.recorder)
         self._exporter.start()
         patience_s = config.ingress.shutdown_grace_s + _LISTENER_MARGIN_S
-        app, tls = create_app(self._part), config.tls.files()
+        app, tls = create_app(self._part), config.tls.pem()
         self._http = HttpListener(app, config.http, patience_s, tls)
         grpc = GrpcListener(GrpcApi(self._part), config, patience_s)
         self._listeners: list[GrpcListener | HttpListener] = [grpc, self._http]

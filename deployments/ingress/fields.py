@@ -4,13 +4,12 @@ body calls the fields that are found wrong only when its request runs."""
 from __future__ import annotations
 
 import contextlib
-import difflib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field
 from typing import Any, TypeVar
 
-from cluster.errors import RequestError
+from cluster.errors import RequestError, did_you_mean
 from cluster.records import frozen
 
 
@@ -77,10 +76,8 @@ def shown(value: Any) -> str:
 
 def unknown(name: str, key: str, known: Iterable[str]) -> RequestError:
     """The error of a key that is none of those that are known; name: with its path."""
-    near = difflib.get_close_matches(key[:MAX_SHOWN_KEY_LEN], [*known], n=1, cutoff=0.6)
-    return RequestError.at(
-        name, "unknown field; " + (f"did you mean {near[0]}?" if near else "remove it")
-    )
+    hint = did_you_mean(key[:MAX_SHOWN_KEY_LEN], known) or "remove it"
+    return RequestError.at(name, f"unknown field; {hint}")
 
 
 def encodable(text: str, name: str) -> str:

@@ -13,7 +13,6 @@ from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
 from cluster.config.addresses import joined
-from cluster.config.pem import Reloaded
 from cluster.config.schema import Config
 from cluster.errors import ConfigError, DrafthouseError
 from cluster.rpc.options import public_server_options
@@ -33,8 +32,7 @@ class GrpcListener:
         files of `tls` that cannot be used."""
         self._patience_s = patience_s
         self._where = config.grpc
-        files = config.tls.files()
-        self._trust = Trust(pem=None if files is None else Reloaded(files.paths, files.load))
+        self._trust = Trust(pem=config.tls.pem())
         # Longer messages are read than are served, so that the refusal is ours.
         max_bytes = min(2 * config.ingress.max_body_bytes, _MOST_MESSAGE_BYTES)
         self._server = grpc.aio.server(

@@ -20,7 +20,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from cluster.config.addresses import joined
-from cluster.config.pem import PemFiles, Reloaded
+from cluster.config.pem import Pem, Reloaded
 from cluster.config.schema import HttpConfig
 from cluster.errors import ConfigError, WorkerError
 from deployments.ingress.http_protocol import BoundedProtocol
@@ -31,16 +31,15 @@ class _Renewed(ssl.SSLContext):
 
     A callback for the client's host name would write a traceback for each that is no ASCII."""
 
-    current: Reloaded[ssl.SSLContext]
+    pem: Reloaded[Pem]
 
     def wrap_bio(self, *args: Any, **options: Any) -> ssl.SSLObject:
-        return self.current.get().wrap_bio(*args, **options)
+        return self.pem.get().context.wrap_bio(*args, **options)
 
 
-def _reloaded(files: PemFiles) -> ssl.SSLContext:
-    """Raises ConfigError for files that cannot be used."""
+def _renewed(pem: Reloaded[Pem]) -> ssl.SSLContext:
     context = _Renewed(ssl.PROTOCOL_TLS_SERVER)
-    context.current = Reloaded(files.paths, files.context)
+    context.pem = pem
     return context
 
 
@@ -52,16 +51,14 @@ class HttpListener:
     """A server that listens from `start` to `stop`."""
 
     def __init__(
-        self, app: ASGIApp, where: HttpConfig, patience_s: float, tls: PemFiles | None = None
+        self, app: ASGIApp, where: HttpConfig, patience_s: float, tls: Reloaded[Pem] | None = None
     ) -> None:
-        """patience_s: how long `stop` waits for answers that are under way.  Raises ConfigError for
-        files that cannot be used."""
+        """patience_s: how long `stop` waits for answers that are under way."""
         self._where = where
-        context = None if tls is None else _reloaded(tls)
         self._server = _Server(
             uvicorn.Config(
                 app,
-                ssl_context_factory=None if context is None else lambda *_: context,
+                ssl_context_factory=None if tls is None else lambda *_: _renewed(tls),
                 lifespan="off",
                 ws="none",
                 log_config=None,

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from cluster.config.http import HttpConfig
+from cluster.config.doors import HttpConfig
 from cluster.errors import (
     DrafthouseError,
     HeadTooLargeError,

@@ -20,13 +20,13 @@ from starlette.requests import Request
 
 from cluster import metrics
 from cluster.config.access import ClientKey, RateLimits, digest_of
-from cluster.config.keys import read_keys
 from cluster.config.pem import Reloaded
 from cluster.config.schema import Config
 from cluster.errors import CapacityError, ForbiddenError, TooLargeError, UnauthenticatedError
 from cluster.metrics.recorder import Recorder
 from cluster.metrics.told import Tokens
 from cluster.records import frozen
+from deployments.access import read_keys
 
 _LOOK_EVERY_S = 1.0
 _SCHEME = "bearer "

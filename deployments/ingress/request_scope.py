@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cluster import logs
 from cluster.config.addresses import is_loopback
-from cluster.config.http import HttpConfig
+from cluster.config.doors import HttpConfig
 from cluster.errors import ForbiddenError, RequestError
 from cluster.logs import UNKNOWN
 from deployments.ingress.body import error_response

@@ -7,12 +7,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema
 
-from cluster.errors import RequestError
+from cluster.errors import RequestError, joined
 from cluster.grammar.json_schema import lenient
 from cluster.requests.fields import GrammarSpec
 from cluster.text.json_text import parse_json
 from deployments.ingress.api.contract import REQUIRED, Body, supported
-from deployments.ingress.api.wording import TEXT, joined
+from deployments.ingress.api.wording import TEXT
 from deployments.ingress.fields import encodable_json, json_kind
 from deployments.ingress.spec import Limits
 

@@ -127,12 +127,6 @@ def test_an_override_may_be_an_ipv6_address(file: Path, host: str) -> None:
     assert loaded.config.http.host == loaded.config.dashboard.host == host.strip("[]")
 
 
-def test_arguments_that_another_reader_of_yaml_hands_over_have_texts_as_keys() -> None:
-    arguments = {"target": {"engine": {"model": "m"}}, "tasks": {False: ["a"]}}
-    with pytest.raises(ConfigError, match="tasks: the key that YAML reads as False is no text"):
-        parse_arguments(arguments)
-
-
 def test_mappings_are_merged_from_others_and_from_merged_ones(tmp_path: Path) -> None:
     path = written(
         tmp_path,
@@ -153,10 +147,3 @@ def test_a_missing_file_and_one_that_is_not_text_are_refused(tmp_path: Path) -> 
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="not valid YAML"):
         load(tmp_path / "binary.yaml")
-
-
-def test_a_replica_refuses_arguments_that_break_a_rule() -> None:
-    with pytest.raises(ConfigError, match="no model is named"):
-        parse_arguments({})
-    with pytest.raises(ConfigError, match="99999 is out of range"):
-        parse_arguments({"target": {"engine": {"model": "m"}}, "http": {"port": 99999}})

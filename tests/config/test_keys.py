@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from cluster.config.access import AccessConfig, digest_of
-from cluster.config.keys import read_keys
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
+from deployments.access import read_keys
 
 ALICE, BOB = digest_of("alice's"), digest_of("bob's")
 GOOD = f"""
@@ -53,7 +53,7 @@ def test_a_good_file_is_read_as_yaml_and_as_json(tmp_path: Path) -> None:
         ("keys: {alice: {}}", "keys.alice.sha256: missing; `drafthouse key alice`"),
         ("keys: {alice: the-key}", "keys.alice: not a mapping; write `sha256: DIGEST`"),
         ("keys: {alice: {sha256: the-key}}", "keys.alice.sha256: it is no SHA-256 digest"),
-        ("keys: {a b: {sha256: x}}", "keys.a b: a key's name may hold letters"),
+        ("keys: {a b: {sha256: x}}", "keys.a b: 'a b' is no name of letters"),
         (f"keys: {{alice: {{sha256: {ALICE}, limit: 3}}}}", "keys.alice.limit: unknown key"),
         (
             f"keys: {{alice: {{sha256: {ALICE}, requests_per_minute: 0}}}}",

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from cluster.config.doors import PartsTlsConfig, TlsConfig
-from cluster.config.pem import PemFiles, Reloaded
-from cluster.config.schema import Config
+from cluster.config.doors import TlsConfig
+from cluster.config.pem import PemFiles
 from cluster.errors import ConfigError
 from tests.support.rpc.certificates import Authority
 
@@ -89,7 +88,7 @@ def test_a_change_is_followed_and_half_a_change_is_not(
     caplog.set_level(logging.WARNING)
     AUTHORITY.write(tmp_path, NAME)
     now = files(tmp_path)
-    held = Reloaded(now.paths, now.load)
+    held = now.held()
     first = held.get()
     assert held.get() is first
     cert, key = AUTHORITY.issue(NAME)
@@ -105,12 +104,3 @@ def test_a_change_is_followed_and_half_a_change_is_not(
 def test_half_of_a_pair_is_refused(given: str) -> None:
     with pytest.raises(ConfigError, match=r"^\w+_file: empty; name cert_file, key_file"):
         TlsConfig(**{given: "x.pem"})
-
-
-def test_each_role_has_files_of_its_own() -> None:
-    section = PartsTlsConfig("/tls/{role}/cert.pem", "/tls/{role}/key.pem", "/tls/ca.pem")
-    found = section.files("ingress")
-    assert found is not None
-    assert found.paths == ("/tls/ingress/cert.pem", "/tls/ingress/key.pem", "/tls/ca.pem")
-    assert found.name == "ingress.drafthouse"
-    assert Config().data_plane.tls.files("ingress") is None

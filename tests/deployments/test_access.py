@@ -265,7 +265,7 @@ async def test_on_loopback_everybody_sees_the_series_of_no_key_and_nobody_anothe
 
 
 async def test_no_key_has_the_name_of_those_beyond_the_first_hundred(write: Write) -> None:
-    with pytest.raises(ConfigError, match="name may hold"):
+    with pytest.raises(ConfigError, match="is no name of letters"):
         KeyRing(write(**{OTHER: {}}))
 
 

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cluster.config.http import HttpConfig
+from cluster.config.doors import HttpConfig
 from deployments.ingress.request_scope import BrowserGuard, RequestScope
 from tests.support.deployments.asgi import call
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from cluster.config.http import UiConfig
+from cluster.config.doors import UiConfig
 from cluster.config.schema import Config
 from cluster.core import SamplingParams
 from cluster.text.tokenizer import Tokenizer

@@ -8,7 +8,7 @@ import hashlib
 import httpx
 import pytest
 
-from cluster.config.http import HttpConfig, UiConfig
+from cluster.config.doors import HttpConfig, UiConfig
 from deployments.page.routes import assets
 from docs.tools.vendor import ROOT, packages
 

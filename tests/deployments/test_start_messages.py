@@ -50,7 +50,7 @@ def test_a_taken_port_of_rays_own_is_one_line(monkeypatch: pytest.MonkeyPatch) -
         check_free(config, at_any_port=True)
     check_free(config)
     monkeypatch.setenv("RAY_GCS_SERVER_PORT", "0x10")
-    with pytest.raises(ConfigError, match="RAY_GCS_SERVER_PORT: '0x10' is no port"):
+    with pytest.raises(ConfigError, match="PORT: '0x10' is no whole number of at least 1"):
         check_free(config)
 
 

@@ -63,7 +63,7 @@ async def open_streams(port: int) -> AsyncIterator[list[AsyncIterator[bytes]]]:
 
 async def test_http_takes_tls_alone_and_strangers_disturb_nobody(folder: Path) -> None:
     async with (
-        site(tls(folder).files()) as place,
+        site(tls(folder).pem()) as place,
         open_streams(port := place.bounds.port) as readers,
     ):
         for _ in range(4):
@@ -82,7 +82,7 @@ async def test_http_takes_tls_alone_and_strangers_disturb_nobody(folder: Path) -
 async def test_a_certificate_is_replaced_under_open_http_streams(folder: Path) -> None:
     successor = Authority.new("its successor")
     async with (
-        site(tls(folder).files()) as place,
+        site(tls(folder).pem()) as place,
         open_streams(port := place.bounds.port) as readers,
     ):
         successor.write(folder, "localhost")
@@ -134,7 +134,7 @@ async def test_grpc_takes_tls_alone_and_follows_a_replaced_certificate(
 
 
 async def test_start_up_asks_over_tls_how_the_server_is(folder: Path, llama_folder: Path) -> None:
-    async with site(tls(folder).files()) as place:
+    async with site(tls(folder).pem()) as place:
         config = replace(tiny_config(llama_folder), http=place.bounds, tls=tls(folder))
         url = base_url(config)
         assert url == f"https://127.0.0.1:{place.bounds.port}"

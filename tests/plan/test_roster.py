@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from cluster.config.rollout import RolloutConfig
+from cluster.config.proof import RolloutConfig
 from cluster.config.schema import Config, DrafterConfig
 from cluster.core import EMPTY_FLOATS, EMPTY_TREE, Proposal, TokenTree, token_array
 from cluster.plan.roster import Roster, lot_of

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from cluster.config.rollout import RolloutConfig
+from cluster.config.proof import RolloutConfig
 from cluster.config.schema import (
     Config,
     CoordinatorConfig,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cluster import metrics
-from cluster.config.rollout import RolloutConfig
+from cluster.config.proof import RolloutConfig
 from cluster.config.schema import Config, DrafterConfig
 from cluster.core import SamplingParams
 from cluster.plan.roster import Roster

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from cluster.errors import RequestError
+from cluster.errors import RequestError, joined
 from cluster.records import frozen
 from deployments.ingress.fields import MAX_SHOWN_KEY_LEN, json_kind, shown
 from deployments.ingress.spec import Limits
@@ -194,11 +194,6 @@ def refusal(body: Any, error: ValidationError, limits: object) -> RequestError:
         most=about.get("max_length"),
     )
     return RequestError.at(path, reason)
-
-
-def joined(path: str, below: str) -> str:
-    """The path of what is below a field, "" = it."""
-    return path + (f".{below}" if path and below and not below.startswith("[") else below)
 
 
 def _place(body: Any, place: tuple[int | str, ...]) -> tuple[str, Schema, str]:

@@ -14,8 +14,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from cluster.config.http import HttpConfig
-from cluster.config.pem import PemFiles
+from cluster.config.doors import HttpConfig
+from cluster.config.pem import Pem, Reloaded
 from deployments.ingress.http_listener import HttpListener
 from deployments.ingress.request_scope import RequestScope
 from tests.deployments.conftest import free_port
@@ -114,7 +114,7 @@ async def rest(reader: Reader) -> bytes:
 
 
 @asynccontextmanager
-async def site(tls: PemFiles | None = None, **bounds: float) -> AsyncIterator[Site]:
+async def site(tls: Reloaded[Pem] | None = None, **bounds: float) -> AsyncIterator[Site]:
     async with AsyncExitStack() as stack:
         place = Site(stack, bounds)
         app = RequestScope(place.application.app, is_logged=False)

@@ -12,7 +12,6 @@ from typing import Any
 import grpc
 
 from cluster.config.doors import PartsTlsConfig
-from cluster.config.pem import Reloaded
 from cluster.core import Commit, Request, SamplingParams, token_array
 from cluster.messages import CommitFrame, Open, StepFrame, SubmitFrame
 from cluster.rpc import conversations as talk
@@ -112,9 +111,8 @@ KINDS = {
 
 def trusting(*secrets: str, folder: Path | None = None, role: str = "") -> Trust:
     """What a process of that role is given: secrets, newest first, and certificates in `folder`."""
-    files = None
+    pem = None
     if folder is not None:
         named = (str(folder / f"{name}.pem") for name in ("cert", "key", "ca"))
-        files = PartsTlsConfig(*named).files(role)
-    pem = None if files is None else Reloaded(files.paths, files.load)
+        pem = PartsTlsConfig(*named).pem_of(role)
     return Trust((lambda: secrets) if secrets else None, pem)
