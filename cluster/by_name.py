@@ -44,7 +44,7 @@ def read(name: str | Path, drafts: Sequence[str] = (), overrides: Sequence[str] 
     }
     application = {"name": "drafthouse", "import_path": "deployments.app:build", "args": arguments}
     document = {"proxy_location": "Disabled", "applications": [application]}
-    return config_file.from_document(COMMAND_LINE, document, overrides)
+    return config_file.load(COMMAND_LINE, overrides, document)
 
 
 def is_file(name: str | Path) -> bool:

@@ -10,7 +10,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from cluster.config.file import ServeFile, from_document
+from cluster.config.file import ServeFile, load
 from cluster.errors import ConfigError, WorkerError
 from deployments.paths import ABSENT, at, deployments_of, differing, live_place, name_of
 from deployments.processes import announced
@@ -71,7 +71,7 @@ def live_document(served: Mapping[str, Any], file: ServeFile) -> dict[str, Any]:
             f"{file.path}: {', '.join(stuck)}: what was served before is kept, for this changes at "
             "a restart alone; stop the server and serve the file"
         )
-    if from_document(str(file.path), copy.deepcopy(result)).config != file.config:
+    if load(file.path, document=copy.deepcopy(result)).config != file.config:
         raise ConfigError(
             f"{file.path}: a key that is left out now goes back to its default at a restart alone; "
             "write its value"

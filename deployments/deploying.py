@@ -22,7 +22,7 @@ from deployments.app import build, build_pool, serves_logging
 def names_of(file: ServeFile) -> list[str]:
     """Return the applications' names, that of the target's first."""
     # Nameless as Serve itself would name it, to which it may be handed later.
-    return [str(each.get("name", SERVE_DEFAULT_APP_NAME)) for each in file.applications]
+    return [str(each.get("name", SERVE_DEFAULT_APP_NAME)) for each in file.document["applications"]]
 
 
 def logging_options(file: ServeFile, application: Mapping[str, Any]) -> LoggingConfig:
@@ -46,7 +46,7 @@ def begin(file: ServeFile, *, is_own: bool) -> None:
     former release, each process is replaced.
     """
     built = []
-    for name, each in zip(names_of(file), file.applications, strict=True):
+    for name, each in zip(names_of(file), file.document["applications"], strict=True):
         schema = ServeApplicationSchema(**{**each, "name": name})
         found = build_app(
             (build_pool if is_pool(each) else build)(each["args"]),

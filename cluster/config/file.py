@@ -51,8 +51,8 @@ _READ_IN_TWO_WAYS = re.compile(r"[:_]|^[-+]?0[0-9b]|inf|nan", re.IGNORECASE)
 class ServeFile:
     """A checked file.
 
-    document: the Serve config as plain data, overrides applied.  deployments: what it says of
-    single ones, by their names; `config` contains their user_configs.
+    document: the Serve config as plain data, overrides applied, the target's application first.
+    deployments: what it says of single ones, by their names; `config` contains their user_configs.
     """
 
     path: Path
@@ -60,31 +60,20 @@ class ServeFile:
     config: Config
     deployments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
-    @property
-    def applications(self) -> list[Mapping[str, Any]]:
-        """The target's application, and that of drafters alone where there is one."""
-        return sorted(self.document["applications"], key=is_pool)
 
-
-def load(path: str | Path, overrides: Sequence[str] = ()) -> ServeFile:
+def load(
+    path: str | Path, overrides: Sequence[str] = (), document: dict[str, Any] | None = None
+) -> ServeFile:
     """Read `path` and apply overrides of the form `target.engine.dtype=float32`.
 
     All keys are below applications[0].args.  Values are YAML, but for those of keys that have a
-    text: it is taken as it stands, unless it is in quotes.  Raises ConfigError with file and key
-    path.
+    text: it is taken as it stands, unless it is in quotes.  document: what a file would contain,
+    where there is none and `path` is what errors name instead; the overrides change it.  Raises
+    ConfigError with file and key path.
     """
     path = Path(path)
     with in_file(path):
-        return _checked(path, read_document(path), overrides)
-
-
-def from_document(place: str, document: dict[str, Any], overrides: Sequence[str] = ()) -> ServeFile:
-    """Check what a file would contain, where there is none.
-
-    place: what errors name instead.  document: is changed by the overrides."""
-    path = Path(place)
-    with in_file(path):
-        return _checked(path, document, overrides)
+        return _checked(path, read_document(path) if document is None else document, overrides)
 
 
 @contextmanager
@@ -98,13 +87,11 @@ def in_file(path: Path) -> Iterator[None]:
 
 def parse_arguments(arguments: Mapping[str, Any]) -> Config:
     """The `args` of the application, as Serve hands them to `deployments.app:build`."""
-    config = _named(parse(Config, arguments))
+    config = parse(Config, arguments)
+    name = config.model_name or served_name(config.target.engine.model)
+    config = replace(config, model_name=name)
     config.check()
     return config
-
-
-def _named(config: Config) -> Config:
-    return replace(config, model_name=config.model_name or served_name(config.target.engine.model))
 
 
 class _Loader(yaml.SafeLoader):
@@ -172,33 +159,31 @@ def read_document(path: Path, example: str = "configs/own-model.yaml") -> dict[s
 
 def _checked(path: Path, document: dict[str, Any], overrides: Sequence[str]) -> ServeFile:
     _check_proxies(document)
-    check_keys(document, _SERVE_KEYS[""], "")
+    check_keys(document, _SERVE_KEYS[""])
     applications = _applications(document)
     document["applications"] = list(applications.values())
-    in_order = sorted(applications.items(), key=lambda each: is_pool(each[1]))
     for override in overrides:
-        _override([application["args"] for _, application in in_order], override)
+        _override([application["args"] for application in applications.values()], override)
     for place, application in applications.items():
         check_keys(application, _SERVE_KEYS["applications"], place)
-    (place, application), *pools = in_order
+    (place, application), *pools = applications.items()
     if application.get("route_prefix") not in (None, "/"):
         reason = f"{application['route_prefix']!r} is for Ray Serve's proxies; remove it"
         raise ConfigError.at(f"{place}.route_prefix", reason)
-    config = _named(parse(Config, application["args"]))
-    config.check()
+    config = parse_arguments(application["args"])
     config, deployments = with_deployments(config, application, place)
     for place, pool in pools:
         config, more = with_pool(config, pool, place)
         deployments |= more
-    if config.elsewhere:
-        name, where = next(iter(config.elsewhere.items()))
+    for name, where in config.elsewhere.items():
         reason = f"there is no application {where!r} in this file"
         raise ConfigError.at(f"drafters.{name}.placement.application", reason)
     return ServeFile(path, document, config, deployments)
 
 
 def _applications(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return copies of the file's applications, with their arguments, by the place of each."""
+    """Return copies of the file's applications, with their arguments, by the place of each; the
+    target's is the first."""
     listed = document.get("applications", [])
     if not isinstance(listed, list) or not 1 <= len(listed) <= 2:
         raise ConfigError.at("applications", "one application is expected, or two")
@@ -212,7 +197,7 @@ def _applications(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
             "applications",
             "one has import_path deployments.app:build, a second one deployments.app:build_pool",
         )
-    return found
+    return dict(sorted(found.items(), key=lambda each: is_pool(each[1])))
 
 
 def _override(arguments: Sequence[dict[str, Any]], override: str) -> None:
@@ -221,15 +206,15 @@ def _override(arguments: Sequence[dict[str, Any]], override: str) -> None:
     arguments: of every application, the target's first."""
     key, separator, text = map(str.strip, override.partition("="))
     parts = key.split(".")
-    if not separator or not all(parts):
-        raise ConfigError(f"--set {override!r}: expected key.path=value", param=key)
     try:
+        if not separator or not all(parts):
+            raise ConfigError("expected key.path=value")
         is_as_it_stands = is_text(Config, parts) and not text.startswith(("'", '"'))
         value = text if is_as_it_stands else _loaded(text)
+        for node in _places(arguments, parts):
+            _set(node, parts, value)
     except ConfigError as error:
         raise ConfigError(f"--set {override!r}: {error.message}", param=key) from error
-    for node in _places(arguments, parts):
-        _set(node, parts, value, override)
 
 
 def _places(arguments: Sequence[dict[str, Any]], parts: Sequence[str]) -> list[dict[str, Any]]:
@@ -241,14 +226,13 @@ def _places(arguments: Sequence[dict[str, Any]], parts: Sequence[str]) -> list[d
     return [of_target, *(each for each in of_pools if is_shared(".".join(parts)))]
 
 
-def _set(node: dict[str, Any], parts: Sequence[str], value: Any, override: str) -> None:
+def _set(node: dict[str, Any], parts: Sequence[str], value: Any) -> None:
     for part in parts[:-1]:
         if node.get(part) is None:
             node[part] = {}
         node = node[part]
         if not isinstance(node, dict):
-            reason = f"--set {override!r}: {part} is not a mapping"
-            raise ConfigError(reason, param=override.partition("=")[0])
+            raise ConfigError(f"{part} is not a mapping")
     node[parts[-1]] = value
 
 

@@ -73,7 +73,7 @@ def test_the_order_of_the_applications_is_free(tmp_path: Path) -> None:
     path = tmp_path / "serve.yaml"
     path.write_text(yaml.safe_dump(document))
     assert load(path).config == loaded(tmp_path, as_it_is).config
-    assert [each["name"] for each in load(path).applications] == ["main", "pool"]
+    assert [each["name"] for each in load(path).document["applications"]] == ["main", "pool"]
 
 
 def test_each_application_is_built_of_its_own_deployments() -> None:
@@ -95,7 +95,7 @@ def test_an_override_goes_to_the_application_that_has_the_key(tmp_path: Path) ->
         "network.interface=node",
     )
     assert [found.config.drafters[name].max_nodes for name in ("lm", "inside")] == [5, 6]
-    main, pool = (each["args"] for each in found.applications)
+    main, pool = (each["args"] for each in found.document["applications"])
     assert "max_nodes" not in main["drafters"]["lm"]
     assert main["network"] == pool["network"] == {"interface": "node"}
 
