@@ -12,7 +12,7 @@ from typing import Any
 
 from cluster.config.file import ServeFile, load
 from cluster.errors import ConfigError, WorkerError
-from deployments.paths import ABSENT, at, deployments_of, differing, live_place, name_of
+from deployments.paths import ABSENT, at, deployments_of, differing, keyed, live_place, name_of
 from deployments.processes import announced
 from deployments.ray_environment import prepare_to_start, use_token
 
@@ -65,7 +65,9 @@ def live_document(served: Mapping[str, Any], file: ServeFile) -> dict[str, Any]:
                     node = node.setdefault(key, {})
                 node[place.key[-1]] = value
         own |= {"args": former["args"], "deployments": list(told.values())}
-    stuck += [name_of(path) for path in differing(_outside(served), _outside(result))]
+    # What is told to single deployments is what changes now.
+    outside = differing(keyed(served), keyed(result))
+    stuck += [name_of(path) for path in outside if path[2:3] != ("deployments",)]
     if stuck:
         raise ConfigError(
             f"{file.path}: {', '.join(stuck)}: what was served before is kept, for this changes at "
@@ -76,14 +78,4 @@ def live_document(served: Mapping[str, Any], file: ServeFile) -> dict[str, Any]:
             f"{file.path}: a key that is left out now goes back to its default at a restart alone; "
             "write its value"
         )
-    return result
-
-
-def _outside(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The document without what it says of single deployments."""
-    result = {**document}
-    result["applications"] = {
-        each.get("name", ""): {key: value for key, value in each.items() if key != "deployments"}
-        for each in document["applications"]
-    }
     return result

@@ -5,7 +5,6 @@ What Ray Serve does about a change of its own keys stands here; a test asks Serv
 
 from __future__ import annotations
 
-import copy
 import enum
 from collections.abc import Mapping
 from typing import Any
@@ -20,6 +19,7 @@ from deployments.paths import (
     at,
     deployments_of,
     differing,
+    keyed,
     live_place,
     name_of,
     shown,
@@ -50,7 +50,7 @@ _PRICES = list(Price)
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """The text for people.  old, new: Serve configurations that our loader has checked."""
-    before, after = _keyed(old), _keyed(new)
+    before, after = _checked(old), _checked(new)
     for name in before["applications"].keys() & after["applications"].keys():
         sides = [side["applications"][name]["deployments"] for side in (before, after)]
         for each in sides[0].keys() | sides[1].keys():  # to name one says nothing yet
@@ -103,24 +103,13 @@ def _cost(before: Applications, after: Applications, path: Path) -> tuple[Price,
     return OUTSIDE[path[0]], set()
 
 
-def _keyed(document: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy in which applications and their deployments are found by name.
-
-    Raises ConfigError for what Serve does not take of a deployment."""
-    result = copy.deepcopy(dict(document))
-    result["applications"] = _by_name(result["applications"])
+def _checked(document: Mapping[str, Any]) -> dict[str, Any]:
+    """`keyed`; raises ConfigError for what Serve does not take of a deployment."""
+    result = keyed(document)
     for application in result["applications"].values():
-        application["deployments"] = _by_name(application.get("deployments") or ())
         for name, options in application["deployments"].items():
-            with_options(serve.deployment(_by_name, name=name), options)
-            # Serve has null for what is not set.
-            given = {key: value for key, value in options.items() if value is not None}
-            application["deployments"][name] = given
+            with_options(serve.deployment(_checked, name=name), options)
     return result
-
-
-def _by_name(items: Any) -> dict[str, Any]:
-    return {item.pop("name", "default"): item for item in items}
 
 
 def _remedy(path: Path, price: Price, deployments: set[str]) -> str:

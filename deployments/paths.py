@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -33,6 +34,24 @@ def at(node: Any, path: Path) -> Any:
     for key in path:
         node = node.get(key, ABSENT) if isinstance(node, Mapping) else ABSENT
     return node
+
+
+def keyed(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a Serve configuration in which applications and their deployments are found by
+    name."""
+    result = copy.deepcopy(dict(document))
+    result["applications"] = _by_name(result["applications"])
+    for application in result["applications"].values():
+        # Serve has null for what is not set.
+        application["deployments"] = {
+            name: {key: value for key, value in options.items() if value is not None}
+            for name, options in _by_name(application.get("deployments") or ()).items()
+        }
+    return result
+
+
+def _by_name(items: Any) -> dict[str, Any]:
+    return {item.pop("name", "default"): item for item in items}
 
 
 def name_of(path: Path) -> str:
