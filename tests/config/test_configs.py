@@ -1,6 +1,5 @@
 """Every shipped configuration is read by the strict loader, by the registry and by Serve itself."""
 
-import dataclasses
 import importlib
 import re
 from collections.abc import Callable
@@ -10,10 +9,7 @@ import pytest
 from ray.serve.schema import ServeDeploySchema
 
 from cluster.config.file import load
-from cluster.config.schema import Config, CoordinatorConfig
-from cluster.core import SamplingParams
 from cluster.draft import registry
-from cluster.local import LLM
 from deployments.placement import total_resources
 from deployments.preflight import inspect
 from tests.support.architectures import MAX_POSITIONS
@@ -58,32 +54,16 @@ def test_the_recipe_of_the_documentation_is_accepted(tmp_path: Path) -> None:
     assert total_resources(config)["GPU"] == 2
 
 
-def own_model(folder: Path) -> Config:
-    """configs/own-model.yaml with the model in `folder`, as its first lines say."""
-    return load(REPOSITORY / "configs" / "own-model.yaml", [f"target.engine.model={folder}"]).config
-
-
 @pytest.mark.parametrize("architecture", ["llama", "gpt-oss", "gpt2"])
 def test_ones_own_model_may_be_any_folder(
     architecture: str, checkpoint_factory: Callable[..., Path]
 ) -> None:
     folder = checkpoint_factory(architecture)
-    config = own_model(folder)
+    # As the first lines of the file say.
+    overrides = [f"target.engine.model={folder}"]
+    config = load(REPOSITORY / "configs" / "own-model.yaml", overrides).config
     assert config.model_name == folder.name
     assert inspect(config, is_here=True)["target.engine"].described.max_context_len == MAX_POSITIONS
-
-
-def test_ones_own_model_answers_with_drafts(llama_folder: Path) -> None:
-    config = dataclasses.replace(
-        own_model(llama_folder), coordinator=CoordinatorConfig(budget="fixed")
-    )
-    prompt = [9, 8, 7, 6, 5, 4] * 4
-    bias = ((9, 50.0), (8, 50.0))  # two tokens, so that what was there before comes again
-    params = SamplingParams(temperature=0.7, seed=1, max_tokens=32, logit_bias=bias)
-    with LLM(config) as llm:
-        (completion,) = llm.generate([prompt], params)
-    assert len(completion.token_ids) == 32
-    assert completion.stats.num_accepted_draft_tokens > 0
 
 
 @pytest.mark.parametrize("name", ["local", "tiny"])

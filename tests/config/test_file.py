@@ -121,12 +121,6 @@ def test_an_override_of_a_text_is_the_text_as_it_stands(file: Path, text: str) -
     assert load(file, [f"model_name='{text}'"]).config.model_name == text
 
 
-@pytest.mark.parametrize("host", ["::", "::1", "[::1]"])
-def test_an_override_may_be_an_ipv6_address(file: Path, host: str) -> None:
-    loaded = load(file, [f"http.host={host}", f"dashboard.host={host}"])
-    assert loaded.config.http.host == loaded.config.dashboard.host == host.strip("[]")
-
-
 def test_mappings_are_merged_from_others_and_from_merged_ones(tmp_path: Path) -> None:
     path = written(
         tmp_path,

@@ -91,35 +91,22 @@ def test_every_key_that_is_read_while_the_parts_run_is_one_of_the_schema() -> No
             value = getattr(value, part)
 
 
-def written(folder: Path, deployments: Any) -> Path:
-    return serve_file(folder, {"target": {"engine": {"model": "m"}}}, deployments=deployments)
-
-
 def test_a_file_is_checked_with_what_its_deployments_say(tmp_path: Path) -> None:
-    live = {"adapters": {"b": "/new"}}
-    loaded = load(written(tmp_path, [{"name": "target", "user_config": live}]))
-    assert loaded.deployments == {"target": {"user_config": live}}
-    assert loaded.config.target.engine.adapters == {"b": "/new"}
-    assert load(written(tmp_path, [])).deployments == {}
-
-
-def test_how_many_replicas_run_may_be_said_of_each_deployment(tmp_path: Path) -> None:
-    policy = {"policy_function": POLICY}
-    scaled = {
-        "autoscaling_config": {"max_replicas": 3, "policy": policy},
-        "max_surge_percent": 100,
-    }
-    named = [{"name": "coordinator", **scaled}, {"name": "target", "num_replicas": 2}]
-    assert load(written(tmp_path, named)).deployments == {
-        "coordinator": scaled,
-        "target": {"num_replicas": 2},
-    }
-
-
-def test_all_may_be_told_the_same(tmp_path: Path) -> None:
     live = {"tasks": {"code": []}, "ingress": {"replicas": 2}, "adapters": {"b": "/new"}}
-    names = ("ingress", "coordinator", "target")
-    named: list[dict[str, Any]] = [{"name": name, "user_config": live} for name in names]
-    named[0]["num_replicas"] = 2
-    config = load(written(tmp_path, named)).config
+    policy = {"policy_function": POLICY}
+    own: dict[str, dict[str, Any]] = {
+        "ingress": {"num_replicas": 2},
+        "coordinator": {
+            "autoscaling_config": {"max_replicas": 3, "policy": policy},
+            "max_surge_percent": 100,
+        },
+        "target": {},
+    }
+    said = {name: {**options, "user_config": live} for name, options in own.items()}
+    deployments = [{"name": name, **options} for name, options in said.items()]
+    arguments = {"target": {"engine": {"model": "m"}}}
+    loaded = load(serve_file(tmp_path, arguments, deployments=deployments))
+    assert loaded.deployments == said
+    config = loaded.config
     assert (config.tasks, config.ingress.replicas) == ({"code": ()}, 2)
+    assert config.target.engine.adapters == {"b": "/new"}

@@ -15,14 +15,6 @@ from cluster.errors import ConfigError
 CONTEXT = DrafterContext("d", max_nodes=8, max_requests=4)
 
 
-def test_an_unknown_option_is_named_with_its_path_and_the_nearest_key() -> None:
-    config = DrafterConfig(kind="prompt_lookup", options={"max_ngrams": 4})
-    with pytest.raises(ConfigError) as caught:
-        check("lookup", config)
-    assert caught.value.param == "drafters.lookup.options.max_ngrams"
-    assert "did you mean max_ngram?" in caught.value.message
-
-
 @pytest.mark.parametrize(
     ("options", "key"),
     [
