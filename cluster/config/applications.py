@@ -19,6 +19,9 @@ from cluster.errors import ConfigError
 # The policy of an autoscaled deployment that knows what its replicas have to do.
 POLICY = "deployments.autoscaling:ByStatistics"
 
+# Before the name of a drafter in that of its deployment.
+_DRAFTER = "drafter-"
+
 # How the import path of an application of drafters alone ends.
 _OF_A_POOL = ":build_pool"
 # The keys of its arguments: its drafters, and what of the target's must be the same here.
@@ -38,7 +41,7 @@ Overrides = dict[str, Mapping[str, Any]]
 
 def drafter_deployment(name: str) -> str:
     """Return the name of the deployment of a drafter with a process of its own."""
-    return f"drafter-{name}"
+    return _DRAFTER + name
 
 
 def is_pool(application: Mapping[str, Any]) -> bool:
@@ -92,7 +95,7 @@ def with_deployments(
             changed(config, given, path)
             told[name] = given
         else:
-            config = _with_drafter(config, name, given, path)
+            config = changed_drafter(config, name.removeprefix(_DRAFTER), given, path)
     check_told(told, f"{place}.deployments")
     for given in told.values():
         config = changed(config, given)
@@ -135,7 +138,8 @@ def with_pool(
     found = _deployments(application, place, [*map(drafter_deployment, pool.on_their_own)])
     for where, (deployment, options) in found.items():
         path = f"{where}.user_config"
-        pool = _with_drafter(pool, deployment, options.get("user_config"), path)
+        name = deployment.removeprefix(_DRAFTER)
+        pool = changed_drafter(pool, name, options.get("user_config"), path)
     return _joined(config, pool), dict(found.values())
 
 
@@ -171,11 +175,6 @@ def _check_shared(config: Config, pool: Config) -> None:
         if value_in(config) != value_in(pool):
             reason = "it must be as in the target's application; write it once, as a YAML anchor"
             raise ConfigError.at(key, reason)
-
-
-def _with_drafter(config: Config, deployment: str, user_config: Any, path: str) -> Config:
-    name = deployment.removeprefix(drafter_deployment(""))
-    return changed_drafter(config, name, user_config, path)
 
 
 def _deployments(

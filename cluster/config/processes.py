@@ -123,6 +123,12 @@ class EngineConfig:
                 f"{self.weights} is for one process, not for tensor_parallel "
                 f"{self.tensor_parallel}; set tensor_parallel: 1, or weights: bf16",
             )
+        if self.device_map is not None and self.tensor_parallel > 1:
+            raise ConfigError.at(
+                "device_map",
+                f"{self.device_map!r} cannot be combined with tensor_parallel "
+                f"{self.tensor_parallel}; a device map spreads one process over its devices",
+            )
 
     @property
     def is_rounded(self) -> bool:
@@ -171,12 +177,6 @@ class TargetConfig:
                     "an adapter's name may hold up to 128 letters, digits, '.', '_', '/' and '-', "
                     "and may not be the model's own",
                 )
-        if engine.device_map is not None and engine.tensor_parallel > 1:
-            raise ConfigError.at(
-                f"{path}.device_map",
-                f"{engine.device_map!r} cannot be combined with tensor_parallel "
-                f"{engine.tensor_parallel}; a device map spreads one process over its devices",
-            )
 
 
 @frozen
@@ -242,12 +242,13 @@ class DrafterConfig:
             "nice": self.nice > 0,
             "price": self.price > 0,
         }
-        for key in (key for key, is_set in own.items() if is_set):
-            raise ConfigError.at(
-                f"{path}.{key}",
-                f"the drafter runs inside the target ({why}) and has no process of its own to "
-                f"place; remove this{', or `with`' * self.is_hosted}",
-            )
+        for key, is_set in own.items():
+            if is_set:
+                raise ConfigError.at(
+                    f"{path}.{key}",
+                    f"the drafter runs inside the target ({why}) and has no process of its own to "
+                    f"place; remove this{', or `with`' * self.is_hosted}",
+                )
 
 
 @frozen

@@ -23,8 +23,8 @@ def check_tasks(tasks: Tasks, drafters: Drafters) -> None:
     cascades = stages_of(drafters)
     for task, names in tasks.items():
         path = f"tasks.{task}"
-        for position, name in enumerate(names):
-            if name in names[:position]:
+        for name in names:
+            if names.count(name) > 1:
                 raise ConfigError.at(path, f"{name!r} stands twice; name it once")
             _check_drafter(name, drafters, path)
             if name in cascades:
@@ -79,15 +79,14 @@ def _problems(
     name: str, former: str, drafters: Drafters, replaced: Mapping[str, str]
 ) -> Iterator[str]:
     cascades = stages_of(drafters)
-    known = [each for each in drafters if each not in cascades]
     if not former:
         yield "empty; name the drafter whose place it is to take"
     elif former == name:
         yield "a drafter cannot replace itself; name the one that serves now"
     elif former in cascades:
         yield f"{former!r} is a stage of {cascades[former]!r}; replace that one"
-    elif former not in known:
-        others = [each for each in known if each != name]
+    elif former not in drafters:
+        others = [each for each in drafters if each not in (name, *cascades)]
         yield f"no drafter of its own is named {former!r} ({nearest(former, others, 'drafters')})"
     elif name in cascades:
         yield f"{name!r} is a stage of {cascades[name]!r}; roll that one out"

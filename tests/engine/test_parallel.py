@@ -163,11 +163,6 @@ def test_what_cannot_be_split_is_refused_before_loading(
         Engine.load(EngineConfig(model=str(folder), tensor_parallel=ranks))
 
 
-def test_a_device_map_and_tensor_parallelism_exclude_each_other(llama_folder: Path) -> None:
-    with pytest.raises(ConfigError, match="device_map"):
-        Engine.load(EngineConfig(model=str(llama_folder), tensor_parallel=2, device_map="auto"))
-
-
 _LISTENS = """
 import os, sys
 from cluster.engine.parallel import init_rank, leave_group

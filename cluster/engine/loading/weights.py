@@ -40,12 +40,6 @@ def load_module(
     if config.quantization is not None:
         arguments["quantization_config"] = inspection.quantization_of(config)
     if config.tensor_parallel > 1:
-        if config.device_map is not None:
-            raise ConfigError(
-                "device_map and tensor_parallel exclude each other: a device map spreads one "
-                "process over devices; remove one of the two",
-                param="device_map",
-            )
         from cluster.engine.parallel import distributed_config
 
         arguments["distributed_config"] = distributed_config(config.tensor_parallel)
