@@ -18,13 +18,13 @@ from typing import Any
 
 from benchmarks.agents.sessions import MAX_TOKENS, MODULES, session
 from benchmarks.support.options import add_options, add_server_options, parser_of
+from benchmarks.support.page import head, row
 from benchmarks.support.processes import exit_on_sigterm
 from benchmarks.support.record import OUT, write_report
 from benchmarks.support.serving import running
 from deployments.bench.answers import TimedAnswer
 from deployments.bench.load import Asking, ask
 from deployments.bench.ratios import FIGURES, ratios
-from deployments.bench.report import table
 from deployments.openai_client import OpenAIServer
 
 ALL = "all"
@@ -54,7 +54,7 @@ def main() -> None:
         )
     settings = {"config": options.config, **fields, "modules": options.modules}
     write_report(options.out, {"settings": {**settings, "rounds": options.rounds}, "summary": rows})
-    shown = table(list(rows[0]), [[*map(str, row.values())] for row in rows])
+    shown = "\n".join([*head(rows[0]), *(row(map(str, each.values())) for each in rows)])
     options.out.with_suffix(".md").write_text(f"{shown}\n", "utf-8")
     print(shown)
 

@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     report = asyncio.run(bench(arguments))
     if arguments.json:  # first: nobody may read the rest
         write_json(report, arguments.json)
-    sys.stdout.write(markdown(report) + "\n")
+    sys.stdout.write(markdown(report))
     if arguments.png:
         write_picture(report, arguments.png)
     return int(any(each.figures["failed"] for each in report.runs))
