@@ -24,9 +24,9 @@ from deployments.demand import tell_forever
 from deployments.endpoints import ServeEndpoints
 from deployments.exporter import Exporter
 from deployments.replica import (
-    CpuUse,
     WorkerReplica,
     configure_logging,
+    cpu_use,
     has_others,
     process_id,
 )
@@ -45,10 +45,9 @@ class CoordinatorDeployment(WorkerReplica):
         self._part: Coordinator = Coordinator(config, recorder, worker_id=name)
         await self._part.start()
         self._keeping: asyncio.Task[None] | None = None
-        statistics = CpuUse().statistics
-        await self._listen(config, serve_coordinator, self._part, statistics)
-        self._exporter = Exporter(recorder, self._part.render_metrics)
-        self._exporter.start()
+        await self._listen(config, serve_coordinator, self._part, cpu_use())
+        exporter = Exporter(recorder, self._part.render_metrics)
+        self._exporting = asyncio.create_task(exporter.run_forever())
         self._target, self._handles = target, drafters
         context = serve.get_replica_context()
         # Ray's own dashboard has rows only for replicas that were called by a handle.
@@ -91,7 +90,7 @@ class CoordinatorDeployment(WorkerReplica):
         for led in (self._targets, *(led for _, led in self._pools.values())):
             await led.stop()
         await self._part.stop()
-        await self._exporter.stop()
+        self._exporting.cancel()
 
     def _demands(self) -> list[tuple[Any, Statistics]]:
         """Return what targets and drafters are told of their demand, with their handles."""

@@ -31,33 +31,23 @@ class Exporter:
     only; `rate` and `histogram_quantile` ask for no more.
     """
 
-    def __init__(self, recorder: Recorder, refresh: Callable[[], object] | None = None) -> None:
+    def __init__(self, recorder: Recorder, refresh: Callable[[], object] = lambda: None) -> None:
         """refresh: called on the event loop before each copy, to bring gauges up to date."""
         self._recorder = recorder
         self._refresh = refresh
         self._series: dict[str, Any] = {}
         self._exported: dict[tuple[str, Labels], float] = {}
         self._gauges: dict[tuple[str, Labels], Any] = {}
-        self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name="metrics exporter")
-
-    async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _run(self) -> None:
+    async def run_forever(self) -> None:
+        """Copy every value again and again."""
         while True:
             await asyncio.sleep(_PERIOD_S)
-            if self._refresh is not None:
-                self._refresh()
+            self._refresh()
             # Reading hundreds of series takes a few milliseconds: not on the event loop.
-            await asyncio.to_thread(self.export)
+            await asyncio.to_thread(self._export)
 
-    def export(self) -> None:
-        """Copy every value once."""
+    def _export(self) -> None:
         gone = set(self._gauges)
         for family in self._recorder.collect():
             for sample in family.samples:

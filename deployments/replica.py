@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
+import psutil
 import ray
 from ray import serve
 from ray.exceptions import RayError
@@ -151,11 +151,8 @@ class Replica:
         """Node and devices of the replica."""
         return where()
 
-    async def note_demand(self, coordinator: str, said: Statistics) -> bool:
-        """A coordinator says what is asked of all replicas of this kind together.
-
-        Returns True if Serve has asked for it of late."""
-        return False
+    async def note_demand(self, coordinator: str, said: Statistics) -> None:
+        """A coordinator says what is asked of all replicas of this kind together."""
 
 
 class WorkerReplica(Replica):
@@ -189,8 +186,9 @@ class WorkerReplica(Replica):
         """Serve passes this on to whoever holds a handle."""
         return {ADDRESS_KEY: self._server.address, WORKER_KEY: self._worker_id}
 
-    async def note_demand(self, coordinator: str, said: Statistics) -> bool:
-        return hasattr(self, "_server") and self._demand.note(coordinator, said)
+    async def note_demand(self, coordinator: str, said: Statistics) -> None:
+        if hasattr(self, "_server"):
+            self._demand.note(coordinator, said)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Serve asks for it where the deployment has an `autoscaling_config`.
@@ -201,13 +199,9 @@ class WorkerReplica(Replica):
         return {**self._statistics(), **self._demand.total()}
 
 
-class CpuUse:
-    """The cores that this process has used since the last look, with all of its threads."""
-
-    def __init__(self) -> None:
-        self._former = time.monotonic(), time.process_time()
-
-    def statistics(self) -> dict[str, float]:
-        """Return what its autoscaling is to know."""
-        (then, used), self._former = self._former, (time.monotonic(), time.process_time())
-        return {CPU: (self._former[1] - used) / max(self._former[0] - then, 1e-3)}
+def cpu_use() -> Callable[[], Statistics]:
+    """Return what says how many cores this process has used, with all of its threads, since it was
+    asked last."""
+    process = psutil.Process()
+    process.cpu_percent()  # from now on
+    return lambda: {CPU: process.cpu_percent() / 100.0}

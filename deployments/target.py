@@ -55,8 +55,8 @@ class TargetDeployment(WorkerReplica):
         described = self._worker.describe()
         self._keeping = learned.keep(self._config, described, "target", self._worker)
         self._worker.start()
-        self._exporter = Exporter(self._worker.recorder)
-        self._exporter.start()
+        exporter = Exporter(self._worker.recorder)
+        self._exporting = asyncio.create_task(exporter.run_forever())
         if config.target.engine.tensor_parallel > 1:
             self._watching = asyncio.create_task(self._end_with_ranks())
         await self._listen(config, serve_target, self._worker, self._worker.statistics)

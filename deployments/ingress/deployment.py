@@ -59,8 +59,8 @@ class IngressDeployment(Replica):
         self._part.start()
         if await asyncio.to_thread(has_others):
             await self._part.first_link()
-        self._exporter = Exporter(self._part.recorder)
-        self._exporter.start()
+        exporter = Exporter(self._part.recorder)
+        self._exporting = asyncio.create_task(exporter.run_forever())
         patience_s = config.ingress.shutdown_grace_s + _LISTENER_MARGIN_S
         app, tls = create_app(self._part), config.tls.pem()
         self._http = HttpListener(app, config.http, patience_s, tls)
@@ -103,9 +103,9 @@ class IngressDeployment(Replica):
     async def __del__(self) -> None:
         if hasattr(self, "_drained"):
             await self.drain()
-        if hasattr(self, "_exporter"):
+        if hasattr(self, "_exporting"):
             await self._part.stop()
-            await self._exporter.stop()
+            self._exporting.cancel()
 
 
 def _load_text(config: Config) -> tuple[Tokenizer, SamplingParams]:

@@ -190,13 +190,3 @@ def test_replicas_know_what_coordinators_have_said_of_late() -> None:
     demand.note("second", {"waiting": 0, "worth": 0.5})
     now = 6.0
     assert demand.total() == {"waiting": 0, "worth": 0.5}, "the first one has fallen silent"
-
-
-def test_coordinators_learn_whether_anybody_asks() -> None:
-    now = 0.0
-    demand = Demand(lambda: now)
-    assert not demand.note("first", {"waiting": 2})
-    demand.total()
-    assert demand.note("first", {"waiting": 2})
-    now = 100.0
-    assert not demand.note("first", {"waiting": 2}), "nobody has asked for a while"
