@@ -31,6 +31,7 @@ from deployments.asked import (
 from deployments.command_line import MODULES, module_of, parser_for
 from deployments.configured_models import fetch_model, models_table
 from deployments.evaluate import command as evaluate_command
+from deployments.plan import check_text
 from deployments.preflight import inspect
 from deployments.supervisor import supervised
 
@@ -128,48 +129,65 @@ def _prepare_streams() -> None:
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.verb in MODULES:
         return int(module_of(arguments.verb).run(arguments))
-    if arguments.verb == "models":
-        print(models_table(), end="")
-        return EXIT_OK
-    if arguments.verb == "key":
-        print(new_key(arguments.name), end="")
-        return EXIT_OK
-    if arguments.verb == "completion":
-        from argcomplete.shell_integration import shellcode
+    if arguments.verb == "serve":
+        return _serve(asked(arguments), arguments)
+    for text in _told(arguments):
+        print(text, end="", flush=True)
+    return EXIT_OK
 
-        print(shellcode(["drafthouse"], shell=arguments.shell))
-        return EXIT_OK
-    if arguments.verb == "fetch":
-        with _terminable():
-            print(fetch_model(arguments.name, say))
-        return EXIT_OK
-    if arguments.verb == "diff":
-        from deployments.diff import difference
 
-        old, new = (load(path, ()).document for path in (arguments.old, arguments.new))
-        print(difference(old, new), end="")
-        return EXIT_OK
-    if arguments.verb == "simulate":
-        return _simulate(Path(arguments.file))
-    file = asked(arguments)
-    # Ray takes seconds to import: only for those who need it.
-    if arguments.verb in ("check", "plan"):
-        from deployments.plan import check_text
+def _told(arguments: argparse.Namespace) -> Iterator[str]:
+    """Yield what a command prints."""
+    match arguments.verb:
+        case "models":
+            yield models_table()
+        case "key":
+            yield new_key(arguments.name)
+        case "completion":
+            from argcomplete.shell_integration import shellcode
 
-        text_of = check_text if arguments.verb == "check" else plan_command.plan_text
-        with in_file(file.path):
-            print(text_of(file.config, arguments), end="")
-        return EXIT_OK
-    if arguments.verb == "evaluate":
-        with in_file(file.path):
-            inspect(file.config, is_here=True)
-        print(evaluate_command.evaluate(file.config, arguments, say), end="")
-        return EXIT_OK
-    if arguments.verb == "apply":
-        from deployments.applied import apply
+            yield shellcode(["drafthouse"], shell=arguments.shell) + "\n"
+        case "fetch":
+            with _terminable():
+                folder = fetch_model(arguments.name, say)
+            yield f"{folder}\n"
+        case "diff":
+            from deployments.diff import difference
 
-        print(apply(file), end="")
-        return EXIT_OK
+            old, new = (load(path, ()).document for path in (arguments.old, arguments.new))
+            yield difference(old, new)
+        case "simulate":
+            yield from _simulated(Path(arguments.file))
+        case "apply":
+            # Ray takes seconds to import: only for those who need it.
+            from deployments.applied import apply
+
+            yield apply(asked(arguments))
+        case "evaluate":
+            file = asked(arguments)
+            with in_file(file.path):
+                inspect(file.config, is_here=True)
+            yield evaluate_command.evaluate(file.config, arguments, say)
+        case verb:
+            file = asked(arguments)
+            with in_file(file.path):
+                text_of = check_text if verb == "check" else plan_command.plan_text
+                text = text_of(file.config, arguments)
+            yield text
+
+
+def _simulated(path: Path) -> Iterator[str]:
+    from cluster.simulate import report, settings
+
+    scene, found = settings.read(path), list[report.Row]()
+    yield f"{report.head(scene)}\n"
+    for row in report.rows(scene):
+        yield f"{row}\n"
+        found.append(row)
+    yield f"{report.verdict(found)}\n"
+
+
+def _serve(file: ServeFile, arguments: argparse.Namespace) -> int:
     if file.config.log_format == "json":
         logs.use_json()
     check_api_key(file, arguments)
@@ -178,25 +196,13 @@ def _run(arguments: argparse.Namespace) -> int:
 
     if arguments.address is not None:
         prepare_to_join()
-        return _serve(file, arguments)
+        return _served(file, arguments)
     check_free(file.config)
     prepare_to_start(file.config, places_of_drafters(file))
-    return supervised(lambda folder: _guarded(lambda: _serve(file, arguments, folder)))
+    return supervised(lambda folder: _guarded(lambda: _served(file, arguments, folder)))
 
 
-def _simulate(path: Path) -> int:
-    from cluster.simulate import report, settings
-
-    scene, found = settings.read(path), list[report.Row]()
-    print(report.head(scene))
-    for row in report.rows(scene):
-        print(row, flush=True)
-        found.append(row)
-    print(report.verdict(found))
-    return EXIT_OK
-
-
-def _serve(file: ServeFile, arguments: argparse.Namespace, folder: Path | None = None) -> int:
+def _served(file: ServeFile, arguments: argparse.Namespace, folder: Path | None = None) -> int:
     """folder: of a Ray of this command's own; None where it joins another."""
     from deployments.ray_environment import keep_temporary_files_in
 
