@@ -119,13 +119,12 @@ class Native:
     sources: str
 
 
-def load(folder: Path, structures: Mapping[str, type[ctypes.Structure]]) -> Native | None:
+def load(folder: Path) -> Native | None:
     """Load the library of the sources in `folder`; returns None, with a line in the log, if that
     fails.
 
     One that was compiled ahead for this processor is taken; else it is compiled, and kept in
-    $XDG_CACHE_HOME/drafthouse under its build.  structures: the structures that are passed to its
-    functions, by their C++ names; `struct_size` in the sources returns their sizes.
+    $XDG_CACHE_HOME/drafthouse under its build.
     Raises ConfigError for a `mode` that there is not.
     """
     wanted = mode()
@@ -137,8 +136,7 @@ def load(folder: Path, structures: Mapping[str, type[ctypes.Structure]]) -> Nati
         else:
             path = _ahead(folder) or _built(folder, (*_OPTIONS, *_NATIVE))
         library = ctypes.CDLL(str(path))
-        _compare_sizes(library, structures)
-    except (OSError, AttributeError, subprocess.SubprocessError) as error:
+    except (OSError, subprocess.SubprocessError) as error:
         log.info("no native code of %s: %s", folder.parent.name, _reason(error))
         return None
     return Native(library, path.stem.removeprefix("native-"), _digest(folder, ()))
@@ -182,18 +180,6 @@ def products() -> tuple[str, ...]:
         reason = f"this processor has no {wanted}; it has {', '.join(able)}"
         raise ConfigError.at(_VARIABLE, reason)
     return (wanted,)
-
-
-def _compare_sizes(library: ctypes.CDLL, structures: Mapping[str, type[ctypes.Structure]]) -> None:
-    """Raise OSError where C++ and Python lay a structure out differently."""
-    if not structures:
-        return
-    library.struct_size.argtypes = [ctypes.c_char_p]
-    library.struct_size.restype = ctypes.c_int64
-    for name, structure in structures.items():
-        there, here = library.struct_size(name.encode()), ctypes.sizeof(structure)
-        if there != here:
-            raise OSError(f"{name} has {there} bytes in C++ and {here} in Python")
 
 
 @cache
@@ -246,8 +232,7 @@ def compile_ahead(
         for processor in kinds:
             digest = _digest(folder, processor.options)
             library = place / f"{processor.name}-{digest}-{told}.so"
-            command = (compiler, *_OPTIONS, *processor.options)
-            yield _compiled(command, _sources(folder), library.with_suffix(".new"), library)
+            yield _compiled((compiler, *_OPTIONS, *processor.options), folder, library)
 
 
 def _folders(package: Path) -> list[Path]:
@@ -261,10 +246,6 @@ def _digest(folder: Path, options: Sequence[str]) -> str:
     for path in sorted(folder.glob("*.[ch]*")):
         told.update(path.read_bytes())
     return told.hexdigest()[:16]
-
-
-def _sources(folder: Path) -> list[str]:
-    return [str(path) for path in sorted(folder.glob("*.cpp"))]
 
 
 def _compiler(machine: str = platform.machine()) -> str:
@@ -284,7 +265,7 @@ def _built(folder: Path, options: Sequence[str]) -> Path:
     told = hashlib.sha256(" ".join((compiler, *options, *sorted(cpu_flags()))).encode())
     told.update(_digest(folder, options).encode())
     told.update(_version(compiler))
-    command, sources = (compiler, *options), _sources(folder)
+    command = (compiler, *options)
     file_name = f"native-{told.hexdigest()[:16]}.so"
     try:
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -295,14 +276,9 @@ def _built(folder: Path, options: Sequence[str]) -> Path:
         # The target and its drafters start together: one of them compiles, the others wait for it.
         with open(library.with_suffix(".lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if library.is_file():
-                return library
-            with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
-                fresh = Path(scratch) / library.name
-                return _compiled(command, sources, fresh, library)
+            return library if library.is_file() else _compiled(command, folder, library)
     except (OSError, RuntimeError):  # no home, or none to write to, as in some containers
-        scratch_folder = Path(tempfile.mkdtemp(prefix="drafthouse-"))
-        return _compiled(command, sources, scratch_folder / "new.so", scratch_folder / file_name)
+        return _compiled(command, folder, Path(tempfile.mkdtemp(prefix="drafthouse-")) / file_name)
 
 
 def _version(compiler: str) -> bytes:
@@ -313,12 +289,12 @@ def _version(compiler: str) -> bytes:
     ).stdout
 
 
-def _compiled(command: Sequence[str], sources: Sequence[str], fresh: Path, library: Path) -> Path:
-    folder = Path(sources[0]).parent.parent.name
-    told = {"phase": "build", "folder": folder}
+def _compiled(command: Sequence[str], folder: Path, library: Path) -> Path:
+    told = {"phase": "build", "folder": folder.parent.name}
     log.info("phase %(phase)s: native code of %(folder)s, once on this machine", told)
+    fresh = library.with_suffix(".new")
     subprocess.run(
-        [*command, "-o", str(fresh), *sources],
+        [*command, "-o", fresh, *sorted(folder.glob("*.cpp"))],
         check=True,
         capture_output=True,
         timeout=_COMPILE_TIMEOUT_S,

@@ -11,11 +11,13 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from cluster import cpp
-from cluster.engine.cpu import kernels
+from cluster.engine.cpu import kernels, structures
+from cluster.engine.draw import native
 from cluster.errors import ConfigError
 from cluster.spec.native import trees
 from tests.conftest import REPOSITORY, python
@@ -49,18 +51,18 @@ def test_an_equal_library_is_not_built_twice_and_a_changed_header_makes_another(
     sources: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
-        loaded = cpp.load(sources, {})
+        loaded = cpp.load(sources)
         assert loaded is not None
-        assert cpp.load(sources, {}) is not None
+        assert cpp.load(sources) is not None
     assert [each.message.partition(":")[0] for each in caplog.records] == ["phase build"]
     assert loaded.library.answer() == 42
     (first,) = built(tmp_path)
     stamp = first.stat().st_mtime_ns
-    assert cpp.load(sources, {}) is not None
+    assert cpp.load(sources) is not None
     assert [path.stat().st_mtime_ns for path in built(tmp_path)] == [stamp]
 
     (sources / "answer.h").write_text("enum { ANSWER = 43 };\n", "utf-8")
-    changed = cpp.load(sources, {})
+    changed = cpp.load(sources)
     assert changed is not None
     assert changed.library.answer() == 43
     assert len(built(tmp_path)) == 2
@@ -81,7 +83,7 @@ def test_without_a_home_to_write_to_it_is_built_elsewhere(
     else:
         monkeypatch.delenv("XDG_CACHE_HOME")
         monkeypatch.setattr(cpp.Path, "home", no_home)
-    loaded = cpp.load(sources, {})
+    loaded = cpp.load(sources)
     assert loaded is not None
     assert loaded.library.answer() == 42
     assert [path.parent.parent.name for path in built(tmp_path)] == ["scratch"]
@@ -92,7 +94,7 @@ def test_without_a_compiler_there_is_none_and_a_reason(
 ) -> None:
     monkeypatch.setattr(cpp.shutil, "which", lambda name: None)
     with caplog.at_level(logging.INFO):
-        assert cpp.load(sources, {}) is None
+        assert cpp.load(sources) is None
     assert "apt install g++" in caplog.text
 
 
@@ -105,7 +107,7 @@ def test_a_compiler_that_fails_is_named(
     monkeypatch.setattr(cpp.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(cpp.subprocess, "run", fail)
     with caplog.at_level(logging.INFO):
-        assert cpp.load(sources, {}) is None
+        assert cpp.load(sources) is None
     assert "/usr/bin/g++ failed: error: unknown processor" in caplog.text
 
 
@@ -113,38 +115,35 @@ def test_it_can_be_switched_off_and_no_other_value_means_anything(
     sources: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DRAFTHOUSE_NATIVE", "0")
-    assert cpp.load(sources, {}) is None
+    assert cpp.load(sources) is None
     for value in ("no", "Sanitized", " 0"):
         monkeypatch.setenv("DRAFTHOUSE_NATIVE", value)
         told = f"NATIVE: '{value}' is none of: 0, 1, sanitized"
         with pytest.raises(ConfigError, match=told) as found:
-            cpp.load(sources, {})
+            cpp.load(sources)
         assert found.value.param == "DRAFTHOUSE_NATIVE"
 
 
-class Pair(ctypes.Structure):
-    _fields_ = (("first", ctypes.c_int64), ("second", ctypes.c_int32))
-
-
 @needs_compiler
-def test_a_structure_of_another_size_is_no_native_code(
-    sources: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("place", "names"),
+    [
+        (structures, {"DecoderLayer": "Weights", "Growth": "GrowthRules"}),
+        (structures, dict.fromkeys(["Rows", "RankedDraw", "GrowingModel", "GrowingTree"])),
+        (native, {"DrawShare": None}),
+        (trees, {name: f"_{name}" for name in ("Held", "Merged", "Checked", "Scored")}),
+    ],
+)
+def test_a_structure_has_the_size_in_cpp_that_python_takes_it_for(
+    place: ModuleType, names: dict[str, str | None]
 ) -> None:
-    text = (
-        "#include <cstdint>\nstruct Pair { int64_t first, between; int32_t second; };\n"
-        'extern "C" int64_t struct_size(const char *) { return sizeof(Pair); }\n'
-    )
-    (sources / "answer.cpp").write_text(text, "utf-8")
-    with caplog.at_level(logging.INFO):
-        assert cpp.load(sources, {"Pair": Pair}) is None
-    assert "Pair has 24 bytes in C++ and 16 in Python" in caplog.text
-
-
-@needs_compiler
-def test_all_structures_of_this_package_have_the_size_that_python_takes_them_for() -> None:
-    """Not by the slow way: a structure that the sources do not know would be -1 bytes long."""
-    assert kernels.load() is not None
-    assert trees.is_available()
+    """A field that only one side has would shift all that follow it."""
+    loaded = cpp.load(Path((trees if place is trees else kernels).__file__).parent)
+    assert loaded is not None
+    size_of = loaded.library.struct_size
+    size_of.restype = ctypes.c_int64
+    for there, here in names.items():
+        assert size_of(there.encode()) == ctypes.sizeof(getattr(place, here or there)), there
 
 
 @needs_compiler
@@ -161,7 +160,7 @@ def test_another_version_of_the_compiler_makes_another_build(
         )
         compiler.chmod(0o755)
         monkeypatch.setattr(cpp.shutil, "which", lambda name: str(compiler))
-        loaded = cpp.load(sources, {})
+        loaded = cpp.load(sources)
         assert loaded is not None
         builds.append(loaded.build)
     assert builds[0] == builds[2] != builds[1]
@@ -192,15 +191,15 @@ def test_without_a_compiler_the_library_of_the_most_able_processor_that_fits_is_
     flags = {each.name: each.flags | {"another"} for each in cpp.PROCESSORS}
     for answer, most_able in enumerate(("x86-64", "avx2", "avx512", "avx512bf16", "amx")):
         monkeypatch.setattr(cpp, "cpu_flags", partial(flags.get, most_able))
-        loaded = cpp.load(sources, {})
+        loaded = cpp.load(sources)
         assert loaded is not None
         assert loaded.library.answer() == answer
         assert loaded.build.startswith(f"{most_able}-")
     (sources / "answer.h").write_text("enum { ANSWER = 5 };\n", "utf-8")
-    assert cpp.load(sources, {}) is None, "it is of other sources"
+    assert cpp.load(sources) is None, "it is of other sources"
     (sources / "answer.h").write_text(_BY_PROCESSOR, "utf-8")
     monkeypatch.setattr(cpp, "cpu_flags", lambda: frozenset({"asimd"}))
-    assert cpp.load(sources, {}) is None, "it is for other processors"
+    assert cpp.load(sources) is None, "it is for other processors"
 
 
 def test_compiling_ahead_needs_nothing_that_must_be_installed() -> None:

@@ -55,7 +55,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
 
 @cache
 def _functions() -> dict[str, Callable[..., Any]] | None:
-    native = cpp.load(Path(__file__).parent, {})
+    native = cpp.load(Path(__file__).parent)
     if native is None:
         return None
     # Calls of a few microseconds: to give the interpreter away for them is to wait for it.

@@ -334,7 +334,7 @@ extern "C" int64_t grow_trees(const GrowingModel *model, const Growth *growth, G
     return passes;
 }
 
-/* In bytes, -1 = unknown; cpp.py compares it with what Python takes it for. */
+/* In bytes, -1 = unknown; a test compares it with the size in Python. */
 extern "C" int64_t struct_size(const char *name) {
 #define SIZE_OF(type) \
     if (!strcmp(name, #type)) return sizeof(type)

@@ -17,7 +17,6 @@ from pathlib import Path
 import torch
 
 from cluster import cpp
-from cluster.engine.cpu.structures import STRUCTURES
 from cluster.engine.device import zeros_in_huge_pages
 from cluster.engine.draw.native import DrawKernels, Signatures, declare
 from cluster.engine.types import LayerSpec
@@ -267,7 +266,7 @@ class RowPointers:
 @cache
 def load() -> Kernels | None:
     """The kernels for this machine; None where they cannot be built, see `cpp.load`."""
-    native = cpp.load(Path(__file__).parent, STRUCTURES)
+    native = cpp.load(Path(__file__).parent)
     if native is None:
         return None
     kernels = Kernels(native.library, native.build, native.sources)

@@ -1,14 +1,13 @@
 """The structures that native calls take, as ctypes has them, beside their names in the C++ sources.
 
-Their sizes are compared when the library is loaded (`cluster.cpp`): a field that only one side has
-would shift all that follow it.
+A field that only one side has would shift all that follow it; a test compares their sizes.
 """
 
 from __future__ import annotations
 
 import ctypes
 
-from cluster.engine.draw.native import DrawShare, RankedDraw
+from cluster.engine.draw.native import RankedDraw
 
 _PRODUCT_NAMES = ("qkv", "out", "gate_up", "down")
 _POINTER, _INT64, _INT32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
@@ -91,14 +90,3 @@ class GrowingTree(ctypes.Structure):
         *((name, _POINTER) for name in ("expanded", "num_children", "children", "survivals")),
         *((name, _POINTER) for name in ("token_ids", "scores")),
     )
-
-
-STRUCTURES: dict[str, type[ctypes.Structure]] = {
-    "DecoderLayer": Weights,
-    "Rows": Rows,
-    "RankedDraw": RankedDraw,
-    "DrawShare": DrawShare,
-    "GrowingModel": GrowingModel,
-    "Growth": GrowthRules,
-    "GrowingTree": GrowingTree,
-}

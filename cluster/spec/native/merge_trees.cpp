@@ -146,7 +146,7 @@ extern "C" void merge_trees(const Held *held, const Merged *out) {
     out->merged_starts[held->num_groups] = num_merged;
 }
 
-/* Returns a size in bytes, -1 = unknown; cpp.py compares it with the size in Python. */
+/* In bytes, -1 = unknown; a test compares it with the size in Python. */
 extern "C" int64_t struct_size(const char *name) {
     if (!strcmp(name, "Held")) return sizeof(Held);
     if (!strcmp(name, "Merged")) return sizeof(Merged);

@@ -77,8 +77,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
 
 @cache
 def _functions() -> dict[str, Callable[..., Any]] | None:
-    structures = {"Held": _Held, "Merged": _Merged, "Checked": _Checked, "Scored": _Scored}
-    native = cpp.load(Path(__file__).parent, structures)
+    native = cpp.load(Path(__file__).parent)
     if native is None:
         return None
     # Calls of a few microseconds: to give the interpreter away for them is to wait for it.

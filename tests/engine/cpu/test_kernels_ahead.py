@@ -10,7 +10,6 @@ import torch
 
 from cluster import cpp
 from cluster.engine.cpu.kernels import Kernels
-from cluster.engine.cpu.structures import STRUCTURES
 from tests.support.compiled import CPU, ahead
 from tests.support.engine.products import check_products
 
@@ -29,7 +28,7 @@ def kernels() -> Kernels:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(cpp, "cpu_flags", lambda: _LEAST.flags)
         patched.setattr(cpp.shutil, "which", lambda name: None)
-        loaded = cpp.load(folder, STRUCTURES)
+        loaded = cpp.load(folder)
     assert loaded is not None
     assert loaded.build.startswith("avx2-")
     return Kernels(loaded.library, loaded.build)
