@@ -46,18 +46,6 @@ def learned_file(config: Config, target: WorkerDescription, version: str, whose:
     return cache_folder() / "learned" / f"{digest.hexdigest()[:_NUM_DIGEST_CHARS]}.json"
 
 
-def read(path: Path) -> Mapping[str, Any] | None:
-    """The record in a file; None where there is none that can be read."""
-    try:
-        found = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        log.warning("what was learned before cannot be read from %s: %s", path, error)
-        return None
-    return found if isinstance(found, dict) else None
-
-
 def write(path: Path, state: Mapping[str, Any]) -> None:
     """Replace the record; a disk that cannot be written costs a warning, no more."""
     try:
@@ -89,11 +77,11 @@ def keep(
     if not settings.keep_learned or settings.budget != "adaptive":
         return None
     path = learned_file(config, target, importlib.metadata.version("drafthouse"), whose)
-    state = read(path)
     try:
-        if state is not None:
-            part.restore_learned(state)
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        part.restore_learned(json.loads(path.read_text("utf-8")))
+    except FileNotFoundError:
+        log.debug("nothing was learned before")
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         log.warning("what was learned before is of another form, and left aside: %s", error)
     return asyncio.create_task(write_forever(path, part.export_learned))
 
