@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from deployments.openai_client import Token
 
@@ -38,17 +38,15 @@ def legend(names: Sequence[str], *, in_colour: bool) -> str:
     )
 
 
-def _pieces(data: bytes, tokens: Sequence[Token]) -> list[tuple[str, bytes]]:
-    """`data` cut at the ends of tokens, with the drafter of each piece, "" for the target."""
-    pieces: list[tuple[str, bytes]] = []
+def _pieces(data: bytes, tokens: Sequence[Token]) -> Iterator[tuple[str, bytes]]:
+    """Yield `data` cut at the ends of tokens, with the drafter of each piece, "" for the target."""
     position = 0
     for token in tokens:
         end = _end_of(token.data, data, position)
         if end is not None:
-            pieces.append((token.owner, data[position:end]))
+            yield token.owner, data[position:end]
             position = end
-    pieces.append(("", data[position:]))
-    return pieces
+    yield "", data[position:]
 
 
 def _end_of(token: bytes, data: bytes, position: int) -> int | None:

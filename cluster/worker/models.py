@@ -14,7 +14,7 @@ from cluster.draft.options import HEAD_KINDS
 from cluster.errors import ConfigError
 from cluster.messages import WorkerDescription
 from cluster.models.resolve import resolve, resolve_head
-from cluster.models.weights import check_finite
+from cluster.models.weights import check_finite, stored_bytes
 
 
 def parts_of(config: Config, name: str) -> dict[str, DrafterConfig]:
@@ -55,7 +55,7 @@ def check_models(
             own = parts[path.split(".")[1]].options.get("engine")
             if own is None:
                 engine = EngineConfig()
-                needed = sum(each.stat().st_size for each in folder.glob("*.safetensors"))
+                needed = stored_bytes(folder)
             else:
                 engine = parse(EngineConfig, own)
                 sizes = planned(folder, describe(folder, engine), engine, is_here=True)
