@@ -9,6 +9,7 @@ from cluster.config.schema import Config, EngineConfig
 from cluster.draft.options import HEAD_KINDS
 from cluster.models.names import source_of
 from cluster.models.resolve import find, published
+from cluster.models.weights import stored_bytes
 from cluster.records import frozen
 from deployments.configured_models import engines
 from deployments.gpus import Gpus, of_rank
@@ -83,24 +84,22 @@ def memory_plan(
         process = TARGET_PROCESS if not name or name in config.hosted else f"drafter-{name}"
         on = None if engine.device == "cpu" else gpus
         sizes = found[path].sizes
-        weights = sizes.weights if on is None else sizes.rank_weights
-        taken = sum(part.num_bytes for part in parts if part.process == process)
-        cache = sizes.kv_cache
-        if on is not None:
+        if on is None:
+            weights, cache, states = sizes.weights, sizes.kv_cache, sizes.states
+            working = sizes.steps
+        else:
+            taken = sum(part.num_bytes for part in parts if part.process == process)
+            weights, states, working = sizes.rank_weights, 0, sizes.beside  # with the states
             cache = _on_gpu(engine, found[path], on, of_rank(config, path), taken)
-        if on is not None and on.memory and not cache:
-            too_large.append(path)
-        own = [MemoryShare(process, path, "weights", weights)]
-        own += [MemoryShare(process, path, "kv_cache", cache)] if cache else []
-        if on is None and sizes.states:  # on GPUs what steps take has them
-            own.append(MemoryShare(process, path, "states", sizes.states))
+            if on.memory and not cache:
+                too_large.append(path)
+        own = {"weights": weights, "kv_cache": cache, "states": states}
+        memory = sum(own.values())
+        if process not in {part.process for part in parts if part.what == "working"}:
+            own["working"] = working
         if base and process != TARGET_PROCESS:
             parts.append(MemoryShare(process, "", "base", base))
-        if process not in {part.process for part in parts if part.what == "working"}:
-            working = sizes.steps if on is None else sizes.beside
-            own.append(MemoryShare(process, path, "working", working))
-        parts += own
-        memory = sum(part.num_bytes for part in own if part.what != "working")
+        parts += [MemoryShare(process, path, what, each) for what, each in own.items() if each]
         architecture, read = found[path].described.architecture, int(weights * sizes.active)
         models.append(Sized(name, path, architecture, sizes.num_parameters, weights, read, memory))
     parts += _heads(config)
@@ -146,8 +145,8 @@ def _heads(config: Config) -> Iterator[MemoryShare]:
         drafter = config.drafters[name]
         folder = Path(str(drafter.options.get("model", "")))
         if drafter.kind in HEAD_KINDS and drafter.options.get("model") and folder.is_dir():
-            num_bytes = sum(each.stat().st_size for each in folder.glob("*.safetensors"))
-            yield MemoryShare(TARGET_PROCESS, f"drafters.{name}", "weights", num_bytes)
+            weights = stored_bytes(folder)
+            yield MemoryShare(TARGET_PROCESS, f"drafters.{name}", "weights", weights)
 
 
 # Rules of thumb for draft models, as warnings: none of them is a law, and a measurement stands
