@@ -7,7 +7,6 @@ mirror runs on a timer of its own and costs no token anything.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,9 +15,8 @@ from ray.util import metrics as ray_metrics
 
 from cluster.metrics.recorder import Recorder
 
-log = logging.getLogger(__name__)
-
-Labels = tuple[tuple[str, str], ...]
+# The name and the labels of a sample.
+Series = tuple[str, tuple[tuple[str, str], ...]]
 
 _PERIOD_S = 2.0
 
@@ -35,9 +33,9 @@ class Exporter:
         """refresh: called on the event loop before each copy, to bring gauges up to date."""
         self._recorder = recorder
         self._refresh = refresh
-        self._series: dict[str, Any] = {}
-        self._exported: dict[tuple[str, Labels], float] = {}
-        self._gauges: dict[tuple[str, Labels], Any] = {}
+        self._metrics: dict[str, Any] = {}  # Ray's, by name
+        self._counted: dict[Series, float] = {}
+        self._gauges: set[Series] = set()
 
     async def run_forever(self) -> None:
         """Copy every value again and again."""
@@ -48,37 +46,28 @@ class Exporter:
             await asyncio.to_thread(self._export)
 
     def _export(self) -> None:
-        gone = set(self._gauges)
+        gauges: set[Series] = set()
         for family in self._recorder.collect():
             for sample in family.samples:
                 # Ray's names have no colon, and its own vLLM's are told likewise.
-                name, labels = sample.name.replace(":", "_"), dict(sample.labels)
-                gone.discard((name, _key(labels)))
-                self._export_sample(family, name, labels, sample.value)
-        for name, tags in gone:
+                name, tags = sample.name.replace(":", "_"), dict(sample.labels)
+                series = name, tuple(sorted(tags.items()))
+                if family.type != "counter":
+                    self._metric(ray_metrics.Gauge, name, family, tags).set(sample.value, tags=tags)
+                    gauges.add(series)
+                    continue
+                increment = sample.value - self._counted.get(series, 0.0)
+                self._counted[series] = sample.value
+                if increment > 0:
+                    # Ray appends `_total` to counters itself.
+                    name = name.removesuffix("_total")
+                    self._metric(ray_metrics.Counter, name, family, tags).inc(increment, tags=tags)
+        for name, labels in self._gauges - gauges:
             # Ray's agent would repeat the last value of what is no more, for ever.
-            self._gauges.pop((name, tags)).set(0.0, tags=dict(tags))
+            self._metrics[name].set(0.0, tags=dict(labels))
+        self._gauges = gauges
 
-    def _export_sample(self, family: Family, name: str, tags: dict[str, str], value: float) -> None:
-        if family.type != "counter":
-            gauge = self._get(family, name, ray_metrics.Gauge, tuple(tags))
-            gauge.set(value, tags=tags)
-            self._gauges[name, _key(tags)] = gauge
-            return
-        key = (name, _key(tags))
-        increment = value - self._exported.get(key, 0.0)
-        self._exported[key] = value
-        if increment > 0:
-            # Ray appends `_total` to counters itself.
-            name = name.removesuffix("_total")
-            counter = self._get(family, name, ray_metrics.Counter, tuple(tags))
-            counter.inc(increment, tags=tags)
-
-    def _get(self, family: Family, name: str, kind: Any, tag_keys: tuple[str, ...]) -> Any:
-        if name not in self._series:
-            self._series[name] = kind(name, description=family.documentation, tag_keys=tag_keys)
-        return self._series[name]
-
-
-def _key(labels: Mapping[str, str]) -> Labels:
-    return tuple(sorted(labels.items()))
+    def _metric(self, kind: Any, name: str, family: Family, tags: Mapping[str, str]) -> Any:
+        if name not in self._metrics:
+            self._metrics[name] = kind(name, description=family.documentation, tag_keys=tuple(tags))
+        return self._metrics[name]
