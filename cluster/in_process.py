@@ -32,7 +32,7 @@ class InProcessCluster:
         """Load the drafters and start everything.  engine: the target's, already loaded."""
         self._drafters = {name: build_drafter(config, name) for name in config.pool}
         self._target = build_target(engine, config)
-        self._config, self._engine = config, engine
+        self._config = config
         self._serving: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
@@ -65,7 +65,6 @@ class InProcessCluster:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-        self._engine.close()
 
     async def _start(self, config: Config) -> tuple[Coordinator, asyncio.Task[None]]:
         """Returns the coordinator and the task that runs while it leads the target."""

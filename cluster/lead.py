@@ -24,10 +24,10 @@ from cluster.rpc.server import (
     LOG_FORMAT,
     add_options,
     exit_code,
-    run_until_signal,
     serve_coordinator,
 )
 from cluster.rpc.trust import trust_of
+from cluster.worker.cli import serve_until_signal
 from cluster.worker.priority import lower_priority
 
 
@@ -77,14 +77,7 @@ async def _lead(
     for each in joined:
         each.start()
     try:
-        server = await serve_coordinator(
-            coordinator,
-            arguments.host,
-            arguments.port,
-            max_frame_bytes=config.coordinator.max_frame_bytes,
-            trust=trust,
-        )
-        await run_until_signal(server, "coordinator")
+        await serve_until_signal(coordinator, serve_coordinator, "coordinator", config, arguments)
     finally:
         for each in joined:
             await each.stop()

@@ -33,23 +33,11 @@ class RankActor:
     async def follow(self, config: Config, rank: int, address: str, gpus: GpusOfRanks) -> None:
         """Join the group at rank 0's `address`, load, and follow; returns when it is over."""
         configure_logging(config.log_format)
-        await asyncio.to_thread(_follow, config, rank, address, gpus)
+        index = show_gpus(gpus, rank, os.environ)  # before torch looks for GPUs
+        await asyncio.to_thread(follow_target, config, rank, address, index)
 
     async def where(self) -> dict[str, Any]:
         return where()
-
-
-def _follow(config: Config, rank: int, address: str, gpus: GpusOfRanks) -> None:
-    # Before torch looks for GPUs.
-    index = show_gpus(gpus, rank, os.environ)
-    stay_on_this_node()
-    follow_target(config, rank, address, index)
-
-
-def stay_on_this_node() -> None:
-    """Let the group's ranks, all on one node, talk over loopback: none of them asks who calls."""
-    for library in ("GLOO", "NCCL"):
-        os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
 
 
 def show_gpus(gpus: GpusOfRanks, rank: int, environment: MutableMapping[str, str]) -> int | None:
@@ -59,6 +47,9 @@ def show_gpus(gpus: GpusOfRanks, rank: int, environment: MutableMapping[str, str
     each other's GPUs, and memory that they share needs it.  None = by rank, for ranks that reserve
     no GPU and see all.
     """
+    # All on one node, they talk over loopback: none of them asks who calls.
+    for library in ("GLOO", "NCCL"):
+        environment.setdefault(f"{library}_SOCKET_IFNAME", "lo")
     if not all(gpus):
         return None
     visible = list(dict.fromkeys(each for own in gpus for each in own))
@@ -74,28 +65,24 @@ async def unless_over(work: Awaitable[T], ranks: Sequence[Future[Any]]) -> T:
     task = asyncio.ensure_future(work)
     others = [asyncio.wrap_future(each) for each in ranks]
     for each in others:
-        # They may end much later; then `check_all` says why.
+        # They may end much later, when nobody asks.
         each.add_done_callback(lambda over: over.cancelled() or over.exception())
-    await asyncio.wait([task, *others], return_when=FIRST_COMPLETED)
-    if not task.done():
-        check_all(ranks)
-    return await task
+    try:
+        await asyncio.wait([task, *others], return_when=FIRST_COMPLETED)
+        for rank, following in enumerate(ranks, start=1):
+            if following.done() and not task.done():
+                lines = str(following.exception() or "").strip().splitlines()
+                reason = f": {lines[-1]}" if lines else ""
+                raise WorkerError(
+                    f"rank {rank} of the target has ended{reason}; the replica must be replaced"
+                )
+        return await task
+    finally:
+        task.cancel()
 
 
-def check_all(ranks: Sequence[Future[Any]]) -> None:
-    """Raise WorkerError when a rank has ended."""
-    for rank, following in enumerate(ranks, start=1):
-        if following.done():
-            error = following.exception()
-            lines = str(error).strip().splitlines() if error else []
-            reason = f": {lines[-1]}" if lines else ""
-            raise WorkerError(
-                f"rank {rank} of the target has ended{reason}; the replica must be replaced"
-            )
-
-
-async def silent_for(silence_s: float, ask: Callable[[], Awaitable[Any]]) -> None:
-    """Return when nobody has answered `ask` for so long.
+async def hear(rank: int, ask: Callable[[], Awaitable[Any]], silence_s: float) -> None:
+    """Raise WorkerError when a rank has not answered `ask` for so long.
 
     Looks are counted, not time: who was stopped itself has heard nobody meanwhile."""
     num_missed, answer = 0, asyncio.ensure_future(ask())
@@ -106,6 +93,7 @@ async def silent_for(silence_s: float, ask: Callable[[], Awaitable[Any]]) -> Non
             num_missed = num_missed if answer.exception() else 0
             answer = asyncio.ensure_future(ask())
     answer.cancel()
+    raise WorkerError(f"rank {rank} of the target has said nothing for {silence_s:g} s")
 
 
 class FollowerRanks:
@@ -142,18 +130,13 @@ class FollowerRanks:
             .remote()
         )
 
-    async def until_lost(self, silence_s: float) -> str:
-        """Wait until a rank has ended, or has said nothing for so long; returns the reason."""
-        silences = [
-            asyncio.create_task(silent_for(silence_s, actor.where.remote), name=f"rank {rank}")
+    async def watch(self, silence_s: float) -> None:
+        """Raise WorkerError when a rank has ended, or has said nothing for so long."""
+        heard = (
+            hear(rank, actor.where.remote, silence_s)
             for rank, actor in enumerate(self._actors, start=1)
-        ]
-        try:
-            await unless_over(asyncio.wait(silences, return_when=FIRST_COMPLETED), self.following)
-        except WorkerError as error:
-            return error.message
-        (silent, *_) = (each.get_name() for each in silences if each.done())
-        return f"{silent} of the target has said nothing for {silence_s:g} s"
+        )
+        await unless_over(asyncio.gather(*heard), self.following)
 
     async def where(self) -> list[dict[str, Any]]:
         """Node and devices of ranks 1 and up."""

@@ -6,17 +6,16 @@ import asyncio
 import logging
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cluster.config.live import changed
 from cluster.config.schema import Config
 from cluster.errors import ConfigError, WorkerError
 from cluster.rpc.server import serve_target
-from cluster.worker.build import build_target, load_target
-from cluster.worker.priority import freeze_gc, shorten_switch_interval
+from cluster.worker.build import load_target
 from deployments import learned
 from deployments.exporter import Exporter
-from deployments.ranks import FollowerRanks, GpusOfRanks, show_gpus, stay_on_this_node, unless_over
+from deployments.ranks import FollowerRanks, show_gpus, unless_over
 from deployments.replica import (
     WorkerReplica,
     configure_logging,
@@ -24,10 +23,6 @@ from deployments.replica import (
     told_at_start,
     where,
 )
-
-if TYPE_CHECKING:
-    from cluster.engine.engine import Engine
-
 
 log = logging.getLogger(__name__)
 
@@ -40,26 +35,22 @@ class TargetDeployment(WorkerReplica):
         self._config = config
         self._changing = asyncio.Lock()
         self._ranks = FollowerRanks(config)
-        # Loading takes from seconds to minutes, measuring some seconds, and Serve asks for
-        # the state meanwhile.
         gpus = await self._ranks.begin()
         config = _with_told_drafters(config)
-        loading = asyncio.to_thread(_load, config, self._ranks.address, gpus)
-        self._engine = await unless_over(loading, self._ranks.following)
-        self._worker = await asyncio.to_thread(
-            build_target, self._engine, config, process_id("target")
+        index = show_gpus(gpus, 0, os.environ)  # before torch looks for GPUs
+        # Loading takes from seconds to minutes, measuring some seconds, and Serve asks for
+        # the state meanwhile.
+        loading = asyncio.to_thread(
+            load_target, config, self._ranks.address, index, process_id("target")
         )
-        freeze_gc()
-        if config.residents:
-            shorten_switch_interval()
+        self._worker = await unless_over(loading, self._ranks.following)
         described = self._worker.describe()
         self._keeping = learned.keep(self._config, described, "target", self._worker)
         self._worker.start()
         exporter = Exporter(self._worker.recorder)
         self._exporting = asyncio.create_task(exporter.run_forever())
-        if config.target.engine.tensor_parallel > 1:
-            self._watching = asyncio.create_task(self._end_with_ranks())
         await self._listen(config, serve_target, self._worker, self._worker.statistics)
+        self._watching = asyncio.create_task(self._end_with_ranks())
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Serve calls it after the constructor and when the file's user_config has changed.
@@ -71,7 +62,7 @@ class TargetDeployment(WorkerReplica):
 
     async def check_health(self) -> None:
         """Raises when the engine is lost: Serve then replaces the replica."""
-        if not self._worker.healthy:
+        if not self._worker.is_healthy:
             raise WorkerError("the engine is lost; the replica must be replaced")
 
     async def _end_with_ranks(self) -> None:
@@ -79,11 +70,11 @@ class TargetDeployment(WorkerReplica):
 
         The engine may be in a collective that waits for it, which nothing else ends soon; this way
         the texts go on elsewhere and Serve starts a successor at once."""
-        log.critical(
-            "%s; this process ends",
-            await self._ranks.until_lost(self._config.coordinator.target_silence_s),
-        )
-        os._exit(1)
+        try:
+            await self._ranks.watch(self._config.coordinator.target_silence_s)
+        except WorkerError as error:
+            log.critical("%s; this process ends", error.message)
+            os._exit(1)
 
     async def placement(self) -> dict[str, Any]:
         """Node and devices of every rank, rank 0 first."""
@@ -93,11 +84,9 @@ class TargetDeployment(WorkerReplica):
         try:
             if hasattr(self, "_watching"):
                 self._watching.cancel()  # its ranks end now
-            if hasattr(self, "_server"):
                 await learned.end(self._keeping)
                 await self._stop_listening()
                 await asyncio.to_thread(self._worker.stop)
-                await asyncio.to_thread(self._engine.close)
         finally:
             if hasattr(self, "_ranks"):
                 self._ranks.stop()
@@ -110,11 +99,3 @@ def _with_told_drafters(config: Config) -> Config:
         return replace(config, drafters=changed(config, told_at_start()).drafters)
     except ConfigError:
         return config  # `reconfigure`, which follows, says why
-
-
-def _load(config: Config, address: str, gpus: GpusOfRanks) -> Engine:
-    if config.target.engine.tensor_parallel == 1:
-        return load_target(config, address)
-    index = show_gpus(gpus, 0, os.environ)  # before torch looks for GPUs
-    stay_on_this_node()
-    return load_target(config, address, index)

@@ -87,7 +87,7 @@ def build(engine: NullEngine, verifier: Verifier, budget: str, forward_s: float)
 
 async def _serve(worker: TargetWorker) -> None:
     server = await serve_target(worker, "127.0.0.1", 0)
-    await run_until_signal(server, "target", lambda: worker.healthy)
+    await run_until_signal(server, "target", lambda: worker.is_healthy)
 
 
 def main() -> int:

@@ -62,6 +62,7 @@ def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetW
         description,
         Controller(config.coordinator, parts.profile, parts.draft_times, scores),
         residents,
+        close=engine.close,
     )
     worker.streams.announce(AdapterList(engine.adapters.references))
     worker.reconfigure = Swaps(parts, config, worker).reconfigure
@@ -113,12 +114,21 @@ def build_drafter(
 
 
 def load_target(
-    config: Config, leader: str, local_rank: int | None = None, rank: int = 0
-) -> Engine:
-    """Load the target, or one rank of it, in a process of its own.
+    config: Config, leader: str, local_rank: int | None = None, worker_id: str = ""
+) -> TargetWorker:
+    """Return the target's worker, not yet started, in a process of its own: rank 0, or all of it.
 
     leader: host:port at which its ranks gather.  local_rank: as for `init_rank`.
     """
+    worker = build_target(load_rank(config, 0, leader, local_rank), config, worker_id)
+    if config.residents:
+        shorten_switch_interval()
+    freeze_gc()
+    return worker
+
+
+def load_rank(config: Config, rank: int, leader: str, local_rank: int | None = None) -> Engine:
+    """Load one rank of the target; arguments as above."""
     with importing():
         from cluster.engine.cpu.threads import configure_threads
         from cluster.engine.loading.room import await_room
@@ -137,7 +147,7 @@ def load_target(
 def follow_target(config: Config, rank: int, leader: str, local_rank: int | None = None) -> None:
     """Run one more rank of a target until rank 0 closes its engine; arguments as above."""
     try:
-        load_target(config, leader, local_rank, rank).follow()
+        load_rank(config, rank, leader, local_rank).follow()
     finally:
         from cluster.engine.parallel import leave_group
 

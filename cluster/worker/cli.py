@@ -34,9 +34,10 @@ from cluster.rpc.server import (
     serve_target,
 )
 from cluster.rpc.trust import trust_of
-from cluster.worker.build import build_target, follow_target, load_drafter, load_target
-from cluster.worker.priority import freeze_gc, shorten_switch_interval
+from cluster.worker.build import follow_target, load_drafter, load_target
 
+# Of `cluster.rpc.server`, for one kind of part.
+Serve = Callable[..., Awaitable[RunningServer]]
 _RANK_GRACE_S = 10.0
 
 
@@ -69,53 +70,60 @@ def _parser() -> argparse.ArgumentParser:
 async def _target(config: Config, arguments: argparse.Namespace) -> None:
     leader = f"127.0.0.1:{free_port()}"
     with _ranks(config, leader, arguments.log_level) as ranks:
-        engine = await asyncio.to_thread(load_target, config, leader)
-        worker = build_target(engine, config)
-        if config.residents:
-            shorten_switch_interval()
-        freeze_gc()
-        try:
-            await _serve(
-                worker,
-                serve_target,
-                "target",
-                lambda: worker.healthy and all(rank.is_alive() for rank in ranks),
-                config,
-                arguments,
-            )
-        finally:
-            engine.close()
+        worker = await asyncio.to_thread(load_target, config, leader)
+        await _serve(worker, serve_target, "target", config, arguments, ranks)
 
 
 async def _draft(config: Config, arguments: argparse.Namespace) -> None:
     name = arguments.name
     config.check_in_pool(name)
     worker = await asyncio.to_thread(load_drafter, config, name)
-    told = f"drafter {name}"
-    await _serve(worker, serve_drafter, told, lambda: worker.is_healthy, config, arguments)
+    await _serve(worker, serve_drafter, f"drafter {name}", config, arguments)
 
 
 async def _serve(
     worker: Any,
-    serve: Callable[..., Awaitable[RunningServer]],
-    role: str,
-    is_healthy: Callable[[], bool],
+    serve: Serve,
+    title: str,
     config: Config,
     arguments: argparse.Namespace,
+    ranks: Sequence[BaseProcess] = (),
 ) -> None:
-    """Start a worker, serve it until a signal comes, and stop it."""
+    """Start a worker, serve it until a signal comes, and stop it.  ranks: without which it cannot
+    serve."""
     worker.start()
     try:
-        server = await serve(
+        await serve_until_signal(
             worker,
-            arguments.host,
-            arguments.port,
-            max_frame_bytes=config.coordinator.max_frame_bytes,
-            trust=trust_of(config.data_plane, role.partition(" ")[0]),
+            serve,
+            title,
+            config,
+            arguments,
+            lambda: worker.is_healthy and all(rank.is_alive() for rank in ranks),
         )
-        await run_until_signal(server, role, is_healthy)
     finally:
         await asyncio.to_thread(worker.stop)
+
+
+async def serve_until_signal(
+    part: Any,
+    serve: Serve,
+    title: str,
+    config: Config,
+    arguments: argparse.Namespace,
+    is_healthy: Callable[[], bool] = lambda: True,
+) -> None:
+    """Serve a part that was started, where its options say, until a signal comes.
+
+    title: in the line that says where.  Raises as `run_until_signal`."""
+    server = await serve(
+        part,
+        arguments.host,
+        arguments.port,
+        max_frame_bytes=config.coordinator.max_frame_bytes,
+        trust=trust_of(config.data_plane, part.describe().role),
+    )
+    await run_until_signal(server, title, is_healthy)
 
 
 @contextmanager

@@ -54,10 +54,12 @@ class TargetWorker:
         residents: Residents,
         *,
         heartbeat_s: float = HEARTBEAT_S,
+        close: Callable[[], object] = lambda: None,
     ) -> None:
+        """close: ends the engine, once the engine thread has."""
         self._description = description
         self._controller = controller
-        self._heartbeat_s = heartbeat_s
+        self._heartbeat_s, self._close = heartbeat_s, close
         loop = StepLoop(verifier, residents, controller, description)
         self._loop, self._mailbox, self._texts = loop, loop.mailbox, loop.texts
         self.streams, self.recorder = loop.streams, loop.recorder
@@ -68,10 +70,11 @@ class TargetWorker:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the engine thread after the step it is in.  Open links get no more answers."""
+        """End the engine thread after its step, and then the engine.  Open links hear no more."""
         self._mailbox.close()
         if self._thread.is_alive():
             self._thread.join()
+        self._close()
 
     def use(self, settings: CoordinatorConfig) -> None:
         """Plan the next steps by these settings; may be called from any thread."""
@@ -103,7 +106,7 @@ class TargetWorker:
         }
 
     @property
-    def healthy(self) -> bool:
+    def is_healthy(self) -> bool:
         """False when the engine cannot be used any more; then this process must be replaced."""
         return self._texts.broken is None and self._thread.is_alive()
 

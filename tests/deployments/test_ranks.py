@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cluster.errors import WorkerError
-from deployments.ranks import check_all, show_gpus, silent_for, unless_over
+from deployments.ranks import hear, show_gpus, unless_over
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_every_rank_sees_all_gpus_of_the_group_in_the_same_order(
 def test_ranks_that_reserve_no_gpu_see_what_they_saw() -> None:
     environment = {"CUDA_VISIBLE_DEVICES": "2,3"}
     assert show_gpus(((), ()), 1, environment) is None
-    assert environment == {"CUDA_VISIBLE_DEVICES": "2,3"}
+    assert environment["CUDA_VISIBLE_DEVICES"] == "2,3"
 
 
 def test_a_rank_that_ends_while_the_others_load_is_noticed_at_once_with_its_reason() -> None:
@@ -57,7 +57,8 @@ async def test_a_rank_that_answers_nothing_is_noticed_and_one_that_answers_late_
         asked.append(next(answers))
         return asked[-1]
 
-    await silent_for(0.2, ask)
+    with pytest.raises(WorkerError, match=r"rank 2 of the target has said nothing for 0\.2 s"):
+        await hear(2, ask, 0.2)
     assert len(asked) == 3
 
 
@@ -68,7 +69,6 @@ def test_what_loads_is_given_while_the_ranks_live() -> None:
         return "loaded"
 
     assert asyncio.run(unless_over(load(), ranks)) == "loaded"
-    check_all(ranks)
     ranks[0].set_result(None)
     with pytest.raises(WorkerError, match="rank 1 of the target has ended; the replica"):
-        check_all(ranks)
+        asyncio.run(unless_over(asyncio.Event().wait(), ranks))

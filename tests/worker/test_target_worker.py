@@ -106,7 +106,7 @@ async def test_a_broken_engine_ends_every_link_and_reports_unhealthy(
     for serving in built.serving:
         with pytest.raises(WorkerError):
             await asyncio.wait_for(serving, 20)
-    assert not built.worker.healthy
+    assert not built.worker.is_healthy
     with pytest.raises(WorkerError):
         await built.worker.serve(idle.link)
 
@@ -126,7 +126,7 @@ async def test_an_engine_thread_that_ends_ends_every_link() -> None:
         await peer.open(opened())
         with pytest.raises(WorkerError, match="engine thread ended: SystemExit"):
             await asyncio.wait_for(built.serving[0], 20)
-        assert not built.worker.healthy
+        assert not built.worker.is_healthy
         learned = asyncio.ensure_future(built.worker.export_learned())
         await asyncio.wait({learned}, timeout=20)
         assert learned.cancelled()  # and nobody waits for ever
@@ -135,7 +135,7 @@ async def test_an_engine_thread_that_ends_ends_every_link() -> None:
 async def test_stopping_ends_the_thread(built: Stage) -> None:
     assert await built.connect().written(opened()) == [plain()]
     await asyncio.to_thread(built.worker.stop)
-    assert not built.worker.healthy
+    assert not built.worker.is_healthy
 
 
 async def test_a_heartbeat_names_the_texts_that_are_here_while_a_step_lasts(
@@ -206,7 +206,7 @@ async def test_texts_of_a_coordinator_that_falls_silent_are_freed(engine: GatedE
         await peer.open(opened(params=replace(GREEDY, max_tokens=3000)))
         await asyncio.wait_for(built.serving[0], 20)
         await freed(built, engine)
-        assert built.worker.healthy
+        assert built.worker.is_healthy
 
 
 class BlockingOracle(GreedyOracle):

@@ -88,4 +88,4 @@ def test_a_target_waits_before_it_is_loaded(
     monkeypatch.setattr(threads, "configure_threads", lambda _: None)
     monkeypatch.setattr(host, "load_target_engine", None)
     with pytest.raises(Waited):
-        build.load_target(Config(target=TargetConfig(engine=config)), "")
+        build.load_rank(Config(target=TargetConfig(engine=config)), 0, "")
