@@ -82,7 +82,7 @@ def _decode_step(message: pb.DraftStep) -> DraftStep:
     return step
 
 
-_EARLY_STOPPING: Codec[EarlyStopping] = enum_codec(
+EARLY_STOPPING: Codec[EarlyStopping] = enum_codec(
     EarlyStopping,
     pb.EarlyStopping,
     "early_stopping",
@@ -92,7 +92,7 @@ _EARLY_STOPPING: Codec[EarlyStopping] = enum_codec(
         "never": pb.EARLY_STOPPING_NEVER,
     },
 )
-_LAW: Codec[Law] = enum_codec(
+LAW: Codec[Law] = enum_codec(
     Law,
     pb.AcceptanceLaw,
     "law",
@@ -121,11 +121,11 @@ _DRAFTERS: Codec[tuple[str, ...]] = Codec(
     lambda names: pb.DrafterNames(names=names),
     lambda message: tuple(message.names),
 )
-BEAM_SPEC = record_codec(BeamSpec, pb.BeamSearch, [_EARLY_STOPPING])
+BEAM_SPEC = record_codec(BeamSpec, pb.BeamSearch, [EARLY_STOPPING])
 PARAMS = record_codec(
     SamplingParams,
     pb.SamplingParams,
-    [BEAM_SPEC, _LAW],
+    [BEAM_SPEC, LAW],
     names={"beams": "beam_search"},
     by_hand={
         "logit_bias": ByHand(
@@ -143,7 +143,7 @@ PARTS: Sequence[Codec[Any]] = (
     FINISH,
     LOGPROBS,
     _DRAFTERS,
-    _LAW,
+    LAW,
     PARAMS,
     BEAM_SPEC,
     _STEP.read_by(_decode_step),

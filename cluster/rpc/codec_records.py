@@ -131,9 +131,7 @@ def enum_codec(kind: Any, wire: Any, field: str, values: Mapping[V, int]) -> Cod
 
     def decode(number: int) -> V:
         if number not in of_wire:
-            raise ProtocolError(
-                f"{field} is {number}, which this version does not know", param=field
-            )
+            raise ProtocolError(f"{field} is {number}, which this version does not know")
         return of_wire[number]
 
     return Codec(kind, wire.DESCRIPTOR.full_name, values.__getitem__, decode)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import field, fields, replace
 from itertools import zip_longest
 from typing import Any
 
 from cluster.core import (
+    EMPTY_TOKENS,
     FinishReason,
     Request,
     SpeculationStats,
     TokenArray,
     TokenEvent,
+    TokenLogprob,
 )
 from cluster.records import record
-from cluster.rpc.generation import ChoiceDelta
+from cluster.requests.fields import DraftStep
 from cluster.spec.statistics import TextStatistics
 from cluster.text.completion import beam_event
 from cluster.text.dialect import Dialect
@@ -28,15 +30,29 @@ from deployments.ingress.ticket import Ticket
 
 
 @record
-class Delta(ChoiceDelta):
-    """New text and tokens of one choice, with what gRPC does not tell.
+class Delta:
+    """New text and tokens of one choice; the last delta has a finish_reason.
 
     token_ids: only tokens that belong to the output.  stop: the stop string that ended the text,
-    with FinishReason.STOP.  kind: what the text is of: text, reasoning, function or custom, which
+    with FinishReason.STOP.  draft_sources: where asked for (`SpeculationOptions`), the drafters of
+    each token.  draft_steps: likewise, those that brought the tokens; draft_steps_dropped: those
+    that were left out so far.  cumulative_logprob: of a beam search's whole text.
+
+    What gRPC does not tell: kind: what the text is of: text, reasoning, function or custom, which
     is called.  call: of the latter two, the piece that has brought the text.
     has_calls: some came, now or before; is_cut: as of `Reading`.
     """
 
+    index: int
+    text: str = ""
+    token_ids: TokenArray = field(default_factory=lambda: EMPTY_TOKENS)
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop: str | None = None
+    draft_sources: tuple[tuple[str, ...], ...] = ()
+    cumulative_logprob: float | None = None
+    draft_steps: tuple[DraftStep, ...] = ()
+    draft_steps_dropped: int = 0
     kind: str = "text"
     call: CallPiece | None = None
     has_calls: bool = False

@@ -7,13 +7,12 @@ import contextlib
 import dataclasses
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 
-from cluster.core import EMPTY_TOKENS, FinishReason, Request, SpeculationStats, TokenArray
+from cluster.core import FinishReason, Request, SpeculationStats, TokenArray
 from cluster.errors import DeadlineError, DrafthouseError
 from cluster.metrics.told import Tokens, ToldRequest
 from cluster.requests.fields import draw_seed
-from cluster.rpc.generation import ResumedChoice
 from cluster.text.dialect import Dialect
 from cluster.text.stream import TextStream
 from cluster.text.tokenizer import Tokenizer
@@ -22,7 +21,7 @@ from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.keys import Use
 from deployments.ingress.logprob_writer import PromptLogprobs, PromptScore
 from deployments.ingress.prompts import max_tokens, prediction_ids, read_prompts, stop_token_ids
-from deployments.ingress.spec import GenerationSpec
+from deployments.ingress.spec import GenerationSpec, Resumed
 from deployments.ingress.ticket import Ticket
 
 # A coordinator answers a cancellation at once, but one that has just died never does.
@@ -129,7 +128,7 @@ class Generation:
         """The speculation statistics of all choices together."""
         return combined([choice.stats for choice in self.choices])
 
-    async def start(self, resumptions: Sequence[ResumedChoice] = ()) -> None:
+    async def start(self) -> None:
         """Tokenise and submit; raises RequestError for prompts that do not fit, before any work."""
         spec, left_s = self.spec, self._left_s()
         if left_s is not None:  # one timer, so that a wait for events costs none
@@ -142,7 +141,6 @@ class Generation:
             self.is_cut.append(is_cut)
         if self._use is not None:
             self._use.take_tokens(self.num_prompt_tokens)
-        resumed = {resumption.index: resumption for resumption in resumptions}
         prediction = await prediction_ids(spec, self.tokenizer, self._max_chars_per_token)
         for number, prompt_ids in enumerate(self.prompt_ids):
             params = dataclasses.replace(
@@ -155,6 +153,7 @@ class Generation:
             )
             for sample in range(spec.num_choices):
                 index = number * spec.num_choices + sample
+                resumed = spec.resumed.get(index, Resumed())
                 request = Request(
                     id=f"{self._wire_id}-{index}",
                     prompt_ids=prompt_ids,
@@ -164,7 +163,7 @@ class Generation:
                     ),
                     task=spec.task,
                     speculation=spec.speculation,
-                    output_ids=resumed[index].token_ids if index in resumed else EMPTY_TOKENS,
+                    output_ids=resumed.token_ids,
                     tenant=spec.tenant,
                     adapter=spec.adapter,
                     timeout_s=self._left_s() or 0.0,
@@ -177,11 +176,11 @@ class Generation:
                             request, spec.prompt_logprobs, self._coordinators, self._news
                         )
                     )
-                self._open(index, request, resumed.get(index))
+                self._open(index, request, is_finished=resumed.is_finished)
         if not self._scores:
             await self._submit()
 
-    def _open(self, index: int, request: Request, resumption: ResumedChoice | None) -> None:
+    def _open(self, index: int, request: Request, *, is_finished: bool) -> None:
         text = TextStream(
             self.tokenizer,
             self.spec.stop,
@@ -193,10 +192,10 @@ class Generation:
             prompt_ids=request.prompt_ids,
         )
         reading = Reading(self.spec.chat, self._dialect, request.prompt_ids)
-        if resumption is not None:
+        if len(request.output_ids):
             # The text was delivered before the stream broke; only the position is needed.
-            reading.push(text.push(resumption.token_ids).text, is_last=False)
-        is_over = resumption is not None and (resumption.is_finished or text.is_finished)
+            reading.push(text.push(request.output_ids).text, is_last=False)
+        is_over = is_finished or text.is_finished
         rank = index % self.spec.num_choices
         self.choices.append(Choice(index, rank, request, text, reading, is_over=is_over))
 

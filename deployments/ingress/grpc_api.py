@@ -9,16 +9,16 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
 from cluster.client.generated import generation_pb2 as pb
+from cluster.core import SpeculationStats
 from cluster.errors import DrafthouseError, NotFoundError, RequestError, TooLargeError
 from cluster.logs import REQUEST_ID
-from cluster.rpc.codec import LOGPROBS
-from cluster.rpc.codec_generation import DELTA, STATS, decode_prompt, decode_request
-from cluster.rpc.codec_records import TOKENS
+from cluster.rpc.codec import LOGPROBS, PARTS
+from cluster.rpc.codec_records import ByHand, record_codec
 from cluster.rpc.status import abort
 from deployments.ingress.body import hidden
 from deployments.ingress.choice import Delta
 from deployments.ingress.generation import Generation
-from deployments.ingress.grpc_request import check_ids, prompt_of, request_name, to_spec
+from deployments.ingress.grpc_request import prompt_of, request_name, to_spec, tokens_of
 from deployments.ingress.ingress import Ingress
 from deployments.ingress.keys import Caller
 from deployments.ingress.prompts import prediction_counts, prediction_idle
@@ -26,6 +26,22 @@ from deployments.ingress.request_scope import SEGMENT
 from deployments.ingress.sampling import check_model
 
 GENERATION = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
+STATS = record_codec(
+    SpeculationStats,
+    pb.SpeculativeDecoding,
+    by_hand={
+        # Clients are not told of the one, and the response itself says the other.
+        "verified_by_drafter": ByHand(("prediction_idle_because",), None, lambda message: {})
+    },
+)
+# Of what chats alone are told nothing is sent.
+_NOT_SENT = ByHand((), None, lambda message: None)
+DELTA = record_codec(
+    Delta,
+    pb.ChoiceDelta,
+    PARTS,
+    by_hand=dict.fromkeys(("kind", "call", "has_calls", "is_cut"), _NOT_SENT),
+)
 
 
 def _answering(kind: Any) -> Callable[[Callable[[Any, Any], Awaitable[Any]]], Any]:
@@ -63,21 +79,19 @@ class GrpcApi:
         caller = self._ingress.caller(sent)
         with self._ingress.counting_refusals():
             message = _message_of(pb.GenerateRequest, body, self._ingress)
-            request = decode_request(message)
             limits = self._ingress.limits_of(caller, sent.get(SEGMENT.lower(), ""))
-            spec = to_spec(request, limits)
-            request_id = request_name(request)
+            spec = to_spec(message, limits)
+            request_id = request_name(message.request_id)
             REQUEST_ID.set(request_id)
             generation = await self._ingress.generate(
                 request_id,
                 spec,
-                request.resume,
                 context.time_remaining(),
                 caller,
                 sent.get("traceparent", ""),
             )
         try:
-            is_over, model = False, request.model or self._ingress.config.model_name
+            is_over, model = False, message.model or self._ingress.config.model_name
             async for deltas in generation.deltas():
                 is_over = generation.is_over
                 yield _response(model, generation, deltas, is_last=is_over)
@@ -105,7 +119,7 @@ class GrpcApi:
     async def Tokenize(self, message: pb.TokenizeRequest) -> pb.TokenizeResponse:
         self._check_named(message.model)
         adds = message.add_special_tokens if message.HasField("add_special_tokens") else True
-        prompt = prompt_of(decode_prompt(message), self._ingress.limits)
+        prompt = prompt_of(message, self._ingress.limits)
         token_ids = await self._ingress.tokenize(prompt, add_special_tokens=adds)
         return pb.TokenizeResponse(
             token_ids=token_ids.tolist(),
@@ -115,10 +129,7 @@ class GrpcApi:
     @_answering(pb.DetokenizeRequest)
     async def Detokenize(self, message: pb.DetokenizeRequest) -> pb.DetokenizeResponse:
         self._check_named(message.model)
-        token_ids = TOKENS.read(message.token_ids)
-        if len(token_ids) == 0:
-            raise RequestError.at("token_ids", "empty; send at least one token")
-        check_ids(token_ids, "token_ids", self._ingress.limits)
+        token_ids = tokens_of(message.token_ids, "token_ids", self._ingress.limits)
         return pb.DetokenizeResponse(text=await self._ingress.detokenize(token_ids))
 
     def _check_named(self, model: str) -> None:

@@ -1,58 +1,56 @@
-"""The request of a gRPC call, by the same rules as the bodies of HTTP."""
+"""The request of a gRPC call, read from its message by the same rules as the bodies of HTTP."""
 
 from __future__ import annotations
 
 import dataclasses
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
-import numpy as np
+from google.protobuf.unknown_fields import UnknownFieldSet
 from pydantic import ConfigDict
 
+from cluster.client.generated import generation_pb2 as pb
 from cluster.core import TokenArray
-from cluster.errors import RequestError
-from cluster.requests.fields import GrammarSpec
-from cluster.rpc.generation import ChatMessage, GenerationRequest, ResumedChoice
+from cluster.errors import ProtocolError, RequestError
+from cluster.requests.fields import REMOVED_LAWS, GrammarSpec
+from cluster.rpc.codec import EARLY_STOPPING, LAW
+from cluster.rpc.codec_records import TOKENS
 from cluster.text.json_text import parse_json
 from deployments.ingress.api.contract import REQUIRED, Body, supported
 from deployments.ingress.chat import OF_MESSAGES, Turns
 from deployments.ingress.fields import Names, shown
 from deployments.ingress.openai_request import check_range
 from deployments.ingress.sampling import Alternatives, Sampling
-from deployments.ingress.spec import GenerationSpec, Limits, Prompt
+from deployments.ingress.spec import GenerationSpec, Limits, Prompt, Resumed
+from deployments.ingress.speculation import Speculation
 from deployments.ingress.structured import KINDS, StructuredOutputs
 
 _MAX_NAME_LEN = 128
 _GRAMMAR = "sampling.grammar.source"
-_SAME = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-    "min_tokens",
-    "ignore_eos",
-    "prompt_logprobs",
-    "max_tokens",
-    "logprobs",
-    "logit_bias",
-    "stop",
-    "stop_token_ids",
-)
-# What GenerateRequest calls its fields.
+# Where a GenerateRequest has the fields that it calls as bodies do.
+_PLACES: Mapping[str, Any] = {
+    "": pb.GenerateRequest,
+    "sampling.": pb.SamplingOptions,
+    "speculation.": pb.SpeculationRequest,
+}
 _NAMES = {
-    **{name: name for name in ("model", "n", "metadata", "cache_salt", "speculation")},
-    **{name: f"sampling.{name}" for name in _SAME},
+    **{
+        name: place + name
+        for place, kind in _PLACES.items()
+        for name in kind.DESCRIPTOR.fields_by_name
+        if name in Sampling.model_fields
+    },
+    "logprobs": "sampling.logprobs",
     "include_stop_str_in_output": "sampling.include_stop",
-    **{name: f"speculation.{name}" for name in ("return_draft_sources", "return_draft_trees")},
     "use_beam_search": "sampling.beam_search",
     "length_penalty": "sampling.beam_search.length_penalty",
     "early_stopping": "sampling.beam_search.early_stopping",
 }
+_ENUMS = {codec.wire: codec for codec in (EARLY_STOPPING, LAW)}
+# An AcceptanceLaw that is gone, and the number of a field that is gone from SpeculationRequest.
+_BLOCK = 3
+_MIN_TOKENS_PER_S = 6
 
 
 class GenerateFields(Sampling):
@@ -68,12 +66,11 @@ class _Chat(Body):
     messages: Turns = supported(OF_MESSAGES, REQUIRED, alias="chat.messages")
 
 
-def request_name(request: GenerationRequest) -> str:
+def request_name(name: str) -> str:
     """The client's request id, or a random one; raises RequestError for an invalid id.
 
     Every response contains it.  Only the client uses it; it need not be unique.
     """
-    name = request.request_id
     if len(name) > _MAX_NAME_LEN or not name.isprintable():
         what = f"{len(name)} characters" if len(name) > _MAX_NAME_LEN else "a control character"
         remedy = f"send at most {_MAX_NAME_LEN} printable characters or none"
@@ -81,91 +78,132 @@ def request_name(request: GenerationRequest) -> str:
     return name or f"gen-{uuid.uuid4().hex}"
 
 
-def to_spec(request: GenerationRequest, limits: Limits) -> GenerationSpec:
-    """Validate `request`; raises RequestError or NotFoundError with field, value and remedy."""
-    values = {path: _value(request, path) for path in _NAMES.values()}
-    search = request.sampling.beam_search
-    call = GenerateFields.read({**values, "sampling.beam_search": search is not None}, limits)
-    prompt = prompt_of(request.prompt, limits)
+def to_spec(message: pb.GenerateRequest, limits: Limits) -> GenerationSpec:
+    """Validate a request; raises RequestError or NotFoundError with field, value and remedy."""
+    _check_removed(message)
+    sampling, search = message.sampling, message.sampling.beam_search
+    is_search = sampling.HasField("beam_search")
+    values = {path: _value(message, path) for path in _NAMES.values()}
+    call = GenerateFields.read({**values, "sampling.beam_search": is_search}, limits)
+    prompt = prompt_of(message, limits)
     prompt = dataclasses.replace(prompt, names=Names({**call.names().own, **prompt.names.own}))
-    _check_resume(request.resume, call.n, limits)
+    resumed = _resumed(message, call.n, limits)
     width = call.n
-    if search is not None:
+    if is_search:
         width = search.num_beams or call.n
-        if request.resume:
+        if resumed:
             reason = "a beam search has nothing to resume; send the request without it"
             raise RequestError.at("resume", reason)
         most = limits.config.ingress.max_choices
         if not call.n <= width <= most:
             remedy = f"send n={call.n} to {most}"
             raise RequestError.at("sampling.beam_search.num_beams", f"{width}; {remedy}")
-    call._expected = request.prediction
+    call._expected = message.prediction
     spec = call.generation(limits, (prompt,), call.logprobs, num_samples=width)
-    grammar = request.sampling.grammar
-    if grammar is not None:
-        params = dataclasses.replace(spec.params, grammar=_grammar(grammar, limits))
+    if sampling.HasField("grammar"):
+        grammar = _grammar(sampling.grammar.kind, sampling.grammar.source, limits)
+        params = dataclasses.replace(spec.params, grammar=grammar)
         spec = dataclasses.replace(spec, params=params, grammar_field=_GRAMMAR)
-    return spec
+    return dataclasses.replace(spec, resumed=resumed)
 
 
-def _value(request: Any, path: str) -> Any:
-    """What is at a path of the message, as JSON has it; None for nothing."""
-    for part in path.split("."):
-        request = None if request is None else getattr(request, part)
-    if path == "speculation":
-        options = dataclasses.asdict(request)
-        del options["return_draft_sources"], options["return_draft_trees"]  # of all of the answer
-        names = options["drafters"]
-        return {**options, "drafters": None if names is None else list(names)}
-    if isinstance(request, tuple):
-        return list(request)
-    if isinstance(request, Mapping):
-        return {str(key): value for key, value in request.items()}
-    return None if request == "" else request
+def _check_removed(message: pb.GenerateRequest) -> None:
+    """Raise RequestError for what older versions served."""
+    for field in cast(Any, UnknownFieldSet(message.speculation)):
+        if field.field_number == _MIN_TOKENS_PER_S:
+            remedy = "remove it; use speculation.latency_class"
+            raise RequestError.at("speculation.min_tokens_per_s", remedy)
+    if message.speculation.law == _BLOCK:
+        raise RequestError.at("speculation.law", f"block is gone; {REMOVED_LAWS['block']}")
 
 
-def _grammar(grammar: GrammarSpec, limits: Limits) -> GrammarSpec:
+def _value(message: Any, path: str) -> Any:
+    """What a message has at a path, as JSON has it; None for what is absent.
+
+    Raises RequestError for an enum's number that this version does not know."""
+    *above, name = path.split(".")
+    for part in above:
+        message = getattr(message, part)  # one that is absent reads as an empty one
+    value, wire = getattr(message, name), message.DESCRIPTOR.fields_by_name[name]
+    if not (message.HasField(name) if wire.has_presence else value):
+        return None
+    if wire.enum_type is not None:
+        try:
+            return _ENUMS[wire.enum_type.full_name].decode(value)
+        except ProtocolError as error:
+            raise RequestError.at(path, error.message) from None
+    if name == "speculation":
+        return {each: _value(message, f"{path}.{each}") for each in Speculation.model_fields}
+    if name == "drafters":
+        return list(value.names)
+    if isinstance(value, Mapping):
+        return {str(key): one for key, one in value.items()}
+    return list(value) if wire.is_repeated else value
+
+
+def _grammar(kind: str, source: str, limits: Limits) -> GrammarSpec:
     """The request's grammar, checked as those of HTTP are."""
-    kind = "json" if grammar.kind == "json_schema" else grammar.kind
+    kind = "json" if kind == "json_schema" else kind
     if kind not in KINDS:
         remedy = "send json_schema, regex, choice, grammar or structural_tag"
-        raise RequestError.at("sampling.grammar.kind", f"{shown(grammar.kind)}; {remedy}")
-    source = parse_json(grammar.source, _GRAMMAR) if kind == "choice" else grammar.source
+        raise RequestError.at("sampling.grammar.kind", f"{shown(kind)}; {remedy}")
+    value = parse_json(source, _GRAMMAR) if kind == "choice" else source
     with Names({kind: _GRAMMAR}).told():
-        found = StructuredOutputs.read({kind: source}, limits).held("")
+        found = StructuredOutputs.read({kind: value}, limits).held("")
     if found is None:
         raise RequestError.at(_GRAMMAR, "null; send a list of texts")
     return found[0]
 
 
-def _check_resume(resume: Sequence[ResumedChoice], num_choices: int, limits: Limits) -> None:
-    seen: set[int] = set()
-    for position, one in enumerate(resume):
-        if not 0 <= one.index < num_choices:
+def _resumed(
+    message: pb.GenerateRequest, num_choices: int, limits: Limits
+) -> Mapping[int, Resumed]:
+    found: dict[int, Resumed] = {}
+    for position, one in enumerate(message.resume):
+        if one.index >= num_choices:
             raise RequestError.at("resume", f"choice {one.index} is not one of n={num_choices}")
-        if one.index in seen:
+        if one.index in found:
             raise RequestError.at("resume", f"choice {one.index} occurs twice; send it once")
-        seen.add(one.index)
-        check_ids(one.token_ids, f"resume[{position}].token_ids", limits)
+        token_ids = _known(one.token_ids, f"resume[{position}].token_ids", limits)
+        found[one.index] = Resumed(token_ids, one.finished)
+    return found
 
 
-def check_ids(token_ids: TokenArray, name: str, limits: Limits) -> None:
-    """Raise RequestError, naming the field, for a token outside the vocabulary."""
+def _known(sent: Sequence[int], name: str, limits: Limits) -> TokenArray:
+    """The tokens of a field; raises RequestError for one outside the vocabulary."""
+    token_ids = TOKENS.read(sent)
     if len(token_ids):
         check_range(int(token_ids.min()), int(token_ids.max()), name, limits)
+    return token_ids
 
 
-def prompt_of(prompt: str | Sequence[ChatMessage] | TokenArray, limits: Limits) -> Prompt:
-    """The prompt of a request, with what the message calls it; raises RequestError for none."""
-    if isinstance(prompt, str):
-        if not prompt:
+def tokens_of(sent: Sequence[int], name: str, limits: Limits) -> TokenArray:
+    """The tokens of a field that has some; raises RequestError, naming it, for none, and for one
+    outside the vocabulary."""
+    if not sent:
+        raise RequestError.at(name, "empty; send at least one token")
+    return _known(sent, name, limits)
+
+
+def prompt_of(message: Any, limits: Limits) -> Prompt:
+    """The prompt of a GenerateRequest or a TokenizeRequest, with what the message calls it; raises
+    RequestError for none."""
+    kind = message.WhichOneof("prompt")
+    names = Names({"prompt": kind})
+    if kind == "text":
+        if not message.text:
             raise RequestError.at("text", "empty; send at least one character")
-        return Prompt(text=prompt, names=Names({"prompt": "text"}))
-    if isinstance(prompt, np.ndarray):
-        if len(prompt) == 0:
-            raise RequestError.at("tokens", "empty; send at least one token")
-        check_ids(prompt, "tokens", limits)
-        return Prompt(token_ids=prompt, names=Names({"prompt": "tokens"}))
-    chat = _Chat.read({"chat.messages": list(map(dataclasses.asdict, prompt))}, limits)
+        return Prompt(text=message.text, names=names)
+    if kind == "tokens":
+        token_ids = tokens_of(message.tokens.token_ids, "tokens", limits)
+        return Prompt(token_ids=token_ids, names=names)
+    if kind is None:
+        *kinds, last = (each.name for each in message.DESCRIPTOR.oneofs_by_name["prompt"].fields)
+        raise RequestError.at("prompt", f"absent; set {', '.join(kinds)} or {last}")
+    turns = [
+        {"role": one.role, "content": one.content, "name": one.name}
+        for one in message.chat.messages
+    ]
+    chat = _Chat.read({"chat.messages": turns}, limits)
     messages = tuple(turn.message() for turn in chat.messages)
     return Prompt(messages=messages, names=chat.names("chat.messages"))

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cluster import metrics
@@ -19,7 +19,6 @@ from cluster.metrics.told import INGRESS, Told, ToldRequest
 from cluster.requests.fields import tenant_of
 from cluster.rpc.channel import CoordinatorLink, connect_coordinator
 from cluster.rpc.connections import Connections, Endpoint, Endpoints
-from cluster.rpc.generation import ResumedChoice
 from cluster.rpc.trust import NO_TRUST, Trust
 from cluster.text.dialect import dialect_of
 from cluster.text.tokenizer import Tokenizer
@@ -172,7 +171,6 @@ class Ingress:
         self,
         request_id: str,
         spec: GenerationSpec,
-        resumptions: Sequence[ResumedChoice] = (),
         timeout_s: float | None = None,
         caller: Caller = ANYBODY,
         traceparent: str = "",
@@ -204,7 +202,7 @@ class Ingress:
             self._draining.watch(generation)
             with generation.noted():
                 await self._grammars.check(spec.params.grammar, asker)
-                await generation.start(resumptions)
+                await generation.start()
             generation.told = ToldRequest(self._told, spec.task, spec.segment)
         except BaseException:
             generation.close()

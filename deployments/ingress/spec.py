@@ -7,7 +7,13 @@ from dataclasses import field
 from typing import Any
 
 from cluster.config.schema import OTHER_SEGMENT, Config
-from cluster.core import DEFAULT_TASK, SamplingParams, SpeculationOptions, TokenArray
+from cluster.core import (
+    DEFAULT_TASK,
+    EMPTY_TOKENS,
+    SamplingParams,
+    SpeculationOptions,
+    TokenArray,
+)
 from cluster.records import frozen, record
 from cluster.requests.fields import DEFAULT_TENANT, GrammarSpec
 from cluster.text.dialect import Dialect
@@ -55,6 +61,14 @@ class ChatUse:
 
 
 @record
+class Resumed:
+    """The part of one choice that a broken stream had already delivered."""
+
+    token_ids: TokenArray = field(default_factory=lambda: EMPTY_TOKENS)
+    is_finished: bool = False
+
+
+@record
 class GenerationSpec:
     """One validated request.
 
@@ -70,6 +84,7 @@ class GenerationSpec:
     that draft from it.
     truncate_prompt_tokens: prompts keep their last so many tokens; -1 = what fits, 0 = all.
     grammar_field: that of a chat that the grammar comes from.
+    resumed: by the choice that goes on.
     """
 
     prompts: tuple[Prompt, ...]
@@ -94,6 +109,7 @@ class GenerationSpec:
     prediction: str = ""
     prediction_drafters: tuple[str, ...] = ()
     grammar_field: str = ""
+    resumed: Mapping[int, Resumed] = field(default_factory=dict)
 
     @property
     def names(self) -> Names:

@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
+from cluster.client import GenerateRequest
 from cluster.core import token_array
 from cluster.errors import NotFoundError
-from cluster.rpc.generation import GenerationRequest
 from deployments.ingress.grpc_request import to_spec
 from deployments.ingress.openai_request import Chat, CompletionBody
 from tests.deployments.conftest import ADAPTER, MODEL, Served
@@ -62,4 +62,4 @@ def test_the_model_names_the_adapter() -> None:
         with pytest.raises(NotFoundError, match="'demo' or 'sql' or 'demo/pirate'") as caught:
             parse(make(model="pirate"), limits)
         assert caught.value.param == "model"
-    assert to_spec(GenerationRequest("sql", "x"), limits).adapter == "sql@1"
+    assert to_spec(GenerateRequest(model="sql", text="x"), limits).adapter == "sql@1"

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from cluster.core import token_array
+from cluster.client import GenerateRequest, ResumedChoice, SamplingOptions
+from cluster.client.generated.common_pb2 import EARLY_STOPPING_NEVER, BeamSearch
 from cluster.errors import RequestError
 from cluster.requests.fields import BeamSpec
-from cluster.rpc.generation import GenerationRequest, ResumedChoice, SamplingOptions
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.generation import Generation
@@ -54,8 +54,10 @@ def test_a_request_for_beams(fields: dict[str, Any], spec: BeamSpec, num_choices
 
 def test_chat_and_grpc_search_too() -> None:
     assert Chat.parse(chat(**BEAMS), LIMITS).spec.params.beams == BeamSpec(3)
-    options = SamplingOptions(beam_search=BeamSpec(0, 2.0, "never"), max_tokens=5)
-    found = to_spec(GenerationRequest("demo", "hello", sampling=options, n=2), LIMITS)
+    search = BeamSearch(length_penalty=2.0, early_stopping=EARLY_STOPPING_NEVER)
+    options = SamplingOptions(beam_search=search, max_tokens=5)
+    request = GenerateRequest(model="demo", text="hello", sampling=options, n=2)
+    found = to_spec(request, LIMITS)
     assert found.params.beams == BeamSpec(2, 2.0, "never")
     assert found.num_choices == 2
 
@@ -69,13 +71,13 @@ def test_what_shapes_a_draw_has_no_effect() -> None:
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"resume": (ResumedChoice(0, token_array([1])),)}, "resume"),
+        ({"resume": [ResumedChoice(token_ids=[1])]}, "resume"),
         ({"n": 3}, "sampling.beam_search.num_beams"),
     ],
 )
 def test_grpc_refuses_by_name(changes: dict[str, Any], named: str) -> None:
-    options = SamplingOptions(beam_search=BeamSpec(2), max_tokens=5)
-    request = GenerationRequest("demo", "hello", sampling=options, **changes)
+    options = SamplingOptions(beam_search=BeamSearch(num_beams=2), max_tokens=5)
+    request = GenerateRequest(model="demo", text="hello", sampling=options, **changes)
     assert refused(to_spec, request, LIMITS).param == named
 
 

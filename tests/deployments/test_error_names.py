@@ -5,12 +5,17 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import numpy as np
 import pytest
 
+from cluster.client import (
+    ChatMessage,
+    ChatMessages,
+    GenerateRequest,
+    Grammar,
+    SamplingOptions,
+    TokenIds,
+)
 from cluster.errors import RequestError
-from cluster.requests.fields import GrammarSpec
-from cluster.rpc.generation import ChatMessage, GenerationRequest, SamplingOptions
 from deployments.ingress.fields import Names
 from deployments.ingress.grpc_request import prompt_of, to_spec
 from tests.deployments.test_openai_request import LIMITS, refused
@@ -162,27 +167,29 @@ def test_only_the_name_in_front_is_the_bodys_own() -> None:
     [
         (SamplingOptions(temperature=9.0), "sampling.temperature"),
         (SamplingOptions(max_tokens=0), "sampling.max_tokens"),
-        (SamplingOptions(stop=("",)), "sampling.stop"),
+        (SamplingOptions(stop=[""]), "sampling.stop"),
         (SamplingOptions(logit_bias={999: 1.0}), "sampling.logit_bias"),
-        (SamplingOptions(grammar=GrammarSpec("poem", "x")), "sampling.grammar.kind"),
+        (SamplingOptions(grammar=Grammar(kind="poem", source="x")), "sampling.grammar.kind"),
     ],
 )
 def test_a_call_names_the_field_of_its_message(options: SamplingOptions, param: str) -> None:
-    error = refused(to_spec, GenerationRequest("demo", "x", sampling=options), LIMITS)
+    error = refused(to_spec, GenerateRequest(model="demo", text="x", sampling=options), LIMITS)
     assert error.param == param
     assert error.message.startswith(f"{param}: ")
 
 
 def test_what_a_call_turns_out_to_lack_later_has_its_messages_name() -> None:
-    grammar = SamplingOptions(grammar=GrammarSpec("regex", "(a"))
-    names = to_spec(GenerationRequest("demo", "x", sampling=grammar), LIMITS).names
+    grammar = SamplingOptions(grammar=Grammar(kind="regex", source="(a"))
+    names = to_spec(GenerateRequest(model="demo", text="x", sampling=grammar), LIMITS).names
     known = ("grammar", "prompt", "max_tokens")
     assert [names.of(name) for name in known] == [
         "sampling.grammar.source",
         "text",
         "sampling.max_tokens",
     ]
-    assert prompt_of(np.array([1], np.int32), LIMITS).names.of("prompt") == "tokens"
-    chat = (ChatMessage("user", "x"), ChatMessage("function", "x"))
-    assert refused(prompt_of, chat, LIMITS).param == "chat.messages[1].role"
-    assert prompt_of(chat[:1], LIMITS).names.of("messages[0].role") == "chat.messages[0].role"
+    tokens = GenerateRequest(tokens=TokenIds(token_ids=[1]))
+    assert prompt_of(tokens, LIMITS).names.of("prompt") == "tokens"
+    turns = [ChatMessage(role=role, content="x") for role in ("user", "function")]
+    chats = [GenerateRequest(chat=ChatMessages(messages=each)) for each in (turns, turns[:1])]
+    assert refused(prompt_of, chats[0], LIMITS).param == "chat.messages[1].role"
+    assert prompt_of(chats[1], LIMITS).names.of("messages[0].role") == "chat.messages[0].role"

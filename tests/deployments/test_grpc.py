@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
@@ -16,19 +15,20 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from cluster.client import (
     Client,
     FinishReason,
+    GenerateRequest,
     InvalidRequestError,
-)
-from cluster.core import token_array
-from cluster.rpc.codec_generation import REQUEST
-from cluster.rpc.generation import (
-    GenerationRequest,
     ResumedChoice,
     SamplingOptions,
+    TokenIds,
 )
 from tests.deployments.conftest import MODEL, Served, wait_until
 
 TOO_HOT = SamplingOptions(temperature=9.0)
 GREEDY = SamplingOptions(temperature=0.0, max_tokens=24, ignore_eos=True)
+
+
+def asked(text: str, sampling: SamplingOptions | None = None) -> GenerateRequest:
+    return GenerateRequest(model=MODEL, text=text, sampling=sampling)
 
 
 @pytest.fixture
@@ -44,9 +44,7 @@ def channel(served: Served) -> Iterator[grpc.Channel]:
 
 
 def test_http_and_grpc_give_the_same_text(client: Client, served: Served) -> None:
-    pieces = list(
-        client.generate(REQUEST.encode(GenerationRequest(MODEL, "hello", sampling=GREEDY)))
-    )
+    pieces = list(client.generate(asked("hello", GREEDY)))
     text = "".join(choice.text for piece in pieces for choice in piece.choices)
     body = {"prompt": "hello", "temperature": 0, "max_tokens": 24, "ignore_eos": True}
     assert text == served.api.complete(**body)["text"]
@@ -58,40 +56,34 @@ def test_http_and_grpc_give_the_same_text(client: Client, served: Served) -> Non
 
 def test_a_stream_is_resumed_where_it_broke_off(client: Client) -> None:
     sampling = SamplingOptions(temperature=0.9, seed=4, max_tokens=32, ignore_eos=True)
-    request = GenerationRequest(MODEL, "hello", sampling=sampling)
-    whole = [
-        choice for piece in client.generate(REQUEST.encode(request)) for choice in piece.choices
-    ]
+    request = asked("hello", sampling)
+    whole = [choice for piece in client.generate(request) for choice in piece.choices]
     ids = [token for choice in whole for token in choice.token_ids]
-    resumed = GenerationRequest(
-        MODEL, "hello", sampling=sampling, resume=(ResumedChoice(0, token_array(ids[:10])),)
-    )
-    rest = [
-        choice for piece in client.generate(REQUEST.encode(resumed)) for choice in piece.choices
-    ]
+    request.resume.append(ResumedChoice(token_ids=ids[:10]))
+    rest = [choice for piece in client.generate(request) for choice in piece.choices]
     assert [token for choice in rest for token in choice.token_ids] == ids[10:]
     text = "".join(choice.text for choice in whole)
     assert text.endswith("".join(choice.text for choice in rest))
 
 
-BAD: list[tuple[GenerationRequest | bytes, grpc.StatusCode]] = [
-    (GenerationRequest("gpt-5", "x"), grpc.StatusCode.NOT_FOUND),
-    (GenerationRequest(MODEL, "x", sampling=TOO_HOT), grpc.StatusCode.INVALID_ARGUMENT),
-    (GenerationRequest(MODEL, np.array([999], np.int32)), grpc.StatusCode.INVALID_ARGUMENT),
-    (GenerationRequest(MODEL, "x" * 5_000_000), grpc.StatusCode.OUT_OF_RANGE),
+UNKNOWN = GenerateRequest(model="gpt-5", text="x")
+OUTSIDE = GenerateRequest(model=MODEL, tokens=TokenIds(token_ids=[999]))
+BAD: list[tuple[bytes, grpc.StatusCode]] = [
+    (UNKNOWN.SerializeToString(), grpc.StatusCode.NOT_FOUND),
+    (asked("x", TOO_HOT).SerializeToString(), grpc.StatusCode.INVALID_ARGUMENT),
+    (OUTSIDE.SerializeToString(), grpc.StatusCode.INVALID_ARGUMENT),
+    (asked("x" * 5_000_000).SerializeToString(), grpc.StatusCode.OUT_OF_RANGE),
     # It does not reach the ingress.
-    (GenerationRequest(MODEL, "x" * 10_000_000), grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (asked("x" * 10_000_000).SerializeToString(), grpc.StatusCode.RESOURCE_EXHAUSTED),
     (b"\x0a\x02\xff\xfe", grpc.StatusCode.INVALID_ARGUMENT),
     (b"\xff\xff\xff", grpc.StatusCode.INVALID_ARGUMENT),
 ]
 
 
-@pytest.mark.parametrize(("request_", "status"), BAD)
+@pytest.mark.parametrize(("body", "status"), BAD)
 def test_bad_input_has_the_matching_status(
-    channel: grpc.Channel, request_: GenerationRequest | bytes, status: grpc.StatusCode
+    channel: grpc.Channel, body: bytes, status: grpc.StatusCode
 ) -> None:
-    is_bytes = isinstance(request_, bytes)
-    body = request_ if is_bytes else REQUEST.encode(request_).SerializeToString()
     code, details = failure(channel, body)
     assert code == status
     assert len(details) > 10
@@ -112,11 +104,11 @@ def test_an_error_brings_its_code_and_field_and_leaves_no_traceback(
 ) -> None:
     before = errors_logged()
     with pytest.raises(InvalidRequestError, match="temperature") as caught:
-        client.complete(REQUEST.encode(GenerationRequest(MODEL, "x", sampling=TOO_HOT)))
+        client.complete(asked("x", TOO_HOT))
     assert not caught.value.message.startswith("gRPC status")
     assert caught.value.param == "sampling.temperature"
     with pytest.raises(InvalidRequestError) as caught:
-        client.complete(REQUEST.encode(GenerationRequest("gpt-5", "x")))
+        client.complete(UNKNOWN)
     assert caught.value.code == "not_found_error"
     assert errors_logged() == before
 
@@ -135,7 +127,7 @@ def errors_logged() -> int:
 
 def test_a_cancelled_call_frees_its_pages(channel: grpc.Channel, served: Served) -> None:
     sampling = SamplingOptions(max_tokens=4000, ignore_eos=True)
-    body = REQUEST.encode(GenerationRequest(MODEL, "long", sampling=sampling))
+    body = asked("long", sampling)
     call: Any = channel.unary_stream("/drafthouse.v1.GenerationService/Generate")(
         body.SerializeToString()
     )

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from cluster.client import GenerateRequest
 from cluster.errors import RequestError
-from cluster.rpc.generation import GenerationRequest
 from cluster.text.dialect import Dialect
 from cluster.text.tool_calls.registry import FORMATS
 from deployments.ingress.api.contract import PostEndpoint
@@ -308,7 +308,7 @@ def test_the_older_name_of_a_form_holds_the_answer() -> None:
 
 
 def test_a_call_over_grpc_needs_no_model_where_one_is_served() -> None:
-    assert to_spec(GenerationRequest("", "x"), LENIENT).adapter == ""
+    assert to_spec(GenerateRequest(text="x"), LENIENT).adapter == ""
     for limits in (STRICT, dataclasses.replace(LENIENT, adapters={"poems": "poems"})):
         with pytest.raises(RequestError, match="model"):
-            to_spec(GenerationRequest("", "x"), limits)
+            to_spec(GenerateRequest(text="x"), limits)

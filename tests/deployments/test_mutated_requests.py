@@ -13,13 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from hypothesis import strategies as st
 
-from cluster.client import Client, Endpoint, GenerateRequest, SamplingOptions, TokenIds
+from cluster.client import (
+    ChatMessage,
+    ChatMessages,
+    Client,
+    Endpoint,
+    GenerateRequest,
+    SamplingOptions,
+    TokenIds,
+)
 from cluster.config.schema import Config
-from cluster.rpc import codec_generation
+from tests.deployments.test_grpc_request import CALL
 from tests.support.deployments.place import write_keys
 from tests.support.deployments.scripted import scripted
-from tests.support.rpc.generation_strategy import public_requests
 from tests.support.rpc.mutations import MAX_GROWTH_BYTES, NUM_MUTATIONS, damaged
 from tests.support.text.tokenizers_for_tests import byte_level_folder
 
@@ -33,7 +41,17 @@ BROKEN = (
 )
 # Between two requests that must be answered.
 NUM_BETWEEN = 10
-VALID = public_requests.map(lambda one: codec_generation.REQUEST.encode(one).SerializeToString())
+CHAT = ChatMessages(messages=[ChatMessage(role="user", content="hi", name="me")])
+VALID = st.sampled_from(
+    [
+        one.SerializeToString()
+        for one in (
+            CALL,
+            GenerateRequest(chat=CHAT),
+            GenerateRequest(tokens=TokenIds(token_ids=[1])),
+        )
+    ]
+)
 REQUEST = GenerateRequest(
     model="toy",
     tokens=TokenIds(token_ids=[1, 2, 3]),

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
+from cluster.client import GenerateRequest, Grammar, SamplingOptions
 from cluster.requests.fields import GrammarSpec
-from cluster.rpc.codec_generation import REQUEST, decode_request
-from cluster.rpc.generation import GenerationRequest, SamplingOptions
 from deployments.ingress.grpc_request import to_spec
 from deployments.ingress.openai_request import Chat, CompletionBody
 from tests.deployments.test_openai_request import LIMITS, chat, completion
@@ -82,6 +81,6 @@ def test_texts_are_taken_as_they_are(kind: str) -> None:
     ids=lambda grammar: grammar.kind,
 )
 def test_grpc_carries_every_kind(grammar: GrammarSpec) -> None:
-    asked = GenerationRequest("demo", "hello", SamplingOptions(grammar=grammar))
-    carried = decode_request(REQUEST.encode(asked))
-    assert to_spec(carried, LIMITS).params.grammar == grammar
+    sampling = SamplingOptions(grammar=Grammar(kind=grammar.kind, source=grammar.source))
+    asked = GenerateRequest(model="demo", text="hello", sampling=sampling)
+    assert to_spec(asked, LIMITS).params.grammar == grammar

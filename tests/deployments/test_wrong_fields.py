@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
+from cluster.client import GenerateRequest, Grammar, SamplingOptions
 from cluster.errors import NotFoundError, RequestError
-from cluster.requests.fields import GrammarSpec
-from cluster.rpc.codec_generation import REQUEST, decode_request
-from cluster.rpc.generation import GenerationRequest, SamplingOptions
 from deployments.ingress.api.contract import PostEndpoint
 from deployments.ingress.api.messages import MESSAGES
 from deployments.ingress.api.response_request import RESPONSES
@@ -241,11 +239,10 @@ def test_an_error_names_the_field_and_the_remedy(case: tuple[Any, ...]) -> None:
 )
 def test_a_path_is_no_name_of_a_model(name: str) -> None:
     """Names are compared with those of the configuration, and nothing is looked for."""
-    carried = decode_request(REQUEST.encode(GenerationRequest(name, "hello")))
     for error in (
         refused(Chat.parse, chat(model=name), LIMITS),
         refused(CompletionBody.parse, completion(model=name), LIMITS),
-        refused(to_spec, carried, LIMITS),
+        refused(to_spec, GenerateRequest(model=name, text="hello"), LIMITS),
     ):
         assert isinstance(error, NotFoundError)
         assert "is not served; ask for 'demo'" in error.message
@@ -291,9 +288,9 @@ def test_fields_that_are_null_are_absent() -> None:
     assert asked.prompts[0].tools == ()
 
 
-def with_grammar(kind: str, source: str) -> GenerationRequest:
-    sampling = SamplingOptions(grammar=GrammarSpec(kind, source))
-    return GenerationRequest("demo", "x", sampling=sampling)
+def with_grammar(kind: str, source: str) -> GenerateRequest:
+    sampling = SamplingOptions(grammar=Grammar(kind=kind, source=source))
+    return GenerateRequest(model="demo", text="x", sampling=sampling)
 
 
 @pytest.mark.parametrize(

@@ -18,15 +18,12 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.client.generated import generation_pb2
 from cluster.errors import DrafthouseError
-from cluster.rpc import codec_generation as public
 from cluster.rpc import conversations as talk
 from cluster.rpc.frames import FrameCodec
 from cluster.rpc.trust import NO_TRUST, Trust
 from tests.support.choices import IS_NIGHT, by_day
 from tests.support.rpc import frames_strategy as frames
-from tests.support.rpc.generation_strategy import public_requests
 from tests.support.rpc.mutations import (
     MAX_GROWTH_BYTES,
     NUM_MUTATIONS,
@@ -45,17 +42,12 @@ def encoded(codec: FrameCodec[Any], values: st.SearchStrategy[Any]) -> st.Search
     return values.map(lambda value: codec.encode(value)[0])
 
 
-def decode_public_request(data: bytes) -> None:
-    public.decode_request(generation_pb2.GenerateRequest.FromString(data))
-
-
 STEPS = encoded(talk.TARGET.asks, frames.step_frames)
 COMMIT = encoded(talk.DRAFTER.asks, frames.commit_frames)
 SUBMIT = encoded(talk.COORDINATOR.asks, frames.submit_frames)
 VERDICT = encoded(talk.TARGET.answers, frames.verdict_frames)
 PROPOSAL = encoded(talk.DRAFTER.answers, frames.proposal_frames)
 EVENT = encoded(talk.COORDINATOR.answers, frames.event_frames)
-REQUEST = public_requests.map(lambda one: public.REQUEST.encode(one).SerializeToString())
 KINDS: dict[str, tuple[st.SearchStrategy[bytes], Callable[[bytes], Any]]] = {
     "steps": (STEPS, talk.TARGET.asks.decode),
     "verdict": (VERDICT, talk.TARGET.answers.decode),
@@ -63,7 +55,6 @@ KINDS: dict[str, tuple[st.SearchStrategy[bytes], Callable[[bytes], Any]]] = {
     "proposal": (PROPOSAL, talk.DRAFTER.answers.decode),
     "submit": (SUBMIT, talk.COORDINATOR.asks.decode),
     "event": (EVENT, talk.COORDINATOR.answers.decode),
-    "request": (REQUEST, decode_public_request),
 }
 
 
