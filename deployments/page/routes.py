@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import gzip
-import hashlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
 
 from cluster.coordinator.idle import MEANINGS
-from cluster.records import frozen
 from deployments.ingress.ingress import Ingress
 
 Handler = Callable[[Request], Awaitable[Response]]
 
-_INDEX = "index.html"
-_TYPES = {
-    ".css": "text/css",
-    ".html": "text/html",
-    ".js": "text/javascript",
-    ".json": "application/json",
-    ".svg": "image/svg+xml",
-}
+STATIC = Path(__file__).parent / "static"
 # Scripts and styles are files of ours, and texts become HTML by a policy of Trusted Types only.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -42,62 +37,38 @@ _HEADERS = {
 }
 
 
-@frozen
-class Asset:
-    """One file, as it is sent."""
-
-    body: bytes
-    compressed: bytes
-    media_type: str
-    tag: str
-
-    def response(self, request: Request, **headers: str) -> Response:
-        """Return it, or that the browser has it."""
-        told = {**_HEADERS, "ETag": self.tag, "Vary": "Accept-Encoding", **headers}
-        if request.headers.get("if-none-match") == self.tag:
-            return Response(status_code=304, headers=told)
-        if "gzip" not in request.headers.get("accept-encoding", ""):
-            return Response(self.body, media_type=self.media_type, headers=told)
-        told["Content-Encoding"] = "gzip"
-        return Response(self.compressed, media_type=self.media_type, headers=told)
-
-
-def assets() -> dict[str, Asset]:
-    """Return every file that browsers get, by its path below `static`."""
-    found, root = dict[str, Asset](), Path(__file__).parent / "static"
-    for path in root.rglob("*"):
-        if media_type := _TYPES.get(path.suffix):
-            body = path.read_bytes()
-            tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-            name = path.relative_to(root).as_posix()
-            found[name] = Asset(body, gzip.compress(body, mtime=0), media_type, tag)
-    return found
-
-
-class PageFiles:
+class PageFiles(StaticFiles):
     """Answers browsers with the page, and with what the page asks for."""
 
     def __init__(self) -> None:
-        self._assets = assets()
+        super().__init__(directory=STATIC)
+
+    def get_path(self, scope: Scope) -> str:
+        """The path of a file below `STATIC`."""
+        return str(scope["path_params"]["name"])
+
+    def file_response(self, *args: Any, **options: Any) -> Response:
+        """A file, or that the browser has it."""
+        response = super().file_response(*args, **options)
+        response.headers.update(_HEADERS)
+        return response
 
     def before(self, otherwise: Handler) -> Handler:
         """Return the endpoint of `/`: the page for who asks for HTML by name, as browsers do."""
 
-        async def front(request: Request) -> Response:
-            if wants_html(request.headers.get("accept", "")):
-                return self._assets[_INDEX].response(request, Vary="Accept, Accept-Encoding")
-            return await otherwise(request)
+        async def front(request: Request) -> Any:
+            if not wants_html(request.headers.get("accept", "")):
+                return await otherwise(request)
+            page = await self.get_response("index.html", request.scope)
+            page.headers["Vary"] = "Accept"
+            return GZipMiddleware(page)
 
         return front
 
     def route(self) -> Route:
         """Return the route of the files."""
-
-        async def file(request: Request) -> Response:
-            asset = self._assets.get(request.path_params["name"])
-            return Response(status_code=404) if asset is None else asset.response(request)
-
-        return Route("/ui/static/{name:path}", file, methods=["GET"])
+        compressed = [Middleware(GZipMiddleware)]
+        return Route("/ui/static/{name:path}", self, methods=["GET"], middleware=compressed)
 
 
 def about(ingress: Ingress, version: str) -> Handler:
