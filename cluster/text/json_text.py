@@ -1,9 +1,11 @@
-"""JSON that clients send, as a body or as a text in one: of bounded depth, its numbers finite."""
+"""JSON that clients send, as a body or as a text in one: of bounded depth, its numbers finite, its
+texts valid Unicode."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -16,6 +18,9 @@ MAX_DEPTH = 100
 # A value that is nested too deeply is named by its first keys: `tools[0].function.parameters`.
 _NAMED_KEYS = 4
 _MAX_SHOWN = 40
+# Half of a surrogate pair comes by such an escape alone: UTF-8 has none.
+_ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")
+_HALF = re.compile("[\ud800-\udfff]")
 
 _Path = tuple[str | int, ...]
 
@@ -61,6 +66,8 @@ def _load(text: str, name: str) -> Any:
         raise _unusable(text, name) from None
     if text.count("[") + text.count("{") > MAX_DEPTH:  # else it cannot be deep
         _check_depth(value, name)
+    if _ESCAPED.search(text):
+        _check_characters(value, name)
     return value
 
 
@@ -84,6 +91,15 @@ def _check_depth(value: Any, name: str) -> None:
             return
     deep = next(path for path, _ in _walk(value) if len(path) >= MAX_DEPTH)
     raise _too_deep(name or _place(deep[:_NAMED_KEYS]))
+
+
+def _check_characters(value: Any, name: str) -> None:
+    for path, each in _walk(value):
+        texts = each if isinstance(each, dict) else (each,)
+        if any(isinstance(text, str) and _HALF.search(text) for text in texts):
+            place = name or _place(path)
+            reason = "contains half of a surrogate pair; send valid Unicode"
+            raise RequestError(f"{place or 'the body'}: {reason}", param=place or None)
 
 
 def _too_deep(place: str) -> RequestError:

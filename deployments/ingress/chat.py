@@ -14,22 +14,17 @@ from cluster.errors import RequestError
 from cluster.text.chat import text_of, tool_calls_of
 from deployments.ingress.api.contract import REQUIRED, Body, Read, instead, supported
 from deployments.ingress.api.wording import TEXT_OR_OBJECTS
-from deployments.ingress.fields import encodable, encodable_json, json_kind
+from deployments.ingress.fields import json_kind
 from deployments.ingress.sampling import Sampling
 from deployments.ingress.spec import GenerationSpec, Limits, Message
-from deployments.ingress.tools import TEXT_ARGUMENT, JsonObject, ToolUse
+from deployments.ingress.tools import TEXT_ARGUMENT, ToolUse
 
 MAX_MESSAGES = 4096
 _MAX_ID_LEN = 256
 _Anything = Annotated[Any, WithJsonSchema({"type": "object"})]
 
 
-def read_text(value: Any, path: str) -> str:
-    """A text, or text parts as one; raises RequestError with the part that is none."""
-    return encodable(text_of(value, path), path)
-
-
-TextOrParts = Annotated[str, instead(lambda value, _: read_text(value, ""), TEXT_OR_OBJECTS)]
+TextOrParts = Annotated[str, instead(lambda value, _: text_of(value, ""), TEXT_OR_OBJECTS)]
 
 
 def _role(role: str, limits: Any) -> str:
@@ -83,7 +78,6 @@ def read_calls(calls: list[Any], path: str) -> list[dict[str, Any]]:
     found = tool_calls_of(list(map(_as_function, calls)), path)
     for index, call in enumerate(found):
         check_call(call["function"], f"{path}[{index}].function.")
-        encodable_json(call, f"{path}[{index}]")
     return found
 
 
@@ -106,8 +100,6 @@ def check_call(function: Mapping[str, Any], path: str) -> None:
     if not isinstance(arguments, str | dict):
         reason = f"{json_kind(arguments)}; send a JSON object as a text"
         raise RequestError.at(f"{path}arguments", reason)
-    encodable_json(arguments, f"{path}arguments")
-    encodable(name, f"{path}name")
 
 
 OF_MESSAGES = "the conversation"
@@ -134,7 +126,7 @@ class Conversation(ToolUse):
     messages: Turns = supported(OF_MESSAGES, REQUIRED)
     add_generation_prompt: bool | None = supported("false = the answer's header is not added")
     continue_final_message: bool = supported("the answer goes on with the last message", False)
-    chat_template_kwargs: JsonObject = supported("arguments of the model's template", {})
+    chat_template_kwargs: dict[str, Any] = supported("arguments of the model's template", {})
 
     def given(self) -> Iterable[tuple[str, Any]]:
         """Arguments of the model's template."""

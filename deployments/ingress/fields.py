@@ -4,10 +4,9 @@ body calls the fields that are found wrong only when its request runs."""
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field
-from typing import Any, TypeVar
+from typing import Any
 
 from cluster.errors import RequestError, did_you_mean
 from cluster.records import frozen
@@ -41,8 +40,6 @@ class Names:
                 raise
             raise type(error)(f"{own}: {error.reason}", param=own) from None
 
-
-T = TypeVar("T")
 
 # Of a client's own names.
 MAX_SHOWN_KEY_LEN = 40
@@ -78,23 +75,6 @@ def unknown(name: str, key: str, known: Iterable[str]) -> RequestError:
     """The error of a key that is none of those that are known; name: with its path."""
     hint = did_you_mean(key[:MAX_SHOWN_KEY_LEN], known) or "remove it"
     return RequestError.at(name, f"unknown field; {hint}")
-
-
-def encodable(text: str, name: str) -> str:
-    """Return `text` if it is valid Unicode; JSON can contain half a surrogate pair."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise RequestError.at(
-            name, "contains half of a surrogate pair; send valid Unicode"
-        ) from None
-    return text
-
-
-def encodable_json(value: T, name: str) -> T:
-    """Return a value of JSON if all texts in it are valid Unicode."""
-    encodable(json.dumps(value, ensure_ascii=False), name)
-    return value
 
 
 def whole_characters(text: str) -> str:

@@ -24,7 +24,7 @@ from deployments.ingress.chat import (
     TextOrParts,
     Turns,
 )
-from deployments.ingress.fields import encodable, json_kind, shown
+from deployments.ingress.fields import json_kind, shown
 from deployments.ingress.sampling import (
     OF_MODEL,
     Alternatives,
@@ -73,7 +73,7 @@ def _prompts(value: Any, limits: Limits) -> tuple[Prompt, ...]:
         texts = value if isinstance(value, list) else [value]
         if "" in texts:
             raise RequestError.at("", "an empty string; send at least one character")
-        return tuple(Prompt(text=encodable(text, "")) for text in texts)
+        return tuple(Prompt(text=text) for text in texts)
     found = json_kind(value)
     if isinstance(value, list):
         found = "a list of " + (", ".join(sorted({*map(json_kind, value)})) or "nothing")

@@ -13,7 +13,7 @@ from cluster.requests.fields import GrammarSpec
 from cluster.text.json_text import parse_json
 from deployments.ingress.api.contract import REQUIRED, Body, supported
 from deployments.ingress.api.wording import TEXT
-from deployments.ingress.fields import encodable_json, json_kind
+from deployments.ingress.fields import json_kind
 from deployments.ingress.spec import Limits
 
 _MAX_CHOICES, _MAX_CHOICE_LEN = 4096, 65536
@@ -36,8 +36,7 @@ def grammar_of(kind: str, value: Any, path: str) -> GrammarSpec:
         value = parse_json(value, path) if isinstance(value, str) else value
         if not isinstance(value, dict):
             raise RequestError.at(path, f"{json_kind(value)}; send a JSON schema or tag")
-        source = _dumped(encodable_json(value, path))
-        return GrammarSpec("json_schema" if kind == "json" else kind, source)
+        return GrammarSpec("json_schema" if kind == "json" else kind, _dumped(value))
     if kind == "choice":
         value = _dumped(list(dict.fromkeys(value)))
     return GrammarSpec(kind, value)

@@ -17,7 +17,7 @@ from cluster.text.dialect import Dialect
 from cluster.text.tool_calls.base import NAME
 from deployments.ingress.api.contract import REQUIRED, Body, Read, instead, supported
 from deployments.ingress.api.wording import TEXT
-from deployments.ingress.fields import encodable_json, shown
+from deployments.ingress.fields import shown
 from deployments.ingress.spec import ChatUse, Limits, Message, Prompt
 
 MAX_TOOLS = 128
@@ -71,7 +71,6 @@ def _choice(value: Any, limits: Limits) -> CallChoice:
 
 
 Effort = Annotated[str, Read(_effort)]
-JsonObject = Annotated[dict[str, Any], Read(lambda value, _: encodable_json(value, ""))]
 OF_EFFORT = "for the model's template, where that uses it"
 OF_TOOLS = "functions that the answer may call"
 
@@ -86,9 +85,9 @@ class Function(Body):
     is_listed = True
     name: Annotated[str, Read(_name)] = supported("the name of the function", REQUIRED)
     description: str | None = supported("for the model", max_length=65536)
-    parameters: JsonObject | None = supported("a JSON schema")
+    parameters: dict[str, Any] | None = supported("a JSON schema")
     strict: bool = supported("calls obey the schema", False)
-    format: JsonObject | None = supported(OF_FORMAT)
+    format: dict[str, Any] | None = supported(OF_FORMAT)
     is_custom: ClassVar[bool] = False  # then its calls are one text each
 
     def named(self) -> Function:

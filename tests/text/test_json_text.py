@@ -67,6 +67,27 @@ def test_a_number_that_a_later_one_replaces_is_refused_too() -> None:
     assert "no finite number" in refusal('{"a": NaN, "a": 1}', "").message
 
 
+HALF = "\\ud83d"  # of a surrogate pair: JSON can escape it, and UTF-8 cannot have it
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ('{"prompt": ["a", "x%s y"]}', "prompt[1]"),
+        ('{"tools": [{"function": {"a": {"b": "%s"}}}]}', "tools[0].function.a.b"),
+        ('{"metadata": {"%s": "x"}}', "metadata"),
+        ('"%s"', None),
+    ],
+)
+def test_half_a_character_is_refused_wherever_it_stands(body: str, param: str | None) -> None:
+    error = refusal(body % HALF, "")
+    assert error.message.startswith(f"{param or 'the body'}: contains half of a surrogate pair")
+    assert error.param == param
+    assert refusal(body % HALF, "field").param == "field"
+    assert parse_json(body % (HALF + "\\ude42"), "")
+    assert parse_json(body % f"\\{HALF}", "")
+
+
 def test_what_is_no_json_is_told_without_its_text() -> None:
     error = refusal('{"secret', "field")
     assert error.param == "field"
@@ -75,7 +96,7 @@ def test_what_is_no_json_is_told_without_its_text() -> None:
     assert refusal("", "").message.startswith("the body is not valid JSON")
 
 
-@pytest.mark.parametrize("arguments", [nested(500), nested(100_000), '{"a": 1e400}'])
+@pytest.mark.parametrize("arguments", [nested(500), nested(100_000), '{"a": 1e400}', f'["{HALF}"]'])
 def test_arguments_of_calls_are_read_by_the_same_rules(arguments: str) -> None:
     call: dict[str, Any] = {"function": {"name": "f", "arguments": arguments}}
     with pytest.raises(RequestError) as caught:

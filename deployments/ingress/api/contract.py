@@ -28,7 +28,7 @@ from cluster.errors import RequestError
 from cluster.records import record
 from deployments.ingress.api.unserved import unserved
 from deployments.ingress.api.wording import Rule, Schema, Status, plain, refusal, told_names
-from deployments.ingress.fields import MAX_SHOWN_KEY_LEN, Names, encodable, shown, unknown
+from deployments.ingress.fields import MAX_SHOWN_KEY_LEN, Names, shown, unknown
 from deployments.ingress.spec import Limits
 
 REQUIRED: Any = ...
@@ -173,7 +173,7 @@ class Body(BaseModel):
                 if isinstance(value, dict) and "additionalProperties" in rule.schema:
                     value = {below: one for below, one in value.items() if one is not None}
                 if value is not None:
-                    kept[key] = encodable(value, name) if isinstance(value, str) else value
+                    kept[key] = value
             elif not rule.asks_for_nothing(value):
                 if not rule.has_no_effect(is_lenient=limits.is_lenient):
                     raise RequestError.at(name, f"{shown(value)} is not supported; {rule.note}")

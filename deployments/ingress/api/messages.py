@@ -23,7 +23,7 @@ from deployments.ingress.chat import (
     TextOrParts,
     check_call,
 )
-from deployments.ingress.fields import encodable, encodable_json, json_kind
+from deployments.ingress.fields import json_kind
 from deployments.ingress.spec import Limits, Message
 from deployments.ingress.structured import FlatFormat, Held
 from deployments.ingress.tools import (
@@ -33,7 +33,6 @@ from deployments.ingress.tools import (
     CallChoice,
     Effort,
     Function,
-    JsonObject,
     ToolUse,
 )
 
@@ -64,7 +63,7 @@ class MessageBlocks:
 
 def _said(content: Any, limits: Limits) -> MessageBlocks:
     if isinstance(content, str):
-        return MessageBlocks([encodable(content, "")])
+        return MessageBlocks([content])
     if not isinstance(content, list):
         raise RequestError.at("", f"{json_kind(content)}; send a string or a list of blocks")
     said = MessageBlocks()
@@ -77,7 +76,7 @@ def _said(content: Any, limits: Limits) -> MessageBlocks:
         elif kind in _NO_PART or (limits.is_lenient and kind in KINDS_ELSEWHERE["blocks"]):
             continue
         else:
-            said.texts.append(encodable(_text_of_block(block, place), place))
+            said.texts.append(_text_of_block(block, place))
     return said
 
 
@@ -107,18 +106,17 @@ def _call(block: Mapping[str, Any], place: str) -> Mapping[str, Any]:
     given = {} if block.get("input") is None else block["input"]
     if not isinstance(given, dict):
         raise RequestError.at(f"{place}.input", f"{json_kind(given)}; send an object")
-    function = {"name": block.get("name"), "arguments": encodable_json(given, f"{place}.input")}
+    function = {"name": block.get("name"), "arguments": given}
     check_call(function, f"{place}.")
-    return {"id": encodable_json(block.get("id"), place), "type": "function", "function": function}
+    return {"id": block.get("id"), "type": "function", "function": function}
 
 
 def _result(block: Mapping[str, Any], place: str) -> Message:
     content, call = block.get("content"), block.get("tool_use_id")
     if not isinstance(call, str | None) or len(call or "") > 256:
         raise RequestError.at(f"{place}.tool_use_id", f"{json_kind(call)}; send the id of a call")
-    own = {"tool_call_id": encodable(call, f"{place}.tool_use_id")} if call else {}
-    place = f"{place}.content"
-    text = "" if content is None else encodable(_text_of_blocks(content, place), place)
+    own = {"tool_call_id": call} if call else {}
+    text = "" if content is None else _text_of_blocks(content, f"{place}.content")
     return {"role": "tool", "content": text, **own}
 
 
@@ -149,7 +147,7 @@ class Turn(Body):
 class MessagesTool(Function):
     kinds = frozenset({"custom"})
     type: Literal["custom"] | None = supported("custom")
-    parameters: JsonObject | None = supported("a JSON schema", alias="input_schema")
+    parameters: dict[str, Any] | None = supported("a JSON schema", alias="input_schema")
 
 
 class ToolChoice(Body):

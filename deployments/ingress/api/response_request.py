@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, WithJsonSchema
 
 from cluster.errors import RequestError
+from cluster.text.chat import text_of
 from cluster.text.json_text import json_or_text
 from deployments.ingress import sampling
 from deployments.ingress.api.contract import REQUIRED, Body, PostEndpoint, or_text, supported
@@ -20,7 +21,6 @@ from deployments.ingress.chat import (
     Harmless,
     Role,
     check_call,
-    read_text,
 )
 from deployments.ingress.fields import shown
 from deployments.ingress.spec import GenerationSpec, Limits, Message
@@ -32,7 +32,6 @@ from deployments.ingress.tools import (
     TEXT_ARGUMENT,
     Effort,
     Function,
-    JsonObject,
 )
 
 _CALLS = ("function_call", "custom_tool_call", "local_shell_call")
@@ -51,7 +50,7 @@ def _text(value: Any, path: str) -> str:
             else part
             for part in value
         ]
-    return read_text(value, path)
+    return text_of(value, path)
 
 
 # fmt: off
@@ -69,7 +68,7 @@ class Item(Body):
     name: str | None = supported("of the function that was called")
     arguments: str | dict[str, Any] = supported("of a function_call, as JSON", "{}")
     input: str = supported("of a custom_tool_call", "")
-    action: JsonObject = supported("of a local_shell_call", {})
+    action: dict[str, Any] = supported("of a local_shell_call", {})
     output: _Parts = supported("of the call")
     # fmt: on
     # As templates read it; reasoning that comes back is no part of a prompt.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from cluster.core import FinishReason
 from cluster.errors import ContextLengthError, DrafthouseError, RequestError
-from cluster.text.json_text import parse_json
 from deployments.ingress.api.response_request import Response
 from deployments.ingress.api.writer import ItemWriter, OutputItem, event
 from deployments.ingress.chat import read_calls
@@ -198,8 +198,7 @@ def _repeated(item: OutputItem) -> OutputItem:
     """A call for what follows: a model may write half of a character, or an escape of one."""
     text = item.text
     if item.kind == "function":
-        try:
-            text = json.dumps(parse_json(text or "{}", "arguments"), ensure_ascii=False)
-        except RequestError:  # who reads them next tells what is wrong
-            return replace(item, name=whole_characters(item.name), text=text or "{}")
+        text = text or "{}"
+        with suppress(ValueError, RecursionError):  # who reads them next tells what is wrong
+            text = json.dumps(json.loads(text), ensure_ascii=False)
     return replace(item, name=whole_characters(item.name), text=whole_characters(text))

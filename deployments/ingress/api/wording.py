@@ -72,7 +72,6 @@ _RANGE = "{value} is out of range; send {wanted}"
 # By pydantic's name of what is wrong.
 _SENTENCES = {
     "missing": "missing; send {note}",
-    "string_unicode": "contains half of a surrogate pair; send valid Unicode",
     "string_too_long": "{length} characters, longer than {most}; shorten it",
     "string_too_short": "empty; send at least one character",
     "too_long": "{length} items; send at most {most}",
