@@ -11,7 +11,7 @@ import grpc
 
 from .answer import Collector, Resumption
 from .endpoint import Endpoint
-from .errors import CancelledError, ClientError
+from .errors import CancelledError
 from .generated.generation_pb2 import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -106,59 +106,19 @@ class Stream(Iterator[GenerateResponse]):
 
     def __init__(self, start: Any, resumption: Resumption, attempts: Attempts) -> None:
         """start: the method of the stub."""
-        self._start = start
-        self._resumption = resumption
-        self._attempts = attempts
-        self._call: Any = None
         self._cancelled = threading.Event()
+        self._calls: list[Any] = []  # the last one
+        # Without a way back to this object: when a loop that is left by `break` drops it, which is
+        # all that Python tells us, the generator ends, and with it the call.
+        self._responses = _responses(start, resumption, attempts, self._cancelled, self._calls)
 
     def __next__(self) -> GenerateResponse:
-        while not self._resumption.is_complete:
-            try:
-                response: GenerateResponse = next(self._open())
-            except StopIteration:
-                self._wait(None)
-            except grpc.RpcError as failure:
-                self._wait(failure)
-            else:
-                if self._accept(response):
-                    return response
-        raise StopIteration
-
-    def _open(self) -> Any:
-        """The call in progress, or a new one."""
-        if self._call is None:
-            self._call = self._attempts.call(self._start, self._resumption.request())
-        if self._cancelled.is_set():  # perhaps while the call was made
-            self._call.cancel()
-            raise CancelledError("the stream was cancelled")
-        return self._call
-
-    def _accept(self, response: GenerateResponse) -> bool:
-        try:
-            says_something = self._resumption.accept(response)
-        except ClientError:
-            self.cancel()
-            raise
-        if response.choices:
-            self._attempts.progress()
-        if self._resumption.is_complete:
-            self._call.cancel()  # nothing but the status is left, which frees the call
-        return says_something
-
-    def _wait(self, failure: Exception | None) -> None:
-        """Sleep before the next call; raises the error where there is none."""
-        self._call = None
-        if self._cancelled.is_set():
-            raise CancelledError("the stream was cancelled") from failure
-        is_started = self._resumption.is_started
-        self._cancelled.wait(self._attempts.delay_after(failure, is_started=is_started))
+        return next(self._responses)
 
     def cancel(self) -> None:
         """End the request, from any thread; a read that waits raises CancelledError."""
         self._cancelled.set()
-        call = self._call
-        if call is not None:
+        for call in self._calls:
             call.cancel()
 
     def __enter__(self) -> Self:
@@ -167,7 +127,35 @@ class Stream(Iterator[GenerateResponse]):
     def __exit__(self, *_: object) -> None:
         self.cancel()
 
-    def __del__(self) -> None:
-        # A loop that is left by `break` drops its iterator, which is all that Python tells us.
-        if getattr(self, "_call", None) is not None:
-            self.cancel()
+
+def _responses(
+    start: Any,
+    resumption: Resumption,
+    attempts: Attempts,
+    cancelled: threading.Event,
+    calls: list[Any],
+) -> Iterator[GenerateResponse]:
+    """calls: is given the one in progress."""
+    while not resumption.is_complete:
+        if cancelled.is_set():
+            raise CancelledError("the stream was cancelled")
+        calls[:] = [call := attempts.call(start, resumption.request())]
+        if cancelled.is_set():  # while the call was made
+            call.cancel()
+        failure: Exception | None = None
+        try:
+            for response in call:
+                says_something = resumption.accept(response)
+                if response.choices:
+                    attempts.progress()
+                if resumption.is_complete:
+                    call.cancel()  # nothing but the status is left, which frees the call
+                if says_something:
+                    yield response
+        except grpc.RpcError as error:
+            failure = error
+        finally:
+            call.cancel()
+        if not resumption.is_complete and not cancelled.is_set():
+            delay_s = attempts.delay_after(failure, is_started=resumption.is_started)
+            cancelled.wait(delay_s)
