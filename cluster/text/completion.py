@@ -1,4 +1,4 @@
-"""The texts of `cluster.local.LLM`, whole and on their way."""
+"""Texts as events bring them, and those of `cluster.local.LLM` when they are whole."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cluster.core import (
 from cluster.records import frozen
 from cluster.requests.fields import BeamEnd
 from cluster.spec.statistics import TextStatistics
-from cluster.text.stream import TextStream
+from cluster.text.stream import TextDelta, TextStream
 
 
 @frozen
@@ -40,59 +40,77 @@ class Completion:
     num_cached: int = 0
 
 
-class PendingCompletion:
+class GrowingText:
+    """One text: it ends with its events, or before them with a stop string.
+
+    finish_reason: None while it goes on.  num_cached: tokens of the prompt that the prefix cache
+    had, as the first event with news says; None before.
+    """
+
+    def __init__(self, text: TextStream | None) -> None:
+        """text: None where there is no tokenizer."""
+        self._text = text
+        self.finish_reason: FinishReason | None = None
+        self.stats = SpeculationStats()
+        self.num_cached: int | None = None
+        self._told = TextStatistics()  # where a stop string may end it
+
+    def push(self, event: TokenEvent) -> TextDelta | None:
+        """What an event brings; None behind the end, where only the statistics are of use."""
+        num_tokens, reason = len(event.token_ids), event.finish_reason
+        if self.num_cached is None and (num_tokens or reason is not None):
+            self.num_cached = event.num_cached
+        is_over = self.finish_reason is not None
+        delta = TextDelta("", num_tokens)
+        if self._text is not None:
+            delta = self._text.push(event.token_ids)
+        if not is_over:
+            self._told.take(event.steps, delta.num_tokens)
+        if event.stats is not None:
+            self.stats = self._told.of(event.stats)
+        if is_over:
+            return None
+        if delta.stop is None and reason is not None and self._text is not None:
+            rest = self._text.finish()
+            delta = TextDelta(delta.text + rest.text, delta.num_tokens, rest.stop)
+        self.finish_reason = reason if delta.stop is None else FinishReason.STOP
+        return delta
+
+
+class PendingCompletion(GrowingText):
     """A completion that is still being generated."""
 
     def __init__(self, params: SamplingParams, text: TextStream | None) -> None:
+        super().__init__(text)
         self._params = params
-        self._text = text
         self._pieces: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
-        self._reason: FinishReason | None = None
-        self._stats = SpeculationStats()
-        self._told = TextStatistics()  # where a stop string may end it
         self._beam: BeamEnd | None = None
-        self._num_cached = 0
 
     def take(self, event: TokenEvent) -> bool:
         """Add an event; True if a stop string has just ended the text."""
-        self._stats = event.stats or self._stats
-        self._num_cached = self._num_cached or event.num_cached
-        if self._reason is not None:
+        delta = self.push(event)
+        if delta is None:
             return False
         self._beam = event.beams[0] if event.beams else None
-        num_tokens, stop = len(event.token_ids), None
-        if self._text is not None:
-            delta = self._text.push(event.token_ids)
-            self._pieces.append(delta.text)
-            num_tokens, stop = delta.num_tokens, delta.stop
-        self._told.take(event.steps, num_tokens)
-        self._token_ids.extend(event.token_ids[:num_tokens].tolist())
-        self._logprobs.extend(event.logprobs[:num_tokens])
-        if stop is not None:
-            self._reason = FinishReason.STOP
-            return event.finish_reason is None
-        self._reason = event.finish_reason
-        return False
+        self._pieces.append(delta.text)
+        self._token_ids.extend(event.token_ids[: delta.num_tokens].tolist())
+        self._logprobs.extend(event.logprobs[: delta.num_tokens])
+        return delta.stop is not None and event.finish_reason is None
 
     def completion(self) -> Completion:
-        assert self._reason is not None
-        if self._text is not None:
-            rest = self._text.finish()
-            self._pieces.append(rest.text)
-            if rest.stop is not None:
-                self._reason = FinishReason.STOP
+        assert self.finish_reason is not None
         return Completion(
             self._token_ids,
             "".join(self._pieces),
-            self._reason,
-            self._told.of(self._stats),
+            self.finish_reason,
+            self.stats,
             tuple(self._logprobs),
             self._params.noise_key,
             self._params.stream,
             self._beam,
-            self._num_cached,
+            self.num_cached or 0,
         )
 
 

@@ -19,8 +19,7 @@ from cluster.core import (
 )
 from cluster.records import record
 from cluster.requests.fields import DraftStep
-from cluster.spec.statistics import TextStatistics
-from cluster.text.completion import beam_event
+from cluster.text.completion import GrowingText, beam_event
 from cluster.text.dialect import Dialect
 from cluster.text.stream import TextStream
 from cluster.text.tool_calls.base import CallPiece, Part, Said
@@ -64,8 +63,8 @@ class Delta:
         return not (self.text or self.call or self.finish_reason)
 
 
-class Choice:
-    """One sample; turns its tokens into text until the sequence or a stop string ends it."""
+class Choice(GrowingText):
+    """One sample of a prompt, and what its text is read as."""
 
     def __init__(
         self,
@@ -78,50 +77,37 @@ class Choice:
         is_over: bool = False,
     ) -> None:
         """rank: which of its prompt's samples it is.  request: what is submitted."""
+        super().__init__(text)
         self.index = index
         self.rank = rank
         self.request = request
         self.text = text
         self.reading = reading
         self.ticket: Ticket | None = None  # it is over, or not submitted yet
-        self.done = is_over
-        self.stats = SpeculationStats()
-        self._told = TextStatistics()  # where a stop string may end it
         self.queue_time_s = self.prefill_time_s = 0.0
-        self.num_cached: int | None = None  # tokens of its prompt, as its first event says
-        self.finish_reason: FinishReason | None = None
+        self._is_over = is_over
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing but statistics may come."""
+        return self._is_over or self.finish_reason is not None
 
     def end(self) -> Delta:
         """End it without a token: only its prompt was asked about."""
-        self.done, self.finish_reason = True, FinishReason.LENGTH
+        self.finish_reason = FinishReason.LENGTH
         return Delta(self.index, "", finish_reason=self.finish_reason)
 
     def feed(self, event: TokenEvent) -> list[Delta]:
         """The new text and tokens in `event`; the last delta has the tokens."""
-        is_admission = event.finish_reason is None and not len(event.token_ids)
-        if self.num_cached is None and not is_admission:
-            self.num_cached = event.num_cached
         if event.beams:
             event = beam_event(event, self.rank)
-        piece = self.text.push(event.token_ids)
-        kept = piece.num_tokens
-        if not self.done:
-            self._told.take(event.steps, kept)
+        delta, reason = self.push(event), self.finish_reason
         if event.stats is not None:
-            self.stats, self.queue_time_s = self._told.of(event.stats), event.queue_time_s
-            self.prefill_time_s = event.prefill_time_s
-        if self.done:
+            self.queue_time_s, self.prefill_time_s = event.queue_time_s, event.prefill_time_s
+        if delta is None or not (delta.text or delta.num_tokens or reason):
             return []
-        reason, text, stop = event.finish_reason, piece.text, piece.stop
-        if stop is None and reason is not None:
-            rest = self.text.finish()
-            text, stop = text + rest.text, rest.stop
-        if stop is not None:
-            reason = FinishReason.STOP
-        self.done, self.finish_reason = reason is not None, reason
-        if not text and not kept and reason is None:
-            return []
-        parts = self.reading.push(text, is_last=reason is not None)
+        kept = delta.num_tokens
+        parts = self.reading.push(delta.text, is_last=reason is not None)
         *first, last = map(_said, parts or [Said("")])
         trace = None if self.ticket is None else self.ticket.trace
         end = Delta(
@@ -129,7 +115,7 @@ class Choice:
             token_ids=event.token_ids[:kept],
             logprobs=event.logprobs[:kept],
             finish_reason=reason,
-            stop=stop,
+            stop=delta.stop,
             draft_sources=event.draft_sources[:kept],
             cumulative_logprob=event.beams[0].logprob if event.beams else None,
             draft_steps=event.draft_steps,
