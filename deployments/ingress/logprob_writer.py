@@ -61,21 +61,12 @@ _NUM_CONTEXT_TOKENS = 8
 
 
 class LogprobWriter:
-    """Formats the log-probabilities of one choice."""
+    """Formats the log-probabilities of one answer."""
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        offsets: TextOffsets | None = None,
-        *,
-        names_token_ids: bool = False,
-    ) -> None:
-        """offsets: of a completion; None = it is a chat, whose format has none.
-
-        names_token_ids: tokens are named `token_id:N`, which no two of them share."""
+    def __init__(self, tokenizer: Tokenizer, *, names_token_ids: bool = False) -> None:
+        """names_token_ids: tokens are named `token_id:N`, which no two of them share."""
         self._tokenizer = tokenizer
         self._names_token_ids = names_token_ids
-        self._offsets = offsets
 
     def entries(
         self, token_ids: Sequence[int], logprobs: PromptLogprobs
@@ -99,45 +90,32 @@ class LogprobWriter:
             for token, one in zip(token_ids, logprobs, strict=True)
         ]
 
-    def write_prompt(
-        self, token_ids: Sequence[int], logprobs: PromptLogprobs, echo: str
-    ) -> dict[str, Any]:
-        """Of an echoed prompt: nothing is said of its first token, which nothing comes before."""
-        assert self._offsets is not None, "no chat has an echo"
-        known = [one or TokenLogprob(0.0) for one in logprobs]
-        pairs = list(zip(token_ids, known, strict=True))
-        written = self._completion(pairs, self._offsets.of_prompt(token_ids, echo))
-        for index, one in enumerate(logprobs):
-            if one is None:
-                written["token_logprobs"][index] = written["top_logprobs"][index] = None
-        return written
+    def chat(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+        """Of the next tokens of a chat's output."""
+        content = [
+            {
+                **self._alternative(token, one.logprob),
+                "top_logprobs": [self._alternative(*other) for other in one.top],
+            }
+            for token, one in zip(token_ids, logprobs, strict=True)
+        ]
+        return {"content": content, "refusal": None}
 
-    def write(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
-        """Of the next tokens of the output."""
-        pairs = list(zip(token_ids, logprobs, strict=True))
-        if self._offsets is None:
-            content = [
-                {
-                    **self._alternative(token, one.logprob),
-                    "top_logprobs": [self._alternative(*other) for other in one.top],
-                }
-                for token, one in pairs
-            ]
-            return {"content": content, "refusal": None}
-        return self._completion(pairs, self._offsets.of_output(token_ids))
-
-    def _completion(
-        self, pairs: Sequence[tuple[int, TokenLogprob]], offsets: list[int]
+    def completion(
+        self, token_ids: Sequence[int], logprobs: PromptLogprobs, offsets: list[int]
     ) -> dict[str, Any]:
+        """Of the next tokens of a completion, or of its echo: nothing is said of the first token of
+        a prompt, which nothing comes before.  offsets: of each in the text."""
         return {
-            "tokens": [self._name(token) for token, _ in pairs],
-            "token_logprobs": [one.logprob for _, one in pairs],
+            "tokens": list(map(self._name, token_ids)),
+            "token_logprobs": [one and one.logprob for one in logprobs],
             # As in vLLM, the token that was drawn is always there, though it may not be among the
             # most likely ones; where two tokens have the same text its value is the one shown.
             "top_logprobs": [
-                {self._name(other): value for other, value in one.top}
+                one
+                and {self._name(other): value for other, value in one.top}
                 | {self._name(token): one.logprob}
-                for token, one in pairs
+                for token, one in zip(token_ids, logprobs, strict=True)
             ],
             "text_offset": offsets,
         }
@@ -161,11 +139,6 @@ class LogprobWriter:
             "logprob": value,
             "bytes": list(self._tokenizer.token_bytes(token)),
         }
-
-
-def joined(first: dict[str, Any], then: dict[str, Any]) -> dict[str, Any]:
-    """Two lists of log-probabilities as one; `first` may be empty."""
-    return {name: first[name] + values for name, values in then.items()} if first else then
 
 
 class TextOffsets:

@@ -6,12 +6,12 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from cluster.core import FinishReason
+from cluster.core import FinishReason, TokenLogprob
 from cluster.errors import DrafthouseError
 from deployments.ingress.api.writer import OutputItem, Writer, grow
 from deployments.ingress.body import error_event
 from deployments.ingress.choice import Delta
-from deployments.ingress.logprob_writer import LogprobWriter, TextOffsets, joined
+from deployments.ingress.logprob_writer import LogprobWriter, TextOffsets
 from deployments.ingress.openai_request import Chat, CompletionBody
 from deployments.ingress.sampling import StreamOptions
 from deployments.ingress.ticket import written
@@ -37,9 +37,14 @@ class Answer(Writer):
         self._shows_logprobs = request.num_logprobs() is not None
         self._echoes_logprobs = self._echoes and self._shows_logprobs
         self._spec = spec = request.spec
-        count = len(spec.prompts) * spec.num_choices
-        self._writers = [
-            self._logprob_writer(index) if self._shows_logprobs else None for index in range(count)
+        self._choices = range(len(spec.prompts) * spec.num_choices)
+        names_ids = request.return_tokens_as_token_ids
+        self._logprobs = LogprobWriter(self._tokenizer, names_token_ids=names_ids)
+        # Of completions with log-probabilities.
+        self._offsets = [
+            TextOffsets(self._tokenizer, prompt_ids, skip_special_tokens=spec.skip_special_tokens)
+            for prompt_ids in self._generation.prompt_ids
+            for _ in range(spec.num_choices)
         ]
         self._begun: set[int] = set()  # choices whose echo is written
         # Nothing is asked for of tokens whose text has not come yet.
@@ -50,15 +55,6 @@ class Answer(Writer):
             or spec.speculation.return_draft_sources
             or spec.speculation.return_draft_trees
         )
-
-    def _logprob_writer(self, choice: int) -> LogprobWriter:
-        offsets = None
-        if not self._is_chat:
-            prompt_ids = self._generation.prompt_ids[choice // self._spec.num_choices]
-            specials = self._spec.skip_special_tokens
-            offsets = TextOffsets(self._tokenizer, prompt_ids, skip_special_tokens=specials)
-        names_ids = self._request.return_tokens_as_token_ids
-        return LogprobWriter(self._tokenizer, offsets, names_token_ids=names_ids)
 
     def _written(self, end: str, choices: Sequence[dict[str, Any]], **more: Any) -> str:
         """One JSON object of this answer.  end: of its kind's name, in chats."""
@@ -75,7 +71,7 @@ class Answer(Writer):
     # Whole answers
 
     def whole(self, deltas: Iterable[Delta]) -> bytes:
-        collected: list[list[Delta]] = [[] for _ in self._writers]
+        collected: list[list[Delta]] = [[] for _ in self._choices]
         for delta in deltas:
             collected[delta.index].append(delta)
         choices = [
@@ -118,11 +114,9 @@ class Answer(Writer):
         else:
             choice["delta"] = delta_fields(last)
         choice |= {"logprobs": None, "finish_reason": finish_reason(last)}
-        writer = self._writers[index]
-        if writer is not None:
-            echoed = self._echoed_logprobs(index, writer) if begins else {}
+        if self._shows_logprobs:
             logprobs = [one for part in parts for one in part.logprobs]
-            choice["logprobs"] = joined(echoed, writer.write(token_ids, logprobs))
+            choice["logprobs"] = self._written_logprobs(index, token_ids, logprobs, echoes=begins)
         choice["seed"] = self._generation.seed_of(index)
         if is_whole or last.stop is not None:
             choice["stop_reason"] = last.stop
@@ -168,12 +162,20 @@ class Answer(Writer):
         # Special tokens of a text are those that it has itself: what a tokenizer adds was cut off.
         return self._tokenizer.decode(self._prompt_ids(choice), skip_special_tokens=text is None)
 
-    def _echoed_logprobs(self, choice: int, writer: LogprobWriter) -> dict[str, Any]:
-        if not self._echoes_logprobs:
-            return {}
-        num_top = self._spec.params.logprobs or 0
-        logprobs = self._generation.prompt_logprobs(choice, num_top)
-        return writer.write_prompt(self._prompt_ids(choice), logprobs, self._echoed(choice))
+    def _written_logprobs(
+        self, choice: int, token_ids: list[int], logprobs: list[TokenLogprob], *, echoes: bool
+    ) -> dict[str, Any]:
+        if self._is_chat:
+            return self._logprobs.chat(token_ids, logprobs)
+        offsets, prompt_ids = self._offsets[choice], list[int]()
+        places, echoed = list[int](), list[TokenLogprob | None]()
+        if echoes and self._echoes:
+            prompt_ids = self._prompt_ids(choice)
+            places += offsets.of_prompt(prompt_ids, self._echoed(choice))
+            num_top = self._spec.params.logprobs or 0
+            echoed += self._generation.prompt_logprobs(choice, num_top)
+        places += offsets.of_output(token_ids)
+        return self._logprobs.completion(prompt_ids + token_ids, [*echoed, *logprobs], places)
 
     def _of_prompt(self, choice: int) -> dict[str, Any]:
         """What is said of its prompt."""
@@ -181,7 +183,7 @@ class Answer(Writer):
         said: dict[str, Any] = {"prompt_token_ids": token_ids} if request.return_token_ids else {}
         if request.prompt_logprobs is not None:
             logprobs = self._generation.prompt_logprobs(choice, request.prompt_logprobs)
-            said["prompt_logprobs"] = self._logprob_writer(choice).entries(token_ids, logprobs)
+            said["prompt_logprobs"] = self._logprobs.entries(token_ids, logprobs)
         return said
 
     # Streams
@@ -191,7 +193,7 @@ class Answer(Writer):
         if not self._is_chat and (not self._echoes or self._echoes_logprobs):
             return b""
         parts = []
-        for index in range(len(self._writers)):
+        for index in self._choices:
             said: dict[str, Any] = {"text": self._echoed(index)}
             if self._is_chat:
                 said = {"delta": {"role": "assistant", "content": "", "refusal": None}}

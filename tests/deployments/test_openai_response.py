@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.core import EMPTY_TOKENS, TokenLogprob
+from cluster.core import TokenLogprob
 from cluster.text.tokenizer import Tokenizer
-from deployments.ingress.logprob_writer import LogprobWriter, TextOffsets
+from deployments.ingress.logprob_writer import LogprobWriter
 
 
 @pytest.mark.parametrize("num_top", [0, 1, 2])
@@ -15,9 +15,8 @@ def test_the_drawn_token_is_among_the_top_ones_however_unlikely(
 ) -> None:
     likely, second, drawn = tokenizer.encode("abc").tolist()
     top = ((likely, -0.1), (second, -2.5))[:num_top]
-    offsets = TextOffsets(tokenizer, EMPTY_TOKENS, skip_special_tokens=True)
-    writer = LogprobWriter(tokenizer, offsets)
-    written = writer.write([drawn, likely], [TokenLogprob(-7.0, top), TokenLogprob(-0.1, top)])
+    logprobs = [TokenLogprob(-7.0, top), TokenLogprob(-0.1, top)]
+    written = LogprobWriter(tokenizer).completion([drawn, likely], logprobs, [0, 1])
     unlikely, ordinary = written["top_logprobs"]
     assert set(unlikely) == {*"ab"[:num_top], "c"}
     assert unlikely["c"] == written["token_logprobs"][0] == -7.0

@@ -62,7 +62,7 @@ class ResponseWriter(ItemWriter):
     def _take(self, delta: Delta) -> None:
         super()._take(delta)
         if self._request.num_logprobs() is not None:
-            written = self._writer.write(delta.token_ids.tolist(), delta.logprobs)
+            written = self._writer.chat(delta.token_ids.tolist(), delta.logprobs)
             self._logprobs += written["content"]
 
     def _told(self, what: str, item: OutputItem, text: str) -> bytes:
