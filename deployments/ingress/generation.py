@@ -71,9 +71,10 @@ class Generation:
         self.error_code = ""  # of what has ended it
         self._failure: DrafthouseError | None = None
         self.closed = asyncio.Event()
-        self._timeout_s = timeout_s
-        self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._alarm: asyncio.TimerHandle | None = None
+        if timeout_s is not None:  # one timer, so that a wait for events costs none
+            loop = asyncio.get_running_loop()
+            self._alarm = loop.call_later(timeout_s, self._end_late, timeout_s)
         self._dialect = dialect or Dialect()
         self._use = use
         self.told: ToldRequest | None = None  # what counts it, once it has started
@@ -130,9 +131,7 @@ class Generation:
 
     async def start(self) -> None:
         """Tokenise and submit; raises RequestError for prompts that do not fit, before any work."""
-        spec, left_s = self.spec, self._left_s()
-        if left_s is not None:  # one timer, so that a wait for events costs none
-            self._alarm = asyncio.get_running_loop().call_later(left_s, self._end_late)
+        spec = self.spec
         await self._coordinators.wait_connected()
         for kept, is_cut in await read_prompts(
             spec, self.tokenizer, self._coordinators.max_context_len, self._max_chars_per_token
@@ -166,7 +165,7 @@ class Generation:
                     output_ids=resumed.token_ids,
                     tenant=spec.tenant,
                     adapter=spec.adapter,
-                    timeout_s=self._left_s() or 0.0,
+                    timeout_s=self._left_s(),
                     segment=spec.segment,
                     counts_steps=bool(spec.stop),
                 )
@@ -250,13 +249,15 @@ class Generation:
         if self._failure is not None:
             raise self._failure
 
-    def _left_s(self) -> float | None:
-        return None if self._deadline is None else self._deadline - time.monotonic()
+    def _left_s(self) -> float:
+        """Until its time is up; 0 = it has no limit."""
+        alarm = self._alarm
+        return 0.0 if alarm is None else alarm.when() - asyncio.get_running_loop().time()
 
-    def _end_late(self) -> None:
+    def _end_late(self, timeout_s: float) -> None:
         self.fail(
             DeadlineError(
-                f"the answer was not ready within {self._timeout_s:g} s; allow more time in "
+                f"the answer was not ready within {timeout_s:g} s; allow more time in "
                 "x-request-timeout-ms, up to api.max_request_timeout_s"
             )
         )

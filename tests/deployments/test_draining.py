@@ -47,6 +47,7 @@ async def test_streams_that_do_not_end_are_told_so_in_the_words_of_their_api(
         await here.wait_for_running(len(asked))
         await here.ingress.drain()
         texts = {path: (await task).text for path, task in asked.items()}
+        await here.rooms.settle()
         assert here.rooms.coordinator.status()["num_running"] == 0
     for path in ("/v1/completions", "/v1/chat/completions"):
         *_, event, done = texts[path].split("\n\n")[:-1]
