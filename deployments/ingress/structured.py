@@ -14,7 +14,6 @@ from cluster.text.json_text import parse_json
 from deployments.ingress.api.contract import REQUIRED, Body, supported
 from deployments.ingress.api.wording import TEXT
 from deployments.ingress.fields import json_kind
-from deployments.ingress.spec import Limits
 
 _MAX_CHOICES, _MAX_CHOICE_LEN = 4096, 65536
 KINDS = ("json", "regex", "choice", "grammar", "structural_tag")
@@ -50,17 +49,7 @@ def _dumped(value: Any) -> str:
 Held = tuple[GrammarSpec, str]
 
 
-class _Form(Body):
-    """Something that holds an answer to a grammar, or does not."""
-
-    _found: Held | None = None  # the field: below this
-
-    def held(self, path: str) -> Held | None:
-        """What holds the answer.  path: of this."""
-        return self._found and (self._found[0], joined(path, self._found[1]))
-
-
-class StructuredOutputs(_Form):
+class StructuredOutputs(Body):
     json_: _ObjectOrText = supported("a JSON schema", alias="json")
     json_object: bool = supported("any JSON object", False)
     regex: _Text | None = supported("a regular expression for the whole answer")
@@ -68,15 +57,18 @@ class StructuredOutputs(_Form):
     grammar: _Text | None = supported("a grammar in Lark, or in GBNF")
     structural_tag: _ObjectOrText = supported("as in response_format")
 
-    def check(self, limits: Limits) -> None:
+    def held(self, path: str) -> Held | None:
+        """What holds the answer.  path: of this."""
         asked = {self.called(name): getattr(self, name) for name in sorted(self.model_fields_set)}
         if not self.json_object:
             asked.pop("json_object", None)
         if len(asked) > 1:
-            raise RequestError.at("", f"{' and '.join(asked)} are set; send one of them")
+            raise RequestError.at(path, f"{' and '.join(asked)} are set; send one of them")
         for kind, value in asked.items():
-            found = _ANY_OBJECT if kind == "json_object" else grammar_of(kind, value, kind)
-            self._found = found, kind
+            place = joined(path, kind)
+            is_any = kind == "json_object"
+            return _ANY_OBJECT if is_any else grammar_of(kind, value, place), place
+        return None
 
 
 def _held(form: NamedSchema) -> Any:
@@ -92,7 +84,7 @@ class NamedSchema(Body):
     strict: bool = supported(OF_STRICT, False)
 
 
-class ResponseFormat(_Form):
+class ResponseFormat(Body):
     type: Literal["text", "json_object", "json_schema", "structural_tag"] = supported(
         "text, json_object, json_schema or structural_tag", REQUIRED
     )
@@ -101,17 +93,18 @@ class ResponseFormat(_Form):
     structures: Any = supported("of a structural_tag")
     triggers: Any = supported("of a structural_tag")
 
-    def check(self, limits: Limits) -> None:
+    def held(self, path: str) -> Held | None:
+        """What holds the answer.  path: of this."""
         if self.type == "json_schema":
-            place, schema = self.schema_of()
+            below, schema = self.schema_of()
+            place = joined(path, below)
             if schema is None:
                 raise RequestError.at(place, "missing; send a JSON schema")
-            self._found = grammar_of("json", schema, place), place
-        elif self.type == "structural_tag":
+            return grammar_of("json", schema, place), place
+        if self.type == "structural_tag":
             tag = self.model_dump(exclude_unset=True, by_alias=True)
-            self._found = grammar_of("structural_tag", tag, ""), ""
-        elif self.type == "json_object":
-            self._found = _ANY_OBJECT, ""
+            return grammar_of("structural_tag", tag, path), path
+        return (_ANY_OBJECT, path) if self.type == "json_object" else None
 
     def schema_of(self) -> tuple[str, Any]:
         """Where the schema stands, and the schema as it is held."""
