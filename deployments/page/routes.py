@@ -9,13 +9,10 @@ from typing import Any
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
-
-from cluster.coordinator.idle import MEANINGS
-from deployments.ingress.ingress import Ingress
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -69,26 +66,6 @@ class PageFiles(StaticFiles):
         """Return the route of the files."""
         compressed = [Middleware(GZipMiddleware)]
         return Route("/ui/static/{name:path}", self, methods=["GET"], middleware=compressed)
-
-
-def about(ingress: Ingress, version: str) -> Handler:
-    """Return the endpoint that tells the page whom it talks to."""
-
-    async def tell(request: Request) -> Response:
-        config = ingress.config
-        return JSONResponse(
-            {
-                "version": version,
-                "model": config.model_name,
-                "models": ingress.limits.model_names,
-                "drafters": {name: config.drafters[name].kind for name in config.on_their_own},
-                "tasks": config.tasks,
-                "max_model_len": ingress.coordinators.max_context_len or None,
-                "idle_because": dict(MEANINGS),
-            }
-        )
-
-    return tell
 
 
 def wants_html(accept: str) -> bool:

@@ -10,6 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 
+from cluster.coordinator.idle import MEANINGS
 from cluster.errors import ForbiddenError, UnauthenticatedError
 from deployments.ingress.api.contract import Body
 from deployments.ingress.api.messages import COUNT_TOKENS, Counted
@@ -21,7 +22,7 @@ from deployments.ingress.keys import Operators
 from deployments.ingress.metrics_page import seen_by
 from deployments.ingress.openai_request import DETOKENIZE, TOKENIZE, Detokenize, Tokenize
 from deployments.ingress.sampling import check_model
-from deployments.page.routes import about, wants_html
+from deployments.page.routes import wants_html
 from deployments.report import rendered
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -38,7 +39,6 @@ class Pages:
         self._ingress = ingress
         self._created = created
         self._operators = operators
-        self.about = about(ingress, _VERSION)
 
     def routes(self) -> list[tuple[str, str, Handler]]:
         """Every method and path with its handler."""
@@ -79,6 +79,21 @@ class Pages:
         )
         kind = HTMLResponse if is_html else PlainTextResponse
         return kind(body, headers={"Vary": "Accept"})
+
+    async def about(self, request: Request) -> Response:
+        """Tells the page whom it talks to."""
+        config = self._ingress.config
+        return JSONResponse(
+            {
+                "version": _VERSION,
+                "model": config.model_name,
+                "models": self._ingress.limits.model_names,
+                "drafters": {name: config.drafters[name].kind for name in config.on_their_own},
+                "tasks": config.tasks,
+                "max_model_len": self._max_model_len(),
+                "idle_because": dict(MEANINGS),
+            }
+        )
 
     async def models(self, request: Request) -> Response:
         cards = list(map(self._card, self._ingress.limits.model_names))
