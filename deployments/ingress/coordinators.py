@@ -231,8 +231,9 @@ class Coordinators:
         ticket = peer.tickets.pop(event.request_id, None)
         if ticket is None:  # it was closed; late events are normal
             return
-        if event.position > ticket.output_len:
-            log.error("gap in the tokens of id=%s: resuming the request", event.request_id)
+        missing = event.position - ticket.output_len
+        if missing > 0 or (missing and len(event.token_ids)):
+            log.error("tokens of id=%s do not follow: resuming the request", event.request_id)
             peer.tell(cancelled=event.request_id)
             self._resume_later(ticket)
         elif event.finish_reason is FinishReason.CANCELLED and not ticket.cancelled:

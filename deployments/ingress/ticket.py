@@ -137,25 +137,12 @@ class Ticket:
         return self._is_answered or self.finished
 
     def push(self, event: TokenEvent) -> None:
-        """Add an event from the coordinator, without the tokens that earlier events contained."""
+        """Add an event from the coordinator, which goes on where the last one ended."""
         self._is_answered = True
-        overlap = self.output_len - event.position
-        if overlap > 0 and len(event.token_ids):
-            event = dataclasses.replace(
-                event,
-                position=self.output_len,
-                token_ids=event.token_ids[overlap:],
-                logprobs=event.logprobs[overlap:],
-                draft_sources=event.draft_sources[overlap:],
-                draft_steps=(),
-                steps=(),
-            )
         if self.trace is not None:
             event = dataclasses.replace(event, draft_steps=self.trace.take(event.draft_steps))
         self._output.extend(event.token_ids.tolist())
         if event.error_code:
-            if len(event.token_ids):
-                self._arrived.append(dataclasses.replace(event, finish_reason=None))
             self.fail(_error_of(event))
             return
         self._arrived.append(event)
