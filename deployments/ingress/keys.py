@@ -8,7 +8,6 @@ a minute begins with the first request in it.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import math
 import time
 from collections import Counter, defaultdict
@@ -46,16 +45,16 @@ ANYBODY = Caller("", ClientKey())
 
 @frozen
 class _Keys:
-    """What the file says.  callers: by the digest of a key, with that."""
+    """What the file says.  callers: by the digest of a key."""
 
-    callers: Mapping[str, tuple[str, Caller]] = field(default_factory=dict)
+    callers: Mapping[str, Caller] = field(default_factory=dict)
     classes: Mapping[str, RateLimits] = field(default_factory=dict)
 
 
 def _read(config: Config) -> _Keys:
     file = read_keys(config)
     callers = {
-        digest: (digest, Caller(name, key))
+        digest: Caller(name, key)
         for name, key in file.keys.items()
         for digest in filter(None, (key.sha256, key.previous_sha256))
     }
@@ -94,10 +93,9 @@ class KeyRing:
             key = authorization[len(_SCHEME) :].strip()
         if not key:
             raise UnauthenticatedError("no API key was sent; send Authorization: Bearer KEY")
-        digest = digest_of(key)
-        known, caller = self._keys.callers.get(digest, ("", ANYBODY))
         # How long the look-up takes tells of digests alone, and of these no key can be found.
-        if not hmac.compare_digest(known, digest):
+        caller = self._keys.callers.get(digest_of(key))
+        if caller is None:
             raise UnauthenticatedError("the API key is not known here; ask the operator for one")
         return caller
 
@@ -107,7 +105,7 @@ class KeyRing:
 
     def status(self) -> dict[str, object]:
         """Return what /health says of the keys."""
-        names = sorted({caller.name for _, caller in self._keys.callers.values()})
+        names = sorted({caller.name for caller in self._keys.callers.values()})
         return {} if self.is_open else {"keys": {"callers": names, "fault": self.fault}}
 
     async def watch(self) -> None:
