@@ -197,26 +197,27 @@ def read_template(name: str, *, is_below: bool = False) -> str:
         ) from error
 
 
-def text_of(content: Any, param: str) -> str:
+def text_of(content: Any, param: str, kinds: Sequence[str] = ("text",)) -> str:
     """Message content as one text; parts are joined by line breaks, as in vLLM.
 
-    Raises RequestError with `param`, or the path of the part below it, if content is not text.
+    kinds: of parts that are texts.  Raises RequestError with `param`, or the path of the part below
+    it, if content is not text.
     """
     if isinstance(content, str):
         return content
     if not isinstance(content, Sequence):
         raise RequestError.at(param, f"{_kind(content)}; send a string or a list of text parts")
-    return "\n".join(part_text(part, f"{param}[{i}]") for i, part in enumerate(content))
+    return "\n".join(part_text(part, f"{param}[{i}]", kinds) for i, part in enumerate(content))
 
 
-def part_text(part: Any, param: str) -> str:
+def part_text(part: Any, param: str, kinds: Sequence[str] = ("text",)) -> str:
     """A text part's text; raises RequestError, as `text_of`, for what is none."""
     if not isinstance(part, Mapping):
         raise RequestError.at(param, f"{_kind(part)}; send a text part")
     kind, text = part.get("type"), part.get("text")
     if kind is None:
         raise RequestError.at(f"{param}.type", "missing; send text")
-    if kind != "text":
+    if kind not in kinds:
         raise RequestError.at(
             param, f"a part of type {str(kind)[:40]!r}; this model takes text parts only"
         )

@@ -41,18 +41,6 @@ _TEXT_PARTS = ("input_text", "output_text", "text")
 _Parts = Annotated[Any, WithJsonSchema(TEXT_OR_OBJECTS)]
 
 
-def _text(value: Any, path: str) -> str:
-    """A text, or text parts of any kind as one."""
-    if isinstance(value, list):
-        value = [
-            {"type": "text", "text": part.get("text")}
-            if isinstance(part, dict) and part.get("type") in _TEXT_PARTS
-            else part
-            for part in value
-        ]
-    return text_of(value, path)
-
-
 # fmt: off
 class Item(Body):
     """A message, a call, its output, or the reasoning of an earlier answer."""
@@ -78,7 +66,8 @@ class Item(Body):
         if self.type == "message":
             if not self.role:
                 raise self.wrong("role", "missing; send user, assistant, system or developer")
-            self._message = {"role": self.role, "content": _text(self.content, "content")}
+            content = text_of(self.content, "content", _TEXT_PARTS)
+            self._message = {"role": self.role, "content": content}
         elif self.type in _CALLS:
             function = {"name": self.name, "arguments": self.arguments}
             if self.type == "custom_tool_call":
@@ -92,7 +81,8 @@ class Item(Body):
             self._message = {"role": "assistant", "content": "", "tool_calls": [call]}
         elif self.type.removesuffix("_output") in _CALLS:
             call_id = {"tool_call_id": self.call_id} if self.call_id else {}
-            self._message = {"role": "tool", "content": _text(self.output, "output"), **call_id}
+            content = text_of(self.output, "output", _TEXT_PARTS)
+            self._message = {"role": "tool", "content": content, **call_id}
         elif self.type != "reasoning":
             remedy = "send messages, function_call and function_call_output"
             raise self.wrong("type", f"{shown(self.type)} is not served; {remedy}")
