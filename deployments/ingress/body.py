@@ -213,11 +213,6 @@ def error_response(
     )
 
 
-def error_event(error: DrafthouseError, request_id: str) -> bytes:
-    """An error inside a stream that has begun: the last event before [DONE]."""
-    return b"data: " + error_body(error, request_id) + b"\n\n"
-
-
 def hidden(error: Exception, request_id: str) -> DrafthouseError:
     """The answer to a request that met `error`; the log says where, in some lines.
 

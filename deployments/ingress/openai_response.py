@@ -9,7 +9,7 @@ from typing import Any
 from cluster.core import FinishReason, TokenLogprob
 from cluster.errors import DrafthouseError
 from deployments.ingress.api.writer import OutputItem, Writer, grow
-from deployments.ingress.body import error_event
+from deployments.ingress.body import error_body
 from deployments.ingress.choice import Delta
 from deployments.ingress.logprob_writer import LogprobWriter, TextOffsets
 from deployments.ingress.openai_request import Chat, CompletionBody
@@ -215,7 +215,7 @@ class Answer(Writer):
         return b"".join(parts)
 
     def failing(self, error: DrafthouseError) -> bytes:
-        return error_event(error, self._request_id) + DONE
+        return b"data: " + error_body(error, self._request_id) + b"\n\n" + DONE
 
     def closing(self) -> bytes:
         if not self._options.include_usage:
