@@ -159,7 +159,6 @@ FORMER = SpeculationRequest.FromString(b"\x31" + bytes(8))
     [
         ({"speculation": FORMER}, "speculation.min_tokens_per_s", "use speculation.latency_class"),
         ({"speculation": SpeculationRequest(law=9)}, "speculation.law", "law is 9"),  # type: ignore[arg-type]
-        ({"speculation": SpeculationRequest(law=3)}, "speculation.law", "block is gone; rej"),  # type: ignore[arg-type]
         (
             {"sampling": SamplingOptions(beam_search=BeamSearch(early_stopping=9))},  # type: ignore[arg-type]
             "sampling.beam_search.early_stopping",
