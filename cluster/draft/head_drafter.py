@@ -16,7 +16,6 @@ from cluster.core import DraftTask, Proposal, TokenArray
 from cluster.draft.base import DrafterContext
 from cluster.draft.head_cache import TextCache, kv_layers
 from cluster.draft.head_spans import Span, TextRows
-from cluster.draft.heads.head import HeadModule
 from cluster.draft.heads.load import layers_of, ready_head
 from cluster.draft.inside import StepRows, StepWants, host_of
 from cluster.draft.tree_drafter import TreeDrafter
@@ -24,7 +23,7 @@ from cluster.draft.tree_request import TreeRequest
 from cluster.engine.types import LayerSpec
 from cluster.spec.tree import ancestor_mask
 
-Head = TypeVar("Head", bound=HeadModule)
+Head = TypeVar("Head", bound=torch.nn.Module)
 
 
 @dataclass(slots=True, eq=False)

@@ -33,7 +33,7 @@ Ids = npt.NDArray[np.int64]
 
 @record
 class DraftVocabulary:
-    """target_ids: int32[draft vocabulary], ascending.  draft_ids: int32[target's vocabulary], what
+    """target_ids: int32[draft vocabulary].  draft_ids: int32[target's vocabulary], what
     the model reads in place of each token.  tokenizer_hash: the target's, "" = unknown."""
 
     target_ids: TokenArray
@@ -42,14 +42,10 @@ class DraftVocabulary:
 
     def __post_init__(self) -> None:
         size = len(self.target_ids)
-        if size == 0 or (np.diff(self.target_ids) <= 0).any() or self.target_ids[0] < 0:
-            raise ConfigError(
-                "d2t: the draft vocabulary's target ids do not ascend from 0 or above"
-            )
-        if self.target_ids[-1] >= len(self.draft_ids):
-            raise ConfigError(
-                f"d2t: target id {self.target_ids[-1]} is beyond the target's {len(self.draft_ids)}"
-            )
+        if size == 0 or self.target_ids.min() < 0:
+            raise ConfigError("d2t: the draft vocabulary has no target ids, or some below 0")
+        if (last := self.target_ids.max()) >= len(self.draft_ids):
+            raise ConfigError(f"d2t: target id {last} is beyond the target's {len(self.draft_ids)}")
         if self.draft_ids.min() < 0 or self.draft_ids.max() >= size:
             raise ConfigError(f"nearest: an id is outside the draft vocabulary 0..{size - 1}")
         if not np.array_equal(self.draft_ids[self.target_ids], np.arange(size)):
@@ -103,24 +99,18 @@ def load_draft_vocabulary(folder: Path) -> DraftVocabulary | None:
         raise ConfigError(f"{path}: not a draft vocabulary: {error}") from error
 
 
-def written_vocabulary(
-    target_ids: Ids, vocab_size: int
-) -> tuple[DraftVocabulary | None, Ids | None]:
-    """The draft vocabulary of a head, and the order that its outputs have to be brought into.
+def written_vocabulary(target_ids: Ids, vocab_size: int) -> DraftVocabulary | None:
+    """The draft vocabulary of a head; None where it is the target's own.
 
     target_ids: the target's token of each output of the head.  vocab_size: the target's; a head
-    reads all of its tokens.  The vocabulary is None where it is the target's own, and the order is
-    None where the outputs stand right already.
+    reads all of its tokens.
     """
     size = len(target_ids)
     if size == vocab_size and np.array_equal(target_ids, np.arange(size)):
-        return None, None
-    order = np.argsort(target_ids, kind="stable")
-    written = target_ids[order].astype(np.int32)
-    places = np.zeros(vocab_size, np.int32)
+        return None
+    written, places = target_ids.astype(np.int32), np.zeros(vocab_size, np.int32)
     places[written] = np.arange(size)
-    is_ordered = np.array_equal(order, np.arange(size))
-    return DraftVocabulary(written, places), None if is_ordered else order
+    return DraftVocabulary(written, places)
 
 
 def readable_vocabulary(

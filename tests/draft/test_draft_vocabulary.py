@@ -132,7 +132,7 @@ def test_broken_files_are_refused(tmp_path: Path) -> None:
         load_draft_vocabulary(tmp_path)
     good = vocabulary()
     for target_ids, draft_ids, complaint in (
-        (INSIDE[::-1].copy(), good.draft_ids, "do not ascend"),
+        (INSIDE - VOCAB, good.draft_ids, "or some below 0"),
         (INSIDE + VOCAB, good.draft_ids, "beyond the target's"),
         (INSIDE, good.draft_ids + 1, "outside the draft vocabulary"),
         (INSIDE, np.zeros(VOCAB, np.int32), "read as another one"),

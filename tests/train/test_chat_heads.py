@@ -51,7 +51,7 @@ def answers(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Gene
 
 
 def order_of(answers: list[GeneratedAnswer]) -> HeadOrder:
-    written, _ = written_vocabulary(IDS.numpy(), VOCAB)
+    written = written_vocabulary(IDS.numpy(), VOCAB)
     assert written is not None
     return HeadOrder(answers, written, 0)
 

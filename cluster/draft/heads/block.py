@@ -127,12 +127,6 @@ class BlockHead(Head):
         """See `Head`."""
         return self.spec.sights
 
-    @property
-    def outputs(self) -> Sequence[nn.Linear]:
-        """The layers that have an output for each token it writes."""
-        markov = () if self.markov_head is None else (self.markov_head.markov_w2,)
-        return (self.lm_head, *markov)
-
 
 # Reads folders of block drafters: DFlash's and DSpark's, in their authors' form and speculators'.
 #

@@ -10,7 +10,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import nn
@@ -68,23 +68,6 @@ def keys_values(attention: Any, rows: torch.Tensor, rotation: Rotation) -> KeysV
     return noting.noted[0]
 
 
-class HeadModule(nn.Module):
-    """token_map: int64[draft_vocab], the target's id of each output."""
-
-    token_map: torch.Tensor
-
-    @property
-    def outputs(self) -> Sequence[nn.Linear]:
-        """The layers that have an output for each token it writes."""
-        return (cast("nn.Linear", self.lm_head),)
-
-    def reorder(self, order: torch.Tensor) -> None:
-        """Let output i be what output order[i] was."""
-        for layer in self.outputs:
-            layer.weight = nn.Parameter(layer.weight[order], requires_grad=False)
-        self.token_map = self.token_map[order]
-
-
 @frozen
 class Sight:
     """The reach of a layer's rows.
@@ -115,15 +98,17 @@ class HeadSpec:
     mask_token_id: int = -1
 
 
-class Head(HeadModule, ABC):
+class Head(nn.Module, ABC):
     """A head's weights and its forward.
 
     embedding: [vocab, hidden], output: [draft_vocab, hidden], the target's own where the file has
     none; an output of None is an output layer of its own.
     takes_before: a row takes the hidden row of the token before it, and not its own token's.
+    token_map: int64[draft_vocab], the target's id of each output.
     """
 
     takes_before = True
+    token_map: torch.Tensor
 
     def __init__(
         self,

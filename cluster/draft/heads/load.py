@@ -1,5 +1,5 @@
 """One function for every published draft head, `load_draft_head(folder, target, ...)`; and the head
-in its host: in the order of the target's tokens, on its device."""
+in its host, on its device."""
 
 from __future__ import annotations
 
@@ -150,9 +150,7 @@ def ready_head(
         folder = resolve_head(model)
         head = load_draft_head(folder, target, host.weight, wanted=kind)
         made_for = folder_made_for(folder)
-    vocabulary, order = written_vocabulary(head.token_map.numpy(), host.vocab_size)
-    if order is not None:
-        head.reorder(torch.from_numpy(order))
+    vocabulary = written_vocabulary(head.token_map.numpy(), host.vocab_size)
     if host.device.type != "cpu":
         convert(head.to(host.device), host.dtype)
         return head, vocabulary, host.dtype, made_for

@@ -7,13 +7,11 @@ that the target draws from the same row.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 import torch
 from torch import nn
 
 from cluster.draft.heads.checkpoint import HeadConfig, Into, Tensors, read_tensors
-from cluster.draft.heads.head import HeadModule
 from cluster.records import frozen
 
 
@@ -48,8 +46,12 @@ class _Residual(nn.Module):
         return rows
 
 
-class MedusaHead(HeadModule):
-    """All heads of a folder; its tensors have the names of vLLM's form."""
+class MedusaHead(nn.Module):
+    """All heads of a folder; its tensors have the names of vLLM's form.
+
+    token_map: int64[draft_vocab], the target's id of each output."""
+
+    token_map: torch.Tensor
 
     def __init__(self, spec: MedusaSpec, target_head: torch.Tensor | None = None) -> None:
         """target_head: [vocab, hidden], the target's output layer, where the spec uses it."""
@@ -64,11 +66,6 @@ class MedusaHead(HeadModule):
         if target_head is not None:
             self.lm_heads[0].weight = nn.Parameter(target_head, requires_grad=False)
         self.register_buffer("token_map", torch.arange(spec.draft_vocab_size))
-
-    @property
-    def outputs(self) -> Sequence[nn.Linear]:
-        """The layers that have an output for each token they write."""
-        return [each for each in self.lm_heads if isinstance(each, nn.Linear)]
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] after the target's final norm -> [rows, heads, draft_vocab]."""
