@@ -50,8 +50,9 @@ class DraftModel:
 
     def read_text(self) -> ReadText:
         """An empty text as the model reads it."""
-        shared = self.shared
-        return ReadText(self.vocabulary) if shared is None else RewrittenText(shared.reader)
+        if self.shared is not None:
+            return RewrittenText(self.shared.reader)
+        return ReadText(self.vocabulary, self.vocab_size)
 
 
 def load_draft_model(

@@ -201,10 +201,11 @@ class Reader:
 class ReadText:
     """log: the tokens that the model reads.  Here they are as many as the text's."""
 
-    def __init__(self, vocabulary: DraftVocabulary | None) -> None:
-        """vocabulary: the model's, if it is a part of the target's."""
+    def __init__(self, vocabulary: DraftVocabulary | None = None, vocab_size: int = 0) -> None:
+        """vocabulary: the model's, if it is a part of the target's.  vocab_size: the model's; a
+        token beyond it, for which nothing is drafted, is read as the last one."""
         self.log = TokenLog()
-        self._vocabulary = vocabulary
+        self._vocabulary, self._vocab_size = vocabulary, vocab_size
 
     @property
     def is_behind(self) -> bool:
@@ -223,7 +224,8 @@ class ReadText:
     def append(self, token_ids: TokenArray) -> None:
         """Read on."""
         own = self._vocabulary
-        self.log.append(token_ids if own is None else own.read(token_ids))
+        held = token_ids.clip(0, self._vocab_size - 1) if own is None else own.read(token_ids)
+        self.log.append(held)
 
     def truncate(self, length: int) -> None:
         """Keep the text's first `length` tokens, or less: `num_read` says how many."""
@@ -239,7 +241,7 @@ class RewrittenText(ReadText):
     """
 
     def __init__(self, reader: Reader) -> None:
-        super().__init__(None)
+        super().__init__()
         self._reader = reader
         self._forget()
 

@@ -100,7 +100,7 @@ class LMDrafter(TreeDrafter[LMRequest]):
     def _advance(self, request: LMRequest, kept_len: int, token_ids: TokenArray) -> None:
         if kept_len < len(request.text):
             request.roll_back(kept_len)
-        request.append(token_ids, self.vocab_size)
+        request.append(token_ids)
         self._catch_up(request)
 
     def _catch_up(self, request: LMRequest) -> None:

@@ -47,7 +47,7 @@ class LMRequest(TreeRequest):
     """
 
     vocabulary: DraftVocabulary | None = None
-    read: ReadText = field(default_factory=lambda: ReadText(None))
+    read: ReadText = field(init=False)
     window_start: int = 0
     window: int = 0
     longest: int = 0
@@ -60,7 +60,6 @@ class LMRequest(TreeRequest):
     # it was submitted.
     _valid_len: int = 0
     _pending_len: int = 0  # when the work was submitted
-    _foreign_at: int | None = None  # the first token outside the model's vocabulary
     _failed: bool = False  # the engine can never serve this text
 
     def roll_back(self, length: int) -> None:
@@ -74,32 +73,23 @@ class LMRequest(TreeRequest):
         self.read.truncate(length)
         self._valid_len = min(self._valid_len, self.read.num_read)
         self._failed = False
-        if self._foreign_at is not None and self._foreign_at >= length:
-            self._foreign_at = None
         self.forget_cache(min(self.cached_len, len(self.read.log)))
 
-    def append(self, token_ids: TokenArray, vocab_size: int) -> None:
-        """Append tokens to the text, and move the window where it is full.
-
-        vocab_size: the model can read only tokens below it."""
+    def append(self, token_ids: TokenArray) -> None:
+        """Append tokens to the text, and move the window where it is full."""
         self.text.append(token_ids)
         self.graft = EMPTY_TREE
-        self._read_on(vocab_size)
+        self._read_on()
         while len(self.read.log) > self.longest:  # in more tokens than the text has
             self.window = self.window * 3 // 4
-            self._read_on(vocab_size)
+            self._read_on()
 
-    def _read_on(self, vocab_size: int) -> None:
+    def _read_on(self) -> None:
         start = window_start(len(self.text), self.window)
         if start != self.window_start:
             self._keep_read(0)
             self.window_start = start
-        added = self.text.since(start + self.read.num_read)
-        if self._foreign_at is None and len(added):
-            foreign = np.flatnonzero((added < 0) | (added >= vocab_size))
-            if len(foreign):
-                self._foreign_at = self.read.num_read + int(foreign[0])
-        self.read.append(added)
+        self.read.append(self.text.since(start + self.read.num_read))
 
     def network_len(self, length: int) -> int:
         """See `TreeRequest`."""
@@ -113,8 +103,7 @@ class LMRequest(TreeRequest):
     @property
     def is_draftable(self) -> bool:
         """True if the model can process the text and a draft could still save a step."""
-        is_read = self._foreign_at is None and not self._failed and len(self.read.log) > 0
-        return is_read and self.can_use_drafts
+        return not self._failed and len(self.read.log) > 0 and self.can_use_drafts
 
     def delta_work(self) -> Work:
         """Work for the text that the engine lacks, and the graft; marks it as pending.
