@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,12 +40,11 @@ class GrammarCompiler:
 
     def __init__(self, load: Callable[[], Library], max_bytes: int) -> None:
         """max_bytes: longer sources are refused."""
-        self._load = load
+        # Raises RequestError where the folder has no tokenizer.
+        self.load = cache(load)
         self._max_bytes = max_bytes
-        self._library: Library | None = None
         self._kept: OrderedDict[tuple[str, str], Future[Grammar]] = OrderedDict()
         self._lock = threading.Lock()
-        self._loading = threading.Lock()
 
     def is_ready(self, spec: GrammarSpec) -> bool:
         """True if `compile` would return or raise at once."""
@@ -73,13 +73,6 @@ class GrammarCompiler:
         except BaseException:
             future.set_exception(RequestError("the grammar cannot be compiled", param="grammar"))
             raise
-
-    def load(self) -> Library:
-        """The library, loaded once.  Raises RequestError where the folder has no tokenizer."""
-        with self._loading:
-            if self._library is None:
-                self._library = self._load()
-            return self._library
 
 
 def check_size(spec: GrammarSpec, max_bytes: int) -> None:

@@ -171,11 +171,10 @@ class _Rules:
                 found.append(self._new(f"{head} {body}"))
         if "TAG_TEXT: " + _ANY not in self.lines:
             self.lines.append("TAG_TEXT: " + _ANY)
-        tags = f"({' | '.join(found)})"
-        once = "" if part.value.get("at_least_one") else "?"
+        tags, is_needed = f"({' | '.join(found)})", part.value.get("at_least_one")
         if part.value.get("stop_after_first"):
-            return tags if not once else f"({tags} | TAG_TEXT)"
-        return f"{tags}{'+' if not once else '*'} {self._new('TAG_TEXT')}"
+            return tags if is_needed else f"({tags} | TAG_TEXT)"
+        return f"{tags}{'+' if is_needed else '*'} {self._new('TAG_TEXT')}"
 
 
 _SEPARATORS = {"sequence": " ", "or": " | "}

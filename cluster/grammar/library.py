@@ -122,10 +122,9 @@ class Matcher:
         """Set the bits of the tokens that may follow, and clear the others.  Raises as `push`."""
         matcher = self._matcher
         # A text that is complete has no mask: asking for one would be an error.
-        if matcher.is_stopped() and not matcher.is_error():
+        if matcher.is_stopped():
             row[:] = 0
-            return
-        if not matcher.is_error():
+        else:
             matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         if matcher.is_error():
             raise _refusal(matcher.get_error())
