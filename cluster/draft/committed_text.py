@@ -6,7 +6,7 @@ These rules of `Drafter.observe` are the same for every drafter.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Self, TypeVar
 
@@ -225,7 +225,7 @@ class WholeTreeDrafter(CommittedTextDrafter[Drafted]):
     @abstractmethod
     def _drafts(
         self, asked: Sequence[tuple[Drafted, int]]
-    ) -> Sequence[tuple[Drafted, TokenTree, FloatArray]]:
+    ) -> Iterable[tuple[Drafted, TokenTree, FloatArray]]:
         """The trees of these requests with at most so many nodes each, and their survival."""
 
     def _forget_tree(self, request: Drafted) -> None:

@@ -5,7 +5,7 @@ It runs inside the target, where the grammars are compiled; a text without one g
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,15 +50,13 @@ class GrammarDrafter(WholeTreeDrafter[GrammarState]):
 
     def _drafts(
         self, asked: Sequence[tuple[GrammarState, int]]
-    ) -> Sequence[tuple[GrammarState, TokenTree, FloatArray]]:
-        found = []
+    ) -> Iterator[tuple[GrammarState, TokenTree, FloatArray]]:
         for request, max_nodes in asked:
             if not request.is_open:
                 request.is_open, request.followed = True, self._opened(request)
             forced = [] if request.followed is None else list(request.followed.forced())
             tree = TokenTree.chain(forced[:max_nodes])
-            found.append((request, tree, np.ones(len(tree), dtype=np.float32)))
-        return found
+            yield request, tree, np.ones(len(tree), dtype=np.float32)
 
     def _forget_tree(self, request: GrammarState) -> None:
         super()._forget_tree(request)

@@ -10,7 +10,7 @@ nodes.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from cluster.core import (
@@ -95,6 +95,7 @@ class TextDrafter(WholeTreeDrafter[DraftedRequest]):
 
     def _drafts(
         self, asked: Sequence[tuple[DraftedRequest, int]]
-    ) -> Sequence[tuple[DraftedRequest, TokenTree, FloatArray]]:
-        drafts = ((request, self.draft(request, max_nodes)) for request, max_nodes in asked)
-        return [(request, each.tree, each.survival) for request, each in drafts if each is not None]
+    ) -> Iterator[tuple[DraftedRequest, TokenTree, FloatArray]]:
+        for request, max_nodes in asked:
+            if (draft := self.draft(request, max_nodes)) is not None:
+                yield request, draft.tree, draft.survival

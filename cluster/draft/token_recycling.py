@@ -31,7 +31,7 @@ from cluster.draft.count_drafter import CountDrafter, CountState
 from cluster.draft.inside import StepRows, StepWants, host_of
 from cluster.draft.native import lookups as native
 from cluster.records import frozen
-from cluster.spec.tree import edges
+from cluster.spec.tree import walk
 
 # Under this evidence the window's hit rate is kept: of all guesses alike.
 _GUESS = 1
@@ -155,13 +155,7 @@ def _move_on(state: RecyclingState, rows: StepRows) -> None:
     """One Jacobi iteration: what the target said at each guess is the next guess behind it."""
     end = rows.first_position + rows.num_context  # the first draft's position
     guesses = state.guesses if state.guessed_at == end else []
-    children = edges(TokenTree(rows.token_ids[rows.num_context :], rows.parents))
-    path = [-1]
-    for guess in guesses:
-        node = children.get((path[-1], guess))
-        if node is None:
-            break
-        path.append(node)
+    path = [-1, *walk(TokenTree(rows.token_ids[rows.num_context :], rows.parents), guesses)]
     drawn = len(rows.path) + 1
     # Guesses whose rows were not verified stay as they are.
     state.guesses = guesses[max(len(path), drawn) :]
@@ -179,15 +173,10 @@ def with_chain(
     """The tree with a chain behind the text, whose nodes are new where the tree has not got them.
 
     rate: probability that a new node is right where its parent is."""
-    tokens, parents, found = tree.token_ids.tolist(), tree.parents.tolist(), survival.tolist()
-    children = edges(tree)
-    node = -1
-    for token in chain:
-        child = children.get((node, token))
-        if child is None:
-            child = len(tokens)
-            tokens.append(token)
-            parents.append(node)
-            found.append((found[node] if node >= 0 else 1.0) * rate)
-        node = child
-    return TokenTree.of(tokens, parents), np.array(found, np.float32)
+    path = walk(tree, chain)
+    end, added = (path or [-1])[-1], chain[len(path) :]
+    parents = [end, *range(len(tree), len(tree) + len(added))][: len(added)]
+    reached = float(survival[end]) if path else 1.0
+    found = np.append(survival, reached * rate ** np.arange(1, len(added) + 1))
+    tokens = [*tree.token_ids.tolist(), *added]
+    return TokenTree.of(tokens, [*tree.parents.tolist(), *parents]), found.astype(np.float32)
