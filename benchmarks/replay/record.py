@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from benchmarks.replay.along import Recording
+from benchmarks.replay.along import Led, Recording
 from benchmarks.spec_bench import questions as spec_bench
 from benchmarks.support.options import add_config_options, add_options, parser_of
 from cluster.config.file import load
@@ -29,8 +29,6 @@ from cluster.config.schema import Config
 from cluster.core import (
     EMPTY_FLOATS,
     EMPTY_TREE,
-    Commit,
-    DraftTask,
     FloatArray,
     SamplingParams,
     TokenTree,
@@ -41,7 +39,6 @@ from cluster.draft.base import Drafter, DrafterContext
 from cluster.draft.inside import StepReader
 from cluster.local import LLM
 from cluster.simulate.world import COLUMNS, FORMAT, RecordedText, RecordedTrees
-from cluster.spec.token_log import prefix_hash
 
 # The control loop never uses more nodes of one sequence in one step.
 _MAX_NODES = 32
@@ -93,37 +90,15 @@ def created(config: Config, name: str, max_nodes: int) -> Drafter:
 
 def record_trees(drafter: Drafter, text: Recording) -> RecordedTrees:
     """Record the drafter's complete tree at every place of the text, token by token."""
-    trees: list[tuple[TokenTree, FloatArray]] = []
-    base_len, base_hash, new = 0, 0, text.prompt_ids
+    led, trees = Led(drafter, text, _MAX_NODES, _REQUEST), list[tuple[TokenTree, FloatArray]]()
+    led.begin()
     for position in range(len(text.output_ids)):
-        commit = Commit(
-            _REQUEST,
-            1,
-            base_len,
-            base_hash,
-            new,
-            len(text.prompt_ids),
-            _MAX_NODES,
-            text.task,
-            text.params if base_len == 0 else None,
-        )
-        if isinstance(drafter, StepReader) and position:
-            drafter.read([text.row(_REQUEST, position - 1)])
-        drafter.observe([commit])
-        base_hash, base_len = prefix_hash(new, base_hash), base_len + len(new)
-        new = text.output_ids[position : position + 1]
-        trees.append(_complete_tree(drafter, base_len))
+        if position:
+            led.go_on(1)
+        newest = led.tree()
+        trees.append((newest.tree, newest.survival) if newest else (EMPTY_TREE, EMPTY_FLOATS))
     drafter.release([_REQUEST])
     return RecordedTrees.of(trees)
-
-
-def _complete_tree(drafter: Drafter, text_len: int) -> tuple[TokenTree, FloatArray]:
-    tree, survival = EMPTY_TREE, EMPTY_FLOATS
-    while proposals := drafter.propose([DraftTask(_REQUEST, 1, _MAX_NODES)]):
-        newest = proposals[-1]
-        if newest.base_len == text_len:
-            tree, survival = newest.tree, newest.survival
-    return tree, survival
 
 
 def record(config: Config, written: Sequence[Recording]) -> list[RecordedText]:

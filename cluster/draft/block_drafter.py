@@ -14,10 +14,9 @@ import numpy as np
 import torch
 
 from cluster.core import Proposal
-from cluster.draft.head_cache import block_rows
-from cluster.draft.head_drafter import Begun, HeadDrafter, HeadRequest
+from cluster.draft.head_cache import TextContext, block_rows
+from cluster.draft.head_drafter import HeadDrafter, HeadRequest
 from cluster.draft.heads.block import BlockHead
-from cluster.draft.live_tree import ROOT
 from cluster.draft.sharpness import conditionals
 
 
@@ -30,10 +29,11 @@ class BlockDrafter(HeadDrafter[BlockHead]):
     def _num_positions(self) -> int:
         return self._head.spec.num_drafts
 
-    def _draft(self, begun: Sequence[Begun]) -> Sequence[Proposal]:
-        requests, sizes, contexts = zip(*begun, strict=True)
+    def _draft(
+        self, requests: Sequence[HeadRequest], sizes: Sequence[int], given: Sequence[TextContext]
+    ) -> Sequence[Proposal]:
         texts = [request.text.token_ids for request in requests]
-        hidden = block_rows(self._head, texts, contexts, self._head.spec.block_size)
+        hidden = block_rows(self._head, texts, given, self._head.spec.block_size)
         self._draw(requests, sizes, hidden)
         # The whole chains: what they would cost is spent.
         return [
@@ -63,9 +63,8 @@ class BlockDrafter(HeadDrafter[BlockHead]):
                 own = own + bias.float()
             if head.candidate_selector is not None:
                 own = head.candidate_selector(own, head.token_map, row, before)
-            # A chain's nodes are numbered by their depths, so that the last one's is its length.
             ends = [
-                request.row_context(len(tree))
+                request.row_context(tree.nodes[-1])
                 for request, tree in zip(requests, trees, strict=True)
             ]
             ranked = self._ranked(own, ends)
@@ -80,7 +79,7 @@ class BlockDrafter(HeadDrafter[BlockHead]):
             for place, (request, tree) in enumerate(zip(requests, trees, strict=True)):
                 if draft and not (tree.best_leaf_survival() > 0.0 and len(tree) < sizes[place]):
                     continue  # it has ended
-                end = tree.pop_leaf() if draft else ROOT
+                end = tree.pop_leaf() if draft else tree.root
                 child = int(drawn[place]), float(shares[place])
                 request.expand(end, ranked.row(place), [child])
             before = torch.from_numpy(drawn).to(before)

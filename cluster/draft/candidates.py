@@ -6,7 +6,8 @@ per row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,6 @@ from cluster.records import record
 from cluster.spec.noise import gumbel
 from cluster.spec.params import divisor
 from cluster.spec.penalties import bounded, single_precision_penalties
-from cluster.spec.sampling import is_truncated
 
 Array = npt.NDArray[np.float64]
 IdArray = npt.NDArray[np.int64]
@@ -166,36 +166,40 @@ def _penalise(ranked: RankedRows, rows: Sequence[RowContext]) -> None:
 
 
 def _scores(ranked: RankedRows, rows: Sequence[RowContext]) -> Array:
-    """Log-weights after temperature and truncation, plus noise.  float64[rows, m]."""
-    temperatures = np.array([[divisor(row.params)] for row in rows])
-    is_sampled = temperatures > 0.0
-    if not is_sampled.any():
-        return ranked.scores
-    scaled = ranked.scores / np.where(is_sampled, temperatures, 1.0)
+    """See `scored`.  float64[rows, m]."""
     params = [row.params for row in rows]
-    if any(map(is_truncated, params)):
-        scaled = _truncated(scaled, params)
+    divisors = np.array([[divisor(each)] for each in params])
+    if not divisors.any():
+        return ranked.scores
+    names = ("top_k", "top_p", "min_p")
+    law = {name: np.array([[getattr(each, name)] for each in params]) for name in names}
     noise = gumbel(
         np.array([[each.noise_key] for each in params], np.uint64),
         np.array([[row.position] for row in rows], np.int64),
         ranked.token_ids,
         np.array([[each.stream] for each in params], np.int64),
     )
-    scores: Array = np.where(is_sampled, scaled + noise, ranked.scores)
+    ranks = np.arange(ranked.scores.shape[1])
+    scores: Array = scored(np, ranked.scores, noise, ranks, law | {"divisor": divisors})
     return scores
 
 
-def _truncated(scaled: Array, params: Sequence[SamplingParams]) -> Array:
-    """`scaled`, descending, with -inf where top-k, top-p or min-p remove a token; the first always
-    stays.
+def scored(xp: Any, values: Any, noise: Any, ranks: Any, law: Mapping[str, Any]) -> Any:
+    """Log-weights after temperature and truncation, plus noise; greedy ones as they are.
 
-    The candidates approximate the whole vocabulary: the mass of all other tokens is ignored.
+    xp: NumPy or torch, whose arrays are given.  values: float64[..., m], logits of candidates,
+    descending.  noise: of these, likewise.  ranks: int64[m], 0 to m - 1.  law: of each row top_k,
+    top_p, min_p and divisor (0 = greedy), [..., 1].
+
+    -inf where top-k, top-p or min-p remove a token; the first always stays.  The candidates
+    approximate the whole vocabulary: the mass of all other tokens is ignored.
     """
-    top_k = np.array([[each.top_k or scaled.shape[1]] for each in params])
-    scaled = np.where(np.arange(scaled.shape[1]) < top_k, scaled, -np.inf)
-    probs = np.exp(scaled - scaled[:, :1])
-    probs /= probs.sum(axis=1, keepdims=True)
-    kept = np.cumsum(probs, axis=1) - probs < np.array([[each.top_p] for each in params])
-    kept &= probs >= np.array([[each.min_p] for each in params]) * probs[:, :1]
-    kept[:, 0] = True
-    return np.where(kept, scaled, -np.inf)
+    is_sampled = law["divisor"] > 0.0
+    scaled = values / xp.where(is_sampled, law["divisor"], 1.0)
+    scaled = xp.where((law["top_k"] > 0) & (ranks >= law["top_k"]), -xp.inf, scaled)
+    probs = xp.exp(scaled - scaled[..., :1])
+    probs = probs / probs.sum(-1, keepdims=True)
+    is_cut = probs.cumsum(-1) - probs >= law["top_p"]
+    is_cut |= probs < law["min_p"] * probs[..., :1]
+    drawn = xp.where(is_cut & (ranks > 0), -xp.inf, scaled + noise)
+    return xp.where(is_sampled, drawn, values)

@@ -14,7 +14,7 @@ import numpy as np
 
 from cluster.core import SamplingParams
 from cluster.draft.candidates import Ranking
-from cluster.draft.live_tree import ROOT, LiveTree
+from cluster.draft.live_tree import LiveTree, Node
 from cluster.requests.fields import DraftLaw, Law, Laws
 from cluster.spec.noise import gumbel
 
@@ -36,20 +36,17 @@ def drawn_children(
     return list(zip(alive, _SHARES, strict=False))
 
 
-def laws_of(tree: LiveTree, nodes: Sequence[int], params: SamplingParams, position: int) -> Laws:
+def laws_of(tree: LiveTree, nodes: Sequence[Node], params: SamplingParams, position: int) -> Laws:
     """Return the laws that these nodes of a tree were drawn from, by their parents' places.
 
     position: the output position of the root's children.
     """
-    places = {ROOT: -1, **{node: place for place, node in enumerate(nodes)}}
-    parents = sorted({tree.parents[node] for node in nodes})
+    places = {tree.root: -1, **{node: place for place, node in enumerate(nodes)}}
     laws: dict[int, DraftLaw] = {}
-    for parent in parents:
-        ranking = tree.rankings[parent]
+    for parent in sorted({node.parent for node in nodes}, key=places.__getitem__):
+        ranking = parent.ranking
         assert ranking is not None, "a node with children has a ranking"
-        noise = gumbel(
-            params.noise_key, position + tree.depths[parent], ranking.token_ids, params.stream
-        )
+        noise = gumbel(params.noise_key, position + parent.depth, ranking.token_ids, params.stream)
         alive = np.isfinite(ranking.scores)
         weights = ranking.scores[alive] - noise[alive]
         probs = np.exp(weights - weights.max())

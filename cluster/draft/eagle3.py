@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -21,18 +21,17 @@ from cluster.core import DraftTask, Proposal
 from cluster.draft.base import DrafterContext
 from cluster.draft.candidates import RankedRows
 from cluster.draft.head_drafter import HeadDrafter, HeadRequest
-from cluster.draft.head_passes import Network, RoundText
-from cluster.draft.head_rounds import DeviceRounds, Expanded
-from cluster.draft.head_spans import Span, SpanAttention
+from cluster.draft.head_rounds import DeviceRounds, Expanded, RoundText
+from cluster.draft.head_spans import SpanAttention
 from cluster.draft.heads.head import Head
-from cluster.draft.live_tree import ROOT
+from cluster.draft.live_tree import Node
 from cluster.draft.options import Eagle3Options
 from cluster.engine.reminder import in_a_line
 
 log = logging.getLogger(__name__)
 
 # Requests with a node each, to be expanded.
-Rows = Sequence[tuple[HeadRequest, int]]
+Rows = Sequence[tuple[HeadRequest, Node]]
 
 
 class Eagle3Drafter(HeadDrafter[Head]):
@@ -46,9 +45,9 @@ class Eagle3Drafter(HeadDrafter[Head]):
         self._rounds: DeviceRounds | None = None
         host = self._host
         if host.capture is not None:
-            kv, hidden = host.caches
-            network = Network(self._head, kv, hidden, self._dtype, options)
-            self._rounds = DeviceRounds(network, self._max_nodes, host.capture)
+            self._rounds = DeviceRounds(
+                self._head, host.caches, self._dtype, options, self._max_nodes, host.capture
+            )
 
     @torch.inference_mode()
     def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
@@ -58,9 +57,9 @@ class Eagle3Drafter(HeadDrafter[Head]):
         growing = [each for each in asked if each[0].span is not None]
         begun = self._begun(asked, self._cache.read)
         for request, _, context in begun:
-            request.begin()
-            request.span, request.handed_on = Span(context.layers), [context.hidden]
-        rows = [(request, ROOT) for request, _, _ in begun]
+            request.begin().root.handed_on = context.hidden
+            request.span = context.span
+        rows = [(request, request.live.root) for request, _, _ in begun]
         for request, leaves in self._leaves(growing):
             request.live.assign_slots(leaves)
             rows += [(request, leaf) for leaf in leaves]
@@ -101,49 +100,41 @@ class Eagle3Drafter(HeadDrafter[Head]):
         rows: list[tuple[int, int]] = []
         for text, request in enumerate(requests):
             tree, num_places = request.live, int((expanded.tokens[text] >= 0).sum())
-            first = 0 if tree.rankings[ROOT] is None else tree.num_slots + 1
+            first = 0 if tree.root.ranking is None else len(tree.expanded) + 1
             rows += [(text, place) for place in range(first, num_places)]
 
-        def node_of(row: int) -> int:
-            text, place = rows[row]
-            if not place:
-                return ROOT
-            tree, above = requests[text].live, int(expanded.parents[text, place])
-            parent = tree.slot_nodes[above - 1] if above else ROOT
-            node = tree.child(parent, int(expanded.tokens[text, place]))
-            tree.take(node)
-            return node
+        def nodes() -> Iterator[Node]:
+            for text, place in rows:
+                tree, above = requests[text].live, int(expanded.parents[text, place])
+                node = tree.root
+                if place:
+                    parent = tree.expanded[above - 1] if above else tree.root
+                    node = parent.children[int(expanded.tokens[text, place])]
+                    tree.take(node)
+                yield node
 
         if rows:
             where = tuple(np.array(rows).T)
             ranked = RankedRows(expanded.token_ids[where], expanded.scores[where])
-            self._give_children([requests[text] for text, _ in rows], ranked, node_of)
+            self._give_children([requests[text] for text, _ in rows], nodes(), ranked)
         return bool(rows)
 
     def _logits(self, rows: Rows) -> torch.Tensor:
         """The head's rows of these nodes, those of one request neighbours: their logits,
         float32[rows, draft_vocab]."""
-        token_ids: list[int] = []
-        hidden: list[torch.Tensor] = []
-        positions: list[int] = []
-        counts: Counter[HeadRequest] = Counter()
-        for request, node in rows:
-            tree, is_root = request.live, node == ROOT
-            token_ids.append(int(request.text.token_ids[-1]) if is_root else tree.tokens[node])
-            hidden.append(request.handed_on[0 if is_root else tree.slots[tree.parents[node]] + 2])
-            # The head's row of a token stands where the hidden row before it does.
-            positions.append(request.root_len - 2 + tree.depths[node])
-            counts[request] += 1
-        device = hidden[0].device
+        nodes = [node for _, node in rows]
+        hidden = torch.stack([node.parent.handed_on for node in nodes])
+        # The head's row of a token stands where the hidden row before it does.
+        positions = [request.root_len - 2 + node.depth for request, node in rows]
+        counts = Counter(request for request, _ in rows)
         found = self._head(
-            torch.tensor(token_ids, device=device),
-            torch.stack(hidden),
-            torch.tensor(positions, device=device),
+            torch.tensor([node.token for node in nodes], device=hidden.device),
+            hidden,
+            torch.tensor(positions, device=hidden.device),
             SpanAttention([request.part(count) for request, count in counts.items()]),
         )
-        handed_on = torch.split(self._head.handed_on(found), list(counts.values()))
-        for request, own_rows in zip(counts, handed_on, strict=True):
-            request.handed_on += own_rows.unbind()
+        for node, row in zip(nodes, self._head.handed_on(found).unbind(), strict=True):
+            node.handed_on = row
         return self._head.logits(found).float()
 
 

@@ -19,7 +19,7 @@ import torch
 
 from cluster.core import TokenArray
 from cluster.draft.head_spans import Span, SpanAttention, TextRows
-from cluster.draft.heads.head import Head, KeysValues, Sight
+from cluster.draft.heads.head import Head, Sight
 from cluster.draft.inside import Host, IndexArray, StepRows
 from cluster.engine.graphs.capture import Replay, Staging
 from cluster.engine.loading.model_config import cached_layers
@@ -53,26 +53,14 @@ def kv_layers(layers: Any, like: LayerSpec, *, takes_before: bool) -> list[Layer
 class TextContext:
     """What rows behind a text draft from.
 
-    positions: int64[rows], those that are held.  layers: of each, keys and values.  hidden:
-    [hidden], what the first row takes: that of the last token that has a row; of no use to heads
-    whose rows take none.
+    positions: int64[rows], those that are held.  span: their keys and values.  hidden: [hidden],
+    what the first row takes: that of the last token that has a row; of no use to heads whose rows
+    take none.
     """
 
     positions: IndexArray
-    layers: Sequence[KeysValues]
+    span: Span
     hidden: torch.Tensor
-
-
-@record
-class Places:
-    """Where a step's rows of one text belong: int64[rows] each.  before: slots of the tokens before
-    them."""
-
-    request_id: str
-    token_ids: IndexArray
-    positions: IndexArray
-    slots: IndexArray
-    before: IndexArray
 
 
 class TextCache:
@@ -103,21 +91,16 @@ class TextCache:
         tapped = [(each, each.taps) for each in rows if each.taps is not None]
         if not tapped:
             return
-        places = [self._places(each) for each, _ in tapped]
-        ends = np.cumsum([len(taps) for _, taps in tapped])
-        taken = [
-            end - len(taps) + each.text_rows for end, (each, taps) in zip(ends, tapped, strict=True)
-        ]
-        token_ids, positions, slots, before = (
-            np.concatenate([getattr(each, name) for each in places])
-            for name in ("token_ids", "positions", "slots", "before")
-        )
-        self._stamps[slots] = np.stack((token_ids, positions), axis=1)
-        rotated, attending = positions, list[TextRows]()
-        if self._head.takes_before:
-            rotated = np.maximum(positions - 1, 0)
-            attending = [self._part(each) for each in places] if len(self._layers) > 1 else []
-        given = np.stack((token_ids, rotated, slots, before, np.concatenate(taken)))
+        starts = np.cumsum([0, *(len(taps) for _, taps in tapped)])
+        pairs = zip(tapped, starts, strict=False)
+        places = [self._places(each, start) for (each, _), start in pairs]
+        given = np.concatenate(places, axis=1)
+        self._stamps[given[2]] = given[:2].T
+        attending = list[TextRows]()
+        if self._head.takes_before and len(self._layers) > 1:
+            pairs = zip(tapped, places, strict=True)
+            attending = [self._part(each.request_id, own[1]) for (each, _), own in pairs]
+        given[1] = np.maximum(given[1] - self._head.takes_before, 0)
         taps = tapped[0][1] if len(tapped) == 1 else torch.cat([taps for _, taps in tapped])
         if attending or not self._store_by_graph(given, taps):
             indices = self._index(given)
@@ -149,10 +132,7 @@ class TextCache:
             self._taps = taps.new_empty(_WIDTHS[-1], *taps.shape[1:])
         # The last row stands for padding: what is written twice is the same.
         padded = given[:, np.minimum(np.arange(width), num_rows - 1)]
-        num_words = 2 * padded.size
-        self._staging.area()[:num_words].view(np.int64)[:] = padded.ravel()
-        self._staging.send(num_words)
-        indices = self._staging.words[:num_words].view(torch.int64).view(padded.shape)
+        indices = self._staging.put(padded)
         torch.index_select(taps, 0, indices[-1], out=self._taps[:width])
         if width not in self._replays:
             own = self._taps[:width]
@@ -194,29 +174,28 @@ class TextCache:
             return None
         return positions[is_there & (positions >= first)], slots
 
-    def _places(self, rows: StepRows) -> Places:
-        token_ids = rows.token_ids[rows.text_rows].astype(np.int64)
-        first, stop = rows.first_position, rows.first_position + len(token_ids)
+    def _places(self, rows: StepRows, start: int) -> IndexArray:
+        """Where a step's rows of one text belong: int64[5, rows], as `_store` takes them, but for
+        positions as they are in the text.  start: of all its rows among the step's."""
+        token_ids = rows.token_ids[rows.text_rows]
+        positions = rows.first_position + np.arange(len(token_ids))
         slots = self._host.slots(rows.request_id)
-        assert len(slots) >= stop, "the target holds what its step computed"
-        positions = np.arange(first, stop)
-        # Of the text's first token any row does.
+        assert len(slots) > positions[-1], "the target holds what its step computed"
+        # Of the text's first token any row does as the one before.
         before = slots[np.maximum(positions - 1, 0)]
-        return Places(rows.request_id, token_ids, positions, slots[first:stop], before)
+        return np.stack((token_ids, positions, slots[positions], before, start + rows.text_rows))
 
-    def _part(self, places: Places) -> TextRows:
-        """A text's rows, which attend to those before them."""
-        first = int(places.positions[0])
-        slots = self._host.slots(places.request_id)
+    def _part(self, request_id: str, own: IndexArray) -> TextRows:
+        """A text's rows at these positions, which attend to those before them."""
+        first, slots = int(own[0]), self._host.slots(request_id)
         positions = np.arange(max(1, first - self._context_len), max(1, first))
-        is_there = self._is_there(slots, self._host.token_ids(places.request_id), positions)
-        positions = positions[is_there]
-        keys, rows = np.concatenate((positions, places.positions)), places.positions[:, None]
+        positions = positions[self._is_there(slots, self._host.token_ids(request_id), positions)]
+        keys, rows = np.concatenate((positions, own)), own[:, None]
         is_seen = (keys >= 1) & (keys <= rows) & (keys >= rows - self._context_len)
         # The text's first token has no row; it sees itself, so that it sees something.
         is_seen |= keys == rows
         mask = torch.from_numpy(is_seen).to(self._host.device)
-        return TextRows(Span(self._held(slots[positions])), len(rows), [mask] * len(self._layers))
+        return TextRows(self._held(slots[positions]), len(rows), [mask] * len(self._layers))
 
     def _read_hidden(self, slots: torch.Tensor) -> torch.Tensor:
         """int64[rows] -> [rows, hidden]."""
@@ -231,11 +210,10 @@ class TextCache:
         found: npt.NDArray[np.bool_] = np.all(self._stamps[slots[positions]] == expected, axis=1)
         return found
 
-    def _held(self, slots: IndexArray) -> tuple[KeysValues, ...]:
+    def _held(self, slots: IndexArray) -> Span:
         """Keys and values of each layer in these slots."""
         where = self._index(slots)
-        rows = [layer[where].to(self._dtype) for layer in self._layers]
-        return tuple((each[:, 0], each[:, 1]) for each in rows)
+        return Span([layer[where].to(self._dtype) for layer in self._layers])
 
     def _index(self, values: IndexArray) -> torch.Tensor:
         return torch.from_numpy(values).to(self._host.device)
@@ -252,7 +230,7 @@ def block_rows(
         masks = {
             sight: _mask(sight, context.positions, places, device) for sight in set(head.sights)
         }
-        parts.append(TextRows(Span(context.layers), size, [masks[sight] for sight in head.sights]))
+        parts.append(TextRows(context.span, size, [masks[sight] for sight in head.sights]))
     return head.block(
         torch.tensor([int(text[-1]) for text in texts], device=device),
         hidden,

@@ -6,7 +6,7 @@ Their trees are grown from the target's rows behind the text, so that each ends 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import numpy as np
@@ -28,15 +28,10 @@ Head = TypeVar("Head", bound=torch.nn.Module)
 
 @dataclass(slots=True, eq=False)
 class HeadRequest(TreeRequest):
-    """The head's rows of a round that takes several passes: the root is place 0, the node of slot i
-    place i + 1.
-
-    span: rows of the text, then those of the places; None where there is no such round.  handed_on:
-    [hidden] each, what the root takes, then by place what its children take.
-    """
+    """span: of a round that takes several passes, the keys and values of the text, of the tree's
+    root and of its nodes by slot; None where there is no such round."""
 
     span: Span | None = None
-    handed_on: list[torch.Tensor] = field(default_factory=list)
 
     def drop_tree(self) -> None:
         self.tree = self.span = None
@@ -47,7 +42,7 @@ class HeadRequest(TreeRequest):
         seen = ancestor_mask(np.append(-1, self.live.engine_tree().parents + 1))[-num_rows:]
         held = np.ones((num_rows, self.span.num_held), np.bool_)
         mask = torch.from_numpy(np.concatenate((held, seen), axis=1))
-        return TextRows(self.span, num_rows, [mask.to(self.handed_on[0].device)])
+        return TextRows(self.span, num_rows, [mask.to(self.live.root.handed_on.device)])
 
 
 # A request without a tree, how many nodes at most it is asked for, and what they begin from.
@@ -81,8 +76,10 @@ class HeadDrafter(TreeDrafter[HeadRequest], Generic[Head]):
         """What is kept of the texts, as `TextCache` does it."""
         return TextCache(self._host, cast("Any", self._head), self._dtype, self._options.context)
 
-    def _draft(self, begun: Sequence[Begun]) -> Sequence[Proposal]:
-        """Whole trees, of one pass."""
+    def _draft(
+        self, requests: Sequence[HeadRequest], sizes: Sequence[int], given: Sequence[Any]
+    ) -> Sequence[Proposal]:
+        """Whole trees of at most so many nodes, of one pass; see `_begun`."""
         raise NotImplementedError
 
     @torch.inference_mode()
@@ -94,7 +91,7 @@ class HeadDrafter(TreeDrafter[HeadRequest], Generic[Head]):
     def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
         """See `Drafter.propose`."""
         begun = self._begun(self._asked(tasks), self._cache.read)
-        return self._draft(begun) if begun else []
+        return self._draft(*zip(*begun, strict=True)) if begun else []
 
     def _begun(
         self, asked: Sequence[tuple[HeadRequest, int]], read: Callable[[str, TokenArray], Any]

@@ -17,21 +17,19 @@ from cluster.records import record
 
 
 class Span:
-    """A text's keys and values of each layer, [1, kv heads, rows, dim], to which each pass adds
+    """A text's keys and values of each layer, [2, kv heads, rows, dim], to which each pass adds
     those of its rows.  num_held: rows that were held of the text."""
 
-    def __init__(self, layers: Sequence[KeysValues]) -> None:
-        """layers: what is held of the text."""
-        self.num_held = len(layers[0][0]) if layers else 0
-        self.layers = [
-            (keys.transpose(0, 1)[None], values.transpose(0, 1)[None]) for keys, values in layers
-        ]
+    def __init__(self, layers: Sequence[torch.Tensor]) -> None:
+        """layers: what is held of the text, [rows, 2, kv heads, dim] each."""
+        self.num_held = len(layers[0])
+        self.layers = [rows.permute(1, 2, 0, 3) for rows in layers]
 
     def extend(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> KeysValues:
         """Add rows to a layer; returns all of its keys and values."""
-        keys, values = self.layers[layer]
-        self.layers[layer] = torch.cat((keys, key), dim=2), torch.cat((values, value), dim=2)
-        return self.layers[layer]
+        held = torch.cat((self.layers[layer], torch.cat((key, value))), dim=2)
+        self.layers[layer] = held
+        return held[:1], held[1:]
 
 
 @record

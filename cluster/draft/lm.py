@@ -8,7 +8,6 @@ subtree keeps growing (a hit); otherwise the rest of the commit is prefilled (a 
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -17,7 +16,7 @@ import torch
 from cluster.core import EMPTY_TREE, Commit, DraftTask, Observation, Proposal, TokenArray
 from cluster.draft.base import DrafterContext
 from cluster.draft.draft_model import load_draft_model
-from cluster.draft.live_tree import KEPT_SHARE, ROOT, LiveTree
+from cluster.draft.live_tree import KEPT_SHARE, LiveTree, Node
 from cluster.draft.lm_request import LMRequest
 from cluster.draft.options import LMOptions
 from cluster.draft.tree_drafter import TreeDrafter
@@ -62,9 +61,6 @@ class LMDrafter(TreeDrafter[LMRequest]):
         # A request beyond what the engine keeps would wait for a page until another one ends.
         most = min(context.max_requests, self.engine.config.max_running_sequences)
         super().__init__(replace(context, max_requests=most), self._opened)
-        # Commits that found a tree; True = they ended on a node that was expanded before, so that
-        # the next tree is there at once and needs no pass.
-        self.root_hits: Counter[bool] = Counter()
         self._rules, self._slice_s = self._growth_rules(), _SLICE_S
 
     @property
@@ -112,9 +108,8 @@ class LMDrafter(TreeDrafter[LMRequest]):
         if tree is None or request.pending is not None or request.root_len == len(request.text):
             return
         num_tokens, path = len(request.text) - request.root_len, self._learn(request)
-        hit = len(path) == num_tokens and tree.rankings[path[-1]] is not None
-        self.root_hits[hit] += 1
-        path_slots = [slot for node in path if (slot := tree.slots[node]) >= 0]
+        hit = len(path) == num_tokens and path[-1].ranking is not None
+        path_slots = [node.slot for node in path if node.slot >= 0]
         if self.engine.cached_len(request.request_id) != request.cached_len:
             request.forget_cache(self.engine.cached_len(request.request_id))
         elif hit:
@@ -235,7 +230,7 @@ class LMDrafter(TreeDrafter[LMRequest]):
             return set()
         grown = {request for request in self._requests if request.pending is not None}
         outputs = self.engine.step()
-        rows: list[tuple[LMRequest, int]] = []
+        rows: list[tuple[LMRequest, Node]] = []
         logits: list[torch.Tensor] = []
         for output in outputs:
             request = self._requests.find(output.request_id)
@@ -258,7 +253,8 @@ class LMDrafter(TreeDrafter[LMRequest]):
             if request.pending is None and len(request.judged):
                 request.judged = EMPTY_TREE
                 if request.tree is not None:  # the grafts that the model does not hold likely go
-                    self.engine.retain(request.request_id, (), request.tree.reroot(ROOT))
+                    kept_slots = request.tree.reroot(request.tree.root)
+                    self.engine.retain(request.request_id, (), kept_slots)
             self._catch_up(request)
         return grown
 

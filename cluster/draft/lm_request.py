@@ -11,7 +11,7 @@ import numpy as np
 from cluster.core import EMPTY_TREE, TokenArray, TokenTree
 from cluster.draft.candidates import are_unprocessed, ranked_draw
 from cluster.draft.intersection import ReadText
-from cluster.draft.live_tree import ROOT, LiveTree
+from cluster.draft.live_tree import LiveTree, Node
 from cluster.draft.tree_request import TreeRequest
 from cluster.draft.vocabulary import DraftVocabulary
 from cluster.engine.cpu.growth import Growing, Grown
@@ -52,7 +52,7 @@ class LMRequest(TreeRequest):
     window: int = 0
     longest: int = 0
     cached_len: int = 0
-    pending: Literal["text"] | list[int] | None = None
+    pending: Literal["text"] | list[Node] | None = None
     changed: bool = False
     graft: TokenTree = EMPTY_TREE
     judged: TokenTree = EMPTY_TREE
@@ -125,9 +125,9 @@ class LMRequest(TreeRequest):
         prefix_hash = self.read.log.hash_at(base_len)
         return Work(self.request_id, base_len, delta, tree, num_cached, prefix_hash, self.tenant)
 
-    def leaves_work(self, leaves: list[int]) -> Work:
+    def leaves_work(self, leaves: list[Node]) -> Work:
         """Work for the tree with `leaves` (ascending) as new nodes; marks them as pending."""
-        num_cached = self.live.num_slots
+        num_cached = len(self.live.expanded)
         self.live.assign_slots(leaves)
         self.pending = leaves
         self._mark_submitted()
@@ -136,16 +136,16 @@ class LMRequest(TreeRequest):
 
     def can_grow_natively(self, max_slots: int, min_survival: float) -> bool:
         """True if the native code supports the request's parameters and has something to grow."""
-        if self.pending is not None or not are_unprocessed(self.params):
+        tree, params = self.tree, self.params
+        if self.pending is not None or self.read.is_behind:
             return False
-        if self.read.is_behind:
+        # The native code shapes trees by what the tokens are.
+        if not (are_unprocessed(params) and params.is_coupled):
             return False
-        if not self.params.is_coupled:  # the native code shapes trees by what the tokens are
-            return False
-        if self.tree is None:
+        if tree is None:
             num_missing = len(self.read.log) - self.cached_len
             return not len(self.graft) and num_missing <= _MAX_NATIVE_DELTA
-        return self.tree.num_slots < max_slots and self.tree.best_leaf_survival() >= min_survival
+        return len(tree.expanded) < max_slots and tree.best_leaf_survival() >= min_survival
 
     def growing(self, max_slots: int, num_wanted: int, tau: float, coverage: float) -> Growing:
         """Input of the native growth: the tree, or the missing text if there is no tree yet."""
@@ -195,7 +195,7 @@ class LMRequest(TreeRequest):
     def _mark_submitted(self) -> None:
         self._pending_len = self._valid_len = self.read.num_read
 
-    def completed(self, output: Output) -> Sequence[int]:
+    def completed(self, output: Output) -> Sequence[Node]:
         """Apply the engine's answer to the pending work; returns the nodes of its logits."""
         pending, self.pending = self.pending, None
         if output.error is not None:
@@ -207,7 +207,7 @@ class LMRequest(TreeRequest):
             self.forget_cache(self.read.len_at(self._valid_len))
             if self._valid_len == self._pending_len:
                 self.tree, self.root_len = LiveTree(), self.window_start + self._pending_len
-                return (ROOT, *self.tree.graft(self.judged))
+                return (self.tree.root, *self.tree.graft(self.judged))
         elif self.tree is not None and isinstance(pending, list):
             return pending
         return ()

@@ -16,11 +16,10 @@ import torch
 
 from cluster.core import Proposal, TokenArray
 from cluster.draft.head_cache import block_rows
-from cluster.draft.head_drafter import Begun, Head, HeadDrafter, HeadRequest
+from cluster.draft.head_drafter import Head, HeadDrafter, HeadRequest
 from cluster.draft.heads.eagle3 import Eagle3Head
 from cluster.draft.heads.medusa import MedusaHead
 from cluster.draft.inside import StepRows
-from cluster.draft.live_tree import ROOT
 from cluster.draft.sharpness import conditionals
 from cluster.engine.types import LayerSpec
 
@@ -32,22 +31,22 @@ class ProductDrafter(HeadDrafter[Head]):
     def _logits(self, requests: Sequence[HeadRequest], given: Sequence[Any]) -> torch.Tensor:
         """One pass: float32[requests, positions, draft_vocab]."""
 
-    def _draft(self, begun: Sequence[Begun]) -> Sequence[Proposal]:
-        requests, sizes, given = zip(*begun, strict=True)
+    def _draft(
+        self, requests: Sequence[HeadRequest], sizes: Sequence[int], given: Sequence[Any]
+    ) -> Sequence[Proposal]:
         return list(map(self._grown, requests, sizes, self._logits(requests, given)))
 
     def _grown(self, request: HeadRequest, max_nodes: int, logits: torch.Tensor) -> Proposal:
         """The best of the product.  logits: float32[positions, draft_vocab]."""
         least, count, tree = self._options.min_survival, self._options.num_children, request.begin()
-        root = request.row_context(ROOT)
+        root = request.row_context(tree.root)
         contexts = [replace(root, position=root.position + each) for each in range(len(logits))]
         ranked = self._ranked(logits, contexts)
         shares = conditionals(ranked.scores, self._fits_of(request))
         tokens, best = ranked.token_ids[:, :count].tolist(), shares[:, :count].tolist()
-        node = ROOT
+        node = tree.root
         for _ in range(1 + max_nodes):
-            depth = tree.depths[node]
-            if depth < len(logits):
+            if (depth := node.depth) < len(logits):
                 children = list(zip(tokens[depth], best[depth], strict=True))
                 request.expand(node, ranked.row(depth), children)
             if tree.best_leaf_survival() < least:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,7 +16,7 @@ from cluster.draft.bounded import by_key
 from cluster.draft.candidates import RankedRows, RowContext, rank_rows
 from cluster.draft.committed_text import CommittedTextDrafter
 from cluster.draft.drawn import drawn_children
-from cluster.draft.live_tree import ROOT, LiveTree
+from cluster.draft.live_tree import LiveTree, Node
 from cluster.draft.sharpness import Sharpness, conditionals
 from cluster.draft.tree_request import TreeRequest
 from cluster.draft.vocabulary import DraftVocabulary
@@ -57,7 +58,7 @@ class TreeDrafter(CommittedTextDrafter[Request]):
     def _ranked(self, logits: torch.Tensor, rows: Sequence[RowContext]) -> RankedRows:
         return rank_rows(logits, rows, self._options.num_candidates, self._vocabulary)
 
-    def _learn(self, request: Request) -> list[int]:
+    def _learn(self, request: Request) -> list[Node]:
         """Learn from the text behind the tree's root; returns the tree's nodes of it, as far as it
         has them."""
         tree, token_ids = request.live, request.text.token_ids[request.root_len :].tolist()
@@ -66,60 +67,58 @@ class TreeDrafter(CommittedTextDrafter[Request]):
             return path
         # The draws at the root and below it, the last fit for all that follow.
         fits = self._fits_of(request)
-        for depth, (node, token) in enumerate(zip((ROOT, *path), token_ids, strict=False)):
-            ranking = tree.rankings[node]
+        for depth, (node, token) in enumerate(zip((tree.root, *path), token_ids, strict=False)):
+            ranking = node.ranking
             if ranking is None or np.isnan(ranking.scores[0]):
                 break
             fits[min(depth, len(fits) - 1)].learn(ranking.scores, ranking.rank_of(token))
         return path
 
-    def _expand(self, rows: Sequence[tuple[Request, int]], logits: torch.Tensor) -> None:
+    def _expand(self, rows: Sequence[tuple[Request, Node]], logits: torch.Tensor) -> None:
         """Give nodes the best of their candidates as children, and the grafts that are candidates.
 
         logits: float32[rows, columns]."""
         ranked = self._ranked(logits, [request.row_context(node) for request, node in rows])
-        self._give_children([request for request, _ in rows], ranked, lambda index: rows[index][1])
+        requests, nodes = zip(*rows, strict=True)
+        self._give_children(requests, nodes, ranked)
 
     def _give_children(
-        self,
-        requests: Sequence[Request],
-        ranked: RankedRows,
-        node_of: Callable[[int], int],
+        self, requests: Sequence[Request], nodes: Iterable[Node], ranked: RankedRows
     ) -> None:
         """Give nodes their children.
 
-        requests: of each row.  node_of: a row's node, asked for once those before it have their
-        children."""
+        requests: of each row.  nodes: each is asked for once those before it have their children.
+        """
         num_children = self._options.num_children
         shares = conditionals(ranked.scores, [self._fits_of(request)[0] for request in requests])
         tokens = ranked.token_ids[:, :num_children].tolist()
         best = shares[:, :num_children].tolist()
-        for index, request in enumerate(requests):
-            tree, node, ranking = request.live, node_of(index), ranked.row(index)
+        for index, (request, node) in enumerate(zip(requests, nodes, strict=True)):
+            ranking = ranked.row(index)
             if not request.params.is_coupled:
                 widths, law = self._options.drawn_children, request.params.law
-                children = drawn_children(widths, law, tree.depths[node], ranking)
+                children = drawn_children(widths, law, node.depth, ranking)
             else:
                 children = list(zip(tokens[index], best[index], strict=True))
-                for token in tree.children(node):  # grafts
+                for token in node.children:  # grafts
                     rank = ranking.rank_of(token)
                     if rank is not None and rank >= num_children:
                         children.append((token, float(shares[index, rank])))
             request.expand(node, ranking, children)
 
-    def _leaves(self, growing: Sequence[tuple[Request, int]]) -> list[tuple[Request, list[int]]]:
+    def _leaves(self, growing: Sequence[tuple[Request, int]]) -> list[tuple[Request, list[Node]]]:
         """The leaves of the highest survival over all requests, for the next pass to expand.
 
         growing: each with the nodes asked for.  Returns those that have some, ascending, so that
         parents come before children in the engine as they do in the tree."""
         best: list[tuple[float, int]] = []  # heap of (-survival, index) of each request's best leaf
-        chosen: list[list[int]] = [[] for _ in growing]
+        chosen: list[list[Node]] = [[] for _ in growing]
         leasts = [self._least(request.tree, num_asked) for request, num_asked in growing]
 
         def offer(index: int) -> None:
             (request, num_asked), num_chosen = growing[index], len(chosen[index])
             survival = request.live.best_leaf_survival()
-            room = self._num_expanded(num_asked) - request.live.num_slots - num_chosen
+            room = self._num_expanded(num_asked) - len(request.live.expanded) - num_chosen
             if room > 0 and survival >= leasts[index]:
                 heapq.heappush(best, (-survival, index))
 
@@ -132,7 +131,11 @@ class TreeDrafter(CommittedTextDrafter[Request]):
             chosen[index].append(growing[index][0].live.pop_leaf())
             offer(index)
         pairs = zip(growing, chosen, strict=True)
-        return [(request, sorted(leaves)) for (request, _), leaves in pairs if leaves]
+        return [
+            (request, sorted(leaves, key=attrgetter("index")))
+            for (request, _), leaves in pairs
+            if leaves
+        ]
 
     def _num_expanded(self, num_asked: int) -> int:
         """How many nodes may be expanded for a task that asks for `num_asked` nodes."""
@@ -153,4 +156,4 @@ class TreeDrafter(CommittedTextDrafter[Request]):
         if tree is None or request.root_len < len(request.text):
             return True
         is_worth = tree.best_leaf_survival() >= self._least(tree, num_asked)
-        return is_worth and tree.num_slots < self._num_expanded(num_asked)
+        return is_worth and len(tree.expanded) < self._num_expanded(num_asked)

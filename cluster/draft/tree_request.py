@@ -13,7 +13,7 @@ from cluster.draft.base import is_useful
 from cluster.draft.candidates import Ranking, RowContext
 from cluster.draft.committed_text import RequestState
 from cluster.draft.drawn import laws_of
-from cluster.draft.live_tree import LiveTree
+from cluster.draft.live_tree import LiveTree, Node
 
 # While a tree grows, it is sent only if it gains this many expected accepted tokens.
 _MIN_NEWS = 0.1
@@ -35,15 +35,15 @@ class TreeRequest(RequestState):
         assert self.tree is not None
         return self.tree
 
-    def position_after(self, node: int) -> int:
+    def position_after(self, node: Node) -> int:
         """Output position of the token that follows `node`."""
-        return self.root_len - self.prompt_len + self.live.depths[node]
+        return self.root_len - self.prompt_len + node.depth
 
     def network_len(self, length: int) -> int:
         """Tokens that the network reads of the text's first `length`."""
         return length
 
-    def row_context(self, node: int) -> RowContext:
+    def row_context(self, node: Node) -> RowContext:
         """The conditions of the target's draw at `node`."""
         position, params = self.position_after(node), self.params
         if not params.has_penalties:
@@ -59,26 +59,25 @@ class TreeRequest(RequestState):
 
     def begin(self) -> LiveTree:
         """A new tree behind the text."""
-        self.tree, self.root_len = LiveTree(), len(self.text)
+        self.tree, self.root_len = LiveTree(int(self.text.token_ids[-1])), len(self.text)
         return self.tree
 
     def drop_tree(self) -> None:
         """End the present tree."""
         self.tree = None
 
-    def expand(self, node: int, ranking: Ranking, candidates: Sequence[tuple[int, float]]) -> None:
+    def expand(self, node: Node, ranking: Ranking, candidates: Sequence[tuple[int, float]]) -> None:
         """Add children to `node`.  candidates: (token, conditional probability), best first."""
-        tree, position = self.live, self.position_after(node)
-        survival = tree.survivals[node]
+        position = self.position_after(node)
         children = [
-            (token, survival * conditional)
+            (token, node.survival * conditional)
             for token, conditional in candidates
             if conditional > 0.0 and is_useful(self.params, position, token)
         ]
         # The network's position of a child; it has none beyond the limit.
-        place = self.network_len(self.root_len) + tree.depths[node]
+        place = self.network_len(self.root_len) + node.depth
         grows = place < self.max_context_len and position + 2 < self.params.max_tokens
-        tree.expand(node, ranking, children, grows=grows)
+        self.live.expand(node, ranking, children, grows=grows)
 
     def proposal(
         self, max_nodes: int, min_survival: float, drafter: str, *, is_growing: bool = False
@@ -89,7 +88,7 @@ class TreeRequest(RequestState):
         The same nodes with different survivals are not worth a frame; nor is a small gain of a
         tree that is_growing (_MIN_NEWS).
         """
-        nodes, tree, survival = list[int](), EMPTY_TREE, EMPTY_FLOATS
+        nodes, tree, survival = list[Node](), EMPTY_TREE, EMPTY_FLOATS
         if self.tree is not None and self.root_len == len(self.text):
             nodes = self.tree.best_nodes(max_nodes, min_survival)
             tree, survival = self.tree.of(nodes)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from cluster.core import Proposal, TokenTree
-from cluster.draft.live_tree import ROOT
 from cluster.draft.lm import LMDrafter
 from cluster.engine.engine import Engine
 from cluster.spec.token_log import prefix_hash
@@ -51,7 +50,7 @@ def test_one_pass_judges_a_whole_path(exact_engine: Engine, *, natively: bool) -
     assert exact_engine.last_step is not before
     tree = request.tree
     assert len(tree.walk(text[:4])) == 4, "the graft's nodes have children of the model's own"
-    assert all(tree.rankings[node] is not None for node in tree.walk(text[:3]))
+    assert all(node.ranking is not None for node in tree.walk(text[:3]))
     drafter.graft([proposal_of(author, path)])
     assert not len(request.graft), "it goes on with its own tree"
     assert_is_the_tree_of_a_fresh_drafter(drafter, exact_engine, author, text[:3])
@@ -71,8 +70,8 @@ def assert_is_the_tree_of_a_fresh_drafter(
         other = lm_drafter(engine)
         write(other, plain, [])
         expected = other._requests.find("plain")
-        own = request.tree.rankings[request.tree.walk(path[:length])[-1] if length else ROOT]
-        root = expected.tree.rankings[ROOT]
+        own = [request.tree.root, *request.tree.walk(path[:length])][-1].ranking
+        root = expected.tree.root.ranking
         np.testing.assert_allclose(own.scores[:8], root.scores[:8], atol=1e-4)
         other.release(["plain"])
 

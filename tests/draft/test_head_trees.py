@@ -80,9 +80,9 @@ def test_the_logits_of_root_and_nodes_are_those_of_a_plain_forward(
         tree = inside.drafter._requests.find(request_id).tree
         _, fused = kept_of(inside, oracle, session.tokens)
         assert len(found) > 4
-        for place, (node, got) in enumerate(found):
+        for node, got in found:
             ids, hidden = torch.tensor(session.tokens)[1:], fused[:-1]
-            path = tree.path_tokens(node) if place else []
+            path = tree.path_tokens(node)
             with torch.inference_mode():
                 for token in [*path, None]:
                     out = head(ids, hidden, torch.arange(len(ids)), CAUSAL)
@@ -106,8 +106,8 @@ def test_a_pass_behind_a_prefix_hit_is_that_of_a_plain_forward(
     found: dict[tuple[int, ...], torch.Tensor] = {}
     draft, block = drafter._draft, drafter._head.block
 
-    def recorded(begun: Sequence[Any]) -> Any:
-        texts = [tuple(each[0].text.token_ids.tolist()) for each in begun]
+    def recorded(requests: Sequence[Any], *others: Any) -> Any:
+        texts = [tuple(each.text.token_ids.tolist()) for each in requests]
 
         def pass_(*given: Any) -> torch.Tensor:
             rows: torch.Tensor = block(*given)
@@ -115,7 +115,7 @@ def test_a_pass_behind_a_prefix_hit_is_that_of_a_plain_forward(
             return rows
 
         drafter._head.block = pass_
-        return draft(begun)
+        return draft(requests, *others)
 
     drafter._draft = recorded
     ids = prompt(27).tolist()

@@ -50,7 +50,7 @@ def test_a_full_window_drops_its_older_half_and_drafting_goes_on(
         request = drafter._requests.find("a")
         start = window_start(len(author.tokens), 32)
         assert engine.context_ids("a").tolist() == author.tokens[start:]
-        deepest = max((request.tree.depths[n] for n in request.tree.slot_nodes), default=0)
+        deepest = max((node.depth for node in request.tree.expanded), default=0)
         assert len(author.tokens) - start + deepest <= 32
         starts.add(start)
     assert starts == {0, 16, 32, 48, 64}
@@ -152,7 +152,7 @@ def test_expanded_nodes_grow_to_twice_the_task_within_the_maximum(
     proposal = write(drafter, author, [])
     assert len(proposal.tree) == min(asked, 7)
     request = drafter._requests.find("a")
-    assert request.tree.num_slots == bound
+    assert len(request.tree.expanded) == bound
     drafter.release(["a"])
 
 

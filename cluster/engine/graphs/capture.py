@@ -6,6 +6,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from cluster.engine.attention.seam import Words
@@ -88,6 +90,13 @@ class Staging:
             sent.synchronize()  # returns at once where nothing was ever sent
         words: Words = self._areas[self._turn].numpy()
         return words
+
+    def put(self, numbers: npt.NDArray[np.int64]) -> torch.Tensor:
+        """Send these in place of what was sent before; returns them as they lie on the device."""
+        num_words = 2 * numbers.size
+        self.area()[:num_words].view(np.int64)[:] = numbers.ravel()
+        self.send(num_words)
+        return self.words[:num_words].view(torch.int64).view(numbers.shape)
 
     def send(self, num_words: int) -> None:
         """Bring the first words of the area to the device."""

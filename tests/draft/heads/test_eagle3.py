@@ -2,18 +2,19 @@
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from cluster.draft.heads.checkpoint import TargetShape
 from cluster.draft.heads.eagle3 import Eagle3Head, default_taps
 from cluster.draft.heads.load import load_draft_head
 from cluster.errors import ConfigError
 from tests.support.draft.heads import eagle3_tensors
+from tests.support.draft.heads import written as write_head
 from tests.support.draft.plain import (
     CAUSAL,
     Held,
@@ -65,10 +66,7 @@ def tensors(
     return held | extra
 
 
-def written(folder: Path, config: Mapping[str, Any], held: Mapping[str, torch.Tensor]) -> Path:
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file(dict(held), folder / "model.safetensors")
-    return folder
+written = partial(write_head, name="model.safetensors")
 
 
 def loaded(folder: Path, target: TargetShape = TARGET) -> Eagle3Head:

@@ -10,7 +10,6 @@ import torch
 
 from cluster.core import Commit, DraftTask, Observation, Proposal, SamplingParams
 from cluster.draft.base import DrafterContext
-from cluster.draft.live_tree import ROOT
 from cluster.draft.tree_drafter import TreeDrafter
 from cluster.draft.tree_request import TreeRequest
 
@@ -43,8 +42,7 @@ class ToyLM(TreeDrafter[TreeRequest]):
 
     def _grow(self, request: TreeRequest) -> None:
         tree = request.begin()
-        last, node = int(request.text.token_ids[-1]), ROOT
-        while node <= len(tree) and tree.depths[node] < self._max_depth:
-            token = last if node == ROOT else tree.tokens[node]
-            self._expand([(request, node)], self._logits[token : token + 1])
-            node += 1
+        for node in tree.nodes:  # which grow meanwhile
+            if node.depth < self._max_depth:
+                logits = self._logits[node.token : node.token + 1]
+                self._expand([(request, node)], logits)
