@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cluster.client import GenerateRequest, ResumedChoice, SamplingOptions
+from cluster.client import GenerateRequest, SamplingOptions
 from cluster.client.generated.common_pb2 import EARLY_STOPPING_NEVER, BeamSearch
 from cluster.errors import RequestError
 from cluster.requests.fields import BeamSpec
@@ -16,11 +16,10 @@ from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.generation import Generation
 from deployments.ingress.grpc_request import to_spec
-from deployments.ingress.openai_request import Chat, CompletionBody
+from deployments.ingress.openai_request import CompletionBody
 from deployments.ingress.openai_response import Answer
-from deployments.ingress.spec import GenerationSpec
 from tests.coordinator.test_beams import ENDS, TOKENS, BeamTarget
-from tests.deployments.test_openai_request import LIMITS, chat, completion, refused
+from tests.deployments.test_openai_request import LIMITS, completion
 from tests.support.coordinator.house import house
 from tests.support.coordinator.toys import ToyTarget
 from tests.support.deployments.stage import stage
@@ -28,57 +27,20 @@ from tests.support.deployments.stage import stage
 BEAMS: dict[str, Any] = {"use_beam_search": True, "n": 3}
 
 
-def searched(fields: dict[str, Any]) -> GenerationSpec:
-    return CompletionBody.parse(completion(**fields), LIMITS).spec
-
-
-@pytest.mark.parametrize(
-    ("fields", "spec", "num_choices"),
-    [
-        (BEAMS, BeamSpec(3), 3),
-        ({"use_beam_search": True}, BeamSpec(1), 1),
-        ({**BEAMS, "best_of": 4, "length_penalty": 0.5}, BeamSpec(4, 0.5), 3),
-        ({**BEAMS, "early_stopping": True}, BeamSpec(3, 1.0, True), 3),
-        ({**BEAMS, "early_stopping": "never", "length_penalty": -1}, BeamSpec(3, -1.0, "never"), 3),
-    ],
-)
-def test_a_request_for_beams(fields: dict[str, Any], spec: BeamSpec, num_choices: int) -> None:
-    found = searched(fields)
-    assert found.params.beams == spec
-    assert found.num_choices == num_choices
-    assert not found.speculation.enabled
-    asked = CompletionBody.parse(completion(**fields), LIMITS)
-    assert asked.n == num_choices, "beams are ranked already"
-    assert asked.spec.params.logprobs is None
-
-
-def test_chat_and_grpc_search_too() -> None:
-    assert Chat.parse(chat(**BEAMS), LIMITS).spec.params.beams == BeamSpec(3)
+def test_grpc_searches_too() -> None:
     search = BeamSearch(length_penalty=2.0, early_stopping=EARLY_STOPPING_NEVER)
     options = SamplingOptions(beam_search=search, max_tokens=5)
-    request = GenerateRequest(model="demo", text="hello", sampling=options, n=2)
-    found = to_spec(request, LIMITS)
+    found = to_spec(GenerateRequest(model="demo", text="hello", sampling=options, n=2), LIMITS)
     assert found.params.beams == BeamSpec(2, 2.0, "never")
     assert found.num_choices == 2
 
 
 def test_what_shapes_a_draw_has_no_effect() -> None:
-    plain = searched(BEAMS)
-    warm = searched({**BEAMS, "temperature": 1.5, "top_p": 0.5, "top_k": 3, "min_p": 0.1})
-    assert warm.params == plain.params
-
-
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"resume": [ResumedChoice(token_ids=[1])]}, "resume"),
-        ({"n": 3}, "sampling.beam_search.num_beams"),
-    ],
-)
-def test_grpc_refuses_by_name(changes: dict[str, Any], named: str) -> None:
-    options = SamplingOptions(beam_search=BeamSearch(num_beams=2), max_tokens=5)
-    request = GenerateRequest(model="demo", text="hello", sampling=options, **changes)
-    assert refused(to_spec, request, LIMITS).param == named
+    warm = {**BEAMS, "temperature": 1.5, "top_p": 0.5, "top_k": 3, "min_p": 0.1}
+    plain, found = (
+        CompletionBody.parse(completion(**fields), LIMITS).spec.params for fields in (BEAMS, warm)
+    )
+    assert found == plain
 
 
 async def answered(
@@ -92,8 +54,7 @@ async def answered(
         whole = Answer(asked, generation, "id").whole(deltas)
     finally:
         generation.close()
-    found: dict[str, Any] = json.loads(whole)
-    return found
+    return dict(json.loads(whole))
 
 
 @pytest.mark.parametrize("num_prompts", [1, 2])

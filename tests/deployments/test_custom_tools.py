@@ -69,7 +69,6 @@ def test_a_model_knows_it_as_a_function_of_one_text() -> None:
         schema = function["parameters"]
         assert schema["required"] == ["input"]
         assert GRAMMAR["definition"] in schema["properties"]["input"]["description"]
-        assert spec.chat is not None
         assert spec.chat.custom == {"patch"}
         assert spec.params.grammar is None
 
@@ -83,7 +82,6 @@ def test_a_model_knows_it_as_a_function_of_one_text() -> None:
     ],
 )
 def test_a_forced_call_has_one_text(spec: GenerationSpec) -> None:
-    assert spec.params.grammar is not None
     (tag,) = json.loads(spec.params.grammar.source)["format"]["tags"]
     assert tag["content"]["json_schema"]["properties"]["input"]["type"] == "string"
     assert tag["content"]["json_schema"]["additionalProperties"] is False
@@ -168,12 +166,3 @@ def test_a_response_has_the_call_in_its_own_shape(tokenizer: Tokenizer) -> None:
     assert ResponseCustomToolCallInputDoneEvent.model_validate(done).input == PATCH
     ended = [event["item"] for event in told if event["type"] == "response.output_item.done"]
     assert ended[1]["input"] == PATCH
-
-
-def test_the_calls_of_an_earlier_chat_are_told_again() -> None:
-    call = {"id": "c", "type": "custom", "custom": {"name": "patch", "input": PATCH}}
-    turns = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
-    messages = chat_spec(OF_CHAT, messages=turns).prompts[0].messages
-    assert messages is not None
-    (told,) = messages[1]["tool_calls"]
-    assert told["function"] == {"name": "patch", "arguments": {"input": PATCH}}

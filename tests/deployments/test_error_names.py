@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,92 +13,36 @@ from cluster.client import (
     ChatMessages,
     GenerateRequest,
     Grammar,
+    ResumedChoice,
     SamplingOptions,
     TokenIds,
 )
+from cluster.client.generated.common_pb2 import BeamSearch
 from cluster.errors import RequestError
 from deployments.ingress.fields import Names
 from deployments.ingress.grpc_request import prompt_of, to_spec
 from tests.deployments.test_openai_request import LIMITS, refused
+from tests.deployments.test_wrong_fields import BODIES
 from tests.support.choices import pairwise
 from tests.support.deployments.server import Server
 
 USER: Any = {"role": "user", "content": "hi"}
-BAD_SCHEMA: Any = {"type": "object", "properties": {"a": {"type": "poem"}}}
 LONG = "word " * 9000
-BASES: dict[str, dict[str, Any]] = {
-    "/v1/completions": {"prompt": "x", "max_tokens": 1},
-    "/v1/chat/completions": {"messages": [USER], "max_tokens": 1},
-    "/v1/responses": {"input": "x", "max_output_tokens": 1},
-    "/v1/messages": {"messages": [USER], "max_tokens": 1},
-    "/v1/messages/count_tokens": {"messages": [USER]},
-    "/tokenize": {},
-}
-
-
-FORM = {"type": "json_schema", "name": "a", "schema": BAD_SCHEMA}
-FUNCTION = {"type": "function", "name": "f", "strict": True, "parameters": BAD_SCHEMA}
-REGEX = ("structured_outputs.regex", {"structured_outputs": {"regex": "(a"}})
 # What is found when a prompt is rendered and counted, and a grammar compiled; what the body alone
 # shows is in test_wrong_fields.py and test_error_places.py.
-CASES: dict[str, list[tuple[str, dict[str, Any]]]] = {
-    "/v1/completions": [
-        REGEX,
-        ("structured_outputs.grammar", {"structured_outputs": {"grammar": "start: b"}}),
-        ("structured_outputs.json", {"structured_outputs": {"json": BAD_SCHEMA}}),
-        (
-            "response_format.json_schema.schema",
-            {"response_format": {"type": "json_schema", "json_schema": FORM}},
-        ),
-    ],
-    "/v1/chat/completions": [
-        REGEX,
-        ("response_format", {"response_format": {"type": "structural_tag", "format": 5}}),
-        ("messages[0].role", {"messages": [{"role": "wizard", "content": "x"}]}),
-        (
-            "tools",
-            {"tool_choice": "required", "tools": [{"type": "function", "function": FUNCTION}]},
-        ),
-    ],
-    "/tokenize": [
-        ("messages", {"messages": [{**USER, "content": LONG}]}),
-        ("prompt", {"prompt": LONG}),
-    ],
-    "/v1/responses": [
-        REGEX,
-        ("previous_response_id", {"previous_response_id": "resp_none"}),
-        ("input", {"instructions": LONG}),
-        (
-            "input[1].role",
-            {
-                "instructions": "Be brief.",
-                "input": [{"type": "reasoning"}, {"role": "wizard", "content": "x"}],
-            },
-        ),
-        ("text.format.schema", {"text": {"format": FORM}}),
-        ("tools", {"tool_choice": "required", "tools": [FUNCTION]}),
-    ],
-    "/v1/messages/count_tokens": [("system", {"system": 5})],
-    "/v1/messages": [
-        ("output_config.format.schema", {"output_config": {"format": FORM}}),
-        (
-            "tools",
-            {
-                "tools": [{"name": "f", "input_schema": BAD_SCHEMA}],
-                "tool_choice": {"type": "any"},
-            },
-        ),
-    ],
-}
+CASES = [(path, *case) for path, listed in BODIES["served"].items() for case in listed]
+CASES += [
+    ("/tokenize", "messages", {"messages": [{**USER, "content": LONG}]}),
+    ("/tokenize", "prompt", {"prompt": LONG}),
+    ("/v1/responses", "input", {"input": "x", "instructions": LONG}),
+]
 
 
-@pytest.mark.parametrize(
-    ("path", "param", "fields"), [(path, *case) for path in CASES for case in CASES[path]]
-)
+@pytest.mark.parametrize(("path", "param", "body"), CASES)
 def test_an_error_names_the_field_of_its_own_body(
-    tool_server: Server, path: str, param: str, fields: dict[str, Any]
+    tool_server: Server, path: str, param: str, body: dict[str, Any]
 ) -> None:
-    error = tool_server.refusal(path, **{**BASES[path], **fields})
+    error = tool_server.refusal(path, **body)
     assert error.get("param", param) == param  # Anthropic's errors have none
     assert error["message"].startswith(f"{param}: ")
 
@@ -137,14 +82,14 @@ def test_a_full_context_has_the_code_that_clients_act_on(
         assert f"maximum context length is {CONTEXT} tokens" in error["message"]
         found = TOO_LONG.search(error["message"])
         assert error.get("param", own) == own
-    assert found is not None
     assert int(found[1]) > int(found[2]) == CONTEXT - 1
 
 
 @pytest.mark.parametrize("path", PLACES)
 def test_more_output_than_fits_is_as_much_as_fits(tool_server: Server, path: str) -> None:
     own, said, length = PLACES[path]
-    body = {own: said("hello"), length: 2**31 - 1, "temperature": 0}
+    # Of a context that is nearly full: what fits is written within a moment.
+    body = {own: said("word " * 90), length: 2**31 - 1, "temperature": 0}
     usage = tool_server.ask(path, **body)["usage"]
     assert 0 < usage.get("completion_tokens", usage.get("output_tokens")) < CONTEXT
 
@@ -162,25 +107,41 @@ def test_only_the_name_in_front_is_the_bodys_own() -> None:
     assert names.of("messages[10].content") == "input[10].content"
 
 
+def call(
+    resume: Sequence[tuple[int, list[int]]] = (), n: int = 1, **sampling: Any
+) -> GenerateRequest:
+    choices = [ResumedChoice(index=index, token_ids=ids) for index, ids in resume]
+    options = SamplingOptions(**sampling)
+    return GenerateRequest(model="demo", text="x", sampling=options, n=n, resume=choices)
+
+
+BEAMS: dict[str, Any] = {"beam_search": BeamSearch(num_beams=2), "max_tokens": 5}
+
+
 @pytest.mark.parametrize(
-    ("options", "param"),
+    ("asked", "param"),
     [
-        (SamplingOptions(temperature=9.0), "sampling.temperature"),
-        (SamplingOptions(max_tokens=0), "sampling.max_tokens"),
-        (SamplingOptions(stop=[""]), "sampling.stop"),
-        (SamplingOptions(logit_bias={999: 1.0}), "sampling.logit_bias"),
-        (SamplingOptions(grammar=Grammar(kind="poem", source="x")), "sampling.grammar.kind"),
+        (call(temperature=9.0), "sampling.temperature"),
+        (call(max_tokens=0), "sampling.max_tokens"),
+        (call(stop=[""]), "sampling.stop"),
+        (call(logit_bias={999: 1.0}), "sampling.logit_bias"),
+        (call(grammar=Grammar(kind="poem", source="x")), "sampling.grammar.kind"),
+        (call([(0, [5]), (0, [6])], n=2), "resume"),
+        (call([(2, [5])], n=2), "resume"),
+        (call([(1, [5]), (0, [5, LIMITS.vocab_size])], n=2), "resume[1].token_ids"),
+        (call([(0, [-1])], n=2), "resume[0].token_ids"),
+        (call([(0, [1])], **BEAMS), "resume"),
+        (call(n=3, **BEAMS), "sampling.beam_search.num_beams"),
     ],
 )
-def test_a_call_names_the_field_of_its_message(options: SamplingOptions, param: str) -> None:
-    error = refused(to_spec, GenerateRequest(model="demo", text="x", sampling=options), LIMITS)
+def test_a_call_names_the_field_of_its_message(asked: GenerateRequest, param: str) -> None:
+    error = refused(to_spec, asked, LIMITS)
     assert error.param == param
     assert error.message.startswith(f"{param}: ")
 
 
 def test_what_a_call_turns_out_to_lack_later_has_its_messages_name() -> None:
-    grammar = SamplingOptions(grammar=Grammar(kind="regex", source="(a"))
-    names = to_spec(GenerateRequest(model="demo", text="x", sampling=grammar), LIMITS).names
+    names = to_spec(call(grammar=Grammar(kind="regex", source="(a")), LIMITS).names
     known = ("grammar", "prompt", "max_tokens")
     assert [names.of(name) for name in known] == [
         "sampling.grammar.source",

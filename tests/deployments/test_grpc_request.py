@@ -100,23 +100,6 @@ def test_an_invalid_request_id_is_refused(name: str) -> None:
     assert caught.value.param == "request_id"
 
 
-@pytest.mark.parametrize(
-    ("choices", "param"),
-    [
-        ([(0, [5]), (0, [6])], "resume"),
-        ([(2, [5])], "resume"),
-        ([(1, [5]), (0, [5, LIMITS.vocab_size])], "resume[1].token_ids"),
-        ([(0, [-1])], "resume[0].token_ids"),
-    ],
-)
-def test_an_impossible_resumption_is_refused(
-    choices: list[tuple[int, list[int]]], param: str
-) -> None:
-    resume = [ResumedChoice(index=index, token_ids=ids) for index, ids in choices]
-    request = GenerateRequest(model="demo", text="x", n=2, resume=resume)
-    assert refused(to_spec, request, LIMITS).param == param
-
-
 def test_a_resumption_may_have_no_tokens_yet() -> None:
     resume = [ResumedChoice(index=1), ResumedChoice(index=0, token_ids=[3], finished=True)]
     found = to_spec(GenerateRequest(model="demo", text="x", n=2, resume=resume), LIMITS).resumed

@@ -60,58 +60,6 @@ def refused(parse: Any, *arguments: Any) -> RequestError:
     return caught.value
 
 
-def test_every_sampling_field_reaches_the_parameters() -> None:
-    request = CompletionBody.parse(
-        completion(
-            temperature=0.5,
-            top_p=0.9,
-            top_k=50,
-            min_p=0.05,
-            presence_penalty=0.1,
-            frequency_penalty=0.2,
-            repetition_penalty=1.1,
-            logit_bias={"7": -3, "3": 1.5},
-            seed=11,
-            max_tokens=9,
-            min_tokens=2,
-            stop=["a", "b"],
-            stop_token_ids=[4],
-            logprobs=2,
-            n=2,
-            ignore_eos=True,
-            stream=True,
-            stream_options={"include_usage": True},
-            metadata={"task": "code"},
-            speculation={"enabled": False, "max_draft_tokens": 3, "drafters": ["lm"]},
-        ),
-        LIMITS,
-    )
-    spec, params = request.spec, request.spec.params
-    assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.5, 0.9, 50, 0.05)
-    assert (params.presence_penalty, params.frequency_penalty) == (0.1, 0.2)
-    assert params.repetition_penalty == 1.1
-    assert params.logit_bias == ((3, 1.5), (7, -3.0))
-    assert (params.max_tokens, params.min_tokens, params.logprobs) == (9, 2, 2)
-    assert params.stop_token_ids == (4,)
-    assert (spec.seed, spec.num_choices, spec.stop, spec.task) == (11, 2, ("a", "b"), "code")
-    assert spec.ignore_eos
-    assert (spec.speculation.enabled, spec.speculation.max_draft_tokens) == (False, 3)
-    assert spec.speculation.drafters == ("lm",)
-    assert request.stream
-    assert request.stream_options is not None
-    assert request.stream_options.include_usage
-
-
-def test_absent_and_null_fields_take_openais_defaults() -> None:
-    request = Chat.parse(chat(temperature=None, stop=None, tools=None, seed=None), LIMITS)
-    assert request.spec.params.temperature == 1.0
-    assert request.spec.params.logprobs is None
-    assert request.spec.seed is None
-    assert Chat.parse(chat(seed=-1), LIMITS).spec.seed is None
-    assert request.spec.task == "default"
-    assert not request.stream
-
-
 def test_the_checkpoints_defaults_apply_unless_the_request_overrides_them() -> None:
     defaults = SamplingParams(
         temperature=0.7, top_p=0.8, top_k=20, min_p=0.1, repetition_penalty=1.1, max_tokens=64
@@ -151,21 +99,10 @@ def test_messages_are_rendered_as_without_the_ingress(
         {"role": "user", "content": parts, "name": "ann"},
     ]
     parsed = Chat.parse(chat(messages=messages), LIMITS).spec.prompts[0].messages
-    assert parsed is not None
     rendered = tokenizer.render_chat(parsed)
     assert rendered == tokenizer.render_chat(messages)
     assert "[user|ann|a\nb]" in rendered
     assert rendered.endswith("!") == knows_developer
-
-
-def test_chat_logprobs_are_a_switch_and_a_number() -> None:
-    request = Chat.parse(chat(logprobs=True, top_logprobs=3), LIMITS)
-    assert request.spec.params.logprobs == 3
-    assert Chat.parse(chat(logprobs=True), LIMITS).spec.params.logprobs == 0
-
-
-def test_an_unconfigured_task_is_served_as_the_default_one() -> None:
-    assert Chat.parse(chat(metadata={"task": "never-heard-of"}), LIMITS).spec.task == "default"
 
 
 def test_a_single_stop_string_obeys_the_limits_of_a_list() -> None:
@@ -173,13 +110,6 @@ def test_a_single_stop_string_obeys_the_limits_of_a_list() -> None:
     for stop in ("x" * 257, ["x" * 257]):
         with pytest.raises(RequestError, match="longer than 256"):
             CompletionBody.parse(completion(stop=stop), LIMITS)
-
-
-def test_a_drafter_named_twice_counts_once() -> None:
-    request = CompletionBody.parse(
-        completion(speculation={"drafters": ["lookup", "lm", "lookup"]}), LIMITS
-    )
-    assert request.spec.speculation.drafters == ("lookup", "lm")
 
 
 @pytest.mark.parametrize(

@@ -1,234 +1,120 @@
-"""Wrong bodies: the error names the field and the remedy, and repeats no prompt."""
+"""Bodies of requests: refused by the name of the field that is wrong, ignored by name, or told to
+the model.  The cases are those of bodies.yaml."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from cluster.client import GenerateRequest, Grammar, SamplingOptions
 from cluster.errors import NotFoundError, RequestError
+from cluster.requests.fields import GrammarSpec
+from cluster.text.dialect import Dialect
+from cluster.text.tool_calls.registry import FORMATS
 from deployments.ingress.api.contract import PostEndpoint
 from deployments.ingress.api.messages import MESSAGES
-from deployments.ingress.api.response_request import RESPONSES
 from deployments.ingress.body import parse_body
 from deployments.ingress.grpc_request import to_spec
-from deployments.ingress.openai_request import (
-    CHAT,
-    COMPLETIONS,
-    DETOKENIZE,
-    TOKENIZE,
-    Chat,
-    CompletionBody,
-)
+from deployments.ingress.openai_request import Chat, CompletionBody
 from tests.deployments.test_contract import PARSERS, parse
+from tests.deployments.test_openai_request import LENIENT as PLAIN
 from tests.deployments.test_openai_request import LIMITS, chat, completion, refused
-from tests.deployments.test_tools import SERVED, TOOLS, tool
+from tests.deployments.test_tools import SERVED
 
-FORMS = ("json", "regex", "choice", "grammar", "structural_tag")
-USER = {"role": "user", "content": "hello"}
-BEAMS = {"use_beam_search": True, "n": 2}
-# What is as good as nothing to Python says something all the same.
-NOTHING: tuple[Any, ...] = (0, False, "", {})
-OF_FORMS: dict[str, Sequence[Any]] = {
-    **{f"structured_outputs.{form}": [0, 0.0, False] for form in FORMS},
-    "structured_outputs.json_object": [0],
-}
-# By the path of the field that is wrong, which is the one that is named: values.  Types and bounds
-# are in test_contract.py, test_error_places.py and test_number_fields.py.
-VALUES: Mapping[PostEndpoint, Mapping[str, Sequence[Any]]] = {
-    COMPLETIONS: {
-        **OF_FORMS,
-        "prompt": [
-            *(None, "", [], [1, "a"], [1, True], [1.0], [[]], [100], [-1], {"text": "x"}),
-            ["a"] * 9,
-        ],
-        "stop": [["a", "b", "c"], [""], 5],
-        "logit_bias": [{"x": 1}, {"100": 1}, {"\u0661": 1}],
-        "stream_options": [{"include_usage": True}],
-        "user": [5],
-        "metadata": [{"k" * 65: "v"}, {str(n): "v" for n in range(17)}],
-        "cache_salt": ["", 1234567, ["s"], "1234567" * 100],
-        "speculation.max_node": [1],
-        "speculation.drafters": [["llm"]],
-        "length_penalty": [2.0],
-        "early_stopping": [True],
-        "model": ["gpt-5", "", None, 5],
-    },
-    CHAT: {
-        **OF_FORMS,
-        "chat_template_kwargs.chat_template": ["x"],
-        "chat_template_kwargs.unknown_key": [1],
-        "chat_template_kwargs.tools": [[]],
-        "tools": ["x", *NOTHING, [tool("a"), tool("a")]],
-        "tool_choice": ["required"],
-        "top_logprobs": [2],
-        "max_completion_tokens": [0],
-        "prompt": ["x"],
-    },
-    RESPONSES: {
-        "tools": NOTHING,
-        "tool_choice.type": ["allowed_tools"],
-        "response_format.type": ["poem"],
-    },
-    TOKENIZE: {"prompt": [["x"]]},
-    DETOKENIZE: {"tokens": ["x", [10**9]]},
-    MESSAGES: {"tools": NOTHING},
-}
-FORMAT = {"type": "json_object"}
-FUNCTION = {"type": "function", "name": "f"}
-# Of a call: no object, a number that is none, and half a character.
-ARGUMENTS = (0, False, [], "[1e400]", '{"\\ud83d": "\\ud83d"}')
-# The field that is named, what else is sent, and words of the error.
-CASES: Mapping[PostEndpoint, Sequence[tuple[Any, ...]]] = {
-    COMPLETIONS: [
-        ("min_tokens", {"min_tokens": 5, "max_tokens": 4}),
-        ("min_tokens", {"max_tokens": 0, "echo": True, "min_tokens": 3}),
-        ("best_of", {"best_of": 2, "n": 3}),
-        ("best_of", {"best_of": 2, "stream": True}),
-        ("prompt_logprobs", {"prompt_logprobs": 1, "stream": True}),
-        ("stream_options.usage", {"stream": True, "stream_options": {"usage": True}}),
-        ("temprature", {"temprature": 1}, "did you mean temperature"),
-        ("stop", {**BEAMS, "stop": "a"}),
-        ("stream", {**BEAMS, "stream": True}),
-        ("min_tokens", {**BEAMS, "min_tokens": 2}),
-        ("logprobs", {**BEAMS, "echo": True, "logprobs": 1}),
-        *(
-            (f"structured_outputs.{form}", {"structured_outputs": {form: ""}}, "empty; send a")
-            for form in ("regex", "grammar")
-        ),
-    ],
-    CHAT: [
-        *(
-            (f"messages[0]{below}", {"messages": [message]})
-            for below, message in (
-                (".role", {"role": "function", "content": "x"}),
-                (".content", {"role": "tool"}),
-                (".content", {"role": "assistant", "content": None}),
-                (".content[0]", {"role": "user", "content": [{"type": "image_url"}]}),
-                (".tool_calls", {**USER, "tool_calls": [1]}),
-                (".tool_calls[0]", {"role": "assistant", "tool_calls": [1]}),
-                (
-                    ".tool_calls[0].function.name",
-                    {"role": "assistant", "tool_calls": [{"function": {}}]},
-                ),
-                *(
-                    (".tool_calls", {"role": "assistant", "content": "x", "tool_calls": value})
-                    for value in NOTHING
-                ),
-                *(
-                    (
-                        ".tool_calls[0].function.arguments",
-                        {
-                            "role": "assistant",
-                            "tool_calls": [{"function": {"name": "f", "arguments": value}}],
-                        },
-                    )
-                    for value in ARGUMENTS
-                ),
-            )
-        ),
-        ("continue_final_message", {"continue_final_message": True, "add_generation_prompt": True}),
-        ("tools[0].type", {"tools": [{"type": "web_search"}]}),
-        ("tools[0].function.strict", {"tools": [tool("a", strict="yes")]}),
-        ("tool_choice", {"tools": TOOLS, "tool_choice": "any"}),
-        (
-            "tool_choice.function.name",
-            {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}},
-        ),
-        ("response_format", {"tools": TOOLS, "tool_choice": "required", "response_format": FORMAT}),
-        (
-            "structured_outputs.regex",
-            {"tools": TOOLS, "tool_choice": "required", "structured_outputs": {"regex": "a"}},
-        ),
-        ("response_format.type", {"response_format": {"type": "poem"}}, "json_schema"),
-        ("response_format.json_schema", {"response_format": {"type": "json_schema"}}, "missing"),
-        (
-            "response_format.json_schema.schema",
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}},
-            "missing",
-        ),
-        ("response_format.typ", {"response_format": {"typ": "text"}}, "did you mean type"),
-        (
-            "response_format",
-            {"structured_outputs": {"regex": "a"}, "response_format": FORMAT},
-            "send one",
-        ),
-        *(
-            ("structured_outputs" + below, {"structured_outputs": form}, words)
-            for below, form, words in (
-                ("", {"json": {}, "regex": "a"}, "one of them"),
-                (".json", {"json": "{"}, "not valid JSON"),
-                (".json", {"json": 5}, "JSON schema"),
-                (".choice", {"choice": []}, "at least one"),
-                (".regex", {"regex": 5}, "send a string"),
-            )
-        ),
-    ],
-    RESPONSES: [
-        *(
-            (
-                "input[0].arguments",
-                {
-                    "input": [
-                        {**FUNCTION, "type": "function_call", "call_id": "a", "arguments": value}
-                    ]
-                },
-            )
-            for value in ARGUMENTS
-        ),
-        ("text.format", {"text": {"format": FORMAT}, "structured_outputs": {"regex": "a"}}),
-        (
-            "tool_choice.name",
-            {"tools": [FUNCTION], "tool_choice": {"type": "function", "name": "g"}},
-        ),
-    ],
-    MESSAGES: [
-        *(
-            (
-                "messages[0].content[0].input",
-                {
-                    "messages": [
-                        {
-                            "role": "assistant",
-                            "content": [{"type": "tool_use", "name": "f", "input": value}],
-                        }
-                    ]
-                },
-            )
-            for value in (0, False, [])
-        ),
-        ("tools[0].type", {"tools": [{"type": 5, "name": "bash"}]}),
-    ],
-}
+BODIES = yaml.safe_load(Path(__file__).with_name("bodies.yaml").read_text("utf-8"))
+ENDPOINTS = {endpoint.path: endpoint for endpoint in PARSERS}
+STRICT = dataclasses.replace(LIMITS, dialect=Dialect(FORMATS["hermes"], template="{{ tools }}"))
+LENIENT = dataclasses.replace(STRICT, config=PLAIN.config)
 
 
-def at(path: str, value: Any) -> dict[str, Any]:
-    """An object with a value at a path."""
-    name, _, below = path.partition(".")
-    return {name: at(below, value) if below else value}
+def cases(section: str) -> list[Any]:
+    return [
+        pytest.param(ENDPOINTS[path], *case, id=f"{path} {number}")
+        for path, listed in BODIES[section].items()
+        for number, case in enumerate(listed)
+    ]
 
 
-def wrong() -> Iterator[tuple[Any, ...]]:
-    for endpoint, fields in VALUES.items():
-        for param, values in fields.items():
-            yield from ((endpoint, param, at(param, value)) for value in values)
-    for endpoint, cases in CASES.items():
-        yield from ((endpoint, *case) for case in cases)
+def with_fields(endpoint: PostEndpoint, fields: dict[str, Any]) -> dict[str, Any]:
+    return {**PARSERS[endpoint][0], **fields}
 
 
-@pytest.mark.parametrize("case", wrong(), ids=lambda case: f"{case[0].path} {case[1]}")
-def test_an_error_names_the_field_and_the_remedy(case: tuple[Any, ...]) -> None:
-    endpoint, param, fields, *words = case
-    error = refused(parse, endpoint, {**PARSERS[endpoint][0], **fields}, SERVED)
+@pytest.mark.parametrize(("endpoint", "told", "fields"), cases("refused"))
+def test_an_error_names_the_field_and_the_remedy(
+    endpoint: PostEndpoint, told: str, fields: dict[str, Any]
+) -> None:
+    """Types and bounds are in test_contract.py, test_error_places.py and test_number_fields.py."""
+    param, *words = told.split(" ... ")
+    error = refused(parse, endpoint, with_fields(endpoint, fields), SERVED)
     assert error.param == param
     assert error.message.startswith(f"{param}: ")
     assert 400 <= error.http_status < 500
     assert len(error.message) < 300
     assert "1234567" not in error.message
     assert all(word in error.message for word in words)
+
+
+@pytest.mark.parametrize(("endpoint", "names", "fields"), cases("ignored"))
+def test_what_changes_nothing_is_ignored_and_named(
+    endpoint: PostEndpoint, names: list[str], fields: dict[str, Any]
+) -> None:
+    body = with_fields(endpoint, fields)
+    assert set(names) <= set(parse(endpoint, body, LENIENT).ignored)
+    if names[0] not in BODIES["harmless"]:
+        refused(parse, endpoint, body, STRICT)
+
+
+@pytest.mark.parametrize(("endpoint", "param", "fields"), cases("never"))
+def test_what_would_change_the_answer_is_refused_however_lenient(
+    endpoint: PostEndpoint, param: str, fields: dict[str, Any]
+) -> None:
+    assert refused(parse, endpoint, with_fields(endpoint, fields), LENIENT).param == param
+
+
+@pytest.mark.parametrize(("endpoint", "fields", "parts"), cases("parsed"))
+def test_every_field_reaches_what_is_asked_for(
+    endpoint: PostEndpoint, fields: dict[str, Any], parts: dict[str, Any]
+) -> None:
+    asked = parse(endpoint, with_fields(endpoint, fields), LIMITS)
+    found = {path: attrgetter(path)(asked) for path in parts}
+    assert json.loads(json.dumps(found)) == parts
+
+
+@pytest.mark.parametrize(("endpoint", "fields", "messages"), cases("conversations"))
+def test_a_conversation_reaches_the_template(
+    endpoint: PostEndpoint, fields: dict[str, Any], messages: list[Any]
+) -> None:
+    (prompt,) = parse(endpoint, with_fields(endpoint, fields), LENIENT).spec.prompts
+    assert [dict(message) for message in prompt.messages] == messages
+
+
+@pytest.mark.parametrize(("fields", "kind", "source"), BODIES["forms"])
+def test_each_form_becomes_a_grammar(fields: dict[str, Any], kind: str, source: Any) -> None:
+    for request in (
+        Chat.parse(chat(**fields), LIMITS),
+        CompletionBody.parse(completion(**fields), LIMITS),
+    ):
+        grammar = request.spec.params.grammar
+        found = grammar and (grammar.kind, json.loads(grammar.source))
+        assert found == (kind and (kind, source))
+
+
+def test_a_grammars_text_is_taken_as_it_is_and_the_older_name_of_a_form_holds() -> None:
+    for kind in ("regex", "grammar"):
+        request = Chat.parse(chat(structured_outputs={kind: "[a-z]+"}), LIMITS)
+        assert request.spec.params.grammar == GrammarSpec(kind, "[a-z]+")
+    form = {"type": "json_schema", "schema": {"type": "object"}}
+    older, newer = (
+        parse(MESSAGES, with_fields(MESSAGES, fields), LENIENT).spec.params.grammar
+        for fields in ({"output_format": form}, {"output_config": {"format": form}})
+    )
+    assert older == newer is not None
 
 
 @pytest.mark.parametrize(
@@ -265,29 +151,36 @@ def test_a_body_that_is_not_a_json_object_is_refused(body: bytes) -> None:
         parse_body(body)
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"prompt": {"text": "launch"}},
-        {"prompt": ["launch", 5]},
-        {"messages": [{"role": "user", "content": {"x": "launch"}}]},
-    ],
-)
-def test_no_message_repeats_prompt_text(fields: dict[str, Any]) -> None:
-    parse = Chat.parse if "messages" in fields else CompletionBody.parse
-    assert "launch" not in refused(parse, {"model": "demo", **fields}, LIMITS).message
-
-
 def test_fields_that_are_null_are_absent() -> None:
     nothing = {"tools": None, "structured_outputs": None, "response_format": None}
     asked = Chat.parse(chat(**nothing), LIMITS).spec
-    assert dataclasses.replace(asked.params) == Chat.parse(chat(), LIMITS).spec.params
+    assert asked.params == Chat.parse(chat(), LIMITS).spec.params
     assert asked.prompts[0].tools == ()
+
+
+def test_a_call_over_grpc_needs_no_model_where_one_is_served() -> None:
+    assert to_spec(GenerateRequest(text="x"), LENIENT).adapter == ""
+    for limits in (STRICT, dataclasses.replace(LENIENT, adapters={"poems": "poems"})):
+        assert "model" in refused(to_spec, GenerateRequest(text="x"), limits).message
 
 
 def with_grammar(kind: str, source: str) -> GenerateRequest:
     sampling = SamplingOptions(grammar=Grammar(kind=kind, source=source))
     return GenerateRequest(model="demo", text="x", sampling=sampling)
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [
+        ("json_schema", '{"type":"object"}'),
+        ("choice", '["a","b"]'),
+        ("regex", "a+"),
+        ("grammar", "start: /a/"),
+        ("structural_tag", '{"type":"structural_tag","format":{}}'),
+    ],
+)
+def test_grpc_carries_every_kind(kind: str, source: str) -> None:
+    assert to_spec(with_grammar(kind, source), LIMITS).params.grammar == GrammarSpec(kind, source)
 
 
 @pytest.mark.parametrize(
