@@ -128,7 +128,6 @@ def test_grafana_finds_every_dashboard(everything: Objects) -> None:
 def test_the_overlay_of_the_page_labels_monitors_and_gives_prometheus_a_key(tmp_path: Path) -> None:
     page = (REPOSITORY / "docs" / "monitoring.md").read_text("utf-8")
     fence = re.search(r"```yaml\n# kustomization.yaml\n(.*?)```", page, re.DOTALL)
-    assert fence is not None
     there = os.path.relpath(REPOSITORY, tmp_path.resolve())
     (tmp_path / "kustomization.yaml").write_text(fence[1].replace("../..", there), "utf-8")
     objects = rendered(tmp_path)

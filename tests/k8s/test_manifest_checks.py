@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from cluster.config.file import load
 from tests.support.k8s.operator_rules import operator_problems
 from tests.support.k8s.placement import NodeShape, placement_problems
-from tests.support.k8s.rendering import (
-    REPOSITORY,
-    container_of,
-    groups,
-    of_kind,
-    only,
-    rendered,
-)
+from tests.support.k8s.rendering import REPOSITORY, of_kind, rendered
 from tests.support.k8s.schemas import core_problems, rule_problems, schema_problems
 
-Breakage = Callable[[Any], None]
+BROKEN = yaml.safe_load(Path(__file__).with_name("broken.yaml").read_text("utf-8"))
 
 
 @pytest.fixture(scope="module")
@@ -31,136 +25,48 @@ def objects() -> list[dict[str, Any]]:
     return rendered(REPOSITORY / "k8s" / "base")
 
 
-@pytest.fixture(scope="module")
-def service(objects: list[dict[str, Any]]) -> dict[str, Any]:
-    return dict(only("RayService", objects))
-
-
-_NOTHING = object()
-
-
-def _set(path: str, value: object) -> Breakage:
-    """A breakage that sets one key, or takes it away; the path's `*` is any group of workers."""
-
-    def break_it(manifest: Any) -> None:
+def broken(case: dict[str, Any], kind: str, objects: list[dict[str, Any]]) -> dict[str, Any]:
+    """The first object of the kind, with the mistakes of a case."""
+    manifest: dict[str, Any] = copy.deepcopy(dict(of_kind(kind, objects)[0]))
+    for path, value in case["set"].items():
         *way, last = path.split(".")
-        node = manifest
+        node: Any = manifest
         for part in way:
             node = node[0] if part == "*" else node.setdefault(part, {})
         node[last] = value
-        if value is _NOTHING:
+        if value == "removed":
             del node[last]
-
-    return break_it
-
-
-def _variable(group: str, name: str, value: str) -> Breakage:
-    def break_it(service: Any) -> None:
-        environment: Any = container_of(groups(service)[group])["env"]
-        environment.append({"name": name, "value": value})
-
-    return break_it
+    return manifest
 
 
-def _both(*breakages: Breakage) -> Breakage:
-    def break_it(manifest: Any) -> None:
-        for each in breakages:
-            each(manifest)
-
-    return break_it
+def told(case: dict[str, Any]) -> str:
+    return str(case["told"])
 
 
-_CLUSTER = "spec.rayClusterConfig"
-_HEAD, _GROUP = f"{_CLUSTER}.headGroupSpec", f"{_CLUSTER}.workerGroupSpecs.*"
-_FIRST = f"{_GROUP}.template.spec.containers.*"
-_OPTIONS = {
-    "gatewayClassName": "istio",
-    "stepSizePercent": 10,
-    "maxSurgePercent": 20,
-    "intervalSeconds": 5,
-}
-
-
-def _upgraded(**options: object) -> Breakage:
-    """Not a mistake yet but for the options: upgrades, as their overlay sets them up."""
-    wanted: dict[str, object] = {"type": "NewClusterWithIncrementalUpgrade"}
-    wanted["clusterUpgradeOptions"] = {**_OPTIONS, **options}
-    return _both(
-        _set(f"{_CLUSTER}.enableInTreeAutoscaling", True), _set("spec.upgradeStrategy", wanted)
-    )
-
-
-@pytest.mark.parametrize(
-    ("breakage", "message"),
-    [
-        (_set(f"{_FIRST}.imagePullPolice", "Always"), "'imagePullPolice' was unexpected"),
-        (_set(f"{_HEAD}.rayStartParams.num-cpus", 0), "0 is not of type 'string'"),
-        (_set(f"{_HEAD}.template", _NOTHING), "'template' is a required property"),
-        (_set("spec.managedBy", "somebody"), "must be either 'ray.io/kuberay-operator' or"),
-    ],
-)
+@pytest.mark.parametrize("case", BROKEN["schema"], ids=told)
 def test_the_schema_and_its_rules_catch_a_broken_manifest(
-    service: dict[str, Any], schema: dict[str, Any], breakage: Breakage, message: str
+    objects: list[dict[str, Any]], schema: dict[str, Any], case: dict[str, Any]
 ) -> None:
-    broken = copy.deepcopy(service)
-    breakage(broken)
-    problems = [*schema_problems(broken, schema), *rule_problems(broken, schema)]
-    assert any(message in problem for problem in problems), problems
+    manifest = broken(case, "RayService", objects)
+    problems = [*schema_problems(manifest, schema), *rule_problems(manifest, schema)]
+    assert any(case["told"] in problem for problem in problems), problems
 
 
-@pytest.mark.parametrize(
-    ("breakage", "message"),
-    [
-        (_set("metadata.name", "d" * 48), "use at most 47 small letters"),
-        (_set("spec.upgradeStrategy.type", "Rolling"), "choose one"),
-        (_upgraded(stepSizePercent=30), "set it from 0 to 20"),
-        (_upgraded(intervalSeconds=0), "intervalSeconds: is missing or not above 0; set it"),
-        (
-            _both(_upgraded(), _set(f"{_CLUSTER}.enableInTreeAutoscaling", False)),
-            "set enableInTreeAutoscaling: true",
-        ),
-        (_set(f"{_GROUP}.rayStartParams", {"labels": "a=b"}), "use the group's field `labels`"),
-        (
-            _both(
-                _set(f"{_GROUP}.rayStartParams", {"num-cpus": "1"}),
-                _set(f"{_GROUP}.resources", {"CPU": "1"}),
-            ),
-            "keep those in `resources`",
-        ),
-        (_set(f"{_GROUP}.maxReplicas", _NOTHING), "minReplicas and maxReplicas must be set"),
-        (_set(f"{_GROUP}.replicas", 0), "replicas 0 is not from"),
-        (_set(f"{_GROUP}.suspend", True), "suspend: the operator has rules for it; port them"),
-        (_variable("head", "REDIS_USERNAME", "me"), "REDIS_USERNAME: the operator has rules"),
-        (_set(f"{_CLUSTER}.rayVersion", ""), "set that of the image"),
-        (_set(f"{_CLUSTER}.tlsOptions", {"enabled": True}), "feature gate RayClusterMTLS; turn it"),
-        (_set(f"{_HEAD}.template.spec.containers.*.ports", []), "the Service lacks them; add them"),
-        (_set(f"{_CLUSTER}.authOptions.mode", "disabled"), "set it to token"),
-        (_variable("cpu", "RAY_AUTH_MODE", "disabled"), "overrules authOptions; remove it"),
-    ],
-)
+@pytest.mark.parametrize("case", BROKEN["operator"], ids=told)
 def test_the_operators_rules_catch_a_broken_manifest(
-    service: dict[str, Any], breakage: Breakage, message: str
+    objects: list[dict[str, Any]], case: dict[str, Any]
 ) -> None:
-    broken = copy.deepcopy(service)
-    breakage(broken)
-    (problem,) = operator_problems(broken)
-    assert message in problem
+    (problem,) = operator_problems(broken(case, "RayService", objects))
+    assert case["told"] in problem
 
 
-@pytest.mark.parametrize(
-    ("kind", "breakage", "message"),
-    [
-        ("NetworkPolicy", _set("spec.podSelectors", {}), "'podSelectors' was unexpected"),
-        ("PodDisruptionBudget", _set("spec.minAvailable", [1]), "[1] is not"),
-    ],
-)
+@pytest.mark.parametrize("kind", ["NetworkPolicy", "PodDisruptionBudget"])
 def test_the_schemas_of_kubernetes_catch_a_broken_object(
-    objects: list[dict[str, Any]], kind: str, breakage: Breakage, message: str
+    objects: list[dict[str, Any]], kind: str
 ) -> None:
-    broken = copy.deepcopy(of_kind(kind, objects)[0])
-    breakage(broken)
-    (problem,) = core_problems(broken)
-    assert message in problem
+    for case in BROKEN[kind]:
+        (problem,) = core_problems(broken(case, kind, objects))
+        assert case["told"] in problem
 
 
 GPU_NODE = NodeShape("target", 1, {"CPU": 32, "GPU": 4, "target_slot": 4}, {"zone": "a"})

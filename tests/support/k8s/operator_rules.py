@@ -21,7 +21,6 @@ _MAX_NAME_LEN = 47
 _STRATEGIES = ("None", "NewCluster", "NewClusterWithIncrementalUpgrade")
 _TOKEN_SINCE = (2, 52)
 _EXPLICIT_RESOURCES = {"num-cpus", "num-gpus", "memory", "resources"}
-_TLS_VARIABLES = {"RAY_USE_TLS", "RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT"}
 
 
 def operator_problems(service: Manifest, *, has_mtls: bool = False) -> list[str]:
@@ -43,8 +42,7 @@ _UNPORTED = {
 
 
 def _cluster(service: Manifest) -> Manifest:
-    found: Manifest = service["spec"]["rayClusterConfig"]
-    return found
+    return service["spec"]["rayClusterConfig"]  # type: ignore[no-any-return]
 
 
 def _variables(group: Manifest) -> set[str]:
@@ -119,18 +117,6 @@ def _authentication(service: Manifest) -> Iterator[str]:
         yield "rayVersion: is missing or below 2.52, which knows no token; set that of the image"
 
 
-def _managed(service: Manifest) -> Iterator[str]:
-    cluster = _cluster(service)
-    if not cluster.get("tlsOptions", {}).get("enabled"):
-        return
-    for name, group in groups(service).items():
-        mounts = container_of(group).get("volumeMounts", ())
-        if _TLS_VARIABLES & _variables(group) or any(
-            mount["name"] == "ray-tls" or mount["mountPath"] == "/etc/ray/tls" for mount in mounts
-        ):
-            yield f"{name}: sets up Ray's TLS beside tlsOptions; leave that to KubeRay"
-
-
 def _ports(service: Manifest) -> Iterator[str]:
     """Not the operator's rule: it would make a Service without them."""
     ports = {port["name"] for port in container_of(groups(service)["head"]).get("ports", ())}
@@ -154,7 +140,6 @@ _RULES: tuple[Rule, ...] = (
     _group,
     _replicas,
     _authentication,
-    _managed,
     _ports,
     _tokens,
 )

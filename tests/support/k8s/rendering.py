@@ -82,14 +82,12 @@ def groups(service: Manifest) -> dict[str, Manifest]:
 
 def pod_of(group: Manifest) -> Manifest:
     """Return the specification of a group's pods."""
-    found: Manifest = group["template"]["spec"]
-    return found
+    return group["template"]["spec"]  # type: ignore[no-any-return]
 
 
 def container_of(group: Manifest) -> Manifest:
     """Return the container that Ray runs in."""
-    found: Manifest = pod_of(group)["containers"][0]
-    return found
+    return pod_of(group)["containers"][0]  # type: ignore[no-any-return]
 
 
 def labels_of(name: str, group: Manifest) -> dict[str, str]:
