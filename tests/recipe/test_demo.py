@@ -3,19 +3,28 @@ law."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from cluster.errors import ConfigError
 from cluster.models.made_for import folder_made_for
 from cluster.train.made_for import target_of
+from cluster.train.processes import new_accelerator
 from cluster.train.trainer import Budget, Rates, TrainingPhase
 from models.recipe import demo
-from models.recipe.corpus import Document
-from models.recipe.demo import DistillationLoss, Recipe, Shape, build, heldout_bits, train_demo
+from models.recipe.corpus import Document, train_tokenizer
+from models.recipe.demo import (
+    DistillationLoss,
+    Recipe,
+    Shape,
+    bits_per_byte,
+    build,
+    heldout_bits,
+    train_demo,
+)
 
 VOCAB = 64
 TINY = Shape(32, num_layers=1, num_heads=2, num_kv_heads=1, intermediate_size=64)
@@ -23,26 +32,36 @@ SMALLER = Shape(16, num_layers=1, num_heads=2, num_kv_heads=1, intermediate_size
 PHASES = (TrainingPhase(0.0, 16, 2),)
 
 
-def toy(seed: int, hidden_size: int = 32) -> LlamaForCausalLM:
+def toy(seed: int, vocab_size: int = VOCAB) -> LlamaForCausalLM:
     torch.manual_seed(seed)
-    shape = Shape(hidden_size, num_layers=2, num_heads=2, num_kv_heads=1, intermediate_size=64)
-    network = build(shape, end_of_text_id=0, vocab_size=VOCAB)
+    network = build(TINY, end_of_text_id=0, vocab_size=vocab_size)
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
     return network.eval()
 
 
-def windows() -> torch.Tensor:
-    return torch.randint(VOCAB, (8, 33), generator=torch.Generator().manual_seed(0))
+WINDOWS = torch.randint(VOCAB, (8, 33), generator=torch.Generator().manual_seed(0))
 
 
 def test_a_network_does_not_diverge_from_itself_and_does_from_another() -> None:
     with torch.no_grad():
-        same = DistillationLoss(toy(seed=1), toy(seed=1))(windows())
-        other = DistillationLoss(toy(seed=2), toy(seed=1))(windows())
+        same = DistillationLoss(toy(seed=1), toy(seed=1))(WINDOWS)
+        other = DistillationLoss(toy(seed=2), toy(seed=1))(WINDOWS)
     assert same.item() == pytest.approx(0.0, abs=1e-6)
     assert other.item() > 0.1
+
+
+def test_one_window_over_the_whole_text_is_the_plain_loss() -> None:
+    """Every byte of a document is scored once."""
+    tokenizer = train_tokenizer(["windows slide over the text\n"] * 3, vocab_size=270)
+    text = "windows slide over text, and the text is longer than any window\n" * 3
+    model, ids = toy(0, len(tokenizer)), [0, *tokenizer.encode(text)]
+    cost = bits_per_byte(model, tokenizer, [Document("prose", "a", text)])
+    batch = torch.tensor([ids])
+    with torch.no_grad(), new_accelerator().autocast():
+        loss = model(input_ids=batch, labels=batch).loss.item()
+    assert cost.bits == pytest.approx(loss * (len(ids) - 1) / math.log(2.0), rel=1e-2)
 
 
 def tiny_corpus() -> list[Document]:
@@ -94,8 +113,3 @@ def test_target_and_drafters_are_trained_from_text_and_go_on(
     assert (models / "demo-draft" / "model.safetensors").read_bytes() == weights
     train_demo(work, models, ("demo-draft",), Budget(steps=12), 1, 0)
     assert (models / "demo-draft" / "model.safetensors").read_bytes() != weights
-
-
-def test_an_unknown_model_is_told_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"demo-poetry: .*demo-draft-prose"):
-        train_demo(tmp_path, tmp_path, ("demo-poetry",), Budget(steps=1), 1, 0)
