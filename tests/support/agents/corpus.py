@@ -4,7 +4,7 @@
 
 Runs the agents that are installed below ENVIRONMENTS, as `make test-clients` does, and writes
 `recorded/NAME.jsonl`: a request a line.  A text is kept as its length, unless it is a word of an
-API or the task's own; paths and ids are replaced.  A line says what is new beside the line before.
+API or the task's own; paths and ids are replaced.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ID = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}|\b[a-z]{2,8}_[0-9A-Za-z-]{20,}")
 _KEPT = ("enum", "const", "pattern", "required", "default", "arguments")
 _INPUT = ("input", "tool_use")
 _FILLER = "the model reads what the tool has said and then it writes the next call "
-_TEXT, _MORE, _SAME = "$text", "$more", "$same"
+_TEXT = "$text"
 
 
 @frozen
@@ -47,22 +47,18 @@ class Recorded:
 
 def recorded(name: str) -> Iterator[Recorded]:
     """The requests of one agent, in order."""
-    former: dict[str, Any] = {}
     for line in (RECORDED / f"{name}.jsonl").read_text("utf-8").splitlines():
         request = json.loads(line)
-        former = _continued(former, request["body"])
-        yield Recorded(name, request["path"], request["headers"], _filled(former))
+        yield Recorded(name, request["path"], request["headers"], _filled(request["body"]))
 
 
 def lines_of(exchanges: list[Exchange], root: Path) -> Iterator[str]:
     """What is kept of the requests of a run in the folder `root`."""
-    reduced, former = _Reduced(root), {}
+    reduced = _Reduced(root)
     for each in exchanges:
         body = reduced.value(json.loads(each.body))
         headers = {name: each.headers[name] for name in _HEADERS if name in each.headers}
-        new = _news(former, body)
-        yield json.dumps({"path": each.path, "headers": headers, "body": new}, ensure_ascii=False)
-        former = body
+        yield json.dumps({"path": each.path, "headers": headers, "body": body}, ensure_ascii=False)
 
 
 @dataclass(slots=True)
@@ -96,30 +92,6 @@ class _Reduced:
             prefix = found.partition("_")[0] + "_" if "_" in found else ""
             self.ids[found] = f"{prefix}{len(self.ids):0{len(found) - len(prefix)}}"
         return self.ids[found]
-
-
-def _news(former: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
-    """The body without what the one before has too."""
-    same = [name for name in body if former.get(name, ...) == body[name]]
-    found: dict[str, Any] = {_SAME: same}
-    for name, new in body.items():
-        old = former.get(name)
-        if name in same:
-            continue
-        if isinstance(old, list) and isinstance(new, list) and new[: len(old)] == old:
-            found[name] = {_MORE: new[len(old) :]}
-        else:
-            found[name] = new
-    return found
-
-
-def _continued(former: Mapping[str, Any], news: Mapping[str, Any]) -> dict[str, Any]:
-    body = {name: former[name] for name in news[_SAME]}
-    for name, new in news.items():
-        if name != _SAME:
-            is_more = isinstance(new, dict) and _MORE in new
-            body[name] = [*former[name], *new[_MORE]] if is_more else new
-    return body
 
 
 def _filled(value: Any) -> Any:

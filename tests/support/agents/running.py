@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socketserver
 import subprocess
@@ -16,7 +17,7 @@ from benchmarks.support.processes import run_to_end
 from cluster.config.schema import Config
 from cluster.records import frozen
 from tests.support.agents.exchanges import Exchange, Exchanges
-from tests.support.agents.plan import CHECK, COMMAND_RAN, GREET, MODEL, NEW, Agent, Place
+from tests.support.agents.plan import CHECK, COMMAND_RAN, GREET, MODEL, NEW, Agent, filled
 from tests.support.agents.written import WritingTarget, chat_folder
 from tests.support.deployments.scripted import scripted
 
@@ -73,15 +74,16 @@ def run(agent: Agent, folder: Path, root: Path, config: Config | None = None) ->
         scripted(text, config, model, lambda app: Exchanges(app, noted), **_LIMITS) as server,
         _elsewhere() as (proxy, elsewhere),
     ):
-        place = Place(server.url, folder, home, work)
-        for name, content in agent.files(place).items():
+        place = {"url": server.url, "folder": folder, "home": home, "work": work}
+        for name, content in filled(agent.files, **place).items():
             (home / name).parent.mkdir(parents=True, exist_ok=True)
-            (home / name).write_text(content, "utf-8")
+            text = content if isinstance(content, str) else json.dumps(content)
+            (home / name).write_text(text, "utf-8")
         environment = _environment(home) | (_proxied(proxy) if agent.heeds_no_proxy else {})
         status, output = run_to_end(
-            agent.words(place),
+            agent.command(**place),
             work,
-            environment | dict(agent.environment(place)),
+            environment | filled(agent.environment, **place),
             root / "output.log",
             _TIMEOUT_S,
         )
