@@ -1,4 +1,5 @@
-"""Bits per byte by the engine are those of transformers, and formats are compared with one."""
+"""Bits per byte by the engine are those of transformers, formats are compared with one, texts with
+each other."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from benchmarks.exactness.bits import bits_per_byte, excerpts, with_differences
+from benchmarks.exactness.equality import problems
 from tests.support.engine.driver import load_engine, load_oracle
 
 
@@ -34,3 +36,10 @@ def test_formats_are_compared_with_the_widened_weights() -> None:
     assert found["int8"]["more, %"] == {"code": 0.5}
     assert found["bf16"]["more, %"] == {"code": 0.0}
     assert with_differences({"int8": {"code": 2.0}}) == {"int8": {"code": 2.0}}
+
+
+def test_a_text_that_differs_and_a_run_without_drafts_are_problems() -> None:
+    off, on = ({"equal": 4, "of": 4, "mean acceptance length": length} for length in (None, 2.0))
+    assert problems({"off": off, "on": on}) == []
+    assert problems({"off": off, "on": {**on, "equal": 3}}) == ["on: 1 of 4 texts differ"]
+    assert problems({"on": off}) == ["no draft was verified, so nothing was tested"]

@@ -80,7 +80,6 @@ def test_a_ratio_compares_the_same_questions() -> None:
     fast = [turn(1, 11, 1.0), turn(2, 21, 1.0), turn(9, 1001, 1.0)]
     slow = [turn(1, 11, 2.0), turn(2, 21, 2.0), turn(8, 1001, 1.0)]
     found = ratio(fast, slow)
-    assert found is not None
     assert (found["value"], found["low"], found["high"]) == pytest.approx((2.0, 2.0, 2.0))
     assert found["questions"] == 2
     assert ratio(fast, [turn(7, 5, 1.0)]) is None

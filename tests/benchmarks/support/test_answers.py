@@ -1,14 +1,13 @@
-"""Rates and latencies are computed from the time stamps of tokens."""
+"""Prompts are equal in every run, and rates are computed from the time stamps of tokens."""
 
 from __future__ import annotations
 
 import pytest
+from transformers import AutoTokenizer
 
-from benchmarks.support.answers import (
-    Answer,
-    Law,
-    rate_at_level,
-)
+from benchmarks.support.answers import Answer, Law, rate_at_level
+from benchmarks.support.prompts import KINDS, prompts
+from benchmarks.support.record import ROOT
 
 
 def answer(*events: tuple[float, int], submitted: float = 0.0) -> Answer:
@@ -31,3 +30,12 @@ def test_laws_are_named_by_their_temperature() -> None:
     assert Law.parse("t0.8").temperature == 0.8
     with pytest.raises(ValueError, match="warm"):
         Law.parse("warm")
+
+
+def test_the_kinds_of_prompts_take_turns_and_none_comes_twice() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "models" / "demo-target")
+    made = prompts(150, tokenizer)
+    assert made == prompts(150, tokenizer)
+    assert [prompt.kind for prompt in made[:5]] == list(KINDS)
+    assert len({prompt.token_ids for prompt in made}) == 150
+    assert all(8 <= len(prompt.token_ids) <= 320 for prompt in made)

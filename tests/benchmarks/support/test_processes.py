@@ -43,7 +43,6 @@ def test_sigterm_ends_a_benchmark_with_its_processes(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert benchmark.stdout is not None
     child = int(benchmark.stdout.readline())
     assert running(child)
     benchmark.send_signal(signal.SIGTERM)

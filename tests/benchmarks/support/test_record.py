@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from benchmarks.support.page import origin
-from benchmarks.support.record import Record, reason_of, write_report
+from benchmarks.support.record import OUT, Record, reason_of, rows, write_report
 
 
 def test_the_report_has_the_summary_and_only_the_raw_file_every_result(tmp_path: Path) -> None:
@@ -31,3 +33,29 @@ def test_a_reason_is_the_last_line_and_of_a_group_that_of_its_first_error() -> N
     group = ExceptionGroup("several", [RuntimeError("a log says:\nout of memory"), OSError()])
     assert reason_of(group) == "out of memory"
     assert reason_of(OSError()) == "OSError"
+
+
+def test_what_has_no_parts_shares_a_line() -> None:
+    table = {"law": "greedy", "count": 4, "cells": [{"mean": 1.5, "name": "a" * 100}] * 2, "no": []}
+    said = rows(table)
+    assert json.loads(said) == table
+    lines = [line.strip() for line in said.splitlines()]
+    row = json.dumps(table["cells"][0])
+    assert lines == [
+        "{",
+        '"law": "greedy", "count": 4,',
+        '"cells": [',
+        f"{row},",
+        row,
+        "],",
+        '"no": []',
+        "}",
+    ]
+
+
+@pytest.mark.parametrize("path", sorted(OUT.rglob("*.json")), ids=lambda path: path.stem)
+def test_a_committed_record_is_written_so(path: Path) -> None:
+    if path.name.endswith(".raw.json"):
+        pytest.skip("not committed")
+    text = path.read_text("utf-8")
+    assert text == rows(json.loads(text)) + "\n"
