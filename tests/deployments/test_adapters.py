@@ -14,8 +14,9 @@ from cluster.core import token_array
 from cluster.errors import NotFoundError
 from deployments.ingress.grpc_request import to_spec
 from deployments.ingress.openai_request import Chat, CompletionBody
-from tests.deployments.conftest import ADAPTER, MODEL, Served
+from tests.deployments.conftest import ADAPTER, Served
 from tests.deployments.test_openai_request import LIMITS, chat, completion
+from tests.support.deployments.api import MODEL
 from tests.support.engine.adapters import merged_oracle
 from tests.support.engine.driver import generate, load_oracle
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from cluster.config.applications import POLICY, drafter_deployment
-from tests.deployments.conftest import MODEL, Served, arguments, wait_until
+from tests.deployments.conftest import Served, arguments, wait_until
 from tests.support.choices import by_night
+from tests.support.deployments.api import MODEL
 
 APPLICATION = "scaled"
 NAME = "ngram"
@@ -71,7 +70,7 @@ def readers(served: Served, long_folder: Path, long_draft_folder: Path) -> Itera
     from ray.serve.context import _get_global_client
     from ray.serve.schema import ServeDeploySchema
 
-    settings: dict[str, Any] = copy.deepcopy(arguments(long_folder, long_draft_folder))
+    settings = arguments(long_folder, long_draft_folder)
     settings["drafters"] = {
         NAME: {"kind": "ngram_cache", "max_requests": 2, "placement": {"num_cpus": 0.1}}
     }

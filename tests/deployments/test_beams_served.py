@@ -10,8 +10,9 @@ from cluster.client import Client, GenerateRequest, SamplingOptions, TokenIds
 from cluster.core import token_array
 from cluster.requests.fields import BeamSpec
 from cluster.rpc.codec import BEAM_SPEC
-from tests.deployments.conftest import MODEL, Served
+from tests.deployments.conftest import Served
 from tests.engine.test_beam_search import expected
+from tests.support.deployments.api import MODEL
 from tests.support.engine.driver import load_oracle
 
 PROMPT = [9, 8, 7, 6, 5] * 3

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -12,26 +11,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.conftest import Run, serve_file
+from tests.conftest import Run
 from tests.support.choices import by_day
 from tests.support.draft.heads import random_eagle3
 from tests.support.models.gguf_files import write_gguf
 
 
 @pytest.fixture
-def model(llama_folder: Path, tmp_path: Path) -> Path:
-    """A copy whose files may be changed."""
-    return Path(shutil.copytree(llama_folder, tmp_path / "model"))
-
-
-@pytest.fixture
-def refused(tmp_path: Path, run: Run) -> Run:
+def refused(check: Run) -> Run:
     """The one line that `check` says of a model and drafters; with `status=0` it finds no fault."""
 
     def refused(model: Path, status: int = 2, **drafters: Any) -> str:
-        engine = {"model": str(model), "device": "cpu", "threads": 1}
-        file = serve_file(tmp_path, {"target": {"engine": engine}, "drafters": drafters})
-        said = run("check", file, status=status)
+        said = check(status, model, drafters=drafters)
         if not status:
             return said
         (line,) = said.splitlines()

@@ -22,8 +22,9 @@ from cluster.rpc import conversations as talk
 from deployments.cli import main
 from deployments.ports import why_not
 from tests.conftest import Run, python
-from tests.deployments.conftest import DEADLINE_S, MODEL, free_ports
+from tests.deployments.conftest import DEADLINE_S, free_ports
 from tests.support.choices import by_day, by_night
+from tests.support.deployments.api import MODEL
 from tests.support.deployments.command import Command, ports, running, write_config
 from tests.support.deployments.listening import listening
 
@@ -129,7 +130,6 @@ def test_what_serve_starts_is_reached_from_this_machine_and_with_a_token_only(
     assert httpx.get(dashboard, timeout=60).status_code == 401
     assert httpx.post(dashboard, json={"entrypoint": "true"}, timeout=60).status_code == 401
     told = re.search(r"asks for a token; it is in (\S+)", shared.stderr.read_text())
-    assert told is not None
     file = Path(told.group(1))
     assert file.stat().st_mode & 0o077 == 0
     headers = {"Authorization": f"Bearer {file.read_text()}"}

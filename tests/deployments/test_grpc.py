@@ -21,7 +21,8 @@ from cluster.client import (
     SamplingOptions,
     TokenIds,
 )
-from tests.deployments.conftest import MODEL, Served, wait_until
+from tests.deployments.conftest import Served, wait_until
+from tests.support.deployments.api import MODEL
 
 TOO_HOT = SamplingOptions(temperature=9.0)
 GREEDY = SamplingOptions(temperature=0.0, max_tokens=24, ignore_eos=True)
@@ -84,19 +85,11 @@ BAD: list[tuple[bytes, grpc.StatusCode]] = [
 def test_bad_input_has_the_matching_status(
     channel: grpc.Channel, body: bytes, status: grpc.StatusCode
 ) -> None:
-    code, details = failure(channel, body)
-    assert code == status
-    assert len(details) > 10
-
-
-def failure(channel: grpc.Channel, body: bytes) -> tuple[grpc.StatusCode, str]:
-    """Status and details of a call that must fail before the first response."""
     call: Any = channel.unary_stream("/drafthouse.v1.GenerationService/Generate")(body, timeout=120)
-    messages = []
     with pytest.raises(grpc.RpcError):
-        messages += call
-    assert messages == []
-    return call.code(), call.details()
+        next(call)
+    assert call.code() == status
+    assert len(call.details()) > 10
 
 
 def test_an_error_brings_its_code_and_field_and_leaves_no_traceback(

@@ -5,7 +5,6 @@ The edits are applied as `serve deploy` and KubeRay apply them.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +19,9 @@ from cluster.config.live import COORDINATOR, INGRESS, READ_BY, TARGET, _told, kn
 from cluster.config.schema import Config
 from cluster.core import token_array
 from cluster.records import frozen
-from tests.deployments.conftest import MODEL, Served, arguments, places, wait_until
+from tests.deployments.conftest import Served, arguments, places, wait_until
 from tests.support.choices import by_day, by_night
+from tests.support.deployments.api import MODEL
 from tests.support.deployments.writers import Writers
 from tests.support.engine.adapters import merged_oracle, write_adapter
 from tests.support.engine.driver import generate
@@ -74,15 +74,15 @@ class Live:
         return {name: [each["pid"] for each in places(name, APPLICATION)] for name in OTHERS}
 
     def status_of(self, **body: Any) -> int:
-        wanted = {"model": MODEL, "prompt": "abc", "max_tokens": 2, **body}
-        return httpx.post(f"{self.served.http}/v1/completions", json=wanted, timeout=60).status_code
+        asked = {"prompt": "abc", "max_tokens": 2, **body}
+        return self.served.api.post("/v1/completions", **asked).status_code
 
     def text(self, model: str) -> list[int]:
         """The greedy text of a model or an adapter."""
         body = {"model": model, "prompt": PROMPT, "max_tokens": NUM_ADAPTED, "temperature": 0}
-        body |= {"ignore_eos": True, "return_token_ids": True}
-        answer = httpx.post(f"{self.served.http}/v1/completions", json=body, timeout=120)
-        return list(answer.json()["choices"][0]["token_ids"])
+        return list(
+            self.served.api.complete(**body, ignore_eos=True, return_token_ids=True)["token_ids"]
+        )
 
     def writers(self) -> Writers:
         return Writers([self.served.grpc], [self.served.http], NUM_GRPC, NUM_HTTP, NUM_TOKENS)
@@ -94,7 +94,7 @@ def live(served: Served, long_folder: Path, long_draft_folder: Path) -> Iterator
 
     from deployments.deploying import begin
 
-    settings = copy.deepcopy(arguments(long_folder, long_draft_folder))
+    settings = arguments(long_folder, long_draft_folder)
     own = {"kind": "ngram_cache", "placement": {"num_cpus": 0.1}}
     settings |= {
         "drafters": {

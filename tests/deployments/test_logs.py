@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 from cluster.client import ChatMessage, ChatMessages, Client, GenerateRequest, InvalidRequestError
-from tests.deployments.conftest import MODEL, Served
+from tests.deployments.conftest import Served
+from tests.support.deployments.api import MODEL
 
 SECRET = "quartz xylophone seventy-seven"
 

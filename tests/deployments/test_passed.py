@@ -32,12 +32,6 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-@pytest.fixture
-def model(llama_folder: Path, tmp_path: Path) -> Path:
-    """A copy whose files may be changed."""
-    return Path(shutil.copytree(llama_folder, tmp_path / "model"))
-
-
 def served(model: Path, **drafters: DrafterConfig) -> Config:
     return Config(target=TargetConfig(EngineConfig(model=str(model))), drafters=drafters)
 

@@ -18,8 +18,9 @@ from deployments.command_line import parser_for
 from deployments.metrics_reader import MetricsChange, Page
 from deployments.top_command import top, view
 from tests.conftest import REPOSITORY, Run
-from tests.deployments.conftest import DEADLINE_S, MODEL, Served
+from tests.deployments.conftest import DEADLINE_S, Served
 from tests.support.choices import by_day
+from tests.support.deployments.api import MODEL
 from tests.support.deployments.fake_http import answering
 from tests.support.deployments.scripted_server import in_virtual_time
 
@@ -123,8 +124,7 @@ def test_it_ends_without_a_word_where_nobody_reads_on(words: str) -> None:
 
 
 def test_a_real_server_of_ours_is_shown(served: Served, run: Run) -> None:
-    body = {"model": MODEL, "prompt": "abc abc abc", "max_tokens": 8, "ignore_eos": True}
-    httpx.post(f"{served.http}/v1/completions", json=body, timeout=DEADLINE_S).raise_for_status()
+    served.api.complete(prompt="abc abc abc", max_tokens=8, ignore_eos=True)
     found = json.loads(run("top", served.http, "--once", "--json", "--interval", "0.1"))
     assert found["model"] == MODEL
     assert found["output_tokens_per_s"] is not None

@@ -6,8 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 
-from tests.deployments.conftest import MODEL, wait_until
+from tests.deployments.conftest import wait_until
 from tests.nodes.conftest import Cluster
+from tests.support.deployments.api import MODEL
 from tests.support.deployments.metrics import metric, samples
 
 NUM_TEXTS, NUM_TOKENS = 8, 120

@@ -16,7 +16,8 @@ import yaml
 from deployments.console_log import is_wanted
 from deployments.processes import is_living
 from tests.conftest import REPOSITORY, serve_file
-from tests.deployments.conftest import DEADLINE_S, MODEL, free_ports, wait_until
+from tests.deployments.conftest import DEADLINE_S, free_ports, wait_until
+from tests.support.deployments.api import MODEL
 from tests.support.deployments.shares import BEFORE_OTHERS, LIKE_OTHERS, share
 
 
