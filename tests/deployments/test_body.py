@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import logging
 import secrets
 import sys
 import threading
@@ -19,7 +20,7 @@ from starlette.requests import Request
 from cluster.config.schema import IngressConfig
 from cluster.errors import RequestError, TooLargeError, TooSlowError, UnsupportedCodingError
 from deployments.ingress.api.messages import error_body as messages_error
-from deployments.ingress.body import error_response, read_object
+from deployments.ingress.body import error_response, hidden, read_object
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -176,3 +177,22 @@ async def test_an_unknown_coding_is_refused_unread_and_told_what_is_taken(coding
     assert answer.status_code == 415
     assert answer.headers["accept-encoding"] == "gzip, deflate, zstd"
     assert json.loads(messages_error(caught.value, ""))["error"]["type"] == "invalid_request_error"
+
+
+def endless(depth: int) -> int:
+    return endless(depth + 1) + 1 if depth < 10**6 else 0
+
+
+def test_an_endless_recursion_writes_some_lines_and_no_text(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Of a bug of ours."""
+    caplog.set_level(logging.DEBUG)
+    with pytest.raises(RecursionError) as caught:
+        endless(0)
+    caught.value.args = ("what the prompt said",)
+    error = hidden(caught.value, "mine-7")
+    assert "unexpected RecursionError id=mine-7" in caplog.text
+    assert "in endless" in caplog.text
+    assert len(caplog.text.splitlines()) < 60
+    assert "what the prompt said" not in caplog.text + error.message

@@ -1,4 +1,4 @@
-"""`drafthouse check` refuses a draft head as loading it would, and reads no weights."""
+"""`drafthouse check` refuses a drafter as loading it would, and reads no weights."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from cluster.config.schema import Config, DrafterConfig, EngineConfig, TargetConfig
 from cluster.draft.heads.checkpoint import META, TargetShape, read_tensors
 from cluster.draft.heads.load import load_draft_head
+from cluster.draft.vocabulary import DraftVocabulary
 from cluster.errors import ConfigError
+from cluster.models.fingerprint import folder_tokenizer_hash
+from cluster.train.chat_drafter import save_drafter, smaller_copy
 from deployments.preflight import inspect
 from tests.support.draft.heads import random_eagle3, random_medusa
 from tests.support.draft.mtp import with_mtp
@@ -112,3 +117,25 @@ def test_a_prediction_layer_that_the_target_has_not_is_refused(
 def test_layers_that_the_target_has_not_are_refused(llama_folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"options\.exit_layer: 3 is not below the 3 layers"):
         inspect(config_of(llama_folder, "early_exit", {"exit_layer": 3}), is_here=True)
+
+
+def reduced(target: Path, folder: Path, tokenizer_hash: str) -> Config:
+    """With a drafter that has every second token of the target."""
+    ids = np.arange(0, 288, 2, dtype=np.int32)
+    vocabulary = DraftVocabulary(ids, np.arange(288, dtype=np.int32) // 2, tokenizer_hash)
+    network = AutoModelForCausalLM.from_pretrained(target)
+    save_drafter(smaller_copy(network, vocabulary, 1), vocabulary, folder)
+    return config_of(target, "lm", {"engine": {"model": str(folder)}})
+
+
+def test_a_drafter_with_fewer_tokens_is_compared_by_what_it_was_made_for(
+    llama_folder: Path, tmp_path: Path
+) -> None:
+    own, folder = folder_tokenizer_hash(llama_folder), tmp_path / "own"
+    found = inspect(reduced(llama_folder, folder, own), is_here=True)
+    assert found["drafters.head.options.engine"].described.vocab_size == 144
+    with pytest.raises(ConfigError, match="made for another one"):
+        inspect(reduced(llama_folder, tmp_path / "other", "another"), is_here=True)
+    (folder / "draft_vocabulary.safetensors").unlink()
+    with pytest.raises(ConfigError, match="144 tokens against 288"):
+        inspect(config_of(llama_folder, "lm", {"engine": {"model": str(folder)}}), is_here=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,7 +53,6 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def sized(model: str, **settings: object) -> Planned:
     folder = published(model)
-    assert folder is not None
     engine = EngineConfig(model=model, **settings)  # type: ignore[arg-type]
     return planned(folder, describe(folder, engine), engine, is_here=False)
 
@@ -60,7 +60,6 @@ def sized(model: str, **settings: object) -> Planned:
 @pytest.mark.parametrize("model", by_day([*PARAMETERS][::4], PARAMETERS))
 def test_a_published_configuration_has_the_published_number_of_parameters(model: str) -> None:
     folder = published(model)
-    assert folder is not None
     engine = EngineConfig(model=model)
     described = describe(folder, engine)
     sizes = planned(folder, described, engine, is_here=False)
@@ -160,7 +159,6 @@ def test_what_every_rank_has_whole_is_counted_whole() -> None:
 def test_quantised_weights_have_the_bits_that_are_stated_or_asked_for(tmp_path: Path) -> None:
     model = "meta-llama/Llama-3.1-8B-Instruct"
     source = published(model)
-    assert source is not None
     values = json.loads((source / "config.json").read_text("utf-8"))
     values["quantization_config"] = {"quant_method": "awq", "bits": 4}
     (tmp_path / "config.json").write_text(json.dumps(values))
@@ -266,3 +264,20 @@ def test_check_says_what_another_vocabulary_shares(
         ):
             words += ["--set", f"{key}={value}"]
         assert told in run(*words, status=2 if told.startswith("use") else 0)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees this machine's GPU")
+def test_check_refuses_a_gpu_that_torch_does_not_see(
+    llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 550.54.15\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    words = ("check", "configs/own-model.yaml", "--set", f"target.engine.model={llama_folder}")
+    told = run(*words, status=2)
+    assert "target.engine.device: " in told
+    assert "driver 550.54.15" in told
+    assert torch.__version__ in told
+    run(*words, "--set", "target.engine.device=cpu")

@@ -18,8 +18,9 @@ from deployments.chat_command import ChatHistory
 from deployments.cli import EXIT_BAD_CONFIG, EXIT_FAILED, EXIT_UNREAD
 from deployments.command_line import parser_for
 from deployments.openai_client import OpenAIServer
-from tests.conftest import Run
+from tests.conftest import Run, python
 from tests.deployments.conftest import DEADLINE_S
+from tests.support.choices import by_day
 from tests.support.deployments.command import REPOSITORY
 from tests.support.deployments.scripted_server import in_virtual_time
 
@@ -38,20 +39,20 @@ def test_a_value_that_means_nothing_is_refused_in_one_line_before_any_work(
     assert REFUSED[words] in line
 
 
-@pytest.mark.parametrize(
-    ("shell", "status", "told"),
-    [
-        ("models > /dev/full", EXIT_FAILED, "No space left on device"),
-        ("models >&-", EXIT_FAILED, "Bad file descriptor"),
-        ("models 2>&-", 0, ""),
-        ("models | true; exit ${PIPESTATUS[0]}", EXIT_UNREAD, ""),
-        ("chat <&-", EXIT_BAD_CONFIG, "the question is empty"),
-        ("chat < /dev/null", EXIT_BAD_CONFIG, "the question is empty"),
-        (r"chat < <(printf 'caf\xe9?')", EXIT_BAD_CONFIG, "not valid UTF-8, at 'caf"),
-        (r"try --prompt $'caf\xe9?'", EXIT_BAD_CONFIG, "not valid UTF-8, at 'caf"),
-        ("fetch smollm2-é-none", EXIT_BAD_CONFIG, "smollm2"),
-    ],
-)
+SHELL = [
+    ("models > /dev/full", EXIT_FAILED, "No space left on device"),
+    ("models >&-", EXIT_FAILED, "Bad file descriptor"),
+    ("models 2>&-", 0, ""),
+    ("models | true; exit ${PIPESTATUS[0]}", EXIT_UNREAD, ""),
+    ("chat <&-", EXIT_BAD_CONFIG, "the question is empty"),
+    ("chat < /dev/null", EXIT_BAD_CONFIG, "the question is empty"),
+    (r"chat < <(printf 'caf\xe9?')", EXIT_BAD_CONFIG, "not valid UTF-8, at 'caf"),
+    (r"try --prompt $'caf\xe9?'", EXIT_BAD_CONFIG, "not valid UTF-8, at 'caf"),
+    ("fetch smollm2-é-none", EXIT_BAD_CONFIG, "smollm2"),
+]
+
+
+@pytest.mark.parametrize(("shell", "status", "told"), by_day(SHELL[::2], SHELL))
 def test_files_and_pipes_that_cannot_be_used_are_said_in_one_line(
     shell: str, status: int, told: str
 ) -> None:
@@ -99,3 +100,29 @@ def test_a_server_that_wants_a_key_is_not_taken_for_another_kind() -> None:
         in_virtual_time(ask(503))
     with pytest.raises(WorkerError, match="is this an OpenAI-compatible server"):
         in_virtual_time(ask(404))
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_has_its_code(shell: str, run: Run) -> None:
+    assert "drafthouse" in run("completion", shell)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("drafthouse serve demo-target --max-model", {"--max-model-len "}),
+        ("drafthouse serve --log-format ", {"text", "json"}),
+    ],
+)
+def test_what_may_follow_is_offered(line: str, expected: set[str]) -> None:
+    """As the shell asks, which reads the answer from another stream than the output."""
+    asked = {
+        "_ARGCOMPLETE": "1",
+        "_ARGCOMPLETE_IFS": "\n",
+        "COMP_LINE": line,
+        "COMP_POINT": str(len(line)),
+        "_ARGCOMPLETE_SHELL": "bash",
+        "_ARGCOMPLETE_STDOUT_FILENAME": "/dev/stdout",
+    }
+    done = python("-m", "deployments.cli", **asked)
+    assert {*done.stdout.splitlines()} == expected, done.stderr

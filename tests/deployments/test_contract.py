@@ -13,6 +13,8 @@ import pytest
 from openapi_spec_validator import validate
 
 from cluster.config.schema import ApiConfig
+from cluster.coordinator.idle import IdleReason
+from cluster.core import SpeculationStats
 from cluster.errors import RequestError
 from deployments.ingress.api.contract import PostEndpoint
 from deployments.ingress.api.messages import (
@@ -24,6 +26,7 @@ from deployments.ingress.api.messages import (
 from deployments.ingress.api.openapi import ENDPOINTS, body_schema, openapi
 from deployments.ingress.api.response_request import RESPONSES, Response
 from deployments.ingress.api.wording import Rule, Status, resolved, warning_header
+from deployments.ingress.choice import combined
 from deployments.ingress.openai_request import (
     CHAT,
     COMPLETIONS,
@@ -35,6 +38,7 @@ from deployments.ingress.openai_request import (
 from deployments.ingress.spec import Limits
 from docs.tools import api
 from docs.tools.fields import rules_of
+from docs.tools.markdown import DOCS
 from tests.deployments.test_openai_request import (
     CONFIG,
     LENIENT,
@@ -272,3 +276,30 @@ def test_the_document_has_the_errors_of_messages_and_answers_that_are_none() -> 
     # A server that cannot serve says who is missing, which is no error of the caller's.
     health = document["paths"]["/health"]["get"]["responses"]
     assert health["503"] == health["200"] != health["default"]
+
+
+def test_the_document_and_grpc_have_every_word_and_the_statistics_of_every_answer() -> None:
+    document: Any = openapi(LIMITS, "1.0")
+    schema = document["components"]["schemas"]["SpeculativeDecoding"]
+    assert set(schema["properties"]["idle_because"]["enum"]) == {*IdleReason, None}
+    for endpoint in (COMPLETIONS, CHAT, RESPONSES, MESSAGES):
+        content = document["paths"][endpoint.path]["post"]["responses"]["200"]["content"]
+        answer = content["application/json"]["schema"]["properties"]
+        found = answer["metrics"]["properties"]["speculative_decoding"]
+        assert found == {"$ref": "#/components/schemas/SpeculativeDecoding"}
+    proto = (DOCS.parent / "protos/drafthouse/v1/generation.proto").read_text("utf-8")
+    comment = proto.partition("// Reason for no speculative step")[2].partition("string")[0]
+    assert all(f'"{reason}"' in comment for reason in IdleReason)
+
+
+def test_the_statistics_of_several_choices_add_up() -> None:
+    accepted, verified = {"lm": 2, "suffix": 1}, {"lm": 6, "suffix": 4}
+    first = SpeculationStats(
+        9, 2, 8, 3, (0, 1, 1), accepted, "", verified, {"suffix": 2}, decode_time_s=1.5
+    )
+    second = SpeculationStats(4, 1, 2, 1, (0, 1), {"lm": 1}, "", {"lm": 2}, {}, 0.5)
+    both = combined([first, second])
+    assert sum(both.accepted_by_drafter.values()) == both.num_accepted_draft_tokens == 4
+    assert both.shared_by_drafter == {"suffix": 2}
+    assert both.verified_by_drafter == {"lm": 8, "suffix": 4}
+    assert both.decode_time_s == 1.5

@@ -21,7 +21,7 @@ from deployments.ingress.openai_request import Chat
 from deployments.ingress.openai_response import whole_message
 from deployments.ingress.spec import ChatUse, Limits
 from tests.deployments.test_openai_request import LIMITS, chat
-from tests.support.text.answers import WRITTEN, Apis, Asked, asked, read_answer
+from tests.support.text.answers import ARGUMENTS, WRITTEN, Apis, Asked, asked, read_answer
 
 FORCED = ChatUse(reads_calls=True, is_forced=True)
 HEAD = '<tool_call>\n{"name": "ci'
@@ -32,66 +32,75 @@ def answer(tokenizer: Tokenizer, text: str, way: Asked) -> list[Delta]:
     return read_answer(tokenizer, way, [tokenizer.encode(text, add_special_tokens=False).tolist()])
 
 
-def told(tokenizer: Tokenizer, text: str, way: Asked) -> list[Any]:
-    """Of the chat: content and calls, finish_reason; of the response: statuses; stop_reason."""
-    deltas = answer(tokenizer, text, way)
-    (content, _, calls), reason, (_, item_statuses, status), _, stop = Apis(tokenizer).whole(deltas)
-    assert Apis(tokenizer).streamed(deltas) == Apis(tokenizer).whole(deltas)
-    return [content, [call["arguments"] for call in calls], reason, item_statuses, status, stop]
-
-
-def test_a_call_that_a_stop_string_cuts_is_told_as_cut(tokenizer: Tokenizer) -> None:
-    way = asked("hermes", stop=("slo", "erg"))
-    expected = ["", ['{"name": "O'], "stop", ["incomplete"], "incomplete", "stop_sequence"]
-    assert told(tokenizer, CUT + 'slo"}}', way) == expected
-
-
-def test_a_call_that_the_end_of_the_answer_cuts_is_told_as_cut(tokenizer: Tokenizer) -> None:
-    expected = ["", ['{"name": "O'], "stop", ["incomplete"], "incomplete", "end_turn"]
-    assert told(tokenizer, CUT, asked("hermes")) == expected
-    way = asked("hermes", end=FinishReason.LENGTH)
-    expected = ["", ['{"name": "O'], "length", ["incomplete"], "incomplete", "max_tokens"]
-    assert told(tokenizer, CUT, way) == expected
-
-
-def test_a_stop_string_behind_whole_calls_leaves_them_complete(tokenizer: Tokenizer) -> None:
-    way = asked("hermes", stop=("</tool_call>",))
-    content, _, reason, items, status, _ = told(tokenizer, WRITTEN["hermes"] + " more", way)
-    assert (content, reason, items, status) == ("", "tool_calls", ["completed"], "completed")
-
-
-@pytest.mark.parametrize("before", ["", WRITTEN["hermes"] + "\n"])
-@pytest.mark.parametrize("end", [FinishReason.STOP, FinishReason.LENGTH])
-def test_the_head_of_a_forced_call_is_no_content(
-    tokenizer: Tokenizer, before: str, end: FinishReason
-) -> None:
-    way = asked("hermes", use=FORCED, end=end)
-    content, calls, reason, items, status, _ = told(tokenizer, before + HEAD, way)
-    assert (content, len(calls), reason) == ("", bool(before), end.value)
+CALL, WHOLE = ['{"name": "O'], [ARGUMENTS]
+CUTS: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
+    "a call, by a stop string": (
+        CUT + 'slo"}}',
+        {"stop": ("slo", "erg")},
+        ["", CALL, "stop", ["incomplete"], "incomplete", "stop_sequence"],
+    ),
+    "a call, by the end": (
+        CUT,
+        {},
+        ["", CALL, "stop", ["incomplete"], "incomplete", "end_turn"],
+    ),
+    "a call, by a limit": (
+        CUT,
+        {"end": FinishReason.LENGTH},
+        ["", CALL, "length", ["incomplete"], "incomplete", "max_tokens"],
+    ),
+    "behind whole calls": (
+        WRITTEN["hermes"] + " more",
+        {"stop": ("</tool_call>",)},
+        ["", WHOLE, "tool_calls", ["completed"], "completed", "stop_sequence"],
+    ),
+    "the head of a forced call": (
+        HEAD,
+        {"use": FORCED},
+        ["", [], "stop", ["incomplete"], "incomplete", "end_turn"],
+    ),
+    "the head of a forced call, by a limit": (
+        HEAD,
+        {"use": FORCED, "end": FinishReason.LENGTH},
+        ["", [], "length", ["incomplete"], "incomplete", "max_tokens"],
+    ),
     # The call before it is complete, though the answer is not.
-    assert (items, status) == (["completed" if before else "incomplete"], "incomplete")
+    "the head of a second forced call": (
+        f"{WRITTEN['hermes']}\n{HEAD}",
+        {"use": FORCED},
+        ["", WHOLE, "stop", ["completed"], "incomplete", "end_turn"],
+    ),
+    "a forced call that never began": (
+        CUT,
+        {"use": FORCED, "stop": ("<tool_call>",)},
+        ["", [], "stop", ["incomplete"], "incomplete", "stop_sequence"],
+    ),
+    "the head of a call that nobody forced": (
+        HEAD,
+        {},
+        [HEAD, [], "stop", ["completed"], "completed", "end_turn"],
+    ),
+}
 
 
-def test_a_forced_call_that_never_began_leaves_the_answer_incomplete(tokenizer: Tokenizer) -> None:
-    way = asked("hermes", use=FORCED, stop=("<tool_call>",))
-    assert told(tokenizer, CUT, way) == [
-        "",
-        [],
-        "stop",
-        ["incomplete"],
-        "incomplete",
-        "stop_sequence",
-    ]
-
-
-def test_the_head_of_a_call_that_nobody_forced_stays_text(tokenizer: Tokenizer) -> None:
-    assert told(tokenizer, HEAD, asked("hermes"))[0] == HEAD
+@pytest.mark.parametrize(("text", "how", "expected"), CUTS.values(), ids=CUTS)
+def test_what_is_cut_is_told_as_cut(
+    tokenizer: Tokenizer, text: str, how: dict[str, Any], expected: list[Any]
+) -> None:
+    """Of the chat: content and calls, finish_reason; of the response: statuses; stop_reason."""
+    deltas = answer(tokenizer, text, asked("hermes", **how))
+    whole = Apis(tokenizer).whole(deltas)
+    assert Apis(tokenizer).streamed(deltas) == whole
+    (content, _, calls), reason, (_, item_statuses, status), _, stop = whole
+    arguments = [call["arguments"] for call in calls]
+    assert [content, arguments, reason, item_statuses, status, stop] == expected
 
 
 @pytest.mark.parametrize("name", [r"\q", r"\ud83d", "", "a b", "x" * 65])
 def test_an_object_with_a_name_that_no_tool_has_stays_text(tokenizer: Tokenizer, name: str) -> None:
     text = f'<tool_call>\n{{"name": "{name}", "arguments": {{}}}}\n</tool_call>'
-    assert told(tokenizer, text, asked("hermes"))[:3] == [text, [], "stop"]
+    whole = Apis(tokenizer).whole(answer(tokenizer, text, asked("hermes")))
+    assert whole[:2] == [(text, "", []), "stop"]
 
 
 def test_arguments_of_any_depth_are_told(tokenizer: Tokenizer) -> None:
@@ -117,8 +126,7 @@ def response_of(
 ) -> dict[str, Any]:
     request = Response.parse({"model": "demo", "input": "x", **more}, limits)
     made = Generation("resp_1", request.spec, tokenizer, Coordinators(), 8.0)
-    body: dict[str, Any] = json.loads(ResponseWriter(request, made, "id").whole(deltas))
-    return body
+    return dict(json.loads(ResponseWriter(request, made, "id").whole(deltas)))
 
 
 def test_logprobs_of_calls_and_reasoning_make_no_items(tokenizer: Tokenizer) -> None:

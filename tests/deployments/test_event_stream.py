@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -84,9 +83,7 @@ async def test_a_client_that_leaves_before_a_whole_answer_frees_its_place(
 ) -> None:
     async with held(tokenizer) as here:
         asked = ask(here, stream=False)
-        async with asyncio.timeout(20):
-            while here.rooms.coordinator.status()["num_running"] == 0:
-                await here.rooms.settle()
+        await here.wait_for_running(1)
         await asked.gone()
         await here.rooms.settle()
         assert here.rooms.coordinator.status()["num_running"] == 0

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.support.deployments.site import ASK, DEADLINE_S, check_refused, rest, site
 
@@ -13,6 +15,7 @@ OLD = b"POST /words HTTP/1.0\r\nContent-Length: 0\r\n"
 CHUNKS = b"3\r\nabc\r\n0\r\n\r\n"
 CLOSE = b"Connection: close\r\n"
 LENGTH, CHUNKED = b"Content-Length: 3\r\n", b"Transfer-Encoding: chunked\r\n"
+FRAMES = yaml.safe_load(Path(__file__).with_name("framing.yaml").read_text("utf-8"))
 
 
 @pytest.mark.parametrize("wish", [b"", b"Connection: keep-alive\r\n", CLOSE])
@@ -41,23 +44,17 @@ async def test_an_old_client_gets_the_length_of_an_answer_that_has_one() -> None
         assert b"chunked" not in head
 
 
-OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQ\r\n"
-OFFERS = {
-    "h2c": OFFER,
-    "a web socket": b"Connection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n",
-    "TLS within": b"Upgrade: TLS/1.2, HTTP/1.1\r\nConnection: Upgrade\r\n",
-}
 BODIES = {"of a length": LENGTH + b"\r\nabc", "in chunks": CHUNKED + b"\r\n" + CHUNKS}
 
 
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
-@pytest.mark.parametrize("offer", OFFERS.values(), ids=OFFERS)
+@pytest.mark.parametrize("offer", FRAMES["offers"].values(), ids=FRAMES["offers"])
 async def test_an_offer_to_speak_otherwise_is_not_taken_and_the_body_is_read(
-    offer: bytes, body: bytes
+    offer: str, body: bytes
 ) -> None:
     last = POST + CLOSE + LENGTH + b"\r\nxyz"
     async with site() as place:
-        answer = await place.answer(POST + offer + body + last)
+        answer = await place.answer(POST + offer.encode() + body + last)
         assert answer.count(b"HTTP/1.1 200 ") == 2
         assert b"\r\n\r\nabcHTTP/1.1" in answer
         assert answer.endswith(b"xyz")
@@ -74,7 +71,7 @@ async def test_an_offer_on_a_connection_that_is_to_close_is_answered(wish: bytes
 
 
 async def test_the_body_behind_an_offer_may_come_later_and_byte_by_byte() -> None:
-    ask = POST + OFFER + BODIES["of a length"]
+    ask = POST + FRAMES["offers"]["h2c"].encode() + BODIES["of a length"]
     async with site() as place:
         reader, writer = await place.connect()
         for byte in ask:
@@ -93,35 +90,13 @@ async def test_a_proxy_is_what_nobody_finds_here() -> None:
         )
 
 
-CODINGS = {
-    "unknown": b"Transfer-Encoding: xyz\r\n\r\nabc",
-    "unknown without a body": b"Transfer-Encoding: xyz\r\n\r\n",
-    "identity": b"Transfer-Encoding: identity\r\n\r\n",
-    "nearly chunked": b"Transfer-Encoding: xchunked\r\n\r\n" + CHUNKS,
-    "with a parameter": b"Transfer-Encoding: chunked;q=1\r\n\r\n" + CHUNKS,
-    "compressed chunks": CLOSE + b"Transfer-Encoding: gzip, chunked\r\n\r\n" + CHUNKS,
-    "unknown below chunks": CLOSE + b"Transfer-Encoding: xyz\r\n" + CHUNKED + b"\r\n" + CHUNKS,
-    "chunks below another": b"Transfer-Encoding: chunked, gzip\r\n\r\n" + CHUNKS,
-    "chunks twice": CHUNKED + CHUNKED + b"\r\n" + CHUNKS,
-    "none": b"Transfer-Encoding: \r\n\r\n",
-    "a length, too": CHUNKED + LENGTH + b"\r\n" + CHUNKS,
-    "a length before": LENGTH + CHUNKED + b"\r\n" + CHUNKS,
-    "two lengths": LENGTH + LENGTH + b"\r\nabc",
-    "a list of lengths": b"Content-Length: 3, 3\r\n\r\nabc",
-    "a negative length": b"Content-Length: -3\r\n\r\nabc",
-    "an endless length": b"Content-Length: 99999999999999999999999\r\n\r\nabc",
-    "a size that is none": CHUNKED + b"\r\nzz\r\nabc",
-    "an endless size": CHUNKED + b"\r\nfffffffffffffffff\r\nabc",
-    "a chunk longer than it says": CHUNKED + b"\r\n3\r\nabcdef\r\n",
-}
-
-
-@pytest.mark.parametrize("rest_of_it", CODINGS.values(), ids=CODINGS)
+@pytest.mark.parametrize("rest_of_it", FRAMES["refused"].values(), ids=FRAMES["refused"])
 async def test_a_body_whose_end_nobody_knows_is_answered_and_the_connection_closed(
-    rest_of_it: bytes,
+    rest_of_it: str,
 ) -> None:
     async with site() as place:
-        check_refused(await place.answer(POST + rest_of_it), 400, "valid HTTP|Transfer-Encoding")
+        answer = await place.answer(POST + rest_of_it.encode())
+        check_refused(answer, 400, "valid HTTP|Transfer-Encoding")
         assert await place.is_served()
 
 
@@ -146,6 +121,6 @@ async def test_a_damaged_request_behind_one_that_is_answered_ends_both() -> None
     async with site() as place:
         reader, writer = await place.connect(ASK.replace(b"/ ", b"/slow ") + b"\r\n")
         await place.application.is_asked.wait()
-        writer.write(POST + CODINGS["a size that is none"])
+        writer.write(POST + FRAMES["refused"]["a size that is none"].encode())
         assert await rest(reader) == b""
         assert await place.is_served()

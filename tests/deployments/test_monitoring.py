@@ -54,7 +54,6 @@ def config_of_the_page(address: str) -> dict[str, Any]:
     """The configuration that docs/monitoring.md shows, in a hurry."""
     page = (REPOSITORY / "docs" / "monitoring.md").read_text("utf-8")
     fence = re.search(r"```yaml\n# prometheus.yml\n(.*?)```", page, re.DOTALL)
-    assert fence is not None
     config: dict[str, Any] = yaml.safe_load(fence[1].replace("HOST:8000", address))
     assert [str(REPOSITORY / path) for path in config["rule_files"]] == [str(ALERTS)]
     for scrape in config["scrape_configs"]:
@@ -110,18 +109,6 @@ def test_every_panel_shows_data(served: Served, prometheus: httpx.Client) -> Non
         wait_until(all_have_shown)
     except AssertionError:
         pytest.fail(f"no data: {json.dumps(empty, indent=1)}")
-
-
-def test_every_rule_is_evaluated(prometheus: httpx.Client) -> None:
-    def rules() -> list[dict[str, Any]]:
-        groups = prometheus.get("/rules").json()["data"]["groups"]
-        return [rule for group in groups for rule in group["rules"]]
-
-    wait_until(lambda: all(rule["health"] != "unknown" for rule in rules()))
-    written = yaml.safe_load(ALERTS.read_text("utf-8"))["groups"]
-    assert {rule["name"]: rule["health"] for rule in rules()} == {
-        rule["alert"]: "ok" for group in written for rule in group["rules"]
-    }
 
 
 def test_ray_reads_the_variables_that_the_page_names() -> None:

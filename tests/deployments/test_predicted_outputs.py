@@ -45,17 +45,13 @@ def counts(answer: dict[str, Any]) -> tuple[int, int]:
     return details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]
 
 
-def ascii_text(server: Server, sampling: dict[str, Any]) -> dict[str, Any]:
-    """A bias that makes the tiny model, which writes bytes, write letters."""
-    token_ids = server.ingress.tokenizer.encode("abcdefgh ").tolist()
-    return {**sampling, "logit_bias": {str(token): 40 for token in token_ids}}
-
-
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "seeded"])
 def test_a_prediction_is_accepted_where_it_is_right_and_changes_no_text(
     predicting: Server, sampling: dict[str, Any]
 ) -> None:
-    sampling = ascii_text(predicting, sampling)
+    # A bias that makes the tiny model, which writes bytes, write letters.
+    token_ids = predicting.ingress.tokenizer.encode("abcdefgh ").tolist()
+    sampling = {**sampling, "logit_bias": {str(token): 40 for token in token_ids}}
     plain = ask(predicting, **sampling)
     assert counts(plain) == (0, 0)
     right = ask(predicting, **sampling, prediction=predicted(text_of(plain)))

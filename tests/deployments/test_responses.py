@@ -36,9 +36,7 @@ def test_an_answer_is_that_of_the_chat(tool_server: Server, openai: OpenAI) -> N
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
     assert answer.output_text == chat_text(tool_server, messages)
     assert (answer.status, answer.metadata) == ("incomplete", {"a": "b"})
-    assert answer.incomplete_details is not None
     assert answer.incomplete_details.reason == "max_output_tokens"
-    assert answer.usage is not None
     assert answer.usage.output_tokens == 12
     assert answer.usage.total_tokens == answer.usage.input_tokens + 12
     assert "speculative_decoding" in answer.model_extra["metrics"]

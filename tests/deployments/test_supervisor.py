@@ -22,7 +22,7 @@ import sys
 from deployments.supervisor import supervised
 
 def body(folder):
-    raise {error}
+    raise TypeError("not a number")
 
 sys.exit(supervised(body))
 """
@@ -47,6 +47,19 @@ with short_lived_folder() as folder:
     print(folder, flush=True)
     os.kill(os.getpid(), 9)
 """
+ENDS = """
+import subprocess
+from deployments import processes
+from deployments.processes import adopt_orphans, end_descendants
+adopt_orphans()
+left = subprocess.Popen(["sleep", "1000"])
+processes._PATIENCE_S = -1000.0  # none at all
+assert end_descendants(1000.0) is False
+assert left.poll() is None
+processes._PATIENCE_S = 10.0
+assert end_descendants(0.0) is True
+assert left.poll() is not None
+"""
 
 
 @contextmanager
@@ -59,14 +72,12 @@ def launched() -> Iterator[tuple[subprocess.Popen[str], int, int, Path]]:
         text=True,
         start_new_session=True,
     ) as launcher:
-        assert launcher.stdout is not None
         child, left, folder = launcher.stdout.readline().split()
         yield launcher, int(child), int(left), Path(folder)
 
 
 def test_what_the_child_raises_is_printed_before_its_end() -> None:
-    program = RAISES.format(error='TypeError("not a number")')
-    done = python("-c", program)
+    done = python("-c", RAISES)
     assert done.returncode == 1
     assert done.stderr.rstrip().endswith("TypeError: not a number")
 
@@ -99,3 +110,8 @@ def test_a_folder_that_a_killed_server_left_goes_at_the_next_start() -> None:
         assert one.is_dir()
         assert other.is_dir()
     assert not one.exists()
+
+
+def test_what_runs_below_is_ended_and_waited_for_within_bounds() -> None:
+    found = python("-c", ENDS)
+    assert found.returncode == 0, found.stderr

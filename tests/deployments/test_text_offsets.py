@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.core import EMPTY_TOKENS
+from cluster.core import EMPTY_TOKENS, TokenLogprob
 from cluster.text.tokenizer import Tokenizer
-from deployments.ingress.logprob_writer import TextOffsets
+from deployments.ingress.logprob_writer import LogprobWriter, TextOffsets
 from tests.support.deployments.server import Server
 from tests.support.text.tokenizers_for_tests import byte_fallback_folder, byte_level_folder
 
@@ -111,3 +111,18 @@ def test_an_echo_of_token_ids_leaves_out_special_tokens_and_their_width(server: 
         assert choice["text"].startswith("ab")
         *_, last, output = choice["logprobs"]["text_offset"]
         assert (last, output) == (1, 2)
+
+
+@pytest.mark.parametrize("num_top", [0, 1, 2])
+def test_the_drawn_token_is_among_the_top_ones_however_unlikely(
+    tokenizer: Tokenizer, num_top: int
+) -> None:
+    likely, second, drawn = (tokenizer.encode(each).tolist()[-1] for each in "abc")
+    top = ((likely, -0.1), (second, -2.5))[:num_top]
+    logprobs = [TokenLogprob(-7.0, top), TokenLogprob(-0.1, top)]
+    written = LogprobWriter(tokenizer).completion([drawn, likely], logprobs, [0, 1])
+    unlikely, ordinary = written["top_logprobs"]
+    assert set(unlikely) == {*"ab"[:num_top], "c"}
+    assert unlikely["c"] == written["token_logprobs"][0] == -7.0
+    assert len(ordinary) == max(num_top, 1)
+    assert ordinary["a"] == -0.1
