@@ -10,23 +10,16 @@ import pytest
 from tests.support.choices import by_day
 from tests.support.deployments.server import MODEL
 
-EDGES = (
+EDGES = ("true", "1e-46", "3.5e38", "NaN", "2147483648", "9" * 5000)
+OTHERS = (
     "0",
     "-1",
     "1.0",
-    "true",
     '"1"',
     "5e-324",
-    "1e-46",
-    "3.5e38",
     "1e400",
-    "NaN",
     "-Infinity",
-    "2147483648",
     "18446744073709551616",
-    "9" * 5000,
-)
-OTHERS = (
     "-0.0",
     "1",
     "2",
