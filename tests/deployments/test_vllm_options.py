@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
+import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,74 +27,26 @@ def parsed(*arguments: str) -> argparse.Namespace:
     return parser_for(command).parse_args(command)
 
 
-def test_each_option_has_its_settings() -> None:
-    words = (
-        "--draft suffix --host :: --port 8123 --max-model-len 512 -tp 1 --dtype half "
-        "--max-num-seqs 8 --gpu-memory-utilization 0.5 --max-num-batched-tokens 256 "
-        "--served-model-name first 1 --log-format json"
-    )
-    found = config("demo-target", *words.split())
-    engine = found.target.engine
-    assert (found.http.host, found.http.port) == ("::", 8123)
-    assert (engine.max_context_len, engine.tensor_parallel, engine.dtype) == (512, 1, "float16")
-    assert (engine.memory_fraction, engine.max_batch_tokens) == (0.5, 256)
-    assert engine.max_running_sequences == found.coordinator.max_running_sequences == 8
-    assert (found.model_name, found.api.served_model_names) == ("first", ("1",))
-    assert found.log_format == "json"
+OPTIONS = yaml.safe_load(Path(__file__).with_name("vllm_options.yaml").read_text("utf-8"))
 
 
-def test_an_option_of_vllm_is_taken_or_answered_with_what_to_write_instead(tmp_path: Path) -> None:
-    adapter, template = str(tmp_path), tmp_path / "template.jinja"
-    words = (
-        "--draft suffix --tool-call-parser llama3_json --enable-auto-tool-choice "
-        f"--reasoning-parser deepseek_r1 --enable-lora --lora-modules a={adapter} "
-        "--data-parallel-size 2 --no-enable-prefix-caching --generation-config vllm "
-        '--allowed-origins ["*"] --enable-chunked-prefill '
-        "--otlp-traces-endpoint http://127.0.0.1:4318/v1/traces "
-        f"--ssl-certfile {adapter} --ssl-keyfile {adapter} --chat-template {template}"
-    )
-    found = config("demo-target", *words.split())
-    assert found.answers.chat_template == str(template)
-    assert (found.answers.tool_parser, found.answers.reasoning_parser) == ("llama3", "think")
-    assert (found.target.replicas, found.target.generation_config) == (2, "none")
-    assert found.target.engine.adapters == {"a": adapter}
-    assert not found.target.engine.prefix_cache
-    assert found.api.cors_origins == ("*",)
-    assert found.ingress.traces_url.endswith(":4318/v1/traces")
-    assert (found.tls.cert_file, found.tls.key_file) == (adapter, adapter)
+def value_at(path: str, found: Any) -> Any:
+    for part in path.split("."):
+        found = found[part] if isinstance(found, Mapping) else getattr(found, part)
+    return list(found) if isinstance(found, tuple) else found
+
+
+@pytest.mark.parametrize("case", OPTIONS, ids=lambda case: case["words"][:40])
+def test_options_become_settings(case: dict[str, Any]) -> None:
+    found = config("demo-target", *shlex.split(case["words"]))
+    settings = case["settings"]
+    assert {path: value_at(path, found) for path in settings} == settings
 
 
 def test_they_hold_for_a_file_too_and_set_is_the_last_word() -> None:
     found = config("configs/tiny.yaml", "--port", "8123", "--set", "http.port=8124")
     assert found.http.port == 8124
     assert [*found.drafters] == ["lm", "code", "prose", "suffix", "ngram"]
-
-
-@pytest.mark.parametrize(
-    ("given", "name", "options"),
-    [
-        (
-            {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2},
-            "prompt_lookup",
-            {"max_ngram": 4, "min_ngram": 2},
-        ),
-        ({"method": "suffix"}, "suffix", {}),
-        (
-            {"model": "demo-draft"},
-            "lm",
-            {"engine": {"model": "demo-draft", "memory_fraction": 0.1}},
-        ),
-        ({"method": "eagle3", "model": "a/b"}, "eagle3", {"model": "a/b"}),
-        ({"method": "deepseek_mtp"}, "mtp", {"model": "demo-target"}),
-    ],
-)
-def test_a_speculative_config_is_a_drafter(
-    given: dict[str, Any], name: str, options: dict[str, Any]
-) -> None:
-    text = json.dumps({**given, "num_speculative_tokens": 3})
-    found = config("demo-target", "--speculative-config", text)
-    assert found.drafters[name].options == options
-    assert found.coordinator.max_draft_tokens == 3
 
 
 def test_an_api_key_is_kept_as_its_hash_alone(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ async def get(here: Place, path: str) -> Any:
     return answer
 
 
-async def test_the_benchmarks_way_of_adding_up_gives_what_the_answers_say(
+async def test_the_benchmarks_way_of_adding_up_and_stats_give_what_the_answers_say(
     tokenizer: Tokenizer,
 ) -> None:
     async with served(tokenizer) as here:
@@ -84,30 +84,20 @@ async def test_the_benchmarks_way_of_adding_up_gives_what_the_answers_say(
             told["num_draft_tokens"] += stats["num_draft_tokens"]
             told["num_accepted_tokens"] += stats["num_accepted_draft_tokens"]
         after = spec_decode((await get(here, "/metrics")).text)
+        stats = (await get(here, "/stats")).json()
     assert told["num_accepted_tokens"] > 0
     assert {kind: after[kind] for kind in told} == told
     places = [count for kind, count in after.items() if kind.startswith("at ")]
     assert sum(places) == told["num_accepted_tokens"]
-
-
-async def test_stats_are_the_totals_of_the_metrics(tokenizer: Tokenizer) -> None:
-    async with served(tokenizer) as here:
-        answer = (await here.ask(PATH, **GREEDY)).json()
-        stats = (await get(here, "/stats")).json()
-        sums = spec_decode((await get(here, "/metrics")).text)
-    told = stats["spec_decode"]
-    for kind in ("num_drafts", "num_draft_tokens", "num_accepted_tokens"):
-        assert told[kind] == sums[kind] > 0
-    assert told["acceptance_rate"] == told["num_accepted_tokens"] / told["num_draft_tokens"]
+    drafts = stats["spec_decode"]
+    assert {kind: drafts[kind] for kind in told} == told
+    rate = told["num_accepted_tokens"] / told["num_draft_tokens"]
+    assert drafts["acceptance_rate"] == rate
     length = 1 + told["num_accepted_tokens"] / told["num_drafts"]
-    assert told["mean_acceptance_length"] == length
-    assert sum(told["num_accepted_tokens_per_pos"]) == told["num_accepted_tokens"]
-    assert told["by_drafter"]["a"]["num_draft_tokens"] == told["num_draft_tokens"]
-    assert told["estimated_speedup"] > 0
-    usage = answer["usage"]
-    assert stats["tokens"]["prompt"] == usage["prompt_tokens"]
-    assert stats["tokens"]["generation"] == usage["completion_tokens"] > 0
-    assert stats["requests"]["finished"] == {"stop": 1}
+    assert drafts["mean_acceptance_length"] == length
+    assert sum(drafts["num_accepted_tokens_per_pos"]) == told["num_accepted_tokens"]
+    assert drafts["by_drafter"]["a"]["num_draft_tokens"] == told["num_draft_tokens"]
+    assert drafts["estimated_speedup"] > 0
     assert (stats["requests"]["running"], stats["requests"]["waiting"]) == (0, 0)
     assert stats["missing_processes"] == 0
 
