@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 import tempfile
@@ -11,11 +10,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import httpx
 import pytest
-import yaml
 
 from cluster.records import frozen
 from tests.deployments.conftest import free_port
@@ -26,10 +25,6 @@ from tests.support.draft.other_vocabulary import other_copy
 MODEL, CONFIG = "tiny", "cluster.yaml"
 GRPC_PORT = 9000  # in the nodes' own namespaces, where nobody else listens
 START_S = 180.0
-# `make test-nightly` sets the number of random faults, and the file for the record.
-NUM_RANDOM = int(os.environ.get("DRAFTHOUSE_FAULTS", "0"))
-# A rank may be lost, too, where there is time for two processes per target.
-NUM_RANKS = 2 if NUM_RANDOM else 1
 
 
 @frozen
@@ -99,55 +94,6 @@ class Cluster:
         return found
 
 
-def document(target: Path, drafter: Path, http_port: int) -> dict[str, Any]:
-    """Two of everything on three nodes; no node has two of a kind.  The draft model has another
-    vocabulary, `suffix` may take the place of `lookup`, and targets record what they serve."""
-    engine = {"dtype": "float32", "device": "cpu", "threads": 1, "num_pages": 1024}
-
-    def on(slot: str) -> dict[str, Any]:
-        return {"num_cpus": 0.1, "resources": {slot: 1}}
-
-    arguments = {
-        "model_name": MODEL,
-        "network": {"interface": "node"},
-        "http": {"host": "0.0.0.0", "port": http_port},
-        "grpc": {"host": "0.0.0.0", "port": GRPC_PORT},
-        "target": {
-            "engine": {"model": str(target), **engine, "tensor_parallel": NUM_RANKS},
-            "replicas": 2,
-            "placement": on("target"),
-        },
-        "drafters": {
-            "lm": {
-                "kind": "lm",
-                "options": {"engine": {"model": str(drafter), **engine}},
-                "placement": on("drafter"),
-            },
-            "lookup": {"kind": "prompt_lookup", "placement": on("drafter")},
-            "suffix": {
-                "kind": "suffix",
-                "placement": on("drafter"),
-                "rollout": {"replaces": "lookup", "canary_share": 0.5},
-            },
-            "recorder": {
-                "kind": "recorder",
-                "options": {"tenants": "all", "share": 1.0, "folder": f"{drafter}-answers"},
-            },
-        },
-        "tasks": {key: ["lm", "lookup"] for key in ("code", "default")},
-        # Fixed: whether drafts pay is a matter of timing, and these tests ask other questions.
-        "coordinator": {"budget": "fixed", "replicas": 2, "placement": on("coordinator")},
-        "ingress": {"replicas": 2, "placement": on("ingress")},
-    }
-    application = {
-        "name": "drafthouse",
-        "import_path": "deployments.app:build",
-        "args": arguments,
-        "deployments": [{"name": "target", "max_surge_percent": 100}],
-    }
-    return {"proxy_location": "Disabled", "applications": [application]}
-
-
 @pytest.fixture(scope="session")
 def cluster(
     tmp_path_factory: pytest.TempPathFactory, checkpoint_factory: Callable[..., Path]
@@ -158,8 +104,11 @@ def cluster(
     drafter = other_copy(noisy_copy(target, drafters / "noisy"), drafters / "other")
     folder = tmp_path_factory.mktemp("cluster")
     port = free_port()
-    (folder / CONFIG).write_text(yaml.safe_dump(document(target, drafter, port)))
-    slots = f'{{"target": {NUM_RANKS}, "coordinator": 1, "ingress": 1, "drafter": 2}}'
+    config = Template(Path(__file__).with_name(CONFIG).read_text("utf-8"))
+    (folder / CONFIG).write_text(
+        config.substitute(target=target, drafter=drafter, http_port=port, grpc_port=GRPC_PORT)
+    )
+    slots = '{"target": 2, "coordinator": 1, "ingress": 1, "drafter": 2}'
     # Two of them are those of configs/two-node.yaml, too, with GPUs in name only.
     labels = [f"--labels=ray.io/node-group={group}" for group in ("target", "draft", "others")]
     options = [(f"--resources={slots}", "--num-gpus=1", label) for label in labels]

@@ -76,18 +76,15 @@ def _kill_head(cluster: Cluster, draw: random.Random) -> None:
 
 
 HEAD = "head"  # possible where Redis keeps the state of the GCS
-RANKS = ("SIGKILL rank", "SIGSTOP rank")  # possible where a target has several
 
 FAULTS: dict[str, Fault] = {
     **{f"SIGKILL {role}": partial(_kill, role) for role in ROLES},
     **{f"SIGSTOP {role}": partial(_stop, role) for role in ROLES},
-    **dict(zip(RANKS, (_kill_rank, _stop_rank), strict=True)),
+    "SIGKILL rank": _kill_rank,
+    "SIGSTOP rank": _stop_rank,
     "SIGKILL controller": _kill_controller,
     "node": _kill_node,
     HEAD: _kill_head,
     "link, one way": partial(_break_link, True),
     "link, both ways": partial(_break_link, False),
 }
-
-# Three for every day; each other kind of part and of fault by night.
-EVERY_DAY = ("SIGKILL ingress", "SIGSTOP coordinator", "node")

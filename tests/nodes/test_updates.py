@@ -15,7 +15,7 @@ import pytest
 from benchmarks.support.record import rows
 from cluster import messages
 from tests.deployments.conftest import wait_until
-from tests.nodes.conftest import CONFIG, MODEL, NUM_RANDOM, Cluster, wait_until_whole
+from tests.nodes.conftest import CONFIG, MODEL, Cluster, wait_until_whole
 from tests.nodes.faults import ROLES
 from tests.nodes.test_faults import NUM_HTTP_STREAMS, NUM_STREAMS, NUM_TOKENS, RECORD
 from tests.support.deployments.metrics import metric, samples
@@ -25,7 +25,6 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 # On two cores each of some ten processes starts in 80 s, one after the other.
 UPDATE_S = 1200.0
 REST_S = 3.0  # the new processes load on the cores that the writers would take
-by_night = pytest.mark.skipif(not NUM_RANDOM, reason="ten processes start in 80 s: test-nightly")
 
 
 def next_release(folder: Path) -> dict[str, str]:
@@ -50,7 +49,6 @@ def pids(cluster: Cluster) -> set[int]:
     return {pid for role in ROLES for _, pid in cluster.replicas(role)}
 
 
-@by_night
 def test_an_update_of_every_part_loses_no_text(
     cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -87,7 +85,6 @@ def test_an_update_of_every_part_loses_no_text(
     assert pids(cluster) <= {int(each.name) for each in (release / "ran").iterdir()}
 
 
-@by_night  # tests/deployments/test_placement.py asks each day for the labels of a replica's nodes
 def test_the_two_node_configuration_has_the_target_on_one_node_and_the_pool_on_the_other(
     cluster: Cluster,
 ) -> None:

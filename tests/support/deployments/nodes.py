@@ -52,8 +52,8 @@ def need_nodes() -> None:
         absent("this user may not make network namespaces")
 
 
-def ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+def ip(words: str) -> None:
+    subprocess.run(["ip", *words.split()], check=True, capture_output=True, text=True)
 
 
 @dataclass(slots=True)
@@ -97,24 +97,15 @@ class Nodes:
         self._redis: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        ip("link", "add", self._tag, "type", "bridge")
-        ip("addr", "add", f"{self.head_address}/24", "dev", self._tag)
-        ip("link", "set", self._tag, "up")
+        ip(f"link add {self._tag} type bridge")
+        ip(f"addr add {self.head_address}/24 dev {self._tag}")
+        ip(f"link set {self._tag} up")
         for node in self.nodes:
             self._connect(node)
         if shutil.which("redis-server") is not None:
+            words = f"redis-server --bind {self.head_address} --port {self._redis_port}"
             self._redis = subprocess.Popen(
-                [
-                    "redis-server",
-                    "--bind",
-                    self.head_address,
-                    "--port",
-                    str(self._redis_port),
-                    "--protected-mode",
-                    "no",
-                    "--save",
-                    "",
-                ],
+                [*words.split(), "--protected-mode", "no", "--save", ""],
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,
             )
@@ -126,10 +117,10 @@ class Nodes:
     def __exit__(self, *_: object) -> None:
         for node in self.nodes:
             self.kill(node)
-            ip("netns", "del", node.name)
+            ip(f"netns del {node.name}")
         for process in filter(None, (self._head, self._redis)):
             _kill(process)
-        ip("link", "del", self._tag)
+        ip(f"link del {self._tag}")
 
     @property
     def has_redis(self) -> bool:
@@ -181,7 +172,7 @@ class Nodes:
 
     def kill(self, node: Node) -> None:
         """End all processes of the node at once, as when a machine loses power."""
-        ip("-n", node.name, "link", "set", "eth0", "down")  # nobody hears that sockets close
+        ip(f"-n {node.name} link set eth0 down")  # nobody hears that sockets close
         for _ in range(50):
             pids = node.pids()
             for pid in pids:
@@ -191,30 +182,18 @@ class Nodes:
                 break
             time.sleep(0.02)
         node.raylet.wait()
-        ip("-n", node.name, "link", "set", "eth0", "up")
+        ip(f"-n {node.name} link set eth0 up")
 
     def cut(self, source: Node, destination: str) -> None:
         """Lose every packet from `source` to the address; what comes from there still arrives."""
-        ip(
-            "-n",
-            source.name,
-            "neigh",
-            "replace",
-            destination,
-            "lladdr",
-            _NOWHERE,
-            "nud",
-            "permanent",
-            "dev",
-            "eth0",
-        )
+        ip(f"-n {source.name} neigh replace {destination} lladdr {_NOWHERE} nud permanent dev eth0")
         source.away.add(destination)
 
     def isolate(self, node: Node, *, one_way: bool = False) -> None:
         """Cut the node off from all others; one_way: only what it sends is lost."""
         node.was_cut_off = True
         if not one_way:
-            ip("-n", node.name, "link", "set", "eth0", "down")
+            ip(f"-n {node.name} link set eth0 down")
             return
         for address in (self.head_address, *(each.address for each in self.nodes)):
             if address != node.address:
@@ -225,9 +204,9 @@ class Nodes:
         for address in node.away:
             # A link that was down has forgotten them.
             with contextlib.suppress(subprocess.CalledProcessError):
-                ip("-n", node.name, "neigh", "del", address, "dev", "eth0")
+                ip(f"-n {node.name} neigh del {address} dev eth0")
         node.away.clear()
-        ip("-n", node.name, "link", "set", "eth0", "up")
+        ip(f"-n {node.name} link set eth0 up")
 
     def pids(self, title: str) -> list[int]:
         """The processes of all nodes, the head too, whose command lines hold `title`."""
@@ -237,12 +216,12 @@ class Nodes:
 
     def _connect(self, node: Node) -> None:
         outer = f"{node.name}v"
-        ip("netns", "add", node.name)
-        ip("link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", node.name)
-        ip("link", "set", outer, "master", self._tag, "up")
-        ip("-n", node.name, "addr", "add", f"{node.address}/24", "dev", "eth0")
-        ip("-n", node.name, "link", "set", "lo", "up")
-        ip("-n", node.name, "link", "set", "eth0", "up")
+        ip(f"netns add {node.name}")
+        ip(f"link add {outer} type veth peer name eth0 netns {node.name}")
+        ip(f"link set {outer} master {self._tag} up")
+        ip(f"-n {node.name} addr add {node.address}/24 dev eth0")
+        ip(f"-n {node.name} link set lo up")
+        ip(f"-n {node.name} link set eth0 up")
 
     def _log(self, name: str) -> Path:
         return self._logs / f"{name}.log"
