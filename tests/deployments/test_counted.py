@@ -22,10 +22,11 @@ import pytest
 from cluster.metrics import KEY_TOKENS, REJECTED, REQUESTS, vllm_metrics
 from deployments.metrics_reader import Page
 from tests.deployments.test_vllm_readers import Link
+from tests.support.deployments.api import events
 from tests.support.deployments.place import write_keys
 from tests.support.deployments.server import MODEL, Server, serving, tiny_config
 
-NUM_REQUESTS = int(os.environ.get("DRAFTHOUSE_COUNTED", "30"))
+NUM_REQUESTS = int(os.environ.get("DRAFTHOUSE_COUNTED", "10"))
 KEYS = ("alice", "bob")
 PATIENCE_S = 60.0
 PROMPTS = (
@@ -122,29 +123,19 @@ def _whole(value: float) -> int:
 
 def ask(server: Server, asked: Asked) -> Said:
     body = {"model": MODEL, "temperature": 0, **asked.body}
-    headers = {"Authorization": f"Bearer {asked.key}"}
-    url = f"{server.url}{asked.path}"
-    if asked.how == "whole":
-        answer = httpx.post(url, json=body, headers=headers, timeout=PATIENCE_S)
-        if answer.status_code != 200:
-            return Said(answer.status_code)
-        found = answer.json()
-        return Said(200, found["usage"], found["metrics"]["speculative_decoding"])
-    body |= {"stream": True}
-    if asked.path == "/v1/completions":
-        body["stream_options"] = {"include_usage": True}
-    said = Said(200)
-    with httpx.stream("POST", url, json=body, headers=headers, timeout=PATIENCE_S) as stream:
-        for line in stream.iter_lines():
-            if not line.startswith("data: {"):
-                continue
-            if asked.how == "cancelled":
-                break
-            chunk = json.loads(line.removeprefix("data: "))
-            if chunk.get("usage"):
-                said.usage = chunk["usage"]
-                said.stats = chunk.get("metrics", {}).get("speculative_decoding", {})
-    return said
+    if asked.how != "whole":
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    headers, url = {"Authorization": f"Bearer {asked.key}"}, f"{server.url}{asked.path}"
+    with httpx.stream("POST", url, json=body, headers=headers, timeout=PATIENCE_S) as answer:
+        if asked.how == "cancelled":
+            next(line for line in answer.iter_lines() if line.startswith("data: {"))
+            return Said(200)
+        text = answer.read().decode()
+    if answer.status_code != 200:
+        return Said(answer.status_code)
+    found = events(text) if asked.how == "streamed" else [json.loads(text)]
+    (last,) = (each for each in found if each.get("usage"))
+    return Said(200, last["usage"], last["metrics"]["speculative_decoding"])
 
 
 def usage_of(usage: dict[str, Any]) -> Counts:
@@ -208,12 +199,9 @@ SCORED = {"prompt": PROMPTS[1], "max_tokens": 0, "echo": True, "logprobs": 1}
 @pytest.fixture(scope="module")
 def stop(server: Server) -> str:
     """A character in the middle of what the model writes, which drafts reach."""
-    answer = httpx.post(
-        f"{server.url}/v1/completions",
-        json={"model": MODEL, "temperature": 0, **STOP},
-        headers={"Authorization": "Bearer alice"},
-        timeout=PATIENCE_S,
-    )
+    headers = {"Authorization": "Bearer alice"}
+    asked = {"model": MODEL, "temperature": 0, **STOP}
+    answer = httpx.post(f"{server.url}/v1/completions", json=asked, headers=headers)
     text = answer.json()["choices"][0]["text"]
     found = [char for char in text if char.isascii() and char.isprintable()]
     return str(found[len(found) // 2])

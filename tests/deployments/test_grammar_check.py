@@ -32,12 +32,6 @@ def large(number: int) -> GrammarSpec:
     return GrammarSpec("json_schema", json.dumps({"properties": outer, "title": str(number)}))
 
 
-def wide(num_properties: int) -> GrammarSpec:
-    """A grammar that compiles, and has too many ways to go on from its first token."""
-    properties = {f"p{index}": {"type": "string"} for index in range(num_properties)}
-    return GrammarSpec("json_schema", json.dumps({"type": "object", "properties": properties}))
-
-
 def children() -> set[psutil.Process]:
     return {each for each in psutil.Process().children() if is_living(each)}
 
@@ -56,33 +50,41 @@ def make() -> Iterator[MakeCheck]:
         check.close()
 
 
-async def test_every_kind_is_checked_and_the_verdict_outlives_the_process(make: MakeCheck) -> None:
+async def test_one_process_checks_every_kind_and_its_verdicts_outlive_it(make: MakeCheck) -> None:
     before = children()
     check = make()
     await check.check(None, ONE)
     assert children() == before
     await asyncio.gather(*(check.check(spec, ONE) for spec in SPECS.values()))
     assert len(children() - before) == 1
+    for _ in range(2):
+        with pytest.raises(RequestError, match="the grammar cannot be used") as caught:
+            await check.check(GrammarSpec("regex", "(a"), ONE)
+        assert caught.value.param == "grammar"
+    # A client that leaves takes nobody's verdict.
+    leaving, staying = (asyncio.create_task(check.check(large(0), ONE)) for _ in range(2))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await staying
+    assert leaving.cancelled()
     check.close()
     await check.check(SPECS["regex"], ONE)
     assert children() == before
 
 
-async def test_a_grammar_that_does_not_compile_is_refused_with_the_reason(make: MakeCheck) -> None:
-    check = make(max_grammar_bytes=100)
-    for _ in range(2):
-        with pytest.raises(RequestError, match="the grammar cannot be used") as caught:
-            await check.check(GrammarSpec("regex", "(a"), ONE)
-        assert caught.value.param == "grammar"
+async def test_a_long_grammar_is_refused_by_its_length(make: MakeCheck) -> None:
     with pytest.raises(RequestError, match="has 101 bytes"):
-        await check.check(GrammarSpec("regex", "a" * 101), ONE)
+        await make(max_grammar_bytes=100).check(GrammarSpec("regex", "a" * 101), ONE)
 
 
 async def test_a_grammar_that_is_too_large_is_refused_before_anything_is_queued(
     make: MakeCheck,
 ) -> None:
+    # It compiles, and has too many ways to go on from its first token.
+    properties = {f"p{index}": {"type": "string"} for index in range(2500)}
+    wide = GrammarSpec("json_schema", json.dumps({"type": "object", "properties": properties}))
     with pytest.raises(RequestError, match=r"it is too large: .*max is 2000") as caught:
-        await make(grammar_timeout_s=60).check(wide(2500), ONE)
+        await make(grammar_timeout_s=60).check(wide, ONE)
     assert caught.value.param == "grammar"
 
 
@@ -117,15 +119,6 @@ async def test_one_tenants_grammars_are_bounded_and_others_do_not_notice(make: M
     await check.check(GrammarSpec("regex", "third"), OTHER)
     await asyncio.gather(*waiting)
     await check.check(GrammarSpec("regex", "third"), ONE)
-
-
-async def test_a_client_that_leaves_takes_nobodys_verdict(make: MakeCheck) -> None:
-    check = make()
-    leaving, staying = (asyncio.create_task(check.check(large(0), ONE)) for _ in range(2))
-    await asyncio.sleep(0)
-    leaving.cancel()
-    await staying
-    assert leaving.cancelled()
 
 
 async def test_a_process_that_ended_is_started_anew(make: MakeCheck) -> None:
