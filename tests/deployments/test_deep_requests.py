@@ -72,26 +72,27 @@ def test_what_is_just_not_too_deep_is_no_fault_of_ours(http: httpx.Client, path:
     assert "nested too deeply" not in response.text
 
 
-def test_a_text_of_json_in_a_body_is_bounded_too(http: httpx.Client) -> None:
-    for depth in (MAX_DEPTH + 1, 500, 50_000):
-        text = '{"a":' * depth + "{}" + "}" * depth
-        call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": text}}
-        said = {"role": "assistant", "tool_calls": [call]}
-        for path in ("/v1/chat/completions", "/tokenize"):
-            response = http.post(path, json={"model": MODEL, "messages": [HELLO, said]})
-            error = response.json()["error"]
-            name = "messages[1].tool_calls[0].function.arguments"
-            assert (response.status_code, error["param"]) == (400, name)
-        item = {"type": "function_call", "call_id": "a", "name": "f", "arguments": text}
-        response = http.post("/v1/responses", json={"model": MODEL, "input": [item]})
-        assert response.status_code == 400
-        assert "nested too deeply" in response.json()["error"]["message"]
-        asked = {"model": MODEL, "prompt": "x", "structured_outputs": {"json": text}}
-        response = http.post("/v1/completions", json=asked)
-        assert (response.status_code, response.json()["error"]["param"]) == (
-            400,
+@pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 50_000])
+def test_a_text_of_json_in_a_body_is_bounded_too(http: httpx.Client, depth: int) -> None:
+    text = '{"a":' * depth + "{}" + "}" * depth
+    function = {"name": "f", "arguments": text}
+    call = {"id": "a", "type": "function", "function": function}
+    said = {"messages": [HELLO, {"role": "assistant", "tool_calls": [call]}]}
+    item = {"type": "function_call", "call_id": "a", **function}
+    arguments = "messages[1].tool_calls[0].function.arguments"
+    for path, param, body in (
+        ("/v1/chat/completions", arguments, said),
+        ("/tokenize", arguments, said),
+        ("/v1/responses", "input[0].arguments", {"input": [item]}),
+        (
+            PATHS[0],
             "structured_outputs.json",
-        )
+            {"prompt": "x", "structured_outputs": {"json": text}},
+        ),
+    ):
+        response = http.post(path, json={"model": MODEL, **body})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+        assert "nested too deeply" in response.json()["error"]["message"]
 
 
 def test_arguments_at_the_limit_are_rendered(http: httpx.Client) -> None:

@@ -3,8 +3,7 @@
 The server has the embedded pair under the name that `make serve` gives its model.  What is changed
 in a block before it is typed:
 
-- the ports 8000 and 9000 become free ones, so that the test runs beside other servers;
-  DRAFTHOUSE_README_PORTS=8000,9000 keeps them
+- the ports 8000 and 9000 become free ones, so that the test runs beside other servers
 - `.venv/bin/` becomes the environment of this test, and /data/my-model the embedded target
 - `make` only tells what it would do, `drafthouse serve` is checked and not served a second time,
   and `grpcurl` does nothing where it is not installed
@@ -30,7 +29,6 @@ from tests.support.choices import by_night
 from tests.support.deployments.command import Command
 
 ROOT = Path(__file__).resolve().parents[2]
-PORTS_VARIABLE = "DRAFTHOUSE_README_PORTS"
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _PRELUDE = """set -euo pipefail
 make() { command make --dry-run "$@"; }
@@ -65,19 +63,10 @@ def blocks(page: str) -> list[Block]:
 BLOCKS = [*blocks("README.md"), *blocks("docs/requests.md")]
 
 
-@frozen
-class Ports:
-    http: int
-    grpc: int
-
-
 @pytest.fixture(scope="module")
-def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ports]:
-    """A server of the embedded pair, in processes of its own."""
-    chosen = os.environ.get(PORTS_VARIABLE)
+def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """A server of the embedded pair, in processes of its own: its addresses, by the pages'."""
     http, grpc, dashboard = free_ports(3)
-    if chosen:
-        http, grpc = map(int, chosen.split(","))
     document = yaml.safe_load((ROOT / "configs" / "tiny.yaml").read_text("utf-8"))
     arguments = document["applications"][0]["args"]
     arguments["http"]["port"] = http
@@ -94,21 +83,27 @@ def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ports]:
     command = Command(folder, str(folder / "serve.yaml"))
     try:
         command.wait_for("Drafthouse is ready:")
-        yield Ports(http, grpc)
+        host = "127.0.0.1"
+        yield {f"{host}:8000": f"{host}:{http}", f"{host}:9000": f"{host}:{grpc}"}
         command.check_end("the group")
     finally:
         command.end()
 
 
-def as_typed(block: Block, ports: Ports) -> list[str]:
+CHANGES = {
+    "/data/my-model": "models/demo-target",
+    ".venv/bin/drafthouse serve": ".venv/bin/drafthouse check",
+    ".venv/bin/drafthouse": f"{sys.executable} -m deployments.cli",
+}
+
+
+def as_typed(block: Block, addresses: dict[str, str]) -> list[str]:
     """The command that runs the block."""
-    text = block.text.replace("127.0.0.1:8000", f"127.0.0.1:{ports.http}")
-    text = text.replace("127.0.0.1:9000", f"127.0.0.1:{ports.grpc}")
-    text = text.replace("/data/my-model", "models/demo-target")
+    text = block.text
+    for printed, typed in (addresses | CHANGES).items():
+        text = text.replace(printed, typed)
     if block.language == "python":
         return [sys.executable, "-c", text]
-    text = text.replace(".venv/bin/drafthouse serve", ".venv/bin/drafthouse check")
-    text = text.replace(".venv/bin/drafthouse", f"{sys.executable} -m deployments.cli")
     return ["bash", "-c", _PRELUDE + text]
 
 
@@ -125,9 +120,9 @@ def problem_of(returncode: int, output: str) -> str | None:
 
 @by_night
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
-def test_what_the_page_prints_works_as_printed(block: Block, ports: Ports) -> None:
+def test_what_the_page_prints_works_as_printed(block: Block, addresses: dict[str, str]) -> None:
     done = subprocess.run(
-        as_typed(block, ports),
+        as_typed(block, addresses),
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -62,7 +62,6 @@ def reading(server: Scripted) -> Iterator[subprocess.Popen[str]]:
 
 
 def said(process: subprocess.Popen[str]) -> dict[str, Any]:
-    assert process.stdout is not None
     return dict(json.loads(process.stdout.readline()))
 
 
@@ -92,7 +91,6 @@ def test_slow_readers_hold_up_neither_the_rounds_nor_others(server: Scripted) ->
             time.sleep(0.05)
         beside_s = asked_s(server, 20)
         per_reader = (resident_bytes() - before) / NUM_READERS
-        assert readers.stdin is not None
         readers.stdin.write("enough\n")
         readers.stdin.flush()
         last = said(readers)

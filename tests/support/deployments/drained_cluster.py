@@ -64,21 +64,8 @@ def main() -> None:
     ray.get(gate.somebody_waits.remote())
     with before_others():
         cluster.add_node(num_cpus=1, object_store_memory=_STORE)
-    drain = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "deployments.drain",
-            "--address",
-            cluster.address,
-            "--node-id",
-            before,
-            "--within",
-            "100",
-        ],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    words = f"-m deployments.drain --address {cluster.address} --node-id {before} --within 100"
+    drain = subprocess.Popen([sys.executable, *words.split()], stderr=subprocess.PIPE, text=True)
     while (after := handle.remote().result(timeout_s=_PATIENCE_S)) == before:
         pass  # every question is answered, whichever replica gets it
     had_ended = drain.poll() is not None

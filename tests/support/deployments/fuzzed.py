@@ -40,29 +40,14 @@ def _asked(arguments: argparse.Namespace, config: Config, folder: Path, headers:
     (folder / "hooks.py").write_text(_HOOKS, "utf-8")
     environment = {**os.environ, "PYTHONPATH": str(folder), "SCHEMATHESIS_HOOKS": "hooks"}
     with scripted(byte_level_folder(folder), config) as server:
-        return subprocess.run(
-            [
-                arguments.st,
-                "run",
-                f"{server.url}/openapi.json",
-                "--exclude-checks",
-                _NOT_MEANT,
-                "--max-examples",
-                str(arguments.examples),
-                "--seed",
-                "0",
-                "--no-shrink",
-                "--phases",
-                arguments.phases,
-                # Its coordinator is no process, so it is said to have none.
-                "--exclude-path",
-                "/health",
-                *(word for header in headers for word in ("--header", header)),
-            ],
-            check=False,
-            env=environment,
-            cwd=folder,
-        ).returncode
+        command = (
+            f"run {server.url}/openapi.json --exclude-checks {_NOT_MEANT} "
+            f"--max-examples {arguments.examples} --seed 0 --no-shrink --phases {arguments.phases} "
+            "--exclude-path /health"  # its coordinator is no process, so it is said to have none
+        )
+        words = [arguments.st, *command.split()]
+        words += [word for each in headers for word in ("--header", each)]
+        return subprocess.run(words, check=False, env=environment, cwd=folder).returncode
 
 
 def main() -> int:

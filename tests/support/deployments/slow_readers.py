@@ -5,91 +5,76 @@
 They come evenly over SPREAD_S seconds, then all read on until a line comes on stdin.
 """
 
-import heapq
+import asyncio
 import json
 import resource
-import selectors
 import socket
 import sys
-import time
 
 BYTES_PER_S = 50
 # So that what is not read waits at the server, not in our kernel's buffers.
 RECEIVE_BUFFER = 4096
 
 
-def body(max_tokens: int) -> bytes:
-    asked = {
-        "model": "toy",
-        "prompt": [1, 2, 3],
-        "max_tokens": max_tokens,
-        "ignore_eos": True,
-        "stream": True,
-        "temperature": 0,
-    }
-    return json.dumps(asked).encode()
+class Readers:
+    """first_bytes_s: of each that has begun.  num_ended: streams that the server has ended."""
+
+    def __init__(self, port: int, max_tokens: int) -> None:
+        asked = {"model": "toy", "prompt": [1, 2, 3], "max_tokens": max_tokens}
+        asked |= {"ignore_eos": True, "stream": True, "temperature": 0}
+        body = json.dumps(asked)
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}"
+        self._request = f"{head}\r\n\r\n{body}".encode()
+        self._where = ("127.0.0.1", port)
+        self.begun = asyncio.Semaphore(0)
+        self.first_bytes_s: list[float] = []
+        self.num_bytes = self.num_ended = 0
+
+    async def read(self, wait_s: float) -> None:
+        await asyncio.sleep(wait_s)
+        loop = asyncio.get_running_loop()
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
+            client.setblocking(False)
+            await loop.sock_connect(client, self._where)
+            await loop.sock_sendall(client, self._request)
+            asked_at, is_first = loop.time(), True
+            while piece := await loop.sock_recv(client, BYTES_PER_S):
+                if is_first:
+                    self.first_bytes_s.append(loop.time() - asked_at)
+                    self.begun.release()
+                is_first = False
+                self.num_bytes += len(piece)
+                await asyncio.sleep(1.0)
+        self.num_ended += 1
+
+    def say(self) -> None:
+        record = {
+            "first_byte_s": max(self.first_bytes_s),
+            "num_started": len(self.first_bytes_s),
+            "num_bytes": self.num_bytes,
+            "num_ended": self.num_ended,
+        }
+        sys.stdout.write(json.dumps(record) + "\n")
+        sys.stdout.flush()
 
 
-def opened(port: int, data: bytes) -> socket.socket:
-    client = socket.socket()
-    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
-    client.connect(("127.0.0.1", port))
-    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
-    head += f"Content-Length: {len(data)}\r\n\r\n"
-    client.sendall(head.encode() + data)
-    client.setblocking(False)
-    return client
-
-
-def main(port: int, count: int, spread_s: float, max_tokens: int) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 2 * count + 100)), hard))
-    data, waiting = body(max_tokens), selectors.DefaultSelector()
-    waiting.register(sys.stdin, selectors.EVENT_READ)
-    first_bytes: list[float] = []
-    due: list[tuple[float, int, socket.socket]] = []
-    clients: list[socket.socket] = []
-    num_bytes = num_ended = 0
-    started_at = time.monotonic()
-    while True:
-        now = time.monotonic()
-        while len(clients) < count and now >= started_at + len(clients) * spread_s / count:
-            clients.append(opened(port, data))
-            waiting.register(clients[-1], selectors.EVENT_READ, time.monotonic())
-        for key, _ in waiting.select(0.005):
-            if key.fileobj is sys.stdin:
-                say(first_bytes, num_bytes, num_ended, is_last=True)
-                return
-            client: socket.socket = key.fileobj
-            first_bytes.append(time.monotonic() - key.data)
-            waiting.unregister(client)
-            heapq.heappush(due, (time.monotonic(), len(first_bytes), client))
-            if len(first_bytes) == count:
-                say(first_bytes, num_bytes, num_ended, is_last=False)
-        while due and due[0][0] <= time.monotonic():
-            at, number, client = heapq.heappop(due)
-            try:
-                piece = client.recv(BYTES_PER_S)
-            except BlockingIOError:
-                piece = None
-            if piece == b"":
-                num_ended += 1
-                continue
-            num_bytes += len(piece or b"")
-            heapq.heappush(due, (at + 1.0, number, client))
-
-
-def say(first_bytes: list[float], num_bytes: int, num_ended: int, *, is_last: bool) -> None:
-    record = {
-        "first_byte_s": max(first_bytes, default=0.0),
-        "num_started": len(first_bytes),
-        "num_bytes": num_bytes,
-        "num_ended": num_ended,
-        "is_last": is_last,
-    }
-    sys.stdout.write(json.dumps(record) + "\n")
-    sys.stdout.flush()
+async def main(port: int, count: int, spread_s: float, max_tokens: int) -> None:
+    readers = Readers(port, max_tokens)
+    async with asyncio.TaskGroup() as group:
+        waits = (number * spread_s / count for number in range(count))
+        tasks = [group.create_task(readers.read(wait_s)) for wait_s in waits]
+        for _ in range(count):
+            await readers.begun.acquire()
+        readers.say()
+        await asyncio.to_thread(sys.stdin.readline)
+        readers.say()
+        for task in tasks:
+            task.cancel()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    number = int(sys.argv[2])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 2 * number + 100)), hard))
+    asyncio.run(main(int(sys.argv[1]), number, float(sys.argv[3]), int(sys.argv[4])))
