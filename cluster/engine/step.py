@@ -167,9 +167,9 @@ class Forward:
         if self.graphs is not None:
             # Captured on something else first, so that the check sees replays.
             self.graphs.capture_ahead(MIN_ROWS)
-            error = self._failure(check)
-            if error is not None:
-                self.graphs.give_up(error)
+            wrong = self._failure(check)
+            if wrong is not None:
+                self.graphs.give_up(wrong)
 
     def __call__(
         self, picks: Sequence[Pick], taps: tuple[int, ...] = (), drawn: Drawn | None = None

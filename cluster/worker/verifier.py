@@ -18,7 +18,7 @@ import numpy as np
 from cluster.core import EMPTY_TREE, Clock, TokenArray, TokenTree, Verdict
 from cluster.draft.inside import WANTS_NOTHING, StepRows, StepWants
 from cluster.engine.cpu import kernels
-from cluster.engine.work import Drawn, Finish, Output, Work
+from cluster.engine.work import Drawn, Output, Work
 from cluster.errors import DrafthouseError, RequestError, WorkerError
 from cluster.messages import Open, StepReport
 from cluster.records import record

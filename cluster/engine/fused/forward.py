@@ -256,7 +256,7 @@ def _has_plain_weights(parts: LayerParts) -> bool:
         and all(len({each.bias is None for each in group}) == 1 for group in inputs)
         and len(norms) != 1
         and len({each.variance_epsilon for each in norms}) < 2
-        and getattr(parts.attention, "use_rope", True)  # some layers of SmolLM3 do not rotate
+        and bool(getattr(parts.attention, "use_rope", True))  # some of SmolLM3 do not rotate
     )
 
 
