@@ -10,6 +10,7 @@ import pytest
 
 from cluster.core import SamplingParams, SpeculationOptions
 from cluster.local import LLM
+from tests.support.choices import by_night
 from tests.support.local_models import PLAIN, PROMPTS, drafters, drafting
 
 TINY, LARGE = 5e-324, 1e300
@@ -38,6 +39,7 @@ def llm(llama_folder: Path, draft_folder: Path) -> Iterator[LLM]:
         yield opened
 
 
+@by_night
 def test_every_edge_has_a_text_that_no_drafter_changes(
     llm: LLM, caplog: pytest.LogCaptureFixture
 ) -> None:

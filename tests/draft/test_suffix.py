@@ -1,15 +1,12 @@
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 
-from benchmarks.replay.along import Recording, replay
 from cluster.draft.base import DrafterContext
 from cluster.draft.suffix import PromptLookupOptions, SuffixDrafter, SuffixOptions
 from cluster.errors import ConfigError
-from tests.support.draft.author import GREEDY, Author, write
+from tests.support.draft.author import Author, write
 
 CONTEXT = DrafterContext("suffix", 16, 8)
 CIRCLE = (b"", "default")  # of most authors
@@ -72,18 +69,6 @@ def test_what_is_kept_is_bounded_over_tenants() -> None:
         text = text_of(number, 40)[:10].tolist()
         author = Author(text, request_id=f"next {number}", tenant=b"%d" % number)
         assert (write(suffix, author, []) is not None) == is_known
-
-
-def test_texts_that_come_again_are_drafted_almost_whole() -> None:
-    """Long agreement is learned to be sure, greedy and sampled."""
-    for temperature in (0.0, 1.0):
-        params = dataclasses.replace(GREEDY, temperature=temperature, seed=3)
-        suffix = drafter()
-        recordings = [Recording(text_of(2 * i), text_of(2 * i + 1), params) for i in range(4)]
-        for recording in recordings:
-            replay(suffix, recording, 16)
-        again = [replay(suffix, recording, 16) for recording in recordings]
-        assert min(stats.mean_acceptance_length for stats in again) > 10.0
 
 
 def test_an_end_of_the_text_that_is_never_looked_up_is_refused() -> None:

@@ -5,28 +5,20 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
 from cluster.core import SamplingParams
-from cluster.spec.draw import DrawRows, begin_draw, gap_of
-from cluster.spec.sampling import is_truncated, pack
+from cluster.spec.draw import gap_of
+from tests.spec.test_draw import drawn as drawn_rows
 
 VOCAB_SIZE = 24
 TRIPLE = (7, 3, 1)
-SAMPLED = SamplingParams(temperature=0.7, seed=7)
+SAMPLED = SamplingParams(temperature=0.7, seed=TRIPLE[0], stream=TRIPLE[2])
 
 
 def drawn(logits: torch.Tensor, params: SamplingParams) -> int:
-    rows = DrawRows(
-        np.array([pack(params)]),
-        np.array([is_truncated(params)]),
-        np.array([TRIPLE[0]], np.uint64),
-        np.array([TRIPLE[1]]),
-        np.array([TRIPLE[2]]),
-    )
-    return int(begin_draw(logits.unsqueeze(0), rows).taken()[0])
+    return int(drawn_rows(logits.unsqueeze(0).numpy(), [params], [TRIPLE[1]])[0])
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from cluster.train.trainer import (
 )
 from models.recipe.corpus import Tokens, WindowOrder
 from models.recipe.demo import LanguageLoss, Shape, build
+from tests.support.choices import by_night
 
 VOCAB = 64
 TINY = Shape(32, num_layers=2, num_heads=2, num_kv_heads=1, intermediate_size=64)
@@ -157,6 +158,7 @@ def _train_and_save(folder: Path, *tokens_per_step: int) -> None:
         torch.save(network.state_dict(), folder / f"{name}-{each}.pt")
 
 
+@by_night
 def test_two_processes_train_as_one_does(tmp_path: Path) -> None:
     """Each takes a part of a step, which is made larger where there are too few."""
     _train_and_save(tmp_path, 128)

@@ -1,17 +1,16 @@
 """Medusa heads in both published forms, against the heads written out once more."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from cluster.draft.heads.checkpoint import TargetShape
 from cluster.draft.heads.load import load_draft_head
 from cluster.draft.heads.medusa import MedusaHead
 from cluster.errors import ConfigError
+from tests.support.draft.heads import written
 
 HIDDEN, VOCAB, HEADS, LAYERS = 16, 30, 3, 2
 TARGET = TargetShape(HIDDEN, VOCAB, 4)
@@ -55,8 +54,7 @@ def vllm_names(held: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def loaded(folder: Path, config: dict[str, Any], held: dict[str, torch.Tensor]) -> MedusaHead:
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file(held, folder / "medusa_lm_head.safetensors")
+    written(folder, config, held, "medusa_lm_head.safetensors")
     head = load_draft_head(folder, TARGET, {"output": OUTPUT}.__getitem__)
     assert isinstance(head, MedusaHead)
     return head
