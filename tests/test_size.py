@@ -22,33 +22,33 @@ LAYOUT = {
     for name in ["COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "ENDMARKER"]
 }
 BOUNDS = {
-    "benchmarks": 45_220,  # steps that run ahead on a card
-    "cluster": 8_260,  # what is compiled ahead for which processor
-    "cluster/client": 2_770,
-    "cluster/config": 10_340,
-    "cluster/coordinator": 17_820,
-    "cluster/draft": 43_060,  # whole rounds of EAGLE-3 in graphs; MTP over latents and of Qwen3.5
-    "cluster/engine": 61_650,  # fused layers; states of the delta rule, latents; steps ahead
-    "cluster/grammar": 3_870,
-    "cluster/metrics": 2_510,
-    "cluster/models": 8_540,  # blocks of every format as groups; experts as linear layers
-    "cluster/plan": 12_860,
+    "benchmarks": 45_120,  # steps that run ahead on a card
+    "cluster": 8_160,  # what is compiled ahead for which processor
+    "cluster/client": 2_700,
+    "cluster/config": 9_260,
+    "cluster/coordinator": 17_660,
+    "cluster/draft": 41_910,  # whole rounds of EAGLE-3 in graphs; MTP over latents and of Qwen3.5
+    "cluster/engine": 59_250,  # fused layers; states of the delta rule, latents; steps ahead
+    "cluster/grammar": 3_820,
+    "cluster/metrics": 2_470,
+    "cluster/models": 8_520,  # blocks of every format as groups; experts as linear layers
+    "cluster/plan": 12_740,
     "cluster/requests": 620,
-    "cluster/rpc": 10_520,
-    "cluster/simulate": 6_080,
-    "cluster/spec": 16_910,  # masses alike everywhere; draws nobody waits for; trees as bits
-    "cluster/text": 8_380,
+    "cluster/rpc": 9_620,
+    "cluster/simulate": 5_870,
+    "cluster/spec": 16_890,  # masses alike everywhere; draws nobody waits for; trees as bits
+    "cluster/text": 8_570,
     "cluster/train": 13_850,  # Muon where products of bfloat16 are emulated; noise by prompt
-    "cluster/worker": 21_210,  # trees checked at once; builds of equal bits; steps ahead
-    "deployments": 28_210,  # parts get the environment of their command; layers spread in plans
-    "deployments/bench": 3_830,
+    "cluster/worker": 20_810,  # trees checked at once; builds of equal bits; steps ahead
+    "deployments": 27_480,  # parts get the environment of their command; layers spread in plans
+    "deployments/bench": 3_390,
     "deployments/evaluate": 1_940,
-    "deployments/ingress": 41_250,
-    "deployments/page": 560,
+    "deployments/ingress": 40_930,
+    "deployments/page": 310,
     "docs": 3_740,  # what generates was in the product
     "k8s": 1_720,
     "models": 3_220,  # the recipe of the demonstration, which was in cluster/train
-    "tests": 410_800,  # what can be proved of a GPU without one; targets with states and latents
+    "tests": 391_330,  # what can be proved of a GPU without one; targets with states and latents
 }
 
 

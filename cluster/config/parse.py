@@ -55,7 +55,7 @@ class Range:
         low, high = self.low, self.high
         # NaN is outside too: no comparison with it is true.
         is_inside = low < value < high if self.is_open else low <= value <= high
-        if not is_inside or math.isinf(value):
+        if not is_inside:
             raise ConfigError(f"{value:g} is out of range; it must be {self}")
         return value
 
@@ -225,6 +225,8 @@ def _parse(kind: Any, value: Any) -> Any:
         return float(value)
     if type(value) is not kind:  # bool is an int to isinstance, but not to an operator
         raise ConfigError(f"{value!r} is not {_TYPE_NAMES.get(kind, kind)}")
+    if kind is float and not math.isfinite(value):
+        raise ConfigError(f"{value} is out of range; it must be finite")
     return value
 
 
