@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from cluster.core import SamplingParams
+from cluster.engine.engine import Engine
 from cluster.local import LLM, Completion
 from tests.support.matrix import (
     CELLS,
     LAWS,
+    LONG,
     PLAIN,
     PROMPTS,
     Cell,
@@ -38,6 +40,22 @@ def llm() -> Iterator[LLM]:
 def law(request: pytest.FixtureRequest) -> SamplingParams:
     found: SamplingParams = request.param
     return found
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """What the engines' steps have done since."""
+    done = {"hits": 0, "preempted": 0}
+    step = Engine.step
+
+    def counted(engine: Engine, taps: Sequence[int] = ()) -> Any:
+        outputs = step(engine, taps)
+        done["hits"] += engine.last_step.num_prefix_hit_tokens
+        done["preempted"] += engine.last_step.num_preempted
+        return outputs
+
+    monkeypatch.setattr(Engine, "step", counted)
+    return done
 
 
 def check_equal(drafted: Sequence[Completion], plain: Sequence[Completion]) -> None:
@@ -123,3 +141,37 @@ def test_the_abort_of_a_neighbour(llm: LLM, law: SamplingParams) -> None:
             return found
 
         check_equal(compare(ask), alone)
+
+
+def test_preemption(law: SamplingParams, steps: dict[str, int]) -> None:
+    """192 tokens of cache for requests that come to more than twice as many."""
+    prompts = [LONG[: 60 * count] for count in range(2, 8)]
+    with LLM(config()) as wide:
+        expected = wide.generate(prompts, law, speculation=PLAIN, ignore_eos=True)
+    with LLM(config(num_pages=12)) as tight:
+        preempted: list[int] = []
+
+        def ask(**how: Any) -> list[Completion]:
+            before = steps["preempted"]
+            found = tight.generate(prompts, law, ignore_eos=True, **how)
+            preempted.append(steps["preempted"] - before)
+            return found
+
+        check_equal(compare(ask), expected)
+        assert min(preempted) > 0
+
+
+def test_a_prefix_hit(llm: LLM, law: SamplingParams, steps: dict[str, int]) -> None:
+    """A long beginning that another request computed, with its drafts or without."""
+    first = f"# {law.temperature}\n" + LONG
+    hits: list[int] = []
+
+    def ask(**how: Any) -> list[Completion]:
+        before = steps["hits"]
+        found = llm.generate([first, first + "x = ", first[:-20]], law, ignore_eos=True, **how)
+        hits.append(steps["hits"] - before)
+        return found
+
+    cold = ask(speculation=PLAIN)
+    check_equal(compare(ask), cold)
+    assert min(hits[1:]) > hits[0]

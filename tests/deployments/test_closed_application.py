@@ -23,13 +23,13 @@ from deployments.readiness import health
 from deployments.serve_command import state_of
 from tests.deployments.conftest import (
     DEADLINE_S,
-    MODEL,
     Served,
     arguments,
     free_port,
     places,
     wait_until,
 )
+from tests.support.deployments.api import MODEL
 from tests.support.deployments.place import write_keys
 from tests.support.rpc.certificates import Authority
 from tests.support.rpc.servers import SECRET

@@ -46,11 +46,11 @@ def other_vocabulary() -> Path:
     return other_copy(DRAFT, Path(_FOLDERS.name) / "other", left_out=range(2000, 2400))
 
 
-def config() -> Config:
+def config(num_pages: int = 256) -> Config:
     """A target with drafters of every sort that may change no text: models that are asked one by
     one, one of another vocabulary, one that is tried in the place of another, look-ups, and a
     recorder."""
-    engine = replace(local_models.engine(FOLDER, 256), threads=1)
+    engine = replace(local_models.engine(FOLDER, num_pages), threads=1)
 
     def lm(folder: Path, rollout: RolloutConfig | None = None) -> DrafterConfig:
         known = local_models.drafters(folder)["lm"]
