@@ -29,7 +29,7 @@ BOUNDS = {
     "cluster/coordinator": 17_660,
     "cluster/draft": 41_910,  # whole rounds of EAGLE-3 in graphs; MTP over latents and of Qwen3.5
     "cluster/engine": 59_250,  # fused layers; states of the delta rule, latents; steps ahead
-    "cluster/grammar": 3_820,
+    "cluster/grammar": 3_800,
     "cluster/metrics": 2_470,
     "cluster/models": 8_520,  # blocks of every format as groups; experts as linear layers
     "cluster/plan": 12_740,

@@ -17,6 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 from cluster.config.parse import parse
 from cluster.config.schema import AnswersConfig
 from cluster.errors import ConfigError, DrafthouseError, RequestError
@@ -125,7 +127,6 @@ _NICENESS = 10
 # The limit is processor time, which a busy machine does not stretch; whatever waits instead of
 # computing ends after so many times as long.
 _PATIENCE = 10.0
-_PAGE_BYTES = resource.getpagesize()
 
 
 def serve(control: socket.socket, compiler: GrammarCompiler, config: AnswersConfig) -> None:
@@ -167,10 +168,8 @@ def _limit(config: AnswersConfig) -> None:
 
     Signals whose default is to end a process do so in the midst of native code, too.
     """
-    with suppress(OSError):  # where there is no such file, memory is not limited
-        pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
-        most = pages * _PAGE_BYTES + config.grammar_memory_bytes
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    most = psutil.Process().memory_info().vms + config.grammar_memory_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.setitimer(signal.ITIMER_REAL, _PATIENCE * config.grammar_timeout_s)
     signal.setitimer(signal.ITIMER_PROF, config.grammar_timeout_s)
