@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import os
+import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,9 +21,9 @@ from ray.exceptions import AuthenticationError
 
 from cluster.config.addresses import is_everywhere, is_loopback
 from cluster.config.schema import Config
-from cluster.errors import ConfigError
+from cluster.errors import ConfigError, WorkerError
 from deployments.ingress.deployment import DRAIN_MARGIN_S
-from deployments.placement import local_labels, total_resources
+from deployments.placement import check_gpus, local_labels, total_resources
 from deployments.ports import check_free
 from deployments.processes import adopt_orphans, announce, end_descendants, is_living
 from deployments.ray_environment import HOW_TO_SHARE_A_TOKEN, check_asks_for_token, drawn_token
@@ -48,12 +49,14 @@ class LocalRay:
         self._config = config
         self._folder = folder
         self._applications = applications
-        self.log_folder = folder / "session_latest" / "logs"  # of the replicas
         self._launcher = os.getppid()
         self._daemons: list[psutil.Process] = []
 
     def start(self) -> None:
-        """Start Ray's processes below this one, in the environment of `ray_environment`."""
+        """Start Ray's processes below this one, in the environment that `ray_environment` has set.
+
+        Raises ConfigError when the machine lacks GPUs.
+        """
         adopt_orphans()
         wanted = total_resources(self._config)
         dashboard = self._config.dashboard
@@ -71,24 +74,46 @@ class LocalRay:
             _temp_dir=str(self._folder),
         )
         self._daemons = [*filter(is_living, psutil.Process().children())]
+        address = str(ray.util.get_node_ip_address())
+        if self._config.network.interface == "loopback" and not is_loopback(address):
+            raise WorkerError(
+                f"Ray listens at {address} and not on loopback; it was imported before its "
+                "environment was prepared, or is too new for this version of Drafthouse"
+            )
+        check_gpus(self._config, ray.cluster_resources().get("GPU", 0.0))
 
     def as_reached(self) -> Config:
         """The configuration: everything is on this machine."""
         return self._config
 
-    def announce(self, document: Mapping[str, Any]) -> Iterator[str]:
-        """Let `drafthouse apply` find what is served here, and yield what people should know."""
-        address, token = ray.get_runtime_context().gcs_address, drawn_token()
-        port = self._config.http.port
-        announce(self._folder, port, address=address, token=token, document=document)
-        if token is not None and self._config.dashboard.enabled:
-            path = self._folder / "dashboard-token"
-            path.touch(mode=0o600)
-            path.write_text(token)
-            yield f"the dashboard asks for a token; it is in {path}"
+    def log_folder(self) -> Path | None:
+        """Where the replicas' logs are."""
+        return self._folder / "session_latest" / "logs"
+
+    def announce(self, document: Mapping[str, Any]) -> None:
+        """Let `drafthouse apply` find what is served here."""
+        address = ray.get_runtime_context().gcs_address
+        announce(
+            self._folder,
+            self._config.http.port,
+            address=address,
+            token=drawn_token(),
+            document=document,
+        )
+
+    def token_file(self) -> Path | None:
+        """A file, readable for this user only, with the token that the dashboard asks for; None
+        where the user has one already.  It goes with the folder."""
+        token = drawn_token()
+        if token is None:
+            return None
+        path = self._folder / "dashboard-token"
+        path.touch(mode=0o600)
+        path.write_text(token)
+        return path
 
     def stop(self, *, is_serving: bool) -> None:
-        """End everything.  Must not be interrupted by signals.
+        """End everything and remove the folder.  Must not be interrupted by signals.
 
         Answers that are under way are given `ingress.shutdown_grace_s`, except where the launcher
         was killed: whoever does that wants the end.
@@ -100,6 +125,7 @@ class LocalRay:
             _within(_SHUTDOWN_S, ray.shutdown)
         # What has only begun to start owes nobody an orderly end, and might take long to give it.
         end_descendants(_PROCESS_GRACE_S if is_serving else 0.0)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _runs(self) -> bool:
         """True while Ray's daemons do; calls that need them wait for ever afterwards."""
@@ -108,8 +134,6 @@ class LocalRay:
 
 class JoinedRay:
     """A cluster that runs already; only our application on it is ours to end."""
-
-    log_folder = None  # the replicas' logs are on the nodes of that Ray
 
     def __init__(self, config: Config, address: str, applications: Sequence[str]) -> None:
         self._config = config
@@ -170,10 +194,16 @@ class JoinedRay:
         }
         return replace(self._config, **there)
 
-    def announce(self, document: Mapping[str, Any]) -> Iterable[str]:
-        """Nothing: `serve deploy` changes what runs on that Ray, and whoever started it has its
-        token."""
-        return ()
+    def log_folder(self) -> Path | None:
+        """None: they are on the nodes of that Ray."""
+        return None
+
+    def announce(self, document: Mapping[str, Any]) -> None:
+        """Nothing: what runs on that Ray is changed by `serve deploy`."""
+
+    def token_file(self) -> Path | None:
+        """None: whoever started that Ray has its token."""
+        return None
 
     def stop(self, *, is_serving: bool) -> None:
         """Remove the application, where it is this command's, and disconnect."""

@@ -65,12 +65,23 @@ def check_free(config: Config, *, at_any_port: bool = False) -> None:
 def why_not(host: str, port: int) -> OSError | None:
     """Why a server could not listen on this address now; None if it could."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            # As servers do: a port whose last connections are only winding down is free.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if family == socket.AF_INET6 and not _has_ipv6():
+        family, host = socket.AF_INET, "0.0.0.0"
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        # As servers do: a port whose last connections are only winding down is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
             probe.bind((host, port))
             probe.listen(1)
-    except OSError as error:
-        return error
+        except OSError as error:
+            return error
     return None
+
+
+def _has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True

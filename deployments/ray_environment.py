@@ -7,14 +7,14 @@ of ours starts or joins a Ray that does not ask for a token.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import secrets
 import tempfile
+import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
-
-import httpx
 
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
@@ -100,9 +100,9 @@ def check_asks_for_token(address: str, dashboard: str) -> None:
         return
     url = f"http://{dashboard}/api/authentication_mode"
     try:
-        reply = httpx.get(url, timeout=_PATIENCE_S, trust_env=False)
-        mode = reply.json()["authentication_mode"]
-    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+        with urllib.request.urlopen(url, timeout=_PATIENCE_S) as reply:
+            mode = json.loads(reply.read())["authentication_mode"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
         log.warning("%s does not say who may use that Ray cluster: %s", url, error)
         return
     if mode == "disabled":

@@ -20,7 +20,9 @@ PATIENCE_S = 600.0
 # A drafter may still be loading its model when everything else is ready; serving goes without it.
 _DRAFTER_PATIENCE_S = 120.0
 _REPORT_S = 10.0
-_POLL_S = 0.1
+# Most are there at the first look or the second; whoever waits for a slow drafter asks less often.
+_FIRST_POLL_S = 0.03
+_LAST_POLL_S = 0.25
 
 
 def base_url(config: Config) -> str:
@@ -47,6 +49,7 @@ def wait_until_connected(
     """
     started = reported = time.monotonic()
     told: dict[str, str] = {}
+    poll_s = _FIRST_POLL_S
     while True:
         check()
         state = ask()
@@ -71,7 +74,8 @@ def wait_until_connected(
         if now - reported >= _REPORT_S:
             say(f"connecting: {_told(url, state)}")
             reported = now
-        time.sleep(_POLL_S)
+        time.sleep(poll_s)
+        poll_s = min(1.5 * poll_s, _LAST_POLL_S)
 
 
 def engine_line(state: Mapping[str, Any]) -> str:

@@ -6,16 +6,15 @@ import contextlib
 import io
 import json
 import logging
-import os
 import re
 import shlex
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from types import FrameType
+from typing import Any, TextIO
 
 import ray
 from ray import serve
@@ -32,15 +31,15 @@ from cluster.errors import ConfigError, WorkerError
 from cluster.logs import is_json, said
 from deployments.access import access_lines
 from deployments.configured_models import has_chat_template
-from deployments.console_log import LogFollower
+from deployments.console_log import LogFollower, following
 from deployments.deploying import begin, logging_options, names_of
 from deployments.local_ray import JoinedRay, LocalRay
 from deployments.readiness import base_url, engine_line, health, wait_until_connected
-from deployments.report import rendered
 
 _POLL_S = 0.25
 _REPORT_S = 10.0
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# After so long without an end, a stop that was asked for was swallowed.
+_AGAIN_S = 0.5
 # Back to the line's beginning, and nothing behind it.
 _CLEAR = "\r\x1b[K"
 # The last line of a traceback: the error's class, with its module unless it is Python's own.
@@ -48,8 +47,12 @@ _ERROR = re.compile(r"^(?:cluster\.errors\.)?([\w.]*(?:Error|Exception): .+)$", 
 _MAX_REASON_LEN = 500
 
 
-def serve_until_stopped(file: ServeFile, place: Path | str) -> NoReturn:
-    """Serve `file` until SIGINT or SIGTERM, which end the process in order, with status 0.
+class _Stop(BaseException):
+    """Raised in the main thread by SIGINT and SIGTERM, wherever it is."""
+
+
+def serve_until_stopped(file: ServeFile, place: Path | str) -> int:
+    """Serve `file` until SIGINT or SIGTERM; 0 after an orderly end.
 
     place: the folder of a Ray of this command's own, or the address of one that runs.  Ray's
     environment is prepared and the ports are free.  Raises ConfigError when the machine lacks what
@@ -58,74 +61,44 @@ def serve_until_stopped(file: ServeFile, place: Path | str) -> NoReturn:
     refuse_unserved_keys(file)
     for name in ("ray.serve", "ray"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    names, is_own = names_of(file), isinstance(place, Path)
+    signals = _Signals()
+    names, is_serving = names_of(file), False
+    is_own = isinstance(place, Path)
     cluster: LocalRay | JoinedRay = (
         LocalRay(file.config, place, names)
         if isinstance(place, Path)
         else JoinedRay(file.config, place, names)
     )
-    ending = Ending(cluster)
-    follower = LogFollower(cluster.log_folder)
     try:
-        ending.heed_signals()
-        _progress("starting Ray" if is_own else f"joining Ray at {place}")
-        cluster.start()
-        ending.heed_signals()  # ray.init has taken over SIGTERM
-        _progress("starting Serve")
-        serve.start(proxy_location="Disabled", logging_config=logging_options(file, {}))
-        begin(file, is_own=is_own)
-        _wait_until_running(names, follower)
-        ending.is_serving = True
-
-        def ask() -> Mapping[str, Any]:
-            return state_of(cluster.as_reached(), names[0])
-
-        url, drafters = base_url(cluster.as_reached()), file.config.on_their_own
-        wait_until_connected(ask, url, drafters, partial(_show_new, follower), _progress)
-        for line in (*cluster.announce(file.document), *access_lines(file.config)):
-            _progress(line)
-        engines, seen = engine_line(ask()), cluster.as_reached()
-        _say(said(ready_line(seen, engines), beginning=""), sys.stdout)
-        _say(said(what_to_try(file.config, base_url(seen)), beginning=""), sys.stderr)
-        while True:
-            _show_new(follower)
-            time.sleep(_POLL_S)
-    except (SystemExit, KeyboardInterrupt):  # Ray's answer to SIGTERM while it starts
-        ending.stop()
-    except BaseException:
-        ending.end()
-        raise
-
-
-class Ending:
-    """Ends what was started, once: at the first signal, or where something fails.
-
-    is_serving: answers may be under way."""
-
-    def __init__(self, cluster: LocalRay | JoinedRay) -> None:
-        self._cluster = cluster
-        self.is_serving = False
-
-    def heed_signals(self) -> None:
-        """From now on the first signal stops everything, wherever this thread is."""
-        for number in _SIGNALS:
-            signal.signal(number, self.stop)
-
-    def stop(self, *_: object) -> NoReturn:
-        """End in order, and with it the process."""
+        with signals.interrupt():
+            _progress("starting Ray" if is_own else f"joining Ray at {place}")
+            cluster.start()
+        with signals.interrupt(), following(cluster.log_folder(), _log) as follower:
+            _deploy(file, is_own=is_own)
+            _wait_until_running(names, signals, follower)
+            is_serving = True
+            ask = asking(cluster.as_reached, names[0])
+            url, drafters = base_url(cluster.as_reached()), file.config.on_their_own
+            wait_until_connected(ask, url, drafters, signals.check, _progress)
+            cluster.announce(file.document)
+            token_file = cluster.token_file() if file.config.dashboard.enabled else None
+            if token_file is not None:
+                _progress(f"the dashboard asks for a token; it is in {token_file}")
+            for line in access_lines(file.config):
+                _progress(line)
+            engines, seen = engine_line(ask()), cluster.as_reached()
+            _say(said(ready_line(seen, engines), beginning=""), sys.stdout)
+            _say(said(what_to_try(file.config, base_url(seen)), beginning=""), sys.stderr)
+            signals.wait()
+    except (_Stop, SystemExit, KeyboardInterrupt):
         _progress("stopping")
-        self.end()
-        _progress("stopped")
-        os._exit(0)
-
-    def end(self) -> None:
-        """In order: nothing may interrupt it, for a process of a group is signalled twice."""
-        for number in _SIGNALS:
-            # Not SIG_IGN, which processes started from now on would inherit.
-            signal.signal(number, lambda *_: None)
+    finally:
+        signals.ignore()
         # Ray tells on stdout of each actor that it ends, though it was asked to.
         with contextlib.redirect_stdout(io.StringIO()):
-            self._cluster.stop(is_serving=self.is_serving)
+            cluster.stop(is_serving=is_serving)
+    _progress("stopped")
+    return 0
 
 
 def ready_line(config: Config, engines: str = "") -> str:
@@ -144,29 +117,43 @@ def what_to_try(config: Config, url: str) -> str:
     """Two commands that work as they stand.  url: of the HTTP face."""
     body: dict[str, Any] = {"model": config.model_name, "max_tokens": 100}
     if has_chat_template(config.target.engine.model):
-        path = "chat/completions"
+        path = "/v1/chat/completions"
         body["messages"] = [{"role": "user", "content": "Why is the sky blue?"}]
     else:
-        path = "completions"
+        path = "/v1/completions"
         body["prompt"] = "Once upon a time"
-    told = {
-        "url": url,
-        "path": path,
-        "request": shlex.quote(json.dumps(body)),
-        "program": sys.argv[0] if Path(sys.argv[0]).name == "drafthouse" else "drafthouse",
-        "has_keys": bool(config.access.keys_file),
-        "has_page": config.ui.is_served(config.http),
-    }
-    return rendered("try_it", told).rstrip()
+    request = shlex.quote(json.dumps(body))
+    program = sys.argv[0] if Path(sys.argv[0]).name == "drafthouse" else "drafthouse"
+    # The certificate names the host as clients know it, which is not known here.
+    insecure = " -k" if url.startswith("https:") else ""
+    header, option = (
+        (" -H 'Authorization: Bearer KEY'", " --api-key KEY")
+        if config.access.keys_file
+        else ("", "")
+    )
+    typed = f"-H 'Content-Type: application/json'{header}"
+    lines = [
+        "Try it, in another terminal:",
+        f"  curl{insecure} {url}{path} {typed} -d {request}",
+    ]
+    if not insecure:
+        lines.append(f"  {program} try {url}{option}    # one question, with drafts and without")
+    if config.ui.is_served(config.http):
+        lines.append(f"Or open {url}/ in a browser.")
+    return "\n".join(lines)
 
 
-def state_of(config: Config, application: str) -> Mapping[str, Any]:
-    """What the application says over HTTP, or the ingress itself where that tells others than
-    operators no more.  config: with the hosts that are reached from here."""
-    state = health(base_url(config))
-    if state["status"] != "ok" or "drafters" in state:
-        return state
-    return _health_of(application)
+def asking(where: Callable[[], Config], application: str) -> Callable[[], Mapping[str, Any]]:
+    """Return what asks over HTTP whether it serves, and the ingress itself where that tells others
+    than operators no more.  where: the configuration with the hosts that are reached from here."""
+
+    def ask() -> Mapping[str, Any]:
+        state = health(base_url(where()))
+        if state["status"] != "ok" or "drafters" in state:
+            return state
+        return _health_of(application)
+
+    return ask
 
 
 def _health_of(application: str) -> Mapping[str, Any]:
@@ -188,6 +175,12 @@ def refuse_unserved_keys(file: ServeFile) -> None:
                 )
 
 
+def _deploy(file: ServeFile, *, is_own: bool) -> None:
+    _progress("starting Serve")
+    serve.start(proxy_location="Disabled", logging_config=logging_options(file, {}))
+    begin(file, is_own=is_own)
+
+
 def change(address: str, document: Mapping[str, Any]) -> Mapping[str, str]:
     """Hand a changed document to the server whose Ray is at `address`, and wait until it runs;
     returns what its parts refuse of it."""
@@ -195,13 +188,15 @@ def change(address: str, document: Mapping[str, Any]) -> Mapping[str, str]:
     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     try:
         _get_global_client().deploy_apps(ServeDeploySchema.model_validate(dict(document)))
-        _wait_until_running(names, LogFollower(None))
+        _wait_until_running(names, _Signals(), None)
         return dict(_health_of(names[0])["refused"])
     finally:
         ray.shutdown()
 
 
-def _wait_until_running(names: Sequence[str], follower: LogFollower) -> None:
+def _wait_until_running(
+    names: Sequence[str], signals: _Signals, follower: LogFollower | None
+) -> None:
     """Report progress until every deployment runs; raises WorkerError when one never will.
 
     A terminal has it in one line, all else a line for each change and every ten seconds.
@@ -209,7 +204,7 @@ def _wait_until_running(names: Sequence[str], follower: LogFollower) -> None:
     is_renewed = sys.stderr.isatty() and not is_json()
     last, reported = "", 0.0
     while True:
-        _show_new(follower)
+        signals.check()
         found = serve.status().applications
         applications = [found[name] for name in names]
         deployments = [pair for each in applications for pair in each.deployments.items()]
@@ -220,7 +215,7 @@ def _wait_until_running(names: Sequence[str], follower: LogFollower) -> None:
             text += f", waiting for {', '.join(waiting)}"
         is_due = text != last or time.monotonic() - reported > _REPORT_S
         if total and (is_due or is_renewed):
-            phase = f" ({follower.progress})" if waiting and follower.progress else ""
+            phase = f" ({follower.progress})" if waiting and follower and follower.progress else ""
             _say(said(text + phase), sys.stderr, end="" if is_renewed and waiting else "\n")
             last, reported = text, time.monotonic()
         if all(each.status == ApplicationStatus.RUNNING for each in applications):
@@ -246,9 +241,8 @@ def cause_of(message: str) -> str:
     return told if len(told) <= _MAX_REASON_LEN else told[:_MAX_REASON_LEN] + "..."
 
 
-def _show_new(follower: LogFollower) -> None:
-    for line in follower.new_lines():
-        _say(line, sys.stderr)
+def _log(line: str) -> None:
+    _say(line, sys.stderr)
 
 
 def _progress(text: str) -> None:
@@ -259,3 +253,60 @@ def _say(text: str, stream: TextIO, end: str = "\n") -> None:
     # A terminal may show a line that is to be renewed.
     stream.write(_CLEAR * stream.isatty() + text + end)
     stream.flush()
+
+
+class _Signals:
+    """SIGINT and SIGTERM interrupt the main thread, again and again where that is swallowed, as by
+    whatever ends inside ray.init."""
+
+    def __init__(self) -> None:
+        self._is_asked = False
+
+    @contextlib.contextmanager
+    def interrupt(self) -> Iterator[None]:
+        """Inside, the first signal raises _Stop, and a clock does so from then on; others follow
+        where a whole group is signalled.  Enter anew after ray.init, which takes over SIGTERM."""
+
+        def stop(signum: int, frame: FrameType | None) -> None:
+            if self._is_asked and signum != signal.SIGALRM:
+                return
+            self._is_asked = True
+            signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
+            raise _Stop
+
+        former = sys.unraisablehook
+
+        def report(unraisable: sys.UnraisableHookArgs) -> None:
+            # In a finaliser nothing can be raised, but the signal is remembered.
+            if unraisable.exc_type is not _Stop:
+                former(unraisable)
+
+        self._set(stop)
+        sys.unraisablehook = report
+        try:
+            self.check()
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            sys.unraisablehook = former
+
+    def ignore(self) -> None:
+        """The end has begun: nothing may interrupt it."""
+        # Not SIG_IGN, which processes started from now on would inherit.
+        self._set(lambda signum, frame: None)
+
+    def check(self) -> None:
+        """Raise _Stop when a signal has come; between any two steps that take long."""
+        if self._is_asked:
+            raise _Stop
+
+    def wait(self) -> None:
+        """Until a signal comes."""
+        while True:
+            self.check()
+            time.sleep(_REPORT_S)
+
+    @staticmethod
+    def _set(handler: Callable[[int, FrameType | None], None]) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+            signal.signal(number, handler)

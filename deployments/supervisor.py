@@ -52,7 +52,7 @@ def supervised(body: Callable[[Path], int]) -> int:
 
 def _supervised(body: Callable[[Path], int], folder: Path) -> int:
     asked: list[int] = []
-    alive, _ = os.pipe()  # whose other end this process and its child hold until they end
+    alive, held = os.pipe()
     # Held back until the child's id is known.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     child = os.fork()
@@ -65,17 +65,22 @@ def _supervised(body: Callable[[Path], int], folder: Path) -> int:
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, number)
 
-    for number in _SIGNALS:
-        signal.signal(number, pass_on)
+    before = {number: signal.signal(number, pass_on) for number in _SIGNALS}
     adopt_orphans()
     guard = start_guard(alive, child, folder)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    guard.kill()
-    guard.wait()
-    end_descendants(_GRACE_S)
-    if not asked and status not in (0, _INTERRUPTED, _BAD_CONFIG):
-        _show_last_lines(folder / _RAYS_OWN)
+    try:
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        guard.kill()
+        guard.wait()
+        end_descendants(_GRACE_S)
+        if not asked and status not in (0, _INTERRUPTED, _BAD_CONFIG):
+            _show_last_lines(folder / _RAYS_OWN)
+    finally:
+        os.close(alive)
+        os.close(held)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     if asked:
         return _INTERRUPTED if status == _INTERRUPTED else 0
     return status if status >= 0 else 128 - status

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
+import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from cluster.errors import ConfigError
 from deployments import deploying
 from deployments.app import build
 from deployments.deploying import begin, logging_options, with_options
-from deployments.serve_command import Ending, refuse_unserved_keys
+from deployments.serve_command import _Signals, _Stop, refuse_unserved_keys
 
 
 def file(application: dict[str, Any], **document: Any) -> ServeFile:
@@ -69,7 +70,7 @@ def test_on_a_ray_that_is_joined_each_process_is_replaced(monkeypatch: pytest.Mo
 @contextlib.contextmanager
 def former_handlers() -> Iterator[None]:
     """What handles signals after the block is what did before it."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
     former = [signal.getsignal(number) for number in numbers]
     try:
         yield
@@ -78,22 +79,48 @@ def former_handlers() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def test_a_signal_that_comes_twice_does_not_interrupt_the_end(
+def test_a_signal_in_a_finaliser_is_remembered_and_nothing_is_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where a whole group is signalled, a process hears it itself and from the one above it."""
-    ended: list[int] = []
-
-    class Cluster:
-        def stop(self, *, is_serving: bool) -> None:
+    class Dying:
+        def __del__(self) -> None:
             signal.raise_signal(signal.SIGTERM)
-            ended.append(is_serving)
 
-    monkeypatch.setattr(os, "_exit", ended.append)
+    def watch(signals: _Signals) -> None:
+        with signals.interrupt():
+            Dying()
+            signals.check()
+
+    said: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", said.append)
+    with former_handlers(), pytest.raises(_Stop):
+        watch(_Signals())
+    assert said == []
+
+
+def test_a_stop_that_is_swallowed_is_raised_again() -> None:
+    def swallow() -> None:
+        with contextlib.suppress(_Stop):
+            signal.raise_signal(signal.SIGINT)
+        time.sleep(30.0)
+
+    with former_handlers(), pytest.raises(_Stop), _Signals().interrupt():
+        swallow()
+
+
+def test_a_signal_that_comes_twice_does_not_interrupt_the_end() -> None:
+    """Where a whole group is signalled, a process hears it itself and from the one above it."""
+    signals, ends = _Signals(), []
     with former_handlers():
-        Ending(cast(Any, Cluster())).heed_signals()
-        signal.raise_signal(signal.SIGINT)
-    assert ended == [False, 0]
+        try:
+            with signals.interrupt():
+                signal.raise_signal(signal.SIGTERM)
+        except _Stop:
+            signal.raise_signal(signal.SIGTERM)
+            ends.append("in order")
+    assert ends == ["in order"]
+    with pytest.raises(_Stop):
+        signals.check()
 
 
 ARGUMENTS = {"target": {"engine": {"model": "m"}}}
