@@ -21,8 +21,8 @@ from tests.support.engine.driver import load_engine, prompt
 from tests.support.worker.steps import Steps, steps
 from tests.support.worker.texts import opened
 
-NUM_TEXTS = by_day(3, 42)
-SEEDS = range(by_day(1, 20))
+NUM_TEXTS = by_day(6, 42)
+SEEDS = range(by_day(2, 20))
 MAX_TEXTS = 50
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, max_tokens=12)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)

@@ -75,8 +75,12 @@ class RaisingModel(Raising):
 
 
 BAD: dict[str, list[type[Timed]]] = {
-    "look-ups": [Raising, Lying, Sleeping],
+    "nobody": [],
+    "raising": [Raising],
+    "lying": [Lying],
+    "sleeping": [Sleeping],
     "models": [RaisingModel, SleepingModel],
+    "all": [RaisingModel, Lying, SleepingModel, Sleeping],
 }
 
 

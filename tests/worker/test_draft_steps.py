@@ -35,7 +35,6 @@ async def verdicts(params: SamplingParams = GREEDY, **fields: Any) -> list[TextV
 
 @LAWS
 async def test_path_and_own_token_of_every_step_are_its_tokens(params: SamplingParams) -> None:
-    assert not any(each.step for each in await verdicts(params))
     told = await verdicts(params, return_draft_trees=True)
     assert len(told) > 2
     for verdict in told:
@@ -64,6 +63,13 @@ async def test_a_step_shows_whose_each_node_was_and_what_was_expected_of_it() ->
         own <= second.survival[parent] if parent >= 0 else own <= 1.0
         for own, parent in zip(second.survival.tolist(), second.parents.tolist(), strict=True)
     )
+
+
+async def test_a_text_that_does_not_ask_is_told_the_same_without_steps() -> None:
+    told, asked = await verdicts(), await verdicts(return_draft_trees=True)
+    assert all(verdict.step is None for verdict in told)
+    for verdict, other in zip(told, asked, strict=True):
+        assert repr(verdict) == repr(replace(other, step=None))
 
 
 async def test_a_stop_token_ends_the_path_where_it_ends_the_text() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
@@ -24,9 +25,10 @@ class Waiting:
     """A library that compiles a grammar when the test lets it."""
 
     def __init__(self) -> None:
-        self.go = threading.Event()
+        self.go, self.is_asked = threading.Event(), threading.Event()
 
     def compile(self, spec: GrammarSpec) -> Any:
+        self.is_asked.set()
         assert self.go.wait(20)
         if spec.source == "bad":
             raise RequestError("that is no grammar", param="grammar")
@@ -69,6 +71,19 @@ async def test_only_the_text_with_a_new_grammar_waits(built: Stage, backend: Wai
     assert await peer.written(constrained("again", "x")) == [plain()]
 
 
+async def test_a_text_that_waits_is_named_in_heartbeats_and_another_links_grammar_too(
+    built: Stage, backend: Waiting
+) -> None:
+    peer, other = built.connect(), built.connect()
+    await peer.open(constrained("late", "x"))
+    await other.open(constrained("other", "y"))
+    beats = [(await each.next_beat()).heartbeat for each in (peer, other)]
+    assert [beat.texts for beat in beats if beat] == [
+        (TextName("late", 1),),
+        (TextName("other", 1),),
+    ]
+
+
 async def test_a_text_that_is_cancelled_meanwhile_does_not_come(
     built: Stage, backend: Waiting
 ) -> None:
@@ -80,6 +95,17 @@ async def test_a_text_that_is_cancelled_meanwhile_does_not_come(
     await peer.until(lambda: peer.is_over("other"))
     assert not peer.verdicts["late"]
     assert not peer.refusals["late"]
+
+
+async def test_a_link_that_ends_leaves_no_text_behind(built: Stage, backend: Waiting) -> None:
+    peer, other = built.connect(), built.connect()
+    await peer.open(constrained("late", "x"))
+    assert await asyncio.to_thread(backend.is_asked.wait, 20)
+    await peer.link.close()
+    await asyncio.wait({built.serving[0]})
+    backend.go.set()
+    assert await other.written(constrained("late", "x")) == [plain()]
+    assert built.worker.is_healthy
 
 
 async def test_a_bad_grammar_comes_through_to_be_refused_when_its_text_is_opened(

@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import pytest
 
 from cluster.core import Commit, DraftTask, Observation, Proposal, TokenTree
-from tests.support.worker.draft_peer import CountingDrafter, Peer, extension, opening, peer_of
-from tests.support.worker.residents import GreedyOracle
+from cluster.errors import ProtocolError
+from cluster.rpc.channel import connect_drafter
+from cluster.rpc.link import memory_pair
+from cluster.rpc.server import serve_drafter
+from cluster.worker.draft_worker import DraftWorker
+from tests.support.choices import by_day
+from tests.support.coordinator.house import GREEDY, SEEDED, collect, request, text_of
+from tests.support.coordinator.house import house as coordinator_house
+from tests.support.coordinator.toys import ToyTarget, drafter_description, plain_text
+from tests.support.rpc.toys import stopping
+from tests.support.worker.draft_peer import (
+    CountingDrafter,
+    Peer,
+    extension,
+    idle,
+    opening,
+    peer_of,
+)
+
+PARAMS = [replace(GREEDY, max_tokens=40), replace(SEEDED, max_tokens=40)]
 
 
 def tree(token_ids: Any, parents: Any) -> Callable[[Proposal], Proposal]:
@@ -61,10 +82,17 @@ LIES: dict[str, dict[str, Callable[[Any], Any]]] = {
     **{f"tree: {name}": {"proposes": lie} for name, lie in PROPOSALS.items()},
     **{f"observation: {name}": {"observes": lie} for name, lie in OBSERVATIONS.items()},
 }
+# Residents answer each of them by day.
+FEW = [
+    "tree: objects",
+    "tree: a length below 0",
+    "tree: a request of another",
+    "observation: nothing",
+]
 
 
-class Liar(GreedyOracle):
-    """Is honest in its first answer and in every third one after that alone."""
+class Lying:
+    """Makes a drafter honest in its first answer and in every third one after that alone."""
 
     def __init__(
         self,
@@ -76,16 +104,89 @@ class Liar(GreedyOracle):
         self.num_answers = 0
 
     def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Any]:
-        return self._told(self.proposes, super().propose(tasks))
+        return self._told(self.proposes, super().propose(tasks))  # type: ignore[misc]
 
     def observe(self, commits: Sequence[Commit]) -> Sequence[Any]:
-        return self._told(self.observes, super().observe(commits))
+        return self._told(self.observes, super().observe(commits))  # type: ignore[misc]
 
     def _told(self, lie: Callable[[Any], Any] | None, honest: Sequence[Any]) -> Sequence[Any]:
         if lie is None:
             return honest
         self.num_answers += 1
         return honest if self.num_answers % 3 == 1 else [lie(each) for each in honest]
+
+
+class Liar(Lying, CountingDrafter):
+    pass
+
+
+class Patience(asyncio.Event):
+    """Lets a step begin once the drafter has nothing left to do: every tree is there in time."""
+
+    def __init__(self, worker: DraftWorker) -> None:
+        super().__init__()
+        self._worker = worker
+
+    async def wait(self) -> Literal[True]:
+        await idle(self._worker)
+        return True
+
+
+@pytest.mark.parametrize("over_the_wire", [False, True], ids=["in process", "wire"])
+@pytest.mark.parametrize("name", by_day(FEW, [*LIES]))
+async def test_a_plug_in_that_answers_anything_changes_no_text(
+    name: str, over_the_wire: bool
+) -> None:
+    """Every text is the target's, and nobody has lost a link."""
+    liar = Liar(**LIES[name])
+    worker = DraftWorker(liar, drafter_description("a"))
+    worker.start()
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(asyncio.to_thread, worker.stop)
+        settings: dict[str, Any] = {"budget": "adaptive", "breaker_failures": 1000}
+        stage = await stack.enter_async_context(coordinator_house(**settings))
+        stage.add_target(ToyTarget(gate=Patience(worker)))
+        if over_the_wire:
+            server = await stack.enter_async_context(stopping(await serve_drafter(worker)))
+            _, link = await connect_drafter(server.address)
+        else:
+            link, theirs = memory_pair()
+            stage.tasks.append(asyncio.create_task(worker.serve(theirs)))
+        stage.coordinator.add_drafter("a", "r0", worker.describe(), link)
+        texts = await asyncio.gather(
+            *(
+                collect(stage.coordinator, request(params=params, id=f"r{index}"))
+                for index, params in enumerate(PARAMS)
+            )
+        )
+        for events, params in zip(texts, PARAMS, strict=True):
+            assert text_of(events) == plain_text([1, 2, 3], params)
+        status = stage.coordinator.status()
+        assert [each["id"] for each in status["targets"]] == ["target-0"]
+        assert [each["name"] for each in status["drafters"]] == ["a"]
+        metrics = stage.coordinator.render_metrics().decode()
+        assert 'drafter="a",why="link"' not in metrics
+        assert "drafthouse_bookkeeping_faults_total{" not in metrics
+    assert liar.num_answers >= 2  # the second was no honest one
+
+
+class LiesAboutA(CountingDrafter):
+    """Sends sound trees for all requests but `a`."""
+
+    def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Any]:
+        lie = PROPOSALS["its own parents"]
+        honest = super().propose(tasks)
+        return [lie(each) if each.request_id.endswith("a") else each for each in honest]
+
+
+async def test_a_proposal_that_is_none_is_refused_and_those_of_others_go_out() -> None:
+    async with peer_of(LiesAboutA(slices=2), opening("a", [1, 2])) as peer:
+        await peer.until(lambda frame: bool(frame.refusals))
+        (refusal,) = peer.frames[-1].refusals
+        assert (refusal.request_id, refusal.code) == ("a", ProtocolError.code)
+        assert "node 0 has parent 0" in refusal.message
+        await peer.send(opening("b", [3, 4]))
+        assert (await peer.proposal("b")).base_len == 2
 
 
 async def first_proposal(drafter: CountingDrafter) -> tuple[Peer, Proposal]:
@@ -128,3 +229,13 @@ async def test_a_drafter_may_use_its_arrays_again() -> None:
 
     trees = [proposal.tree, *(each.tree for frame in peer.frames for each in frame.proposals)]
     assert all(tree.parents.tolist() == list(range(-1, len(tree) - 1)) for tree in trees)
+
+
+async def test_pages_that_are_no_numbers_are_taken_for_none() -> None:
+    class Forgetful(CountingDrafter):
+        pages_in_use = "many"
+        pages_total = 10
+
+    peer, _ = await first_proposal(Forgetful())
+
+    assert {frame.pages_total for frame in peer.frames} == {0}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -45,10 +44,25 @@ async def test_a_text_that_makes_no_sense_is_refused_and_nobody_else_notices(
     assert other.text() == plain()
 
 
-async def test_parameters_that_nobody_can_draw_by_are_refused() -> None:
-    desk = await written(opened("bad", params=replace(GREEDY, temperature=-1.0)), opened())
-    assert [each.code for each in desk.refusals["bad"]] == [RequestError.code]
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=-1.0, max_tokens=4),
+        SamplingParams(logit_bias=((99, 1.0),), max_tokens=4),
+        SamplingParams(forced_ids=(1, 99), max_tokens=2),
+    ],
+)
+async def test_parameters_that_nobody_can_draw_by_are_refused(params: SamplingParams) -> None:
+    desk = await written(opened("bad", params=params), opened())
+    (refusal,) = desk.refusals["bad"]
+    assert refusal.code in (ProtocolError.code, RequestError.code)
     assert desk.text() == plain()
+
+
+async def test_an_adapter_that_is_not_here_is_refused() -> None:
+    desk = await written(opened("bad", adapter="french"), opened("good", adapter="sql@1"))
+    assert "french" in desk.refusals["bad"][0].message
+    assert desk.text("good") == plain()
 
 
 async def test_a_newer_generation_takes_the_text_over() -> None:
@@ -140,6 +154,14 @@ async def test_a_target_without_a_limit_takes_any_number() -> None:
     async with desk_of(*(opened(f"r{number}") for number in range(100)), max_texts=0) as desk:
         await desk.turn()
     assert len(desk.target.texts) == 100
+
+
+async def test_a_class_that_is_none_changes_nothing() -> None:
+    async with desk_of(residents=[resident(GreedyOracle(4))], budget="adaptive") as desk:
+        odd = opened(drafters=("a",), latency_class="urgent")
+        desk.post(odd, opened("other", drafters=("a",)))
+        await desk.run()
+    assert desk.text() == desk.text("other") == plain()
 
 
 async def test_the_targets_own_limit_of_drafts_holds_whatever_a_text_asks_for() -> None:

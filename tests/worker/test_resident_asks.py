@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from cluster.core import token_array
+from cluster.worker.residents import Residents
 from tests.support.clock import FakeClock
-from tests.support.worker.residents import GreedyOracle, drafted, resident, resident_text
+from tests.support.worker.residents import LONG_STEP, GreedyOracle, drafted, resident, resident_text
 
 
 class LookUp(GreedyOracle):
@@ -42,3 +43,18 @@ def test_a_model_reads_a_text_when_it_is_first_asked_and_says_so() -> None:
     kept.tokens.append(token_array([7] * 100))
     assert drafter.draft([kept], 0.01, 1000.01) == ([], False)
     assert len(oracle.commits) == 2
+
+
+def test_each_resident_of_a_target_is_asked_by_its_own_bit() -> None:
+    oracles = [GreedyOracle(name=name) for name in "abc"]
+    drafters = [resident(each, each.name, clock=FakeClock()) for each in oracles]
+    residents = Residents(drafters, FakeClock())
+    kept = resident_text(draft_nodes=4)
+    kept.ask_mask = 0b101
+    found = residents.draft([kept], LONG_STEP)
+    assert {drafter.name for drafter, _ in found.trees} == {"a", "c"}
+    assert [(turn.drafter, turn.num_sequences, turn.num_nodes) for turn in found.turns] == [
+        ("a", 1, 4),
+        ("c", 1, 4),
+    ]
+    assert oracles[1].commits == []

@@ -25,7 +25,7 @@ from tests.support.clock import FakeClock
 from tests.support.worker.residents import RESET_S, GreedyOracle, drafted, resident, resident_text
 from tests.support.worker.steps import Steps, steps, written
 from tests.support.worker.texts import GREEDY, SEEDED, opened, plain
-from tests.worker.test_lying_plugins import LIES, Liar
+from tests.worker.test_lying_plugins import LIES, Lying
 
 PARAMS = [replace(GREEDY, max_tokens=60), replace(SEEDED, max_tokens=60)]
 LAWS = pytest.mark.parametrize("params", PARAMS, ids=["greedy", "seeded"])
@@ -85,6 +85,10 @@ async def test_one_that_raises_in_every_tenth_call_changes_no_text(
     assert drafter.num_calls > 3
     # A text that it cannot serve is no fault of it.
     assert faults.keys() == (set() if isinstance(error, RequestError) else {"refused"})
+
+
+class Liar(Lying, GreedyOracle):
+    pass
 
 
 WRONG: dict[str, Callable[[Proposal], Proposal]] = {

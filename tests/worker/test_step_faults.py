@@ -87,11 +87,22 @@ async def test_what_the_engine_loses_is_filled_in_again_and_the_text_is_the_same
     assert 0 < misses <= engine.num_lost
 
 
-class UselessEngine(ToyEngine):
-    """Keeps nothing that it is given."""
+class ForgetfulEngine(ToyEngine):
+    """Keeps nothing from one step to the next."""
 
+    def step(self, taps: Sequence[int] = ()) -> list[Output]:
+        self.contexts.clear()
+        return super().step()
+
+
+class UselessEngine(ForgetfulEngine):
     def _evaluate(self, work: Work) -> Output:
         return Output(work.request_id, have_len=0)
+
+
+async def test_an_engine_that_keeps_nothing_still_writes_the_text() -> None:
+    desk = await written(opened(), engine=ForgetfulEngine())
+    assert desk.text() == plain()
 
 
 async def test_a_text_that_the_engine_never_takes_in_is_refused_and_tried_elsewhere() -> None:
@@ -191,6 +202,16 @@ async def test_an_engine_that_says_itself_that_it_is_lost_is_broken_at_once(
         await asyncio.wait_for(desk.sending, 20)
         assert desk.target.loop.texts.broken is not None
         assert not desk.target.loop.has_work
+
+
+async def test_a_single_bad_step_costs_no_text() -> None:
+    engine = FragileEngine()
+    async with desk_of(opened("r"), opened("s", [4, 5]), engine=engine) as desk:
+        await desk.turn()
+        engine.failures.append(ValueError("out of luck"))
+        await desk.run()
+    assert (desk.text("r"), desk.text("s")) == (plain(), plain([4, 5]))
+    assert not any(desk.refusals.values())
 
 
 class NarrowEngine(ToyEngine):

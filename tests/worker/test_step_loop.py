@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.core import FinishReason, SamplingParams, TokenArray
+from cluster.core import FinishReason, SamplingParams, TokenArray, TokenTree
 from cluster.messages import Heartbeat, TextName
 from cluster.requests.fields import PlainWhy
 from cluster.worker.target_sequence import BatchDraws
 from tests.support.worker.residents import GreedyOracle, resident
 from tests.support.worker.steps import desk_of, steps, written
-from tests.support.worker.texts import GREEDY, LAWS, PROMPT, SEEDED, opened, plain
+from tests.support.worker.texts import GREEDY, LAWS, PROMPT, SEEDED, opened, plain, pool_tree
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 
@@ -95,6 +95,18 @@ async def test_an_end_token_ends_the_text_and_is_no_part_of_it(length: int) -> N
     assert desk.target.engine.contexts == {}
 
 
+@pytest.mark.parametrize("length", [0, 4], ids=["alone", "with drafts"])
+async def test_an_end_token_is_not_drawn_before_the_least_length(length: int) -> None:
+    first = plain()[0]
+    params = replace(GREEDY, stop_token_ids=(first,), min_tokens=9)
+    desk = await written(
+        opened(params=params, drafters=("a",)), residents=[resident(GreedyOracle(length))]
+    )
+    text = desk.text()
+    assert text == plain(params=params)
+    assert first not in text[:9]
+
+
 @pytest.mark.parametrize("length", [0, 4, 16], ids=["alone", "with drafts", "with long ones"])
 async def test_the_limit_that_came_with_the_text_ends_it(length: int) -> None:
     desk = await written(
@@ -105,6 +117,12 @@ async def test_the_limit_that_came_with_the_text_ends_it(length: int) -> None:
     # A path of k nodes brings k + 1 tokens: deeper ones could never be of use.
     limit = len(PROMPT) + 11
     assert all(each.num_nodes < limit - each.context_len for each in desk.verdicts["r"])
+
+
+async def test_a_text_of_one_more_token_takes_one_step() -> None:
+    desk = await written(opened(max_len=len(PROMPT) + 1))
+    assert desk.num_steps == 1
+    assert (desk.text(), desk.reason()) == (plain()[:1], LENGTH)
 
 
 @pytest.mark.parametrize("max_rows", [512, 16])
@@ -202,3 +220,23 @@ async def test_a_step_without_drafts_says_why() -> None:
     # The prompt's own step, and the one before the last token, could have had none.
     whys = [each.why for each in desk.verdicts["has none"]]
     assert whys == [PlainWhy.NONE, *[PlainWhy.NO_DRAFTS] * 38, PlainWhy.NONE]
+
+
+@LAWS
+async def test_a_pool_tree_is_verified_in_the_next_step_and_changes_no_text(
+    params: SamplingParams,
+) -> None:
+    text = plain(params=params)
+    async with desk_of(opened(params=params, drafters=("p", "q"))) as desk:
+        await desk.turn()
+        tree = TokenTree.of([*text[1:4], 0, 5], [-1, 0, 1, 2, -1])
+        desk.post(trees=[pool_tree([*PROMPT, *text[:1]], tree, [1, 3, 2, 2, 1])])
+        await desk.turn()
+        verdict = desk.verdicts["r"][1]
+        await desk.run()
+    assert desk.text() == text
+    expected = [1, 3, 2] if text[4] else [1, 3, 2, 2]
+    assert verdict.sources.tolist() == expected
+    assert verdict.num_nodes == 5
+    assert verdict.verified == (3, 3)
+    assert verdict.why is PlainWhy.NONE
