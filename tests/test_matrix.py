@@ -175,3 +175,16 @@ def test_a_prefix_hit(llm: LLM, law: SamplingParams, steps: dict[str, int]) -> N
     cold = ask(speculation=PLAIN)
     check_equal(compare(ask), cold)
     assert min(hits[1:]) > hits[0]
+
+
+def test_the_best_of_many(llm: LLM, law: SamplingParams) -> None:
+    """As `best_of` ranks them: by the mean log-probability of their tokens."""
+
+    def ask(**how: Any) -> list[Completion]:
+        return llm.generate([PROMPTS[1]] * 4, law, ignore_eos=True, **how)
+
+    def best(found: Sequence[Completion]) -> list[int]:
+        means = [sum(each.logprob for each in one.logprobs) / len(one.logprobs) for one in found]
+        return found[means.index(max(means))].token_ids
+
+    assert best(compare(ask)) == best(ask(speculation=PLAIN))

@@ -298,3 +298,16 @@ async def test_a_full_drafter_gets_no_more_texts_and_is_told_what_its_trees_are_
         assert said["worth"] > 10.0, "of 200 tokens in two seconds it has guessed some"
         await stage.ask(id="more")
         assert stage.coordinator.demand()["a"]["worth"] == 0.0, "in no time"
+
+
+async def test_stopping_cancels_what_runs() -> None:
+    async with house(drafters=()) as stage:
+        target = ToyTarget()
+        stage.add_target(target)
+        running = stage.begin(params=replace(GREEDY, max_tokens=4000))
+        await target.wait_for_steps(5)
+        await stage.coordinator.stop()
+        events = await running
+        assert events[-1].finish_reason == "cancelled"
+        await stage.settle(60)
+        assert target.contexts == {}

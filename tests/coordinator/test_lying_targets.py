@@ -9,6 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from cluster.coordinator.session import Session
+from cluster.coordinator.target_links import problem_of
 from cluster.core import TokenLogprob, token_array
 from cluster.errors import ProtocolError
 from cluster.messages import (
@@ -21,7 +23,7 @@ from cluster.messages import (
     VerdictFrame,
 )
 from cluster.requests.fields import PlainWhy
-from tests.support.coordinator.house import GREEDY, SEEDED, house
+from tests.support.coordinator.house import GREEDY, SEEDED, house, request
 from tests.support.coordinator.toys import (
     VOCAB_SIZE,
     ToyDrafter,
@@ -174,3 +176,21 @@ async def test_what_a_target_says_of_itself_changes_no_text() -> None:
         assert num_frames > 4 * len(FRAMES)
         assert [each["id"] for each in stage.status()["targets"]] == ["target-0"]
         assert "drafthouse_failovers_total 0.0" in stage.metrics()
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("outside the vocabulary", "outside the vocabulary"),
+        ("negative", "outside the vocabulary"),
+        ("too many tokens", "60 tokens, 40 are left"),
+        ("nothing", "brings nothing"),
+        ("more accepted than verified", "accepts 3 drafts of 1"),
+        ("beams", "has beams, the request none"),
+    ],
+)
+def test_it_is_said_why_a_verdict_cannot_be(name: str, problem: str) -> None:
+    session = Session("r", request(), lambda event: None, 0, 0.0)
+    honest = TextVerdict("r", 0, 3, token_array([1]), np.empty(0, np.uint32))
+    assert problem_of(honest, session, VOCAB_SIZE) is None
+    assert problem in (problem_of(WRONG[name](honest), session, VOCAB_SIZE) or "")

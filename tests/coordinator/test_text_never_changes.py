@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -142,3 +143,25 @@ async def test_another_target_takes_over_in_mid_text() -> None:
         await running
         assert second.steps
         assert "drafthouse_failovers_total 1.0" in stage.metrics()
+
+
+async def test_merged_drafters_do_not_change_the_text_and_save_steps() -> None:
+    target = ToyTarget()
+    async with house() as stage:
+        stage.add_target(target)
+        stage.add_drafter(ToyDrafter("a", random_tree(5)))
+        stage.add_drafter(ToyDrafter("b", oracle_in_a_crowd(6)))
+        await stage.ask(params=SEEDED)
+    assert len(target.steps) < SEEDED.max_tokens
+
+
+async def test_many_requests_at_once_each_get_their_own_text() -> None:
+    async with at_work(ToyDrafter("a", oracle_in_a_crowd(7))) as stage:
+        prompts = [[i, i + 1, (i * 7) % 32] for i in range(12)]
+        params = [replace(SEEDED if i % 2 else GREEDY, max_tokens=20 + i) for i in range(12)]
+        await asyncio.gather(
+            *(
+                stage.ask(p, s, id=f"r{i}", task="code" if i % 3 else "chat")
+                for i, (p, s) in enumerate(zip(prompts, params, strict=True))
+            )
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Callable
@@ -218,3 +219,17 @@ def test_taps_of_a_step_with_adapters_are_those_of_the_adapted_model(
     expected = torch.stack([states.hidden_states[tap][0] for tap in (1, -1)], dim=1)
     torch.testing.assert_close(taps.rows, expected, atol=1e-4, rtol=1e-4)
     engine.release("tapped")
+
+
+def test_rows_of_an_adapter_do_not_depend_on_its_neighbours(engine: Engine) -> None:
+    alone = {}
+    for index in range(4):
+        alone[index] = rows(run(engine, Work("x", 0, prompt(7, seed=index), TREE, adapter=index)))
+        engine.release("x")
+    for order in [*itertools.permutations(range(4))][::4]:
+        for index in order:
+            engine.submit(Work(str(index), 0, prompt(7, seed=index), TREE, adapter=index))
+        for output in engine.step():
+            expected = alone[int(output.request_id)]
+            torch.testing.assert_close(rows(output), expected, atol=1e-4, rtol=1e-4)
+            engine.release(output.request_id)

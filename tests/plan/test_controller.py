@@ -227,3 +227,9 @@ def test_a_new_task_goes_by_what_a_drafter_is_worth_for_others() -> None:
     known = acceptance.known("lm", ("new", False)).calibrator
     assert known.calibrate([0.9])[0] < 0.5
     assert acceptance.known("lm", ("new", True)).calibrator.calibrate([0.9])[0] > 0.8
+
+
+def test_dear_drafts_are_not_drafted_though_they_are_right() -> None:
+    plans = Played().run(400, draft_s=5 * STEP_S)[100:]
+    assert sum(plan.ask.num_nodes > 0 for plan in plans) < 20
+    assert sum(plan.why is PlainWhy.NOT_WORTH_IT for plan in plans) > 0.9 * len(plans)

@@ -37,6 +37,7 @@ def folders(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
     return {
         "old": write_adapter(base, root / "old", seed=1),
         "new": write_adapter(base, root / "new", seed=2),
+        "misfit": write_adapter(base, root / "misfit", rank=80),
     }
 
 
@@ -103,3 +104,13 @@ def test_what_was_dropped_and_freed_is_refused_with_the_reason(
         refused = verifier.submit([fresh.item()])
         assert isinstance(refused["x"], NotFoundError)
         assert reason in refused["x"].message
+
+
+def test_a_list_that_cannot_be_served_changes_nothing_and_says_why(
+    base: Path, folders: dict[str, Path], engine: Engine
+) -> None:
+    before = engine.adapters
+    told = change(engine, base, b=folders["new"], c=folders["misfit"])
+    assert engine.adapters is before
+    assert told.served == before.references
+    assert "adapter 'c' cannot be served" in told.refused

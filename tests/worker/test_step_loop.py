@@ -240,3 +240,13 @@ async def test_a_pool_tree_is_verified_in_the_next_step_and_changes_no_text(
     assert verdict.num_nodes == 5
     assert verdict.verified == (3, 3)
     assert verdict.why is PlainWhy.NONE
+
+
+@LAWS
+async def test_where_not_all_texts_fit_a_step_all_come_to_their_end(
+    params: SamplingParams,
+) -> None:
+    desk = await written(
+        *(opened(f"r{number}", [number, 1], params) for number in range(8)), max_rows=3
+    )
+    assert [desk.text(f"r{i}") for i in range(8)] == [plain([i, 1], params) for i in range(8)]

@@ -13,10 +13,11 @@ from cluster.messages import AdapterList, CommitFrame, StepFrame
 from cluster.rpc.link import memory_pair
 from cluster.worker.draft_worker import DrafterLoad, DraftLease
 from cluster.worker.mailbox import MAX_BACKLOG, TargetStream
-from tests.support.worker.draft_peer import CountingDrafter, house, opening
-from tests.support.worker.stage import stage, worker_of
+from tests.support.worker.draft_peer import CountingDrafter, House, house, opening
+from tests.support.worker.stage import Stage, stage, worker_of
 from tests.support.worker.texts import opened, plain
 from tests.support.worker.toy_engine import ToyEngine
+from tests.worker.test_draft_thread import Busy
 from tests.worker.test_target_worker import GatedEngine
 
 PATIENCE_S = 20.0
@@ -86,3 +87,34 @@ async def test_a_drafter_leaves_a_coordinator_that_does_not_read() -> None:
             await asyncio.wait_for(serving, PATIENCE_S)
         await neighbour.send(opening("a", [1, 2]))
         assert (await neighbour.proposal("a")).base_len == 2
+
+
+async def flooded(worker: Stage | House, sending: asyncio.Task[None]) -> None:
+    """Wait until no more is read, and check how much was."""
+    waiting = worker.worker._mailbox._calls
+    for _ in range(MANY):
+        await asyncio.sleep(0)
+        if waiting.qsize() > MAX_BACKLOG:
+            break
+    for _ in range(MANY):
+        await asyncio.sleep(0)
+    assert waiting.qsize() <= MAX_BACKLOG + 3  # with what is asked of the thread
+    assert not sending.done()
+
+
+async def test_a_coordinator_that_sends_without_an_end_waits_for_the_drafter() -> None:
+    drafter = Busy()
+    async with house(drafter) as running:
+        neighbour, flooder = running.connect(), running.connect()
+        await neighbour.send(opening("a", [1, 2]))
+        assert await asyncio.to_thread(drafter.began.wait, PATIENCE_S)
+
+        async def flood() -> None:
+            for _ in range(MANY):
+                await flooder.send(released=("nobody",))
+
+        sending = asyncio.create_task(flood())
+        await flooded(running, sending)
+        drafter.gate.set()
+        assert (await neighbour.proposal("a")).base_len == 2
+        await asyncio.wait_for(sending, PATIENCE_S)

@@ -9,7 +9,7 @@ from cluster.core import SamplingParams, TokenTree
 from cluster.errors import WorkerError
 from cluster.messages import StepReport
 from cluster.worker.verifier import Verifier
-from tests.support.worker.rounds import Session, decode, decode_all, no_drafts
+from tests.support.worker.rounds import Session, decode, decode_all, no_drafts, random_drafts
 from tests.support.worker.toy_engine import ToyEngine, hashed_law
 
 VOCAB_SIZE = 12
@@ -115,3 +115,20 @@ def test_the_report_counts_sequences_and_nodes_and_times_by_the_clock(engine: To
         pages_in_use=2,
         pages_total=1000,
     )
+
+
+def test_a_tree_that_is_verified_again_has_the_same_verdict(verifier: Verifier) -> None:
+    params = SamplingParams(0.9, frequency_penalty=0.5, seed=3)
+    session = Session("r", PROMPT, params)
+    decode_all(verifier, [session], [no_drafts], 4)
+    item = session.item(random_drafts(1, VOCAB_SIZE)(PROMPT))
+
+    verdicts = []
+    for held_len in (session.record.held_len, session.record.held_len, 0):
+        session.record.held_len = held_len
+        assert verifier.submit([item]) == {}
+        verdicts.append(verifier.step().verdicts[0])
+
+    assert verdicts[2].token_ids.tolist() == verdicts[0].token_ids.tolist()
+    assert verdicts[0].token_ids.tolist() == verdicts[1].token_ids.tolist()
+    assert verdicts[0].context_len == verdicts[1].context_len

@@ -12,10 +12,11 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType
 
+from cluster import cpp
 from cluster.config.schema import EngineConfig
 from cluster.core import TokenTree
 from cluster.engine.cpu import kernels as native
-from cluster.engine.cpu.kernels import Format
+from cluster.engine.cpu.kernels import Format, Kernels
 from cluster.engine.cpu.layers import NativeMLP, NativeRouter
 from cluster.engine.cpu.narrow import unstack_experts
 from cluster.engine.engine import Engine, Work
@@ -163,3 +164,16 @@ def test_experts_that_compute_something_else_stay_as_they_are(
 def test_experts_with_biases_are_not_ours(checkpoint_factory: Factory) -> None:
     with pytest.raises(ConfigError, match=r"more than plain linear layers \(experts with biases"):
         load(checkpoint_factory("gpt-oss"), dtype="float32", reproducible=True)
+
+
+def test_experts_have_the_same_bits_by_whatever_instructions(
+    kernels: Kernels, checkpoint_factory: Factory
+) -> None:
+    engine = load(mixture(checkpoint_factory, "qwen2-moe"), weights="int4")
+    found = []
+    for products in cpp.products():
+        kernels.choose_products(products)
+        found.append(rows(run(engine, Work(products, 0, prompt(21)))))
+        engine.release(products)
+    kernels.choose_products(kernels.products)
+    assert all(torch.equal(each, found[-1]) for each in found)
