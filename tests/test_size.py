@@ -37,7 +37,7 @@ BOUNDS = {
     "cluster/rpc": 9_620,
     "cluster/simulate": 5_870,
     "cluster/spec": 16_890,  # masses alike everywhere; draws nobody waits for; trees as bits
-    "cluster/text": 8_570,  # where a text ends, for the ingress and `LLM` alike; ingress and wire shrank
+    "cluster/text": 8_570,  # where a text ends, for the ingress and `LLM` alike
     "cluster/train": 13_850,  # Muon where products of bfloat16 are emulated; noise by prompt
     "cluster/worker": 20_810,  # trees checked at once; builds of equal bits; steps ahead
     "deployments": 27_920,  # parts get the environment of their command; layers spread in plans
