@@ -267,7 +267,7 @@ def _on_cpu(
     if kernels.load() is not None and is_plain and not config.compile:
         if stored == torch.bfloat16:
             linear = torch.bfloat16.itemsize
-        if dtype == torch.bfloat16:
+        if is_narrow:
             format = wanted_format(folder, config)
             linear = ROUNDED_BITS.get(format, 8 * linear) / 8
             groups = _group_bytes(folder) if format == "stored" else {}

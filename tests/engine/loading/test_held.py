@@ -25,7 +25,8 @@ def bytes_of(module: torch.nn.Module) -> int:
     packed = [each for each in modules if isinstance(each, PackedLinear)]
     packed += [each.product for each in routers if isinstance(each, NativeRouter)]
     tensors = [*module.parameters(), *(each.packed for each in packed)]
-    return sum({each.data_ptr(): each.nbytes for each in tensors}.values())
+    places = [each if each.is_mkldnn else each.data_ptr() for each in tensors]  # oneDNN shows none
+    return sum({place: each.nbytes for place, each in zip(places, tensors, strict=True)}.values())
 
 
 @needs_native
