@@ -1,7 +1,7 @@
 """C++ sources of this package, compiled once per machine and then loaded; or compiled ahead.
 
 It serves functions that must be faster than any library.  Models have a slower way too, so they
-also run without a compiler; look-ups do not draft then.  `python -m cluster.cpp` compiles ahead,
+also run without a compiler; nothing drafts then.  `python -m cluster.cpp` compiles ahead,
 for several kinds of processors, what an image or a wheel then brings to machines without one.
 """
 
@@ -153,8 +153,8 @@ def check() -> None:
             _compiler()
     except OSError as error:
         log.warning(
-            "decoding on a CPU and merging drafts are slow here, and look-ups do not draft: no "
-            "native code was compiled ahead for this processor, and %s",
+            "decoding on a CPU is slow here, and nothing drafts: no native code was compiled ahead "
+            "for this processor, and %s",
             error,
         )
         log.setLevel(logging.WARNING)  # else `load` says it again for each folder

@@ -248,7 +248,7 @@ def test_a_warning_says_what_is_slow_where_no_native_code_can_be_had(
     assert len(caplog.records) == is_slow
     for record in caplog.records:
         assert record.levelno == logging.WARNING
-        assert record.message.startswith("decoding on a CPU and merging drafts are slow")
+        assert record.message.startswith("decoding on a CPU is slow here, and nothing drafts")
         assert record.message.endswith("apt install g++")
 
 

@@ -12,7 +12,7 @@ from cluster.simulate.replay import Playing
 from cluster.simulate.world import NOTHING, DraftSource, Offer, RecordedText, best
 from cluster.spec.budget import Ask
 from cluster.spec.held_trees import Held
-from cluster.spec.merge_trees import merge_trees
+from cluster.spec.native.trees import merge_trees
 from cluster.spec.survival import Calibrator
 
 

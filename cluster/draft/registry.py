@@ -14,7 +14,7 @@ import importlib
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass, replace
 from functools import reduce
 from pathlib import Path
@@ -25,10 +25,11 @@ from cluster.config.parse import check_known, parse
 from cluster.config.processes import CASCADE, RECORDER
 from cluster.config.schema import DrafterConfig
 from cluster.draft.base import Drafter, DrafterContext
-from cluster.draft.native import lookups
 from cluster.draft.plugin import TextDrafter
 from cluster.errors import ConfigError, DrafthouseError
+from cluster.native_functions import NEEDED
 from cluster.records import frozen
+from cluster.spec.native import trees
 
 # Those of the protocol `Drafter`, and what each class is called with.
 _METHODS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -49,15 +50,13 @@ class Kind:
     torch, with ranges as in `cluster.config.schema`; its __post_init__ raises ConfigError for
     values that do not fit together.  has_laws: its proposals come with the
     laws that the drafts were drawn from, where a request's law asks for them.  is_inside: it
-    runs inside the target alone.  is_native: it looks texts up by native code, and cannot draft
-    without.
+    runs inside the target alone.
     """
 
     named: str
     settings: str = ""
     has_laws: bool = False
     is_inside: bool = False
-    is_native: bool = False
 
     @property
     def drafter(self) -> str:
@@ -78,16 +77,15 @@ class NoOptions:
 KINDS: Mapping[str, Kind] = MappingProxyType(
     {
         "lm": Kind("lm:LM", "options:LM", has_laws=True),
-        "prompt_lookup": Kind("suffix:Suffix", "suffix:PromptLookup", is_native=True),
-        "suffix": Kind("suffix:Suffix", is_native=True),
-        "ngram_cache": Kind("suffix:Suffix", "suffix:NgramCache", is_native=True),
-        "prediction": Kind("prediction:Prediction", is_native=True),
-        "token_recycling": Kind("token_recycling:TokenRecycling", is_inside=True, is_native=True),
+        "prompt_lookup": Kind("suffix:Suffix", "suffix:PromptLookup"),
+        "suffix": Kind("suffix:Suffix"),
+        "ngram_cache": Kind("suffix:Suffix", "suffix:NgramCache"),
+        "prediction": Kind("prediction:Prediction"),
+        "token_recycling": Kind("token_recycling:TokenRecycling", is_inside=True),
         "lookahead": Kind(
             "token_recycling:TokenRecycling",
             "token_recycling:Lookahead",
             is_inside=True,
-            is_native=True,
         ),
         "early_exit": Kind(
             "own_layers:EarlyExit", "options:EarlyExit", has_laws=True, is_inside=True
@@ -106,10 +104,6 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
     }
 )
 _EXTERNAL = Kind("")  # what is believed of somebody else's
-_NO_NATIVE_CODE = (
-    "look-ups need native code: install a C++ compiler (on Debian and Ubuntu: apt install g++) or "
-    "the wheel for this platform, or unset DRAFTHOUSE_NATIVE=0"
-)
 # What replaces kinds that are gone.
 REMOVED: Mapping[str, str] = MappingProxyType(
     {"openai": "serve a small model as kind: lm, or use the look-ups of kind: suffix"}
@@ -141,21 +135,9 @@ def has_laws(kind: str) -> bool:
     return KINDS.get(kind, _EXTERNAL).has_laws
 
 
-def why_refused(kind: str) -> str:
-    """Why drafters of a kind cannot draft in this process, and the remedy; "" where they can."""
-    is_native = KINDS.get(kind, _EXTERNAL).is_native
-    return _NO_NATIVE_CODE if is_native and not lookups.is_available() else ""
-
-
-def refused_here(drafters: Mapping[str, DrafterConfig]) -> dict[str, str]:
-    """Those of these drafters that cannot draft in this process, with the reason; a cascade for any
-    of its stages."""
-    return {
-        name: reason
-        for name, each in drafters.items()
-        for part in (name, *each.stages)
-        if (reason := why_refused(drafters[part].kind))
-    }
+def refused_here(drafters: Iterable[str]) -> dict[str, str]:
+    """Those of these drafters that cannot draft in this process, with the reason."""
+    return {} if trees.is_available() else dict.fromkeys(drafters, NEEDED)
 
 
 def refusals(refused: Mapping[str, str]) -> Iterator[str]:
@@ -246,11 +228,11 @@ def create(
 ) -> Drafter:
     """Build drafter `name`; load its model, if it has one.
 
-    Raises ConfigError for wrong options, for a look-up without native code, for a model that cannot
-    be served, and for one whose vocabulary differs from the target's.
+    Raises ConfigError for wrong options, where there is no native code, for a model that cannot be
+    served, and for one whose vocabulary differs from the target's.
     """
     options, found = check(name, config), drafter_class(config.kind)
-    if reason := why_refused(config.kind):
+    if reason := refused_here([name]).get(name):
         raise ConfigError(reason, param=f"drafters.{name}.kind")
     try:
         return cast(Drafter, found(context, options))

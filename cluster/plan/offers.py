@@ -15,7 +15,7 @@ from cluster.spec import evidence
 from cluster.spec.acceptance import LEAST_WEIGHT, AcceptanceModel, Group, Score
 from cluster.spec.forest import Forest, Indices, Mask
 from cluster.spec.held_trees import Held, MergedTrees, Seen
-from cluster.spec.merge_trees import merge_trees
+from cluster.spec.native.trees import merge_trees
 from cluster.spec.tree import below
 
 

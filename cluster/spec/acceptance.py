@@ -19,12 +19,10 @@ import numpy as np
 
 from cluster.core import SamplingParams
 from cluster.spec import evidence
-from cluster.spec.forest import Floats, Indices
 from cluster.spec.held_trees import Fate
 from cluster.spec.native import trees as native
 from cluster.spec.step_profile import DRAFT_LENGTHS
-from cluster.spec.survival import Calibrator, claimed_conditionals
-from cluster.spec.tree import fates_of
+from cluster.spec.survival import Calibrator
 
 Group = tuple[str, bool]  # task class; sampled, or greedy
 
@@ -62,21 +60,6 @@ class Score:
         self._by_length = self.sums[1:].reshape(3, len(DRAFT_LENGTHS))
         arrays = self.sums, self.calibrator.sums, self.calibrator.curve
         self.addresses = [each.ctypes.data for each in arrays]
-
-    def add(self, fate: Fate) -> Indices:
-        """Enter a tree and the text after it; returns the accepted among its best DRAFT_LENGTHS."""
-        tree, claimed = fate.seen.tree, fate.seen.claimed
-        on_path, is_known = fates_of(tree, fate.followed)
-        accepted = np.zeros(len(tree))
-        accepted[on_path] = 1.0
-        conditionals = claimed_conditionals(tree.parents, claimed)
-        self.calibrator.observe(conditionals[is_known], accepted[is_known])
-        sums = np.append(0.0, accepted[np.argsort(-claimed, kind="stable")].cumsum())
-        of_best: Floats = sums[np.minimum(DRAFT_LENGTHS, len(tree))]
-        self.sums *= TREE_DECAY
-        self.sums[0] += 1.0
-        self._by_length[:] += fate.begins * (np.ones(len(DRAFT_LENGTHS)), of_best, of_best**2)
-        return of_best.astype(np.int64)
 
     @property
     def num_trees(self) -> float:
@@ -163,13 +146,10 @@ class AcceptanceModel:
         for fate in known:
             drafter, group = fate.seen.drafter, fate.seen.group
             scores += self.score(drafter, group), self.score(drafter, (None, group[1]))
-        if native.is_available():
-            addresses = [score.addresses for score in scores]
-            found = iter(native.score_trees(known, addresses, JUDGED_RANK, TREE_DECAY))
-            for score in scores:
-                score.calibrator.fit_if_due()
-        else:
-            found = map(_learned, known, scores[::2], scores[1::2])
+        addresses = [score.addresses for score in scores]
+        found = iter(native.score_trees(known, addresses, JUDGED_RANK, TREE_DECAY))
+        for score in scores:
+            score.calibrator.fit_if_due()
         return [next(found) if len(fate.followed) else -1 for fate in fates]
 
     def calibration_error(self, drafter: str) -> float:
@@ -212,15 +192,6 @@ class AcceptanceModel:
         for version, task, is_sampled, score in state:
             task = None if task is None else str(task)
             self._score((str(version), task, bool(is_sampled))).restore(score)
-
-
-def _learned(fate: Fate, own: Score, of_all: Score) -> int:
-    """Enter one tree: what native code does, and the reference of it."""
-    begins, of_best = fate.begins, own.add(fate)
-    of_all.add(fate)
-    if fate.next_steps is not None:
-        fate.next_steps[begins] = fate.seen.base_len + of_best[begins] + 1
-    return int(of_best[JUDGED_RANK]) if begins[JUDGED_RANK] else -1
 
 
 def _finite(value: float) -> float | None:

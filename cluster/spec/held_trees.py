@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from cluster.core import FloatArray, TokenArray, TokenTree
 from cluster.records import record
-from cluster.spec.forest import Forest, Indices, Mask
-from cluster.spec.step_profile import DRAFT_LENGTHS
+from cluster.spec.forest import Forest, Indices
 from cluster.spec.survival import Calibrator
 from cluster.spec.tree import depths
 
@@ -63,13 +60,6 @@ class Fate:
     seen: Seen
     followed: TokenArray
     next_steps: Indices | None = None
-
-    @property
-    def begins(self) -> Mask:
-        """Where a step with so many nodes would have begun here: bool[DRAFT_LENGTHS]."""
-        if self.next_steps is None:
-            return np.ones(len(DRAFT_LENGTHS), dtype=np.bool_)
-        return self.seen.base_len >= self.next_steps
 
 
 @record

@@ -31,8 +31,8 @@ def claimed_conditionals(parents: TokenArray | Indices, survival: FloatArray) ->
 # Bins of a probability: by its logit, and of equal width.
 NUM_BINS = 24
 NUM_EQUAL_BINS = 10
-_MAX_LOGIT = 6.0
-_CENTRES = (np.arange(NUM_BINS) + 0.5) * (2.0 * _MAX_LOGIT / NUM_BINS) - _MAX_LOGIT
+MAX_LOGIT = 6.0
+_CENTRES = (np.arange(NUM_BINS) + 0.5) * (2.0 * MAX_LOGIT / NUM_BINS) - MAX_LOGIT
 _MIN_REMEMBERED = 1e-6
 # Half-life of an outcome, in observed nodes: drafters learn, and texts change.
 NODE_DECAY = 0.5 ** (1.0 / 2000.0)
@@ -73,37 +73,6 @@ class Calibrator:
         """Effective number of observations: forgotten ones do not count."""
         return float(self._num.sum())
 
-    def calibrate(self, claimed: npt.ArrayLike) -> Floats:
-        """Calibrated conditional probabilities, float64 of the same shape; increasing in them."""
-        return self._fitted(_logit(claimed))
-
-    def survival(self, parents: TokenArray, claimed: FloatArray) -> FloatArray:
-        """A drafter's survivals, calibrated: float32[n], not increasing along a path."""
-        conditionals = self.calibrate(claimed_conditionals(parents, claimed)).tolist()
-        shares = _sibling_shares(parents.tolist(), conditionals)
-        found: list[float] = []
-        for parent, share in zip(parents.tolist(), shares, strict=True):
-            found.append(share if parent < 0 else found[parent] * share)
-        return np.array(found, dtype=np.float32)
-
-    def observe(self, claimed: npt.ArrayLike, accepted: npt.ArrayLike) -> None:
-        """Learn from reached nodes: their claimed conditionals, and whether each was accepted."""
-        logits = np.atleast_1d(_logit(claimed))
-        if len(logits) == 0:
-            return
-        bins, decay = _bins(logits), NODE_DECAY ** len(logits)
-        outcomes = np.atleast_1d(np.asarray(accepted, dtype=np.float64))
-        self._judge(self._fitted(logits), outcomes, decay)
-        for sums, values in (
-            (self._num, None),
-            (self._accepted, outcomes),
-            (self._claims, logits),
-        ):
-            sums *= decay
-            sums += np.bincount(bins, weights=values, minlength=NUM_BINS)
-        self._unfitted += len(logits)
-        self.fit_if_due()
-
     def fit_if_due(self) -> None:
         """Fit anew if what was observed since the last fit is enough to tell, and is as much of
         all that is remembered as a new value is of a running mean."""
@@ -130,12 +99,6 @@ class Calibrator:
         evidence.restore(state, *self._evidence)
         self._fit()
 
-    def _judge(self, predicted: Floats, outcomes: Floats, decay: float) -> None:
-        bins = np.minimum((predicted * NUM_EQUAL_BINS).astype(np.int64), NUM_EQUAL_BINS - 1)
-        self._forecasts *= decay
-        for sums, values in zip(self._forecasts, (None, predicted, outcomes), strict=True):
-            sums += np.bincount(bins, weights=values, minlength=NUM_EQUAL_BINS)
-
     def _fit(self) -> None:
         """Fit slope and offset by penalised maximum likelihood: Newton steps, one axis at a time.
 
@@ -148,7 +111,7 @@ class Calibrator:
         weights, identity = self.curve[:2].tolist(), (1.0, 0.0)
         for _ in range(6):
             for axis, (low, high) in ((1, _OFFSETS), (0, _SLOPES)):
-                probs = _sigmoid(weights[0] * means + weights[1])
+                probs = sigmoid(weights[0] * means + weights[1])
                 slope = float(features[axis] @ (probs * self._num - self._accepted))
                 slope += _PRIOR * (weights[axis] - identity[axis])
                 curvature = float(features[axis] ** 2 @ (probs * (1.0 - probs) * self._num))
@@ -160,41 +123,19 @@ class Calibrator:
         # non-decreasing, so that calibration keeps the order of claims.
         totals, fitted = self._num + _PRIOR, weights[0] * knots + weights[1]
         rates = isotonic(
-            ((self._accepted + _PRIOR * _sigmoid(fitted)) / totals).tolist(), totals.tolist()
+            ((self._accepted + _PRIOR * sigmoid(fitted)) / totals).tolist(), totals.tolist()
         )
-        self.curve[:] = np.concatenate((weights, knots, _logit(rates) - fitted))
-
-    def _fitted(self, logits: Floats) -> Floats:
-        """Return the calibrated probabilities of claimed logits."""
-        slope, offset = self.curve[:2].tolist()
-        knots, shifts = self.curve[2:].reshape(2, NUM_BINS)
-        return _sigmoid(slope * logits + offset + np.interp(logits, knots, shifts))
+        self.curve[:] = np.concatenate((weights, knots, logit(rates) - fitted))
 
 
-def _sibling_shares(parents: Sequence[int], conditionals: Sequence[float]) -> list[float]:
-    """Scale conditionals down where the sum of siblings exceeds 1: at most one of them is drawn."""
-    totals = [0.0] * (len(parents) + 1)
-    for parent, value in zip(parents, conditionals, strict=True):
-        totals[parent + 1] += value
-    return [
-        value / max(totals[parent + 1], 1.0)
-        for parent, value in zip(parents, conditionals, strict=True)
-    ]
-
-
-def _logit(probabilities: npt.ArrayLike) -> Floats:
+def logit(probabilities: npt.ArrayLike) -> Floats:
     values = np.asarray(probabilities, dtype=np.float64)
-    bound = 1.0 / (1.0 + math.exp(_MAX_LOGIT))
+    bound = 1.0 / (1.0 + math.exp(MAX_LOGIT))
     values = np.minimum(np.maximum(values, bound), 1.0 - bound)
     result: Floats = np.log(values) - np.log1p(-values)
     return result
 
 
-def _sigmoid(logits: Floats) -> Floats:
+def sigmoid(logits: Floats) -> Floats:
     result: Floats = 1.0 / (1.0 + np.exp(-logits))
     return result
-
-
-def _bins(logits: Floats) -> npt.NDArray[np.int64]:
-    scaled = (logits + _MAX_LOGIT) * (NUM_BINS / (2.0 * _MAX_LOGIT))
-    return np.clip(scaled.astype(np.int64), 0, NUM_BINS - 1)

@@ -79,18 +79,6 @@ def walk(tree: TokenTree, token_ids: Sequence[int] | TokenArray) -> list[int]:
     return path
 
 
-def fates_of(tree: TokenTree, followed: TokenArray) -> tuple[list[int], npt.NDArray[np.bool_]]:
-    """Return (the nodes on the text, bool[n]: the nodes whose outcome is known).
-
-    The outcome of a node is known if its parent was reached and a token followed the parent.
-    """
-    on_path = walk(tree, followed)
-    is_reached = np.zeros(len(tree) + 1, dtype=np.bool_)
-    is_reached[-1] = True  # parent -1, the context
-    is_reached[on_path if len(on_path) < len(followed) else on_path[:-1]] = True
-    return on_path, is_reached[tree.parents]
-
-
 def monotone(parents: TokenArray, survival: FloatArray) -> FloatArray:
     """`survival` with every node clamped to its parent's value, NaN and negatives to 0."""
     bounded: list[float] = []

@@ -17,8 +17,8 @@ import pytest
 import yaml
 
 from cluster.client import Client, GenerateRequest, SamplingOptions
-from cluster.draft.native import lookups
 from cluster.rpc import conversations as talk
+from cluster.spec.native import trees
 from deployments.cli import main
 from deployments.ports import why_not
 from tests.conftest import Run, python
@@ -248,8 +248,8 @@ def test_check_says_what_is_shared_and_what_is_refused(
 ) -> None:
     plan = run("check", config_file, "--set", "coordinator.replicas=2")
     assert "the 2 coordinators share 64 running and 256 queued requests" in plan
-    monkeypatch.setattr(lookups, "is_available", lambda: False)
-    assert "\ndrafter lookup is refused: look-ups need native code" in run("check", config_file)
+    monkeypatch.setattr(trees, "is_available", lambda: False)
+    assert "drafter lookup is refused: drafts need native code" in run("check", config_file)
 
 
 def test_the_version_is_the_installed_one(capsys: pytest.CaptureFixture[str]) -> None:

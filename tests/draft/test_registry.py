@@ -8,9 +8,9 @@ import pytest
 from cluster.config.schema import DrafterConfig, DrafterPlacement
 from cluster.core import Commit, DraftTask, Observation, Proposal
 from cluster.draft.base import DrafterContext
-from cluster.draft.native import lookups
 from cluster.draft.registry import KINDS, REMOVED, check, create, drafter_class
 from cluster.errors import ConfigError
+from cluster.spec.native import trees
 
 CONTEXT = DrafterContext("d", max_nodes=8, max_requests=4)
 
@@ -112,9 +112,9 @@ class SilentDrafter:
         """Nothing is held."""
 
 
-def test_a_look_up_without_native_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookups, "is_available", lambda: False)
-    with pytest.raises(ConfigError, match=r"look-ups need native code: .*apt install g") as found:
+def test_a_drafter_without_native_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trees, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match=r"drafts need native code: .*apt install g") as found:
         create("x", DrafterConfig(kind="suffix"), CONTEXT)
     assert found.value.param == "drafters.x.kind"
 

@@ -19,6 +19,7 @@ from cluster.spec.budget import Ask, Prices
 from cluster.spec.held_trees import Fate, Seen
 from cluster.spec.step_profile import EDGES, DraftTime, StepProfile
 from tests.support.plan.played import CLAIMED, GROUP, LM, STEP_S, SUFFIX, Played, text_of
+from tests.support.spec.in_loops import calibrated
 
 CHAIN = TokenTree.chain([1, 1, 1, 1])
 
@@ -225,8 +226,8 @@ def test_a_new_task_goes_by_what_a_drafter_is_worth_for_others() -> None:
         seen = Seen("lm", GROUP, 0, CHAIN, CLAIMED)
         acceptance.learn([Fate(seen, token_array([9, 9, 9, 9]))])
     known = acceptance.known("lm", ("new", False)).calibrator
-    assert known.calibrate([0.9])[0] < 0.5
-    assert acceptance.known("lm", ("new", True)).calibrator.calibrate([0.9])[0] > 0.8
+    assert calibrated(known, [0.9])[0] < 0.5
+    assert calibrated(acceptance.known("lm", ("new", True)).calibrator, [0.9])[0] > 0.8
 
 
 def test_dear_drafts_are_not_drafted_though_they_are_right() -> None:

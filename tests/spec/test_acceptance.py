@@ -12,6 +12,7 @@ from cluster.core import TokenTree, token_array
 from cluster.spec.acceptance import AcceptanceModel, Score
 from cluster.spec.held_trees import Fate, Seen
 from cluster.spec.step_profile import DRAFT_LENGTHS
+from tests.support.spec.in_loops import add, calibrated, survival
 
 GROUP = ("code", False)
 FORK = TokenTree.of([5, 6, 7, 8], [-1, 0, 0, -1])  # 5 -> 6 or 7, or 8
@@ -29,10 +30,10 @@ def accepted(score: Score, rank: int) -> float:
 
 def test_accepted_are_the_best_nodes_that_the_text_went_through() -> None:
     score = Score()
-    score.add(fate(5, 7, 9))
+    add(score, fate(5, 7, 9))
     # In the order of claims: 5, 6, 8, 7.
     assert [accepted(score, rank) for rank in (1, 2, 3, 4, 32)] == [1.0, 1.0, 1.0, 2.0, 2.0]
-    score.add(fate(9, 9))
+    add(score, fate(9, 9))
     assert accepted(score, 1) == pytest.approx(0.5, abs=0.01)
     _, error = score.expected(0)
     assert 0.2 < error < 0.5
@@ -41,9 +42,9 @@ def test_accepted_are_the_best_nodes_that_the_text_went_through() -> None:
 
 def test_only_nodes_of_known_fate_are_held_against_their_claims() -> None:
     score = Score()
-    score.add(fate(5))  # what follows 5 is not known
+    add(score, fate(5))  # what follows 5 is not known
     assert score.calibrator.num_observed == pytest.approx(2.0)
-    score.add(fate(5, 6))
+    add(score, fate(5, 6))
     assert score.calibrator.num_observed == pytest.approx(6.0, abs=0.05)
 
 
@@ -59,8 +60,8 @@ def test_a_score_predicts_what_verification_brings() -> None:
     expected = sum(0.8**depth for depth in range(1, 5))
     found = model.score("lm", GROUP)
     assert accepted(found, 4) == pytest.approx(expected, rel=0.05)
-    survival = found.calibrator.survival(chain.parents, claimed)
-    assert survival.sum() == pytest.approx(expected, rel=0.05)
+    survivals = survival(found.calibrator, chain.parents, claimed)
+    assert survivals.sum() == pytest.approx(expected, rel=0.05)
     assert found.calibrator.expected_error() < 0.05
 
 
@@ -68,8 +69,8 @@ def test_who_brings_more_weighs_more_where_trees_are_merged() -> None:
     good, bad = Score(), Score()
     assert good.weight() == bad.weight()
     for _ in range(50):
-        good.add(fate(5, 6))
-        bad.add(fate(9, 9))
+        add(good, fate(5, 6))
+        add(bad, fate(9, 9))
     assert good.weight() > 4.0 * bad.weight() > 0.0
 
 
@@ -84,8 +85,8 @@ def test_what_was_learned_outlives_a_restart() -> None:
     assert restored.weight() == former.weight()
     of_all, greedy = again.known("lm", ("poems", True)), again.known("lm", ("poems", False))
     assert (of_all.num_trees, greedy.num_trees) == (0.0, former.num_trees)
-    assert restored.calibrator.calibrate([0.8]) == pytest.approx(
-        former.calibrator.calibrate([0.8]), abs=0.02
+    assert calibrated(restored.calibrator, [0.8]) == pytest.approx(
+        calibrated(former.calibrator, [0.8]), abs=0.02
     )
 
 
@@ -99,7 +100,7 @@ def test_a_record_of_another_form_is_refused() -> None:
 def test_the_table_says_of_whom_what_task_and_law_it_speaks() -> None:
     model = AcceptanceModel()
     for group in (GROUP, ("code", True)):
-        model.score("lm", group).add(fate(5, 7, 9))
+        add(model.score("lm", group), fate(5, 7, 9))
     greedy, sampled = model.table()
     assert [greedy[key] for key in ("drafter", "task", "law")] == ["lm", "code", "greedy"]
     assert sampled["law"] == "sampled"

@@ -1,4 +1,4 @@
-"""Trees are re-rooted, calibrated and merged, in native code and in loops alike."""
+"""Trees are re-rooted, calibrated and merged as the loops of the reference do it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ from hypothesis import strategies as st
 from cluster.core import FloatArray, TokenTree, token_array
 from cluster.spec.forest import Forest
 from cluster.spec.held_trees import Held, MergedTrees
-from cluster.spec.merge_trees import merge_trees, merge_trees_in_loops
-from cluster.spec.native import trees as native
+from cluster.spec.native.trees import merge_trees
 from cluster.spec.survival import Calibrator
 from cluster.spec.tree_check import check_tree
+from tests.support.spec import in_loops
 from tests.support.spec.trees import path_to, paths, token_trees
-
-needs_compiler = pytest.mark.skipif(not native.is_available(), reason="needs a C++ compiler")
 
 Batch = tuple[list[Held], int]
 
@@ -29,7 +27,7 @@ def experienced(seed: int) -> Calibrator:
     generator, calibrator = np.random.default_rng(seed), Calibrator()
     for _ in range(20):
         claimed = generator.random(16)
-        calibrator.observe(claimed, generator.random(16) < 0.6 * claimed)
+        in_loops.observe(calibrator, claimed, generator.random(16) < 0.6 * claimed)
     return calibrator
 
 
@@ -85,13 +83,11 @@ def assert_equal(found: MergedTrees, expected: MergedTrees) -> None:
         assert values.dtype == np.float32
 
 
-@needs_compiler
 @given(batches())
 def test_both_ways_agree(batch: Batch) -> None:
-    assert_equal(native.merge_trees(*batch), merge_trees_in_loops(*batch))
+    assert_equal(merge_trees(*batch), in_loops.merge_trees(*batch))
 
 
-@needs_compiler
 def test_both_ways_agree_on_a_large_batch() -> None:
     generator, batch = np.random.default_rng(5), list[Held]()
     for index in range(96):
@@ -100,9 +96,9 @@ def test_both_ways_agree_on_a_large_batch() -> None:
         committed = token_array([0] if generator.random() < 0.5 else [])
         claimed, calibrator = survivals(tree, generator), _CALIBRATORS[index % 3]
         batch.append(Held(index // 3, tree, claimed, None, calibrator, committed))
-    found = native.merge_trees(batch, 32)
+    found = merge_trees(batch, 32)
     assert found.merged.num_nodes > 1000
-    assert_equal(found, merge_trees_in_loops(batch, 32))
+    assert_equal(found, in_loops.merge_trees(batch, 32))
 
 
 def held(tree: TokenTree, values: FloatArray, committed: Sequence[int] = (), **more: float) -> Held:

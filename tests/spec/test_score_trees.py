@@ -8,11 +8,9 @@ import pytest
 from cluster.core import FloatArray, TokenTree, token_array
 from cluster.spec.acceptance import AcceptanceModel
 from cluster.spec.held_trees import Fate, Seen
-from cluster.spec.native import trees as native
 from cluster.spec.step_profile import DRAFT_LENGTHS
+from tests.support.spec import in_loops
 from tests.support.spec.trees import random_tree
-
-pytestmark = pytest.mark.skipif(not native.is_available(), reason="there is no compiler")
 
 
 def claims(tree: TokenTree, generator: np.random.Generator) -> FloatArray:
@@ -23,9 +21,7 @@ def claims(tree: TokenTree, generator: np.random.Generator) -> FloatArray:
     return np.array(found, dtype=np.float32)
 
 
-def test_scores_and_calibration_equal_those_of_the_reference(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_scores_and_calibration_equal_those_of_the_reference() -> None:
     generator = np.random.default_rng(5)
     fast, slow = AcceptanceModel(), AcceptanceModel()
     steps = [np.zeros(len(DRAFT_LENGTHS), dtype=np.int64) for _ in range(2)]
@@ -38,9 +34,7 @@ def test_scores_and_calibration_equal_those_of_the_reference(
         followed = token_array(generator.integers(0, 4, length).tolist())
         own, other = steps if turn % 4 else (None, None)
         found = fast.learn([Fate(seen, followed, own)])
-        with monkeypatch.context() as patch:
-            patch.setattr(native, "is_available", lambda: False)
-            assert slow.learn([Fate(seen, followed, other)]) == found
+        assert [in_loops.learn(slow, Fate(seen, followed, other))] == found
         place += int(generator.integers(1, 3))
     assert steps[0].tolist() == steps[1].tolist()
     assert [each[:2] for each in fast] == [each[:2] for each in slow]

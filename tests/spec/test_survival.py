@@ -12,6 +12,7 @@ from cluster.core import TokenTree
 from cluster.spec import survival as survival_
 from cluster.spec.survival import Calibrator, claimed_conditionals
 from cluster.spec.tree import monotone
+from tests.support.spec.in_loops import calibrated, observe, survival
 from tests.support.spec.trees import token_trees
 
 
@@ -30,7 +31,7 @@ def test_claimed_conditionals_invert_the_product_along_paths() -> None:
 def test_an_untrained_calibrator_believes_the_claims() -> None:
     claims = np.array([0.1, 0.5, 0.9])
 
-    np.testing.assert_allclose(Calibrator().calibrate(claims), claims, rtol=1e-9)
+    np.testing.assert_allclose(calibrated(Calibrator(), claims), claims, rtol=1e-9)
     assert Calibrator().expected_error() == 0.0
 
 
@@ -45,10 +46,10 @@ def test_miscalibrated_claims_are_corrected(name: str, slope: float, offset: flo
     outcomes = generator.random(6000) < truth
 
     for start in range(0, 6000, 5):
-        calibrator.observe(claims[start : start + 5], outcomes[start : start + 5])
+        observe(calibrator, claims[start : start + 5], outcomes[start : start + 5])
 
-    assert float(np.abs(calibrator.calibrate(claims) - truth).mean()) < 0.04
-    assert log_loss(calibrator.calibrate(claims), outcomes) < log_loss(claims, outcomes)
+    assert float(np.abs(calibrated(calibrator, claims) - truth).mean()) < 0.04
+    assert log_loss(calibrated(calibrator, claims), outcomes) < log_loss(claims, outcomes)
     assert calibrator.expected_error() < 0.05
 
 
@@ -62,10 +63,10 @@ def test_claims_that_follow_no_formula_are_corrected_too() -> None:
 
     for _ in range(1500):
         claims = generator.uniform(0.02, 0.98, 4)
-        calibrator.observe(claims, generator.random(4) < truth(claims))
+        observe(calibrator, claims, generator.random(4) < truth(claims))
 
     within = np.array([0.1, 0.2, 0.4, 0.5, 0.7, 0.8, 0.95])
-    assert np.abs(calibrator.calibrate(within) - truth(within)).max() < 0.12
+    assert np.abs(calibrated(calibrator, within) - truth(within)).max() < 0.12
     assert calibrator.expected_error() < 0.05
 
 
@@ -79,9 +80,9 @@ def test_whatever_was_observed_a_higher_claim_never_counts_for_less(
     calibrator = Calibrator()
     for start in range(0, len(seen), size):
         claims, outcomes = zip(*seen[start : start + size], strict=True)
-        calibrator.observe(np.array(claims), np.array(outcomes))
+        observe(calibrator, np.array(claims), np.array(outcomes))
 
-    found = calibrator.calibrate(np.linspace(0.0, 1.0, 501))
+    found = calibrated(calibrator, np.linspace(0.0, 1.0, 501))
 
     assert (np.diff(found) >= -1e-12).all()
     assert (found > 0.0).all()
@@ -91,14 +92,14 @@ def test_whatever_was_observed_a_higher_claim_never_counts_for_less(
 def test_claims_that_nobody_makes_any_more_do_not_turn_the_order_around() -> None:
     generator = np.random.default_rng(2)
     calibrator = Calibrator()
-    calibrator.observe(np.linspace(0.01, 0.99, 200), generator.random(200) < 0.5)
+    observe(calibrator, np.linspace(0.01, 0.99, 200), generator.random(200) < 0.5)
     for _ in range(120):  # sixty half-lives
-        calibrator.observe(np.full(1000, 0.3), generator.random(1000) < 0.2)
+        observe(calibrator, np.full(1000, 0.3), generator.random(1000) < 0.2)
 
-    found = calibrator.calibrate(np.linspace(0.0, 1.0, 501))
+    found = calibrated(calibrator, np.linspace(0.0, 1.0, 501))
 
     assert (np.diff(found) >= -1e-12).all()
-    assert float(calibrator.calibrate(0.3)) == pytest.approx(0.2, abs=0.03)
+    assert float(calibrated(calibrator, 0.3)) == pytest.approx(0.2, abs=0.03)
 
 
 def test_the_calibration_error_is_that_of_what_was_predicted_before(
@@ -109,12 +110,12 @@ def test_the_calibration_error_is_that_of_what_was_predicted_before(
     honest, lying, random = Calibrator(), Calibrator(), Calibrator()
     for _ in range(800):
         claims = generator.uniform(0.02, 0.98, 4)
-        honest.observe(claims, generator.random(4) < claims)
+        observe(honest, claims, generator.random(4) < claims)
         with monkeypatch.context() as held_to_the_identity:
             held_to_the_identity.setattr(survival_, "_PRIOR", 1e9)
-            lying.observe(claims, generator.random(4) < claims**3)
+            observe(lying, claims, generator.random(4) < claims**3)
         # All outcomes of a batch alike and unforeseeable: fitted afterwards, never foretold.
-        random.observe(claims, np.full(4, generator.random() < 0.5))
+        observe(random, claims, np.full(4, generator.random() < 0.5))
 
     assert honest.expected_error() < 0.03
     assert lying.expected_error() > 0.15
@@ -126,17 +127,17 @@ def test_a_drafter_that_turns_bad_is_found_out_within_its_half_life() -> None:
     calibrator = Calibrator()
     for share in (0.8, 0.1):
         for _ in range(2):
-            calibrator.observe(np.full(6000, 0.8), generator.random(6000) < share)
+            observe(calibrator, np.full(6000, 0.8), generator.random(6000) < share)
 
-    assert calibrator.calibrate(0.8) == pytest.approx(0.1, abs=0.08)
+    assert calibrated(calibrator, 0.8) == pytest.approx(0.1, abs=0.08)
 
 
 def test_a_few_outcomes_move_the_claims_little() -> None:
     calibrator = Calibrator()
     for _ in range(32):
-        calibrator.observe([0.9], [False])
+        observe(calibrator, [0.9], [False])
 
-    assert 0.02 < float(calibrator.calibrate(0.9)) < 0.9
+    assert 0.02 < float(calibrated(calibrator, 0.9)) < 0.9
     assert calibrator.curve[0] > 0
 
 
@@ -144,22 +145,22 @@ def test_a_few_outcomes_move_the_claims_little() -> None:
 def test_calibrated_survival_is_a_law_over_each_nodes_children(tree: TokenTree, seed: int) -> None:
     generator = np.random.default_rng(seed)
     calibrator = Calibrator()
-    calibrator.observe(np.full(100, 0.3), np.ones(100))  # claims come out higher
-    calibrator.observe(np.full(100, 0.9), np.ones(100))
+    observe(calibrator, np.full(100, 0.3), np.ones(100))  # claims come out higher
+    observe(calibrator, np.full(100, 0.9), np.ones(100))
     claimed = monotone(tree.parents, generator.random(len(tree)).astype(np.float32))
 
-    survival = calibrator.survival(tree.parents, claimed)
+    found = survival(calibrator, tree.parents, claimed)
 
-    assert np.array_equal(survival, monotone(tree.parents, survival))
+    assert np.array_equal(found, monotone(tree.parents, found))
     for parent in range(-1, len(tree)):
-        total = survival[tree.parents == parent].sum()
-        assert total <= (1.0 if parent < 0 else survival[parent]) * (1 + 1e-5)
+        total = found[tree.parents == parent].sum()
+        assert total <= (1.0 if parent < 0 else found[parent]) * (1 + 1e-5)
 
 
 def test_extreme_claims_do_not_break_the_fit() -> None:
     calibrator = Calibrator()
     for _ in range(50):
-        calibrator.observe([0.0, 1.0, 1.0], [True, False, True])
+        observe(calibrator, [0.0, 1.0, 1.0], [True, False, True])
 
-    assert np.isfinite(calibrator.calibrate([0.0, 0.5, 1.0])).all()
+    assert np.isfinite(calibrated(calibrator, [0.0, 0.5, 1.0])).all()
     assert 0.0 <= calibrator.expected_error() <= 1.0

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from cluster.core import EMPTY_FLOATS, EMPTY_TREE, FloatArray, Proposal, TokenTree
 from cluster.errors import ProtocolError
 from cluster.spec import tree_check
-from cluster.spec.native import trees as native
 from cluster.spec.tree import monotone
 from cluster.spec.tree_check import (
     ANY_VOCABULARY,
@@ -25,7 +24,6 @@ from cluster.spec.tree_check import (
 from tests.support.spec.trees import token_trees
 
 VOCAB_SIZE = 6
-needs_compiler = pytest.mark.skipif(not native.is_available(), reason="needs a C++ compiler")
 
 
 @pytest.mark.parametrize(
@@ -143,7 +141,6 @@ def spoiled_trees(draw: st.DrawFn) -> tuple[TokenTree, FloatArray]:
     return TokenTree(tokens, parents), survival
 
 
-@needs_compiler
 @given(st.lists(spoiled_trees(), max_size=4), st.sampled_from([VOCAB_SIZE, ANY_VOCABULARY]))
 def test_trees_are_sound_together_when_each_one_is(
     spoiled: list[tuple[TokenTree, FloatArray]], vocab_size: int

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from cluster import cpp
 from cluster.core import FloatArray, SamplingParams, TokenArray, TokenTree
+from cluster.native_functions import NativeFunctions
 from cluster.spec.params import divisor
 
 # Tokens before a place that are compared with the end of a text at most; as in lookups.h.
@@ -33,47 +32,30 @@ _STRONGEST = 32
 _WORD = 0xFFFF_FFFF
 _POINTER, _INT64, _DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 _BYTES = ctypes.c_char_p
-# Result and arguments.
-_FUNCTIONS: dict[str, tuple[Any, ...]] = {
-    "open_text": (_POINTER, _POINTER, _INT64),
-    "close_text": (None, _POINTER),
-    "set_law": (None, _POINTER, ctypes.c_uint64, _POINTER, _DOUBLE, _POINTER, _INT64),
-    "draws": (None, _POINTER, _INT64, _BYTES, _BYTES, _INT64, _INT64, _POINTER),
-    "rate_of": (_DOUBLE, _POINTER, _INT64),
-    "record_hit": (None, _POINTER, _INT64, _INT64),
-    "advance": (None, _INT64, _POINTER, _POINTER),
-    "grow": (None, _INT64, _POINTER, _DOUBLE, *(4 * (_POINTER,))),
-    "open_outputs": (_POINTER, _POINTER, _INT64, _INT64, _INT64),
-    "open_predicted": (_POINTER, _POINTER, _INT64, _INT64),
-    "close_source": (None, _POINTER),
-    "size_of": (_INT64, _POINTER),
-    "keep_output": (None, _POINTER, _POINTER, _INT64),
-    "open_adjacency": (_POINTER, _INT64, _INT64),
-    "keep_likely": (None, _POINTER, _BYTES, _INT64, *(2 * (_BYTES, _BYTES, _INT64))),
-}
-
-
-@cache
-def _functions() -> dict[str, Callable[..., Any]] | None:
-    native = cpp.load(Path(__file__).parent)
-    if native is None:
-        return None
-    # Calls of a few microseconds: to give the interpreter away for them is to wait for it.
-    return {
-        name: ctypes.PYFUNCTYPE(*types)((name, native.library))
-        for name, types in _FUNCTIONS.items()
-    }
-
-
-def is_available() -> bool:
-    """True if the others can be called; the first question may compile something."""
-    return _functions() is not None
+_functions = NativeFunctions(
+    Path(__file__).parent,
+    {
+        "open_text": (_POINTER, _POINTER, _INT64),
+        "close_text": (None, _POINTER),
+        "set_law": (None, _POINTER, ctypes.c_uint64, _POINTER, _DOUBLE, _POINTER, _INT64),
+        "draws": (None, _POINTER, _INT64, _BYTES, _BYTES, _INT64, _INT64, _POINTER),
+        "rate_of": (_DOUBLE, _POINTER, _INT64),
+        "record_hit": (None, _POINTER, _INT64, _INT64),
+        "advance": (None, _INT64, _POINTER, _POINTER),
+        "grow": (None, _INT64, _POINTER, _DOUBLE, *(4 * (_POINTER,))),
+        "open_outputs": (_POINTER, _POINTER, _INT64, _INT64, _INT64),
+        "open_predicted": (_POINTER, _POINTER, _INT64, _INT64),
+        "close_source": (None, _POINTER),
+        "size_of": (_INT64, _POINTER),
+        "keep_output": (None, _POINTER, _POINTER, _INT64),
+        "open_adjacency": (_POINTER, _INT64, _INT64),
+        "keep_likely": (None, _POINTER, _BYTES, _INT64, *(2 * (_BYTES, _BYTES, _INT64))),
+    },
+)
 
 
 def _call(name: str, *arguments: Any) -> Any:
-    functions = _functions()
-    assert functions is not None, "ask is_available first"
-    return functions[name](*arguments)
+    return _functions[name](*arguments)
 
 
 def _int64s(values: Iterable[int] | bytes) -> array[int]:
@@ -89,10 +71,8 @@ class _Owned:
     """Something on the native side that lives as long as this object."""
 
     def __init__(self, address: int, close: str) -> None:
-        functions = _functions()
-        assert functions is not None
         self.address = address
-        self._close = functions[close]
+        self._close = _functions[close]
 
     def __del__(self) -> None:
         self._close(self.address)

@@ -1,4 +1,6 @@
-/* A calibrator's claims and fit, as in survival.py. */
+/* A calibrator's claims and fit, as in survival.py; the reference is `calibrated` and `observe` of
+ * tests/support/spec/in_loops.py.
+ */
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,6 @@
 /* Re-roots the trees of a batch's drafters at the last committed token, calibrates them and merges
- * them sequence by sequence.  The reference is merge_trees.py, which explains the numbers.
+ * them sequence by sequence.  `merge_trees` in trees.py explains the numbers; the reference is
+ * tests/support/spec/in_loops.py.
  */
 #include <algorithm>
 #include <cstring>

@@ -1,6 +1,5 @@
 /* Scores trees: each is walked along the text after it, and entered into the scores of its drafter.
- * The references are `Score.add` in acceptance.py and `Calibrator.observe` in survival.py, which
- * explain the numbers.
+ * The reference, which explains the numbers, is tests/support/spec/in_loops.py.
  */
 #include <algorithm>
 #include <cmath>

@@ -1,21 +1,17 @@
-"""Native versions of functions of `cluster.spec.{merge_trees,tree_check,acceptance}`.
-
-The C++ sources beside this file document them.
-"""
+"""What is done to all trees of a batch at once, by the C++ beside this file."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from cluster import cpp
 from cluster.core import FloatArray, TokenTree
+from cluster.native_functions import NativeFunctions
 from cluster.spec.forest import Forest
 from cluster.spec.held_trees import Fate, Held, MergedTrees
 from cluster.spec.step_profile import DRAFT_LENGTHS
@@ -67,29 +63,15 @@ class _Scored(ctypes.Structure):
     )
 
 
-# Result and arguments.
-_FUNCTIONS: dict[str, tuple[Any, ...]] = {
-    "are_sound": (ctypes.c_int64, ctypes.c_void_p),
-    "merge_trees": (None, ctypes.c_void_p, ctypes.c_void_p),
-    "score_trees": (None, ctypes.c_void_p),
-}
-
-
-@cache
-def _functions() -> dict[str, Callable[..., Any]] | None:
-    native = cpp.load(Path(__file__).parent)
-    if native is None:
-        return None
-    # Calls of a few microseconds: to give the interpreter away for them is to wait for it.
-    return {
-        name: ctypes.PYFUNCTYPE(*types)((name, native.library))
-        for name, types in _FUNCTIONS.items()
-    }
-
-
-def is_available() -> bool:
-    """True if the other functions can be called; the first call may compile the library."""
-    return _functions() is not None
+_functions = NativeFunctions(
+    Path(__file__).parent,
+    {
+        "are_sound": (ctypes.c_int64, ctypes.c_void_p),
+        "merge_trees": (None, ctypes.c_void_p, ctypes.c_void_p),
+        "score_trees": (None, ctypes.c_void_p),
+    },
+)
+is_available = _functions.are_here
 
 
 def _call(name: str, *given: tuple[type[ctypes.Structure], Sequence[Any]]) -> Any:
@@ -99,9 +81,7 @@ def _call(name: str, *given: tuple[type[ctypes.Structure], Sequence[Any]]) -> An
         kind(*(each.ctypes.data if isinstance(each, np.ndarray) else each for each in values))
         for kind, values in given
     ]
-    functions = _functions()
-    assert functions is not None, "ask is_available first"
-    return functions[name](*map(ctypes.byref, structures))
+    return _functions[name](*map(ctypes.byref, structures))
 
 
 def _flat(arrays: Iterable[npt.NDArray[Any]], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -132,7 +112,16 @@ def are_sound(
 
 
 def merge_trees(trees: Sequence[Held], num_groups: int) -> MergedTrees:
-    """See `cluster.spec.merge_trees.merge_trees`."""
+    """Re-root, calibrate and merge the trees of a batch's drafters; those of a sequence stand side
+    by side, in the order of its number, which is below num_groups.
+
+    Nodes of a union stand in order of first mention, so parents stand before children.  A node's
+    probability given its parent is a weighted mean over the drafters that proposed any child of the
+    parent.  The weight is the drafter's own, times its survival of the parent.  Such a drafter
+    claims 0 for the children that it did not propose; drafters that proposed no child of the parent
+    do not count.  So if all drafters have proposed children of every parent, a survival is the
+    weighted mean of the survivals that they claim.
+    """
     counts = np.array([len(held.tree.token_ids) for held in trees], dtype=np.int64)
     num_nodes = int(counts.sum())
     fits = [held.calibrator.curve_at if held.calibrated is None else 0 for held in trees]
@@ -178,7 +167,7 @@ def score_trees(
     few: int,
     tree_decay: float,
 ) -> list[int]:
-    """Enter each tree into its two scores, as `Score.add` does one by one.
+    """Enter each tree into its two scores.
 
     Calibrators are not fitted anew.  scores: `Score.addresses` of the first tree's two, of the
     second one's and so on.  few (an index of DRAFT_LENGTHS), tree_decay: constants of
