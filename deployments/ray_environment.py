@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import secrets
-import tempfile
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +29,6 @@ _MODE = "RAY_AUTH_MODE"
 _TOKEN = "RAY_AUTH_TOKEN"
 _TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
 _SEARCH_PATH = "PYTHONPATH"
-_TORCH_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def prepare_to_start(config: Config, places: Sequence[Path] = ()) -> None:
@@ -63,8 +61,6 @@ def prepare_to_start(config: Config, places: Sequence[Path] = ()) -> None:
 
 def keep_temporary_files_in(folder: Path) -> None:
     """For all processes that are started from now on: some leave what they have there behind."""
-    # What torch has compiled is worth more than one run.
-    os.environ.setdefault(_TORCH_CACHE, f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}")
     os.environ["TMPDIR"] = str(folder)
 
 

@@ -44,7 +44,10 @@ _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 class EngineConfig:
     """One model on one device group: the target's model, or a drafter's."""
 
-    REMOVED: ClassVar = {"weights_group": "int4 has groups of 32 inputs, so remove it"}
+    REMOVED: ClassVar = {
+        "weights_group": "int4 has groups of 32 inputs, so remove it",
+        "compile": "our own kernels are quicker, so remove it",
+    }
 
     model: str = ""
     """A Hugging Face folder, a GGUF file, a hub model (owner/name[@revision]) or one of `drafthouse
@@ -100,9 +103,6 @@ class EngineConfig:
     """Give the same text to the last bit with speculation on or off, in any batch, and on every
     replica: on any type of processor where our kernels compute the whole model, else on the same
     one (docs/exactness.md). Only on a CPU with native code (a C++ compiler, or our wheel)."""
-    compile: bool = False
-    """Compile the forward pass with torch at load: quicker steps of small and medium models. First
-    loads take a minute longer, later ones some seconds. Only on a CPU with a C++ compiler."""
     cuda_graphs: bool = True
     """Capture CUDA graphs at load for steps of up to 512 rows. Only where one NVIDIA GPU holds the
     whole model, or all of a tensor-parallel rank's, and its code allows that."""

@@ -38,6 +38,4 @@ def _layers(engine: Engine) -> str:
     model = engine.model
     if model.native is not None:
         return "native"
-    if model.compiled is not None and not model.compiled.has_failed:
-        return "compiled"
     return "packed" if is_native(model.module) else TORCH

@@ -122,7 +122,7 @@ class EngineHost:
 
     def part(self, layers: Sequence[int], num_pages: int, memory_fraction: float) -> Engine:
         part, whole = part_of(self._whole_model(), layers), self._engine.config
-        config = replace(whole, num_pages=num_pages, memory_fraction=memory_fraction, compile=False)
+        config = replace(whole, num_pages=num_pages, memory_fraction=memory_fraction)
         config = replace(config, **beside_target(config, self.device))
         engine = Engine(config, part)
         engine.capture_ahead()

@@ -205,7 +205,7 @@ def tree_paged(
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
-    plan: LayerPlan | int | None = None,
+    plan: LayerPlan | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """The attention function transformers calls in every layer; see `LayerPlan` for shapes.
@@ -221,14 +221,8 @@ def tree_paged(
         scaling = float(query.shape[-1]) ** -0.5
     if isinstance(module, LatentAttention):
         query = module.to_latents(query)
-    if isinstance(plan, int):  # the number of a `CompiledForward`, which holds the plan
-        layer = layer_index(module)
-        output: torch.Tensor = torch.ops.drafthouse.attend(
-            query, key, value, s_aux, plan, layer, scaling, softcap
-        )
-    else:
-        options = AttentionOptions(scaling, softcap, s_aux)
-        output = plan.attend_layer(layer_index(module), query, key, value, options)
+    options = AttentionOptions(scaling, softcap, s_aux)
+    output = plan.attend_layer(layer_index(module), query, key, value, options)
     if isinstance(module, LatentAttention):
         output = module.to_values(output)
     # Some models view the result instead of reshaping it.

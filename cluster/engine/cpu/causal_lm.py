@@ -109,7 +109,7 @@ class NativeForward:
             done = tap
         self._run(rows, hidden, done, len(self._layers))
         wanted = hidden[0].index_select(0, inputs.logit_rows)
-        return StepOutputs(self._output.product(self._norm(wanted)), states.rows)
+        return StepOutputs(self._output.forward(self._norm(wanted)), states.rows)
 
     def _take_cache(self, step: AttentionStep) -> None:
         """Read and write this step's cache from now on."""

@@ -88,7 +88,7 @@ class _Siblings:
 
     def part(self, rows: torch.Tensor, start: int, stop: int) -> torch.Tensor:
         if self._kept is None or self._kept[0] is not rows:
-            self._kept, self._left = (rows, self._product.product(rows)), self._num_parts
+            self._kept, self._left = (rows, self._product.forward(rows)), self._num_parts
         output = self._kept[1]
         self._left -= 1
         if not self._left:

@@ -44,7 +44,7 @@ def may_take(config: EngineConfig, num_heads: int, layers: Sequence[LayerSpec]) 
     """True if the configuration leaves a model on a CPU to our kernels, and they attend in it.
 
     num_heads: of queries.  layers: what each caches."""
-    if config.compile or config.tensor_parallel > 1 or config.attention not in ("auto", "native"):
+    if config.tensor_parallel > 1 or config.attention not in ("auto", "native"):
         return False
     native = kernels.load()  # last: a host that has no use for them compiles none
     return native is not None and all(native.attends(num_heads, layer) for layer in layers)
@@ -63,11 +63,10 @@ def can_widen(
     )
 
 
-def unstack_experts(module: torch.nn.Module, config: EngineConfig) -> None:
+def unstack_experts(module: torch.nn.Module) -> None:
     """Let stacked experts stand one by one, as plain linear layers, where they compute the same and
     our kernels can have them."""
-    if not config.compile:
-        unstacked(module, _is_same)
+    unstacked(module, _is_same)
 
 
 def _is_same(stacked: Any, experts: Experts) -> bool:
@@ -108,7 +107,7 @@ def multiply_in_bf16(module: torch.nn.Module, native: Kernels) -> None:
     if not native.multiplies_bf16 or not layers:
         return
     first, rounded = layers[0], Format.BF16_PRODUCTS
-    if _agrees(first, native, first.packed, rounded, first.product):
+    if _agrees(first, native, first.packed, rounded, first.forward):
         for layer in layers:
             layer.format = rounded
         log.info("products in bfloat16 count=%d", len(layers))

@@ -17,7 +17,6 @@ import itertools
 import logging
 from collections.abc import Callable, Sequence
 from typing import TypeGuard
-from weakref import WeakValueDictionary
 
 import torch
 
@@ -38,10 +37,6 @@ _NATIVE_SHARE = 0.99
 # Of the rows that functions are compared on.
 _SCALES = (1.0, 1e-3, 30.0)
 _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
-
-_numbers = itertools.count()
-# A compiled graph names a packed layer by its number: the compiler does not know such weights.
-packed_layers: WeakValueDictionary[int, PackedLinear] = WeakValueDictionary()
 
 
 class PackedLinear(torch.nn.Module):
@@ -80,8 +75,6 @@ class PackedLinear(torch.nn.Module):
         self.format = Format.BF16 if is_bf16 else Format.FLOAT32
         self.weights = "bf16" if is_bf16 else "float32"
         self.register_buffer("weight", without_numbers(weight), False)
-        self.number = next(_numbers)
-        packed_layers[self.number] = self
 
     def keep_groups(self, weight: GroupedWeight) -> None:
         """Multiply with this weight in place of that of our kernels, by rounded rows."""
@@ -101,16 +94,7 @@ class PackedLinear(torch.nn.Module):
         return self._native is not None
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """rows [..., in_features] -> [..., out_features]."""
-        if torch.compiler.is_compiling():
-            opaque: torch.Tensor = torch.ops.drafthouse.packed_linear(
-                rows, self.number, self.out_features
-            )
-            return opaque
-        return self.product(rows)
-
-    def product(self, rows: torch.Tensor) -> torch.Tensor:
-        """The result of `forward`, by the library that packed the weights."""
+        """rows [..., in_features] -> [..., out_features], by the library that packed them."""
         product: torch.Tensor
         if self._native is not None:
             product = self._native.linear(

@@ -133,8 +133,8 @@ def computed_instead(
     reason = (
         "products in groups of few bits are wrong here, or no layer's inputs divide by 16"
         if is_widened
-        else "our kernels (which need a C++ compiler) take models of plain linear layers, in "
-        "bfloat16 and not compiled"
+        else "our kernels (which need a C++ compiler) take models of plain linear layers, "
+        "in bfloat16"
     )
     what = "the file's weights in few bits" if wanted == "stored" else f"weights {wanted}"
     return f"{what} are widened to bfloat16: {reason}"

@@ -282,14 +282,6 @@ def check_here(described: Description, config: EngineConfig, device: torch.devic
     """Raise ConfigError for what `device`, or the packages of this machine, cannot serve of the
     model; returns what `check_packages` does."""
     check_few_bits(config, device)
-    if config.compile and (
-        device.type != "cpu" or config.tensor_parallel > 1 or config.device_map is not None
-    ):
-        raise ConfigError(
-            f"compile is for one process on a CPU, not for {device} with tensor_parallel "
-            f"{config.tensor_parallel} and device_map {config.device_map}; remove it",
-            param="compile",
-        )
     return check_packages(described, config)
 
 

@@ -28,7 +28,6 @@ from cluster.engine.device import (
     warn_of_emulation,
     warn_of_hidden_gpu,
 )
-from cluster.engine.graphs.compiled import CompiledForward
 from cluster.engine.loading import inspection
 from cluster.engine.loading.few_bits import (
     computed_instead,
@@ -68,8 +67,8 @@ class LoadedModel:
     module: the transformers model, in eval mode.  source: the folder it came from.
     layers: what each attention layer caches on this rank.  device: where inputs go.
     weights: see `served_weights`.  instead: see `computed_instead`.  numbering: of its tokens,
-    None = its own.  native, fused, compiled: ways of running its forward, each of which answers
-    None to a step that it is not made for; plain: the way that serves any.  adapters: those that
+    None = its own.  native, fused: ways of running its forward, each of which answers None to a
+    step that it is not made for; plain: the way that serves any.  adapters: those that
     works may ask for; none until some are loaded.
     """
 
@@ -83,7 +82,6 @@ class LoadedModel:
     eos_token_ids: tuple[int, ...]
     weights: str = ""
     instead: str = ""
-    compiled: CompiledForward | None = None
     native: NativeForward | None = None
     fused: FusedForward | None = None
     numbering: Numbering | None = None
@@ -114,7 +112,7 @@ class LoadedModel:
     def forward(self, inputs: StepInputs) -> StepOutputs:
         """Run the forward in the first way that is made for the step; adapters are for the plain
         one alone."""
-        for path in (self.native, self.fused, self.compiled):
+        for path in (self.native, self.fused):
             if path is not None and inputs.adapters is None:
                 outputs = path(inputs)
                 if outputs is not None:
@@ -164,7 +162,7 @@ def load_model(
     forward: NativeForward | None = None
     is_widened = False
     if config.tensor_parallel == 1:
-        unstack_experts(module, config)
+        unstack_experts(module)
         is_widened = can_widen(module, config, int(text_config.num_attention_heads), layers)
         if is_narrow and not is_widened and not computes(torch.bfloat16):
             convert(module, torch.float32)
@@ -199,7 +197,6 @@ def load_model(
         eos_token_ids=_eos_token_ids(folder, text_config),
         weights=weights,
         instead=instead,
-        compiled=CompiledForward(module) if config.compile else None,
         native=forward,
         fused=fused,
         numbering=numbering,
@@ -222,7 +219,7 @@ def fused_on_gpu(
 ) -> FusedForward | None:
     """The forward by our kernels for GPUs, where they are wanted and serve the model; not tried
     yet."""
-    if config.compile or backends.chosen(config.attention, layers[0].device) != "triton":
+    if backends.chosen(config.attention, layers[0].device) != "triton":
         return None
     from cluster.engine.fused.forward import fused_forward
 
@@ -244,14 +241,13 @@ def _fused(
     """
     is_widened = groups is not None
     native = choose_kernels(module, only_native=config.reproducible or is_widened)
-    fusing = None if config.compile else native  # a compiler fuses by itself
     num_fused = num_packed = 0
     repeated = None if native is None else decoder_layers(module, len(layers))
     for part in (*(repeated or ()), module):
         if is_widened:
             part.float()
-        if fusing is not None:
-            num_fused += fuse_layers(part, fusing)
+        if native is not None:
+            num_fused += fuse_layers(part, native)
         num_packed += pack_linears(part, native)
         if native is not None:
             return_freed_memory()
@@ -263,7 +259,7 @@ def _fused(
     )
     if groups is not None and native is not None:
         multiply_narrow(module, native, groups, config)
-    return None if fusing is None else native_forward(module, layers, fusing)
+    return None if native is None else native_forward(module, layers, native)
 
 
 def _eos_token_ids(folder: Path, text_config: Any) -> tuple[int, ...]:

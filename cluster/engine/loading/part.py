@@ -49,7 +49,6 @@ def part_of(
         model,
         module=module,
         layers=tuple(model.layers[index] for index in layers),
-        compiled=None,
         native=None if model.native is None else model.native.of_part(module, layers),
         fused=None if model.fused is None else model.fused.of_part(module, layers),
     )

@@ -264,7 +264,7 @@ def _on_cpu(
     dtype = torch.bfloat16 if is_narrow else resolve_dtype(config.dtype, device, stored) or stored
     others: float = dtype.itemsize
     linear, groups = others, dict[str, int]()
-    if kernels.load() is not None and is_plain and not config.compile:
+    if kernels.load() is not None and is_plain:
         if stored == torch.bfloat16:
             linear = torch.bfloat16.itemsize
         if is_narrow:

@@ -37,8 +37,6 @@ def check_reproducible(
         reason = f"it is not built for {device.type} devices; set device: cpu"
     elif config.tensor_parallel > 1:
         reason = "it is for one process; set tensor_parallel: 1"
-    elif config.compile:
-        reason = "compiled forwards fuse rows; remove compile"
     elif config.attention not in ("auto", "native"):
         reason = f"attention {config.attention} computes rows together; use auto or native"
     elif native is None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.core import TokenArray, TokenTree
-from cluster.engine.engine import Engine, Output
+from cluster.engine.engine import Engine
 from cluster.engine.loading.inspection import check_loadable
 from cluster.engine.loading.planned import planned
 from cluster.engine.memory import pool_sizes
@@ -22,7 +22,7 @@ from cluster.engine.schedule.batch import Share
 from cluster.engine.work import Work
 from cluster.errors import ConfigError
 from cluster.spec.tree import ancestor_bits, ancestor_mask
-from tests.support.choices import by_day, by_night
+from tests.support.choices import by_day
 from tests.support.engine.adapters import merged_oracle, write_adapter
 from tests.support.engine.driver import (
     PAGE_SIZE,
@@ -195,12 +195,3 @@ def test_its_memory_is_planned(folder: Path) -> None:
     assert bool(found.states) == bool(engine.cache.states)
     (attending,) = (layer for layer in engine.layers if not layer.is_convolution)
     assert found.kv_per_token == 2 * attending.num_kv_heads * attending.head_dim * 4
-
-
-@by_night
-def test_where_it_cannot_be_compiled_it_runs_as_it_is(folder: Path, oracle: Any) -> None:
-    engine = load_engine(folder, compile=True)
-    output: Output = run(engine, Work("a", 0, prompt(20), TREE))
-    torch.testing.assert_close(
-        rows(output), expected_rows(oracle, prompt(20), TREE), atol=2e-5, rtol=2e-5
-    )

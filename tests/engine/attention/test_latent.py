@@ -15,7 +15,6 @@ from cluster.engine.attention.latent import LatentAttention, adopt
 from cluster.engine.loading.inspection import check_loadable
 from cluster.engine.work import Work
 from cluster.errors import ConfigError
-from tests.support.choices import by_night
 from tests.support.engine.adapters import merged_oracle, write_adapter
 from tests.support.engine.driver import (
     GreedyDecoder,
@@ -126,12 +125,3 @@ def test_quantised_weights_of_keys_and_values_are_widened(folder: Path) -> None:
 def test_rows_of_bfloat16_stay_close(checkpoint_factory: Factory) -> None:
     folder = checkpoint_factory("deepseek-v3", init_std=0.05)
     check_near(load_engine(folder, dtype="bfloat16"), load_engine(folder))
-
-
-@by_night
-def test_it_is_compiled_too(folder: Path, oracle: Any) -> None:
-    engine = load_engine(folder, compile=True)
-    found = rows(run(engine, Work("a", 0, prompt(20), TREE)))
-    torch.testing.assert_close(found, expected_rows(oracle, prompt(20), TREE), atol=2e-5, rtol=2e-5)
-    assert engine.model.compiled is not None
-    assert not engine.model.compiled.has_failed

@@ -183,9 +183,6 @@ def test_texts_with_adapters_take_the_module_and_others_do_not(
         torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
 
 
-def test_what_is_compiled_or_asks_for_the_reference_is_not_fused(
-    checkpoint_factory: Factory,
-) -> None:
+def test_what_asks_for_the_reference_is_not_fused(checkpoint_factory: Factory) -> None:
     folder = checkpoint_factory("llama", num_hidden_layers=1)
     assert load_model(tiny(folder, {}, attention="sdpa")).fused is None
-    assert load_model(tiny(folder, {}, attention="triton", compile=True)).fused is None

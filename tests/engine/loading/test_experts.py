@@ -13,7 +13,6 @@ import torch
 from gguf import GGMLQuantizationType
 
 from cluster import cpp
-from cluster.config.schema import EngineConfig
 from cluster.core import TokenTree
 from cluster.engine.cpu import kernels as native
 from cluster.engine.cpu.kernels import Format, Kernels
@@ -155,9 +154,9 @@ def test_experts_that_compute_something_else_stay_as_they_are(
     gate = stacked._apply_gate
     with monkeypatch.context() as patched:
         patched.setattr(stacked, "_apply_gate", lambda self, both: gate(self, change(both)))
-        unstack_experts(oracle, EngineConfig(model="x"))
+        unstack_experts(oracle)
         assert not any(isinstance(each, Experts) for each in oracle.modules())
-    unstack_experts(oracle, EngineConfig(model="x"))
+    unstack_experts(oracle)
     assert sum(isinstance(each, Experts) for each in oracle.modules()) == 3
 
 

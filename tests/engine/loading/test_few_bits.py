@@ -178,7 +178,7 @@ def test_without_our_kernels_the_log_check_and_health_say_one_thing(
         engine = Engine.load(config)
     told = (
         "weights int4 are widened to bfloat16: our kernels (which need a C++ compiler) take models "
-        "of plain linear layers, in bfloat16 and not compiled"
+        "of plain linear layers, in bfloat16"
     )
     assert told in caplog.messages
     assert engine_state(engine).fallbacks[0] == told
@@ -201,7 +201,7 @@ def test_check_says_which_weights_a_model_will_have(
     here = EngineConfig(model=str(folder), device="cpu", weights="int4")
     line = check_loadable(folder, here, is_here=True).weights
     assert line.endswith(f"; products: {cpp.products()[0]}") or native.load() is None
-    for other in ({"dtype": "float32"}, {"attention": "sdpa"}, {"compile": True}):
+    for other in ({"dtype": "float32"}, {"attention": "sdpa"}):
         config = replace(here, **other)
         assert "are widened" in check_loadable(folder, config, is_here=True).weights
     assert "in int4, in groups" in told(checkpoint_factory("mixtral"), weights="int4")

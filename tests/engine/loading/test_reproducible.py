@@ -130,7 +130,6 @@ def test_targets_on_other_processors_are_built_alike(
     ("settings", "remedy"),
     [
         ({"attention": "sdpa"}, "use auto or native"),
-        ({"compile": True}, "remove compile"),
     ],
 )
 def test_what_cannot_be_reproducible_is_refused(

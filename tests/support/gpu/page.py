@@ -98,7 +98,7 @@ _CONVOLVED = """
 graphs; small models of them say in the tests what transformers' `generate` says. What a token
 brings into one of their short convolutions (`hidden_size` numbers) is cached as its keys are, and a
 row reads what its nearest ancestors brought. A text keeps the last pages of these layers alone.
-They are not compiled (`compile`). LFM3 needs transformers {lfm3}.
+LFM3 needs transformers {lfm3}.
 
 {delta} are served too, with trees;
 small models of them say in the tests what transformers' `generate` says. Their layers of linear
@@ -108,7 +108,7 @@ float32: a row reads that and its ancestors behind it, so no draft has to be tak
 hit is as long as the last state that is kept: where a chunk of a prompt ended, a text came to its
 end, or two texts parted ways. States take `heads * key_dim * value_dim` float32 numbers of each
 such layer; there is room for three for each of `max_running_sequences`, or, where memory is short,
-in half of it. Steps of these models run without CUDA graphs; they are not compiled (`compile`), and
+in half of it. Steps of these models run without CUDA graphs, and
 `reproducible` refuses them.
 """
 
