@@ -25,7 +25,7 @@ from deployments.coordinator import CoordinatorDeployment
 from deployments.drafter import DrafterDeployment
 from deployments.endpoint_router import ROUTER_PATH
 from deployments.ingress.deployment import DRAIN_MARGIN_S, IngressDeployment
-from deployments.placement import group_options, replica_options
+from deployments.placement import replica_options
 from deployments.target import TargetDeployment
 
 _COMMON: Mapping[str, Any] = {
@@ -58,7 +58,7 @@ def build(arguments: Mapping[str, Any]) -> serve.Application:
         TARGET,
         num_replicas=config.target.replicas,
         **_WORKER,
-        **group_options(config.target.placement, config.target.engine.tensor_parallel),
+        **replica_options(config.target.placement, config.target.engine.tensor_parallel),
     ).bind(config)
     drafters = {
         name: _drafter(config, name) for name in config.pool if name not in config.elsewhere

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import math
 import os
 from typing import Any
 
@@ -47,68 +47,39 @@ def placed(config: Config) -> dict[str, Placed]:
     return found
 
 
-def reserved(placement: PlacementConfig) -> dict[str, float]:
-    """Return what one process reserves, by the names that Ray has for it."""
+def reserved(placement: PlacementConfig, ranks: int = 1) -> dict[str, float]:
+    """Return what a replica of so many processes reserves, by the names that Ray has for it."""
     wanted = {"CPU": placement.num_cpus, "GPU": placement.num_gpus, **placement.resources}
-    return {name: amount for name, amount in wanted.items() if amount > 0}
+    found = {name: amount * ranks for name, amount in wanted.items() if amount > 0}
+    if found.get("GPU", 0.0) > 1.0:  # Ray gives a part of one alone, or whole ones
+        found["GPU"] = math.ceil(found["GPU"])
+    return found
 
 
-def replica_options(placement: PlacementConfig) -> dict[str, Any]:
-    """Serve options of a deployment whose replicas are one actor each."""
-    # In an update new replicas start before old ones end: for a GPU there is seldom room.
-    surge_percent = 0 if placement.num_gpus else 100
-    return {"ray_actor_options": actor_options(placement), "max_surge_percent": surge_percent}
-
-
-def actor_options(placement: PlacementConfig) -> dict[str, Any]:
-    """Ray's options for one actor: what it reserves, and which nodes will do."""
+def replica_options(placement: PlacementConfig, ranks: int = 0) -> dict[str, Any]:
+    """Serve options of a deployment whose replicas are one actor each: what that reserves, and
+    which nodes will do.  ranks: of a target, all of them on one node, because every layer ends in
+    an all-reduce that only one node's links carry fast enough."""
+    resources = reserved(placement, max(ranks, 1))
     options: dict[str, Any] = {
-        "num_cpus": placement.num_cpus,
-        "num_gpus": placement.num_gpus,
-        "resources": dict(placement.resources),
+        "num_cpus": resources.pop("CPU", 0.0),
+        "num_gpus": resources.pop("GPU", 0.0),
+        "resources": resources,
     }
     if placement.labels:
         options["label_selector"] = dict(placement.labels)
-    return options
-
-
-def group_options(placement: PlacementConfig, tensor_parallel: int) -> dict[str, Any]:
-    """Serve options of a deployment whose replicas are `tensor_parallel` ranks on one node.
-
-    Each rank has a bundle of its own.  Serve puts the replica's actor, rank 0, into bundle 0; the
-    replica starts the other ranks in the others.  STRICT_PACK, because every layer ends in an
-    all-reduce that only one node's links carry fast enough.
-    """
-    bundle = rank_bundle(placement)
-    options: dict[str, Any] = {
-        "placement_group_bundles": [dict(bundle) for _ in range(tensor_parallel)],
-        "placement_group_strategy": "STRICT_PACK",
-        # The group's selector places the replica; one of its own would be checked a second time.
-        "ray_actor_options": actor_options(dataclasses.replace(placement, labels={})),
-    }
-    if placement.labels:
-        options["placement_group_bundle_label_selector"] = [
-            dict(placement.labels) for _ in range(tensor_parallel)
-        ]
-    return options
-
-
-def rank_bundle(placement: PlacementConfig) -> dict[str, float]:
-    """Return what one rank reserves, in the keys of a placement group bundle."""
-    bundle = reserved(placement)
-    if not bundle:
-        raise ConfigError.at(
-            "target.placement", "reserves nothing; give it some num_cpus, num_gpus or resources"
-        )
-    return bundle
+    # In an update new replicas start before old ones end: for a target there is seldom room, nor
+    # for a GPU.
+    surge_percent = 0 if placement.num_gpus or ranks else 100
+    return {"ray_actor_options": options, "max_surge_percent": surge_percent}
 
 
 def total_resources(config: Config) -> dict[str, float]:
     """Return what the whole application reserves, summed over replicas and ranks."""
     total: dict[str, float] = {}
     for each in placed(config).values():
-        for name, amount in reserved(each.placement).items():
-            total[name] = total.get(name, 0.0) + amount * each.replicas * each.ranks
+        for name, amount in reserved(each.placement, each.ranks).items():
+            total[name] = total.get(name, 0.0) + amount * each.replicas
     return total
 
 

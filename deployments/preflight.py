@@ -40,7 +40,6 @@ from deployments.placement import (
     check_cores,
     check_gpus,
     local_labels,
-    rank_bundle,
     total_resources,
 )
 from deployments.ports import check_free
@@ -112,7 +111,6 @@ def inspect(config: Config, *, is_here: bool, is_plan: bool = False) -> dict[str
 def check_settings(config: Config, *, is_here: bool) -> None:
     """The part of `inspect` that needs no models, and so neither torch nor transformers where no
     GPU is asked for."""
-    rank_bundle(config.target.placement)
     for path, engine in engines(config).items():
         if 0 < engine.num_pages < engine.max_running_sequences:
             raise ConfigError.at(

@@ -22,7 +22,7 @@ from cluster.config.live import changed
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
 from cluster.plan.autoscaling import CPU, Statistics
-from cluster.rpc.server import RunningServer
+from cluster.rpc.server import LOG_FORMAT, RunningServer
 from cluster.rpc.trust import Trust, trust_of
 from deployments.demand import Demand
 from deployments.endpoints import ADDRESS_KEY, WORKER_KEY
@@ -42,7 +42,7 @@ def configure_logging(form: logs.LogFormat) -> None:
 
     Serve configures only its own logger.
     """
-    logs.configure(form, "%(levelname)s %(asctime)s %(name)s: %(message)s")
+    logs.configure(form, LOG_FORMAT)
     # It logs every request to its own hub or server at INFO.
     logging.getLogger("httpx").setLevel(logging.WARNING)
 

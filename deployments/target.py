@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from cluster.config.live import changed
@@ -13,9 +14,9 @@ from cluster.config.schema import Config
 from cluster.errors import ConfigError, WorkerError
 from cluster.rpc.server import serve_target
 from cluster.worker.build import load_target
+from cluster.worker.ranks import Ranks
 from deployments import learned
 from deployments.exporter import Exporter
-from deployments.ranks import FollowerRanks, show_gpus, unless_over
 from deployments.replica import (
     WorkerReplica,
     configure_logging,
@@ -34,16 +35,12 @@ class TargetDeployment(WorkerReplica):
         configure_logging(config.log_format)
         self._config = config
         self._changing = asyncio.Lock()
-        self._ranks = FollowerRanks(config)
-        gpus = await self._ranks.begin()
+        self._ranks = Ranks(config)
         config = _with_told_drafters(config)
-        index = show_gpus(gpus, 0, os.environ)  # before torch looks for GPUs
         # Loading takes from seconds to minutes, measuring some seconds, and Serve asks for
         # the state meanwhile.
-        loading = asyncio.to_thread(
-            load_target, config, self._ranks.address, index, process_id("target")
-        )
-        self._worker = await unless_over(loading, self._ranks.following)
+        load = partial(load_target, config, worker_id=process_id("target"))
+        self._worker = await self._ranks.load(load)
         described = self._worker.describe()
         self._keeping = learned.keep(self._config, described, "target", self._worker)
         self._worker.start()
@@ -77,19 +74,20 @@ class TargetDeployment(WorkerReplica):
             os._exit(1)
 
     async def placement(self) -> dict[str, Any]:
-        """Node and devices of every rank, rank 0 first."""
-        return {"ranks": [where(), *await self._ranks.where()]}
+        """Node and devices of all ranks, and the process of each, rank 0 first."""
+        pids = (os.getpid(), *self._ranks.pids)
+        return {"ranks": [{**where(), "pid": pid} for pid in pids]}
 
     async def __del__(self) -> None:
         try:
             if hasattr(self, "_watching"):
-                self._watching.cancel()  # its ranks end now
+                self._watching.cancel()
                 await learned.end(self._keeping)
                 await self._stop_listening()
                 await asyncio.to_thread(self._worker.stop)
         finally:
             if hasattr(self, "_ranks"):
-                self._ranks.stop()
+                await asyncio.to_thread(self._ranks.stop)
 
 
 def _with_told_drafters(config: Config) -> Config:

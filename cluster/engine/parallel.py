@@ -55,20 +55,18 @@ def init_rank(
     world_size: int,
     address: str,
     *,
-    local_rank: int | None = None,
     timeout_s: float = 60.0,
     loading_s: float = 7200.0,
 ) -> None:
     """Join the process group of a tensor-parallel engine; call before Engine.load.
 
-    address: host:port of rank 0, equal on all ranks.  local_rank: this process's GPU, by default
-    the rank modulo the GPUs it sees.  timeout_s: a rank that is silent for so long inside a
+    address: host:port of rank 0, equal on all ranks; each has the GPU of its
+    number, of those that it sees.  timeout_s: a rank that is silent for so long inside a
     collective is taken for dead, and the others raise WorkerError; rank 0's counts.  loading_s: the
     same while the ranks load, of which one may be much faster than another.
     """
     num_gpus = torch.cuda.device_count()
-    if local_rank is None:
-        local_rank = rank % num_gpus if num_gpus else rank
+    local_rank = rank % num_gpus if num_gpus else rank
     # transformers reads the rank's place from these when it shards the weights.
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(local_rank))
     if num_gpus:

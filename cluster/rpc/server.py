@@ -232,7 +232,7 @@ def _guard(service: Service[Any, Any], description: WorkerDescription, trust: Tr
 # Runs a server as its own process: a ready line, a clean end on a signal, and an exit code.
 
 
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+LOG_FORMAT = "%(levelname)s %(asctime)s %(name)s: %(message)s"
 _HEALTH_INTERVAL_S = 1.0
 
 

@@ -113,21 +113,19 @@ def build_drafter(
     return DraftWorker(drafter, description, nice=settings.nice)
 
 
-def load_target(
-    config: Config, leader: str, local_rank: int | None = None, worker_id: str = ""
-) -> TargetWorker:
+def load_target(config: Config, leader: str, worker_id: str = "") -> TargetWorker:
     """Return the target's worker, not yet started, in a process of its own: rank 0, or all of it.
 
-    leader: host:port at which its ranks gather.  local_rank: as for `init_rank`.
+    leader: host:port at which its ranks gather.
     """
-    worker = build_target(load_rank(config, 0, leader, local_rank), config, worker_id)
+    worker = build_target(load_rank(config, 0, leader), config, worker_id)
     if config.residents:
         shorten_switch_interval()
     freeze_gc()
     return worker
 
 
-def load_rank(config: Config, rank: int, leader: str, local_rank: int | None = None) -> Engine:
+def load_rank(config: Config, rank: int, leader: str) -> Engine:
     """Load one rank of the target; arguments as above."""
     with importing():
         from cluster.engine.cpu.threads import configure_threads
@@ -139,15 +137,15 @@ def load_rank(config: Config, rank: int, leader: str, local_rank: int | None = N
     pin_to_cores(config.target.placement.cores)
     configure_threads(engine)
     if engine.tensor_parallel > 1:
-        init_rank(rank, engine.tensor_parallel, leader, local_rank=local_rank)
+        init_rank(rank, engine.tensor_parallel, leader)
     await_room(engine)
     return load_target_engine(config)
 
 
-def follow_target(config: Config, rank: int, leader: str, local_rank: int | None = None) -> None:
+def follow_target(config: Config, rank: int, leader: str) -> None:
     """Run one more rank of a target until rank 0 closes its engine; arguments as above."""
     try:
-        load_rank(config, rank, leader, local_rank).follow()
+        load_rank(config, rank, leader).follow()
     finally:
         from cluster.engine.parallel import leave_group
 

@@ -11,19 +11,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import multiprocessing
-import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
-from multiprocessing.process import BaseProcess
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cluster import logs
-from cluster.config.addresses import free_port
 from cluster.config.file import load
 from cluster.config.schema import Config
 from cluster.draft import registry
+from cluster.rpc.link import run_until_first_ends
 from cluster.rpc.server import (
     LOG_FORMAT,
     RunningServer,
@@ -34,11 +31,11 @@ from cluster.rpc.server import (
     serve_target,
 )
 from cluster.rpc.trust import trust_of
-from cluster.worker.build import follow_target, load_drafter, load_target
+from cluster.worker.build import load_drafter, load_target
+from cluster.worker.ranks import Ranks
 
 # Of `cluster.rpc.server`, for one kind of part.
 Serve = Callable[..., Awaitable[RunningServer]]
-_RANK_GRACE_S = 10.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,10 +65,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def _target(config: Config, arguments: argparse.Namespace) -> None:
-    leader = f"127.0.0.1:{free_port()}"
-    with _ranks(config, leader, arguments.log_level) as ranks:
-        worker = await asyncio.to_thread(load_target, config, leader)
-        await _serve(worker, serve_target, "target", config, arguments, ranks)
+    ranks = Ranks(config, arguments.log_level)
+    try:
+        worker = await ranks.load(partial(load_target, config))
+        serving = _serve(worker, serve_target, "target", config, arguments)
+        await run_until_first_ends(serving, ranks.watch(config.coordinator.target_silence_s))
+    finally:
+        await asyncio.to_thread(ranks.stop)
 
 
 async def _draft(config: Config, arguments: argparse.Namespace) -> None:
@@ -87,19 +87,12 @@ async def _serve(
     title: str,
     config: Config,
     arguments: argparse.Namespace,
-    ranks: Sequence[BaseProcess] = (),
 ) -> None:
-    """Start a worker, serve it until a signal comes, and stop it.  ranks: without which it cannot
-    serve."""
+    """Start a worker, serve it until a signal comes, and stop it."""
     worker.start()
     try:
         await serve_until_signal(
-            worker,
-            serve,
-            title,
-            config,
-            arguments,
-            lambda: worker.is_healthy and all(rank.is_alive() for rank in ranks),
+            worker, serve, title, config, arguments, lambda: bool(worker.is_healthy)
         )
     finally:
         await asyncio.to_thread(worker.stop)
@@ -124,30 +117,3 @@ async def serve_until_signal(
         trust=trust_of(config.data_plane, part.describe().role),
     )
     await run_until_signal(server, title, is_healthy)
-
-
-@contextmanager
-def _ranks(config: Config, leader: str, log_level: str) -> Iterator[Sequence[BaseProcess]]:
-    """Ranks 1 and up of a target, as child processes on this machine.
-
-    leader: host:port at which rank 0 gathers the group.  They end after rank 0; those that do not
-    are killed."""
-    spawn = multiprocessing.get_context("spawn")  # torch runs in no process that was forked
-    ranks = [
-        spawn.Process(target=_follow, args=(config, rank, leader, log_level))
-        for rank in range(1, config.target.engine.tensor_parallel)
-    ]
-    for each in ranks:
-        each.start()
-    try:
-        yield ranks
-    finally:
-        for each in ranks:
-            each.join(_RANK_GRACE_S)
-            each.kill()
-            each.join()
-
-
-def _follow(config: Config, rank: int, leader: str, log_level: str) -> None:
-    logs.configure(config.log_format, LOG_FORMAT, log_level)
-    sys.exit(exit_code(lambda: follow_target(config, rank, leader)))

@@ -14,7 +14,6 @@ from cluster.config.file import load
 from cluster.config.schema import HttpConfig, PlacementConfig
 from cluster.errors import ConfigError
 from deployments.placement import (
-    group_options,
     local_labels,
     replica_options,
     total_resources,
@@ -25,16 +24,22 @@ from tests.support.choices import by_night
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
-def test_every_rank_has_a_bundle_and_all_are_on_one_node() -> None:
+def test_a_target_reserves_for_all_its_ranks_on_one_node() -> None:
     placement = PlacementConfig(
-        num_cpus=2, num_gpus=1, resources={"target_slot": 1}, labels={"group": "target"}
+        num_cpus=2, num_gpus=0.9, resources={"target_slot": 1}, labels={"group": "target"}
     )
-    options = group_options(placement, 4)
-    bundle = {"CPU": 2, "GPU": 1, "target_slot": 1}
-    assert options["placement_group_bundles"] == [bundle] * 4
-    assert options["placement_group_strategy"] == "STRICT_PACK"
-    assert options["placement_group_bundle_label_selector"] == [{"group": "target"}] * 4
-    assert options["ray_actor_options"]["num_gpus"] == 1
+    assert replica_options(placement, 4) == {
+        "ray_actor_options": {
+            "num_cpus": 8,
+            "num_gpus": 4,  # Ray gives parts of one alone
+            "resources": {"target_slot": 4},
+            "label_selector": {"group": "target"},
+        },
+        "max_surge_percent": 0,
+    }
+    assert (
+        replica_options(replace(placement, num_gpus=0.4), 2)["ray_actor_options"]["num_gpus"] == 0.8
+    )
 
 
 def test_a_drafter_asks_for_its_labels_and_surges_where_no_gpu_is_needed_for_it() -> None:
@@ -42,9 +47,7 @@ def test_a_drafter_asks_for_its_labels_and_surges_where_no_gpu_is_needed_for_it(
     assert options["ray_actor_options"]["label_selector"] == {"group": "draft"}
     assert options["max_surge_percent"] == 0
     assert replica_options(PlacementConfig())["max_surge_percent"] == 100
-    assert "max_surge_percent" not in group_options(PlacementConfig(), 1)  # Serve's default is 0
-    with pytest.raises(ConfigError, match=r"target\.placement"):
-        group_options(PlacementConfig(num_cpus=0), 1)
+    assert replica_options(PlacementConfig(), 1)["max_surge_percent"] == 0  # a target
 
 
 def test_resources_are_summed_over_replicas_and_ranks() -> None:
@@ -107,9 +110,10 @@ def test_target_ranks_and_drafters_of_the_8_gpu_configuration_share_no_device(
 ) -> None:
     ranks = places("target", "rehearsal")
     assert len(ranks) == 4
-    target_gpus = [gpu for rank in ranks for gpu in rank["gpu_ids"]]
+    target_gpus = ranks[0]["gpu_ids"]
     # A rank's own GPU is the one in its place.
     assert {rank["visible_gpus"] for rank in ranks} == {",".join(target_gpus)}
+    assert len({rank["pid"] for rank in ranks}) == 4
     drafters = [
         place for name in ("drafter-lm", "drafter-large") for place in places(name, "rehearsal")
     ]

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import psutil
+
 from tests.nodes.conftest import Cluster
 
 # Longer than the silence after which a peer is left, shorter than Serve's patience with a replica.
@@ -33,7 +35,12 @@ def _stop(role: str, cluster: Cluster, draw: random.Random) -> None:
 
 def _ranks(cluster: Cluster) -> list[int]:
     """The ranks of targets that are no replica's own process."""
-    return [pid for node in cluster.nodes.nodes for pid in node.pids("ray::RankActor")]
+    return [
+        child.pid
+        for _, pid in cluster.replicas("target")
+        for child in psutil.Process(pid).children()
+        if "cluster.worker.ranks" in child.cmdline()
+    ]
 
 
 def _kill_rank(cluster: Cluster, draw: random.Random) -> None:
