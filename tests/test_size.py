@@ -32,11 +32,11 @@ BOUNDS = {
     "cluster/grammar": 3_800,
     "cluster/metrics": 2_470,
     "cluster/models": 8_520,  # blocks of every format as groups; experts as linear layers
-    "cluster/plan": 12_740,
+    "cluster/plan": 10_920,
     "cluster/requests": 620,
     "cluster/rpc": 9_620,
     "cluster/simulate": 5_870,
-    "cluster/spec": 15_470,  # masses alike everywhere; draws nobody waits for; trees as bits
+    "cluster/spec": 17_300,  # what asking is worth; masses alike everywhere; trees as bits
     "cluster/text": 8_570,  # where a text ends, for the ingress and `LLM` alike
     "cluster/train": 13_850,  # Muon where products of bfloat16 are emulated; noise by prompt
     "cluster/worker": 21_280,  # ranks, by hand and under Ray alike; builds of equal bits

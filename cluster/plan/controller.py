@@ -4,7 +4,7 @@
     learn()  after a step: the time that it took and the tokens that it brought
     scores   beside a step: how many nodes of each held tree would have been accepted
 
-One price decides about verifying and drafting (`cluster.spec.budget`, `cluster.plan.arms`).  Two
+One price decides about verifying and drafting (`cluster.spec.budget`, `cluster.spec.arms`).  Two
 more things can turn drafting off: the guard, once speculation has lost as much as it may, and the
 circuit breaker of a drafter that fails.  No clock, no randomness, no I/O; `now` is an argument.
 """
@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from cluster.config.schema import CoordinatorConfig
-from cluster.plan.arms import FIRST_NODES
 from cluster.plan.ensemble import Ensemble
 from cluster.plan.in_flight import DraftLength, Moment, Plan, Round
 from cluster.plan.load import TargetModel
@@ -27,6 +26,7 @@ from cluster.plan.step_choice import StepChoice
 from cluster.plan.texts import EVERYONE, Text
 from cluster.requests.fields import PlainWhy
 from cluster.spec import evidence
+from cluster.spec.arms import FIRST_NODES
 from cluster.spec.budget import NO_DRAFTS, Ask
 from cluster.spec.forest import ranked, with_ancestors
 from cluster.spec.native import trees as native

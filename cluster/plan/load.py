@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from cluster.config.schema import CoordinatorConfig
-from cluster.plan.arms import SIZES, Arm, Exploration, Recent
 from cluster.plan.texts import Text
 from cluster.spec import evidence
 from cluster.spec.acceptance import law_name
+from cluster.spec.arms import SIZES, Arm, Exploration, Recent
 from cluster.spec.budget import Ask
 from cluster.spec.forest import Floats
 from cluster.spec.guard import DeficitGuard

@@ -24,7 +24,7 @@ from cluster import metrics
 from cluster.config.schema import Config
 from cluster.metrics.recorder import Recorder
 from cluster.plan.texts import Text
-from cluster.plan.trials import Candidate, Phase, Trial
+from cluster.spec.trials import Candidate, Phase, Trial
 
 
 def lot_of(request_id: str) -> float:

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from cluster.plan.arms import FIRST_NODES, SIZES
 from cluster.plan.ensemble import Ensemble, draft_s
 from cluster.plan.in_flight import Moment, Plan
 from cluster.plan.load import BatchGroup, TargetModel
@@ -17,6 +16,7 @@ from cluster.plan.texts import Text
 from cluster.requests.fields import PlainWhy
 from cluster.spec import evidence
 from cluster.spec.acceptance import AcceptanceModel
+from cluster.spec.arms import FIRST_NODES, SIZES
 from cluster.spec.budget import NO_DRAFTS, Ask, Prices, choose_nodes, ranking
 from cluster.spec.forest import Floats, Indices, Mask, ranked
 from cluster.spec.step_profile import EDGES

@@ -7,7 +7,7 @@ maximised:
     n: the nodes to verify          gain(n) - rate * (T_v(B, n) - T_v(B, 0))
     m: the nodes to draft next      the expectation of the above for trees of m nodes, less
                                     rate * T_d(B, m); once for look-ups alone, once for look-ups
-                                    with models (`cluster.plan.arms`)
+                                    with models (`cluster.spec.arms`)
 
 gain(n): the sum of the n greatest weighted survivals of the batch.  Survival does not increase
 along a path, so the best n nodes are closed under parents.  n = m = 0, plain decoding, is always a

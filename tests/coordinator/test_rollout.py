@@ -6,7 +6,7 @@ import pytest
 
 from cluster.config.proof import RolloutConfig
 from cluster.core import SamplingParams
-from cluster.plan.trials import Phase
+from cluster.spec.trials import Phase
 from tests.support.coordinator.house import SEEDED, House, house
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain
 

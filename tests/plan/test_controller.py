@@ -10,11 +10,11 @@ import pytest
 
 from cluster.config.schema import CoordinatorConfig
 from cluster.core import TokenTree, token_array
-from cluster.plan.arms import SIZES
 from cluster.plan.controller import Controller
 from cluster.plan.in_flight import Moment, Round
 from cluster.plan.texts import HeldTree, Text
 from cluster.requests.fields import PlainWhy
+from cluster.spec.arms import SIZES
 from cluster.spec.budget import Ask, Prices
 from cluster.spec.held_trees import Fate, Seen
 from cluster.spec.step_profile import EDGES, DraftTime, StepProfile

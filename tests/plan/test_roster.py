@@ -15,10 +15,10 @@ from cluster.core import EMPTY_FLOATS, EMPTY_TREE, Proposal, TokenTree, token_ar
 from cluster.plan.roster import Roster, lot_of
 from cluster.plan.scores import DraftScores
 from cluster.plan.texts import HeldTree, Resident, Text
-from cluster.plan.trials import Candidate, Phase, Trial
 from cluster.spec.budget import Ask
 from cluster.spec.interval import NOTHING, Stretch, lead_of, moments
 from cluster.spec.token_log import TokenLog
+from cluster.spec.trials import Candidate, Phase, Trial
 
 SHARE = 0.5
 
@@ -270,7 +270,7 @@ def test_only_new_faults_count_and_another_process_counts_from_zero() -> None:
 
 def test_a_change_is_logged_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     scores = DraftScores(roster())
-    with caplog.at_level(logging.INFO, logger="cluster.plan.trials"):
+    with caplog.at_level(logging.INFO, logger="cluster.spec.trials"):
         while roles(scores.roster, one := text())[1] == "serves":
             for _ in range(40):
                 base_len = len(one.tokens)

@@ -9,7 +9,7 @@ from cluster.config.proof import RolloutConfig
 from cluster.config.schema import Config, DrafterConfig
 from cluster.core import SamplingParams
 from cluster.plan.roster import Roster
-from cluster.plan.trials import Phase
+from cluster.spec.trials import Phase
 from tests.support.worker.residents import GreedyOracle, resident
 from tests.support.worker.steps import Steps, desk_of, steps
 from tests.support.worker.texts import LAWS, opened, plain

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cluster.plan.arms import SIZES, Arm, Recent
+from cluster.spec.arms import SIZES, Arm, Recent
 from cluster.spec.budget import Prices
 from cluster.spec.step_profile import EDGES, NODE_EDGES
 
