@@ -1,4 +1,4 @@
-"""Functions that drafting has in C++ alone, each called for all texts of a batch at once."""
+"""Functions that drafting has in C++ alone."""
 
 from __future__ import annotations
 

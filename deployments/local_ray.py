@@ -22,10 +22,11 @@ from ray.exceptions import AuthenticationError
 from cluster.config.addresses import is_everywhere, is_loopback
 from cluster.config.schema import Config
 from cluster.errors import ConfigError, WorkerError
+from cluster.worker.priority import adopt_orphans
 from deployments.ingress.deployment import DRAIN_MARGIN_S
 from deployments.placement import check_gpus, local_labels, total_resources
 from deployments.ports import check_free
-from deployments.processes import adopt_orphans, announce, end_descendants, is_living
+from deployments.processes import announce, end_descendants, is_living
 from deployments.ray_environment import HOW_TO_SHARE_A_TOKEN, check_asks_for_token, drawn_token
 from deployments.replica import listen_address
 

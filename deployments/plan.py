@@ -42,7 +42,7 @@ def facts(config: Config, found: Mapping[str, Inspected], *, is_here: bool) -> d
                 "name": name,
                 "replicas": each.replicas,
                 "ranks": each.ranks,
-                "reserves": reserved(each.placement),
+                "reserves": reserved(each.placement, each.ranks),
                 "labels": dict(each.placement.labels),
             }
             for name, each in placed(config).items()

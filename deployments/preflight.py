@@ -40,6 +40,7 @@ from deployments.placement import (
     check_cores,
     check_gpus,
     local_labels,
+    reserved,
     total_resources,
 )
 from deployments.ports import check_free
@@ -111,6 +112,11 @@ def inspect(config: Config, *, is_here: bool, is_plan: bool = False) -> dict[str
 def check_settings(config: Config, *, is_here: bool) -> None:
     """The part of `inspect` that needs no models, and so neither torch nor transformers where no
     GPU is asked for."""
+    ranks = config.target.engine.tensor_parallel
+    num_gpus = reserved(config.target.placement, ranks).get("GPU", ranks)
+    if num_gpus < ranks:
+        reason = f"{ranks} ranks need a GPU each, and together these are {num_gpus:g}; set it to 1"
+        raise ConfigError.at("target.placement.num_gpus", reason)
     for path, engine in engines(config).items():
         if 0 < engine.num_pages < engine.max_running_sequences:
             raise ConfigError.at(

@@ -7,13 +7,11 @@ while Ray itself is still starting; so whatever is left of the tree is ended her
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import json
 import logging
 import os
 import shutil
-import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,28 +23,10 @@ import psutil
 
 from cluster.errors import ConfigError
 
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.05
 _PATIENCE_S = 10.0
 
 log = logging.getLogger(__name__)
-
-
-def adopt_orphans() -> None:
-    """Processes below this one stay below it when their own parent ends (Linux)."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def end_with_parent(number: signal.Signals) -> None:
-    """This process is sent a signal when its parent ends, however that ends (Linux)."""
-    _prctl(_PR_SET_PDEATHSIG, number)
-
-
-def _prctl(option: int, value: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if hasattr(libc, "prctl"):
-        libc.prctl(option, value, 0, 0, 0)
 
 
 def is_living(process: psutil.Process) -> bool:

@@ -18,13 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
+from cluster.worker.priority import adopt_orphans, end_with_parent
 from deployments.guard import start_guard
-from deployments.processes import (
-    adopt_orphans,
-    end_descendants,
-    end_with_parent,
-    short_lived_folder,
-)
+from deployments.processes import end_descendants, short_lived_folder
 
 # Processes that Ray has just told to end are given so long.
 _GRACE_S = 3.0

@@ -47,7 +47,8 @@ class TargetDeployment(WorkerReplica):
         exporter = Exporter(self._worker.recorder)
         self._exporting = asyncio.create_task(exporter.run_forever())
         await self._listen(config, serve_target, self._worker, self._worker.statistics)
-        self._watching = asyncio.create_task(self._end_with_ranks())
+        watching = self._ranks.end_with_them(config.coordinator.target_silence_s)
+        self._watching = asyncio.create_task(watching)
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Serve calls it after the constructor and when the file's user_config has changed.
@@ -61,17 +62,6 @@ class TargetDeployment(WorkerReplica):
         """Raises when the engine is lost: Serve then replaces the replica."""
         if not self._worker.is_healthy:
             raise WorkerError("the engine is lost; the replica must be replaced")
-
-    async def _end_with_ranks(self) -> None:
-        """End this process when another rank is lost.
-
-        The engine may be in a collective that waits for it, which nothing else ends soon; this way
-        the texts go on elsewhere and Serve starts a successor at once."""
-        try:
-            await self._ranks.watch(self._config.coordinator.target_silence_s)
-        except WorkerError as error:
-            log.critical("%s; this process ends", error.message)
-            os._exit(1)
 
     async def placement(self) -> dict[str, Any]:
         """Node and devices of all ranks, and the process of each, rank 0 first."""

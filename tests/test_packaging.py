@@ -31,7 +31,7 @@ from cluster.engine.cpu.kernels import Format, load
 from cluster.models.grouped import in_four_bits
 from cluster.spec.native import trees
 native = load()
-print(native.build, lookups.is_available(), trees.is_available())
+print(native.build, lookups._functions.are_here(), trees.is_available())
 values = torch.arange(40 * 64).reshape(40, 64).sin()
 packed = native.pack_groups(in_four_bits(values))
 print(native.linear(values[:5], packed, None, 40, Format.GROUPS).numpy().tobytes().hex())

@@ -26,7 +26,7 @@ BOUNDS = {
     "cluster": 8_330,  # what is compiled ahead for which processor; functions in C++ alone
     "cluster/client": 2_700,
     "cluster/config": 9_260,
-    "cluster/coordinator": 17_660,
+    "cluster/coordinator": 17_700,
     "cluster/draft": 41_750,  # whole rounds of EAGLE-3 in graphs; MTP over latents and of Qwen3.5
     "cluster/engine": 58_450,  # fused layers; states of the delta rule, latents; steps ahead
     "cluster/grammar": 3_800,
@@ -39,8 +39,8 @@ BOUNDS = {
     "cluster/spec": 17_300,  # what asking is worth; masses alike everywhere; trees as bits
     "cluster/text": 8_570,  # where a text ends, for the ingress and `LLM` alike
     "cluster/train": 13_850,  # Muon where products of bfloat16 are emulated; noise by prompt
-    "cluster/worker": 21_280,  # ranks, by hand and under Ray alike; builds of equal bits
-    "deployments": 27_130,  # parts get the environment of their command; layers spread in plans
+    "cluster/worker": 21_530,  # ranks, by hand and under Ray alike; builds of equal bits
+    "deployments": 27_100,  # parts get the environment of their command; layers spread in plans
     "deployments/bench": 3_390,
     "deployments/evaluate": 1_940,
     "deployments/ingress": 40_930,
@@ -48,7 +48,7 @@ BOUNDS = {
     "docs": 3_740,  # what generates was in the product
     "k8s": 1_720,
     "models": 3_220,  # the recipe of the demonstration, which was in cluster/train
-    "tests": 396_700,  # loops that C++ replaced; a GPU without one; states and latents
+    "tests": 396_950,  # loops that C++ replaced; proofs of a GPU without one; states and latents
 }
 
 

@@ -16,7 +16,8 @@ class PlacementConfig:
     num_cpus: NonNegativeFloat = 0.5
     """Reserved per replica; for a target, per rank."""
     num_gpus: NonNegativeFloat = 0.0
-    """Reserved per replica; for a target, per rank."""
+    """Reserved per replica; for a target, per rank, and for all of them together in whole GPUs
+    where that is more than one."""
     resources: Mapping[str, NonNegativeFloat] = field(default_factory=dict)
     """Custom Ray resources, reserved per replica or rank."""
     labels: Mapping[str, str] = field(default_factory=dict)

@@ -51,6 +51,7 @@ from cluster.metrics.told import COORDINATOR, TARGET
 from cluster.plan.autoscaling import WAITING, WORTH, Statistics
 from cluster.plan.fence import Fence
 from cluster.rpc.link import Link
+from cluster.spec.native import trees
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +91,8 @@ class Coordinator:
 
     async def start(self) -> None:
         """Start the watch over timeouts; idempotent."""
+        # What is compiled would else be waited for when the first drafter comes.
+        await asyncio.to_thread(trees.is_available)
         if self._watch is None:
             self._watch = asyncio.create_task(self._watch_forever())
 

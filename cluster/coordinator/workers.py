@@ -16,7 +16,9 @@ from cluster.errors import ProtocolError, WorkerError
 from cluster.messages import AdapterList, WorkerDescription
 from cluster.metrics.recorder import Recorder
 from cluster.models.made_for import MadeFor, checkpoint_of
+from cluster.native_functions import NEEDED
 from cluster.rpc.link import Outbox, run_until_first_ends
+from cluster.spec.native import trees
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +49,10 @@ def check_target(description: WorkerDescription, others: Iterable[WorkerDescript
 
 
 def check_drafter(description: WorkerDescription, target: WorkerDescription | None) -> None:
-    """Raise ProtocolError unless the drafter speaks the target's vocabulary, or any."""
+    """Raise ProtocolError unless the drafter speaks the target's vocabulary, or any, and its trees
+    can be merged here."""
+    if not trees.is_available():  # nobody could merge what it sends
+        raise ProtocolError(NEEDED)
     if target is None:
         return
     own, theirs = description.tokenizer_hash, target.tokenizer_hash

@@ -3,7 +3,7 @@
 Every rank loads the model with transformers' tensor-parallel plan and runs the same deterministic
 scheduler.  Rank 0 collects the calls made on its engine and sends them when it steps; the others
 replay them, and before each forward all ranks compare what they are about to run.  Nothing
-here needs Ray: a deployment's actors and hand-started processes call
+here needs Ray: a target's process and its children (`cluster.worker.ranks`) call
 
     init_rank(rank, world_size, "10.0.0.1:29500")
     engine = Engine.load(config)

@@ -313,7 +313,7 @@ ENGINE = Metric(
     "gauge",
     "1 for every engine, with what it computes with. engine: the drafter inside a target whose "
     "engine it is; empty = the worker's own. attention: native, triton or sdpa. graphs: cuda or "
-    "none. kernels: of the other layers on a CPU (native, packed, compiled or torch), of the draws "
+    "none. kernels: of the other layers on a CPU (native, packed or torch), of the draws "
     "on a GPU (triton or torch). weights: their number format; int4g32|output=bf16 = four bits in "
     "groups of 32 inputs, the output layer in bfloat16.",
     ("role", "worker", "engine", "device", "attention", "graphs", "kernels", "weights"),

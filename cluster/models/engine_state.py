@@ -11,7 +11,7 @@ class EngineState:
 
     name: of the resident whose engine it is, "" = the worker's own.  device: cpu or cuda:N.
     attention: native, triton or sdpa.  graphs: cuda or none.  kernels: of the other layers on a
-    CPU (native, packed, compiled or torch), of the draws on a GPU (triton or torch).  kv_bytes,
+    CPU (native, packed or torch), of the draws on a GPU (triton or torch).  kv_bytes,
     kv_tokens: size of the KV cache.  fallbacks: slow parts, and why.  weights: their format.
     products: the instructions that multiply weights in few bits on a CPU, "" = it has none.
     """

@@ -20,6 +20,7 @@ from cluster import logs
 from cluster.config.file import load
 from cluster.config.schema import Config
 from cluster.draft import registry
+from cluster.errors import WorkerError
 from cluster.rpc.link import run_until_first_ends
 from cluster.rpc.server import (
     LOG_FORMAT,
@@ -32,7 +33,7 @@ from cluster.rpc.server import (
 )
 from cluster.rpc.trust import trust_of
 from cluster.worker.build import load_drafter, load_target
-from cluster.worker.ranks import Ranks
+from cluster.worker.ranks import Ranks, end
 
 # Of `cluster.rpc.server`, for one kind of part.
 Serve = Callable[..., Awaitable[RunningServer]]
@@ -68,8 +69,12 @@ async def _target(config: Config, arguments: argparse.Namespace) -> None:
     ranks = Ranks(config, arguments.log_level)
     try:
         worker = await ranks.load(partial(load_target, config))
-        serving = _serve(worker, serve_target, "target", config, arguments)
-        await run_until_first_ends(serving, ranks.watch(config.coordinator.target_silence_s))
+    except WorkerError as error:
+        end(error)
+    serving = _serve(worker, serve_target, "target", config, arguments)
+    watching = ranks.end_with_them(config.coordinator.target_silence_s)
+    try:
+        await run_until_first_ends(serving, watching)
     finally:
         await asyncio.to_thread(ranks.stop)
 

@@ -1,4 +1,4 @@
-"""Priorities and cores of this process and its threads among others on the same machine.
+"""Priorities, cores and relatives of this process among others on the same machine.
 
 A nice value only counts within a scheduling group.  Many kernels put every login session into a
 group of its own (CONFIG_SCHED_AUTOGROUP) and give all groups the same share of the cores, whatever
@@ -9,9 +9,11 @@ Containers are groups as well; the operator sets their weight (CPU requests).
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,6 +25,7 @@ log = logging.getLogger(__name__)
 _AUTOGROUP = Path("/proc/self/autogroup")
 # Python's default is ten times as long, about the time in which some drafters grow a tree.
 _SWITCH_INTERVAL_S = 0.0005
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def shorten_switch_interval() -> None:
@@ -97,3 +100,19 @@ def lower_priority(nice: int) -> None:
             _AUTOGROUP.write_text(str(nice))
     except (OSError, ValueError, IndexError) as error:  # no such groups here, or not allowed
         log.debug("the session's group keeps its priority: %s", error)
+
+
+def adopt_orphans() -> None:
+    """Processes below this one stay below it when their own parent ends (Linux)."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_with_parent(number: signal.Signals) -> None:
+    """This process is sent a signal when its parent ends, however that ends (Linux)."""
+    _prctl(_PR_SET_PDEATHSIG, number)
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if hasattr(libc, "prctl"):
+        libc.prctl(option, value, 0, 0, 0)

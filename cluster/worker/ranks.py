@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
@@ -18,15 +20,19 @@ from typing import NoReturn, TypeVar
 from cluster import logs
 from cluster.config.addresses import LOOPBACK, free_port
 from cluster.config.schema import Config
-from cluster.errors import DrafthouseError, WorkerError
+from cluster.errors import WorkerError
 from cluster.rpc.server import LOG_FORMAT
 from cluster.worker.build import follow_target
+from cluster.worker.priority import end_with_parent
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-# A rank says so often that it lives; a machine may be busy, so nobody looks as often.
+# A rank's sign of life, and the seconds between two of them, and between two looks for them: those
+# are rarer, for a machine may be busy.
 _BEAT, _BEAT_S, _LOOK_S = b"\0", 0.25, 0.5
-# What ranks have to end in once rank 0's engine is closed.
-_GRACE_S = 10.0
+# What ranks have to end in once rank 0's engine is closed, and what the system needs to end one.
+_GRACE_S, _KILL_S = 8.0, 1.0
 
 
 class Ranks:
@@ -55,12 +61,16 @@ class Ranks:
         Raises WorkerError as soon as a rank ends before that: whoever waits for it inside a
         collective would otherwise wait for as long as loading may take."""
         loading = asyncio.ensure_future(asyncio.to_thread(load, self._leader))
+        loading.add_done_callback(lambda over: over.cancelled() or over.exception())
         watching = asyncio.ensure_future(self.watch())
         try:
             await asyncio.wait((loading, watching), return_when=asyncio.FIRST_COMPLETED)
             if not loading.done():
                 watching.result()
             return await loading
+        except BaseException:
+            self._kill()
+            raise
         finally:
             watching.cancel()
 
@@ -75,28 +85,44 @@ class Ranks:
                 for each in self._followers:
                     each.look(silence_s)
             except WorkerError:
-                self.stop(0.0)
+                self._kill()
                 raise
 
-    def stop(self, grace_s: float = _GRACE_S) -> None:
+    async def end_with_them(self, silence_s: float) -> None:
+        """End this process when a rank is lost; see `watch`."""
+        try:
+            await self.watch(silence_s)
+        except WorkerError as error:
+            end(error)
+
+    def stop(self) -> None:
         """Wait for the ranks, which end when rank 0's engine is closed; those that do not are
         killed."""
+        end = time.monotonic() + _GRACE_S
         for each in self._followers:
-            each.stop(grace_s)
+            each.wait(max(end - time.monotonic(), 0.0))
+        self._kill()
+        for each in self._followers:
+            each.wait(_KILL_S)
+
+    def _kill(self) -> None:
+        for each in self._followers:
+            each.process.kill()
 
 
 class _Follower:
     """One rank as its parent sees it."""
 
     def __init__(self, config: Config, rank: int, leader: str, log_level: str) -> None:
-        self._rank, self._num_missed = rank, 0
+        self._rank, self._num_missed, self._said = rank, 0, b""
         self._link, theirs = socket.socketpair()
-        found_at = os.pathsep.join(filter(None, sys.path))
+        searched = os.pathsep.join(each or os.getcwd() for each in sys.path)
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "cluster.worker.ranks"],
+                [sys.executable, "-P", "-m", "cluster.worker.ranks"],
                 stdin=theirs.fileno(),
-                env={**os.environ, "PYTHONPATH": found_at},
+                env={**os.environ, "PYTHONPATH": searched},
+                process_group=0,  # a terminal's Ctrl-C is for rank 0
             )
         with suppress(OSError):  # it has ended at once, which `look` tells
             self._link.sendall(pickle.dumps((config, rank, leader, log_level)))
@@ -107,21 +133,26 @@ class _Follower:
         with suppress(OSError):
             said = self._link.recv(4096)
         self._num_missed = 0 if said else self._num_missed + 1
+        self._said += said.replace(_BEAT, b"")
         why = ""
         if status is None and self._num_missed * _LOOK_S >= silence_s:
             why = f"has said nothing for {silence_s:g} s"
         elif status:  # 0 = rank 0 has closed its engine
-            reason = said.replace(_BEAT, b"").decode("utf-8", "replace")
+            reason = self._said.decode("utf-8", "replace")
             why = f"has ended: {reason or f'status {status}, see the log'}"
         if why:
-            raise WorkerError(f"rank {self._rank} of the target {why}; the target starts anew")
+            raise WorkerError(f"rank {self._rank} of the target {why}")
 
-    def stop(self, grace_s: float) -> None:
+    def wait(self, limit_s: float) -> None:
         with suppress(subprocess.TimeoutExpired):
-            self.process.wait(grace_s)
-        self.process.kill()
-        self.process.wait()
-        self._link.close()
+            self.process.wait(limit_s)
+
+
+def end(error: WorkerError) -> NoReturn:
+    """End this process at once: its engine may be in a collective that waits for a rank that is
+    lost, which nothing else ends soon."""
+    log.critical("%s; this process ends", error.message)
+    os._exit(1)
 
 
 def _beat() -> NoReturn:
@@ -136,14 +167,19 @@ def _beat() -> NoReturn:
 
 def main() -> None:
     """Be the rank that standard input names; returns when rank 0 has closed its engine."""
+    end_with_parent(signal.SIGKILL)  # it may be stopped, and beat no more
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # rank 0 decides
     config, rank, leader, log_level = pickle.load(sys.stdin.buffer)
     logs.configure(config.log_format, LOG_FORMAT, log_level)
     threading.Thread(target=_beat, daemon=True).start()
     try:
         follow_target(config, rank, leader)
-    except DrafthouseError as error:
-        os.write(0, error.message.encode())
-        sys.exit(error.message)
+    except Exception as error:
+        from cluster.engine.reminder import in_a_line
+
+        os.write(0, in_a_line(error).encode())
+        raise
 
 
 if __name__ == "__main__":

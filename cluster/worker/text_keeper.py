@@ -26,6 +26,7 @@ from cluster.metrics.told import TARGET
 from cluster.plan.controller import Controller
 from cluster.plan.fence import Fence
 from cluster.plan.texts import POOL
+from cluster.spec.native import trees as native
 from cluster.spec.params import check_params
 from cluster.spec.tree_check import are_sound
 from cluster.worker.mailbox import TargetStream, TargetStreams, ThreadMail
@@ -176,6 +177,8 @@ class TextKeeper(dict[str, TargetText]):
             survivals = [each.survival for each in found]
             return are_sound([each.tree for each in found], survivals, self.vocab_size)
 
+        if not native.is_available():  # they could not be merged with those of residents
+            return ()
         return trees if are_all(trees) else [each for each in trees if are_all([each])]
 
     def _hold(self, stream: TargetStream, mail: PoolTree) -> None:

@@ -114,6 +114,9 @@ def test_target_ranks_and_drafters_of_the_8_gpu_configuration_share_no_device(
     # A rank's own GPU is the one in its place.
     assert {rank["visible_gpus"] for rank in ranks} == {",".join(target_gpus)}
     assert len({rank["pid"] for rank in ranks}) == 4
+    for rank in ranks[1:]:
+        seen = Path(f"/proc/{rank['pid']}/environ").read_text().split("\0")
+        assert f"CUDA_VISIBLE_DEVICES={','.join(target_gpus)}" in seen
     drafters = [
         place for name in ("drafter-lm", "drafter-large") for place in places(name, "rehearsal")
     ]

@@ -50,7 +50,8 @@ with short_lived_folder() as folder:
 ENDS = """
 import subprocess
 from deployments import processes
-from deployments.processes import adopt_orphans, end_descendants
+from cluster.worker.priority import adopt_orphans
+from deployments.processes import end_descendants
 adopt_orphans()
 left = subprocess.Popen(["sleep", "1000"])
 processes._PATIENCE_S = -1000.0  # none at all

@@ -39,7 +39,7 @@ def _ranks(cluster: Cluster) -> list[int]:
         child.pid
         for _, pid in cluster.replicas("target")
         for child in psutil.Process(pid).children()
-        if "cluster.worker.ranks" in child.cmdline()
+        if child.is_running() and "cluster.worker.ranks" in child.cmdline()
     ]
 
 

@@ -12,7 +12,7 @@ from cluster.core import TokenTree, token_array
 from cluster.spec.acceptance import AcceptanceModel, Score
 from cluster.spec.held_trees import Fate, Seen
 from cluster.spec.step_profile import DRAFT_LENGTHS
-from tests.support.spec.in_loops import add, calibrated, survival
+from tests.support.spec.in_loops import calibrated, survival
 
 GROUP = ("code", False)
 FORK = TokenTree.of([5, 6, 7, 8], [-1, 0, 0, -1])  # 5 -> 6 or 7, or 8
@@ -29,11 +29,12 @@ def accepted(score: Score, rank: int) -> float:
 
 
 def test_accepted_are_the_best_nodes_that_the_text_went_through() -> None:
-    score = Score()
-    add(score, fate(5, 7, 9))
+    model = AcceptanceModel()
+    model.learn([fate(5, 7, 9)])
+    score = model.score("lm", GROUP)
     # In the order of claims: 5, 6, 8, 7.
     assert [accepted(score, rank) for rank in (1, 2, 3, 4, 32)] == [1.0, 1.0, 1.0, 2.0, 2.0]
-    add(score, fate(9, 9))
+    model.learn([fate(9, 9)])
     assert accepted(score, 1) == pytest.approx(0.5, abs=0.01)
     _, error = score.expected(0)
     assert 0.2 < error < 0.5
@@ -41,10 +42,11 @@ def test_accepted_are_the_best_nodes_that_the_text_went_through() -> None:
 
 
 def test_only_nodes_of_known_fate_are_held_against_their_claims() -> None:
-    score = Score()
-    add(score, fate(5))  # what follows 5 is not known
+    model = AcceptanceModel()
+    model.learn([fate(5)])  # what follows 5 is not known
+    score = model.score("lm", GROUP)
     assert score.calibrator.num_observed == pytest.approx(2.0)
-    add(score, fate(5, 6))
+    model.learn([fate(5, 6)])
     assert score.calibrator.num_observed == pytest.approx(6.0, abs=0.05)
 
 
@@ -66,11 +68,11 @@ def test_a_score_predicts_what_verification_brings() -> None:
 
 
 def test_who_brings_more_weighs_more_where_trees_are_merged() -> None:
-    good, bad = Score(), Score()
+    model = AcceptanceModel()
+    good, bad = (model.score(name, GROUP) for name in ("good", "bad"))
     assert good.weight() == bad.weight()
     for _ in range(50):
-        add(good, fate(5, 6))
-        add(bad, fate(9, 9))
+        model.learn([fate(5, 6, drafter="good"), fate(9, 9, drafter="bad")])
     assert good.weight() > 4.0 * bad.weight() > 0.0
 
 
@@ -99,8 +101,9 @@ def test_a_record_of_another_form_is_refused() -> None:
 
 def test_the_table_says_of_whom_what_task_and_law_it_speaks() -> None:
     model = AcceptanceModel()
-    for group in (GROUP, ("code", True)):
-        add(model.score("lm", group), fate(5, 7, 9))
+    for is_sampled in (False, True):
+        own = fate(5, 7, 9)
+        model.learn([replace(own, seen=replace(own.seen, group=("code", is_sampled)))])
     greedy, sampled = model.table()
     assert [greedy[key] for key in ("drafter", "task", "law")] == ["lm", "code", "greedy"]
     assert sampled["law"] == "sampled"

@@ -7,12 +7,14 @@ import dataclasses
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from cluster.config.doors import ROLES, DataPlaneConfig, PartsTlsConfig
@@ -24,6 +26,7 @@ from cluster.rpc.channel import connect_coordinator
 from cluster.rpc.link import Link
 from cluster.rpc.trust import trust_of
 from cluster.worker.cli import main as worker_main
+from tests.support.choices import by_night
 from tests.support.local_models import PROMPTS, hf_greedy
 from tests.support.rpc.certificates import Authority
 from tests.support.rpc.servers import SECRET
@@ -179,6 +182,38 @@ async def test_hand_started_workers_decode_the_targets_text(
                 break
         await link.close()
     assert _LM_ACCEPTED in metrics
+
+
+@by_night
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_target_ends_with_a_rank_that_is_lost(
+    llama_folder: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    config = serve_file(tmp_path, llama_folder, tmp_path, 2, {"num_cpus": 0.5})
+    command = [sys.executable, "-m", "cluster.worker", "target", config]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as target:
+        assert target.stdout is not None
+        assert target.stderr is not None
+        assert target.stdout.readline().startswith("drafthouse target ready")
+        (rank,) = psutil.Process(target.pid).children()
+        rank.send_signal(number)
+        assert target.wait(READY_TIMEOUT_S) == 1
+        assert "rank 1 of the target has" in target.stderr.read()
+    psutil.wait_procs([rank], 10.0)
+    assert not rank.is_running()
+
+
+@by_night
+def test_a_target_tells_why_a_rank_has_ended(llama_folder: Path, tmp_path: Path) -> None:
+    """Here its cores are none of the machine's; rank 0 is of the same mind."""
+    config = serve_file(tmp_path, llama_folder, tmp_path, 2, {"num_cpus": 0.5})
+    cores = "target.placement.cores=[4095]"
+    command = [sys.executable, "-m", "cluster.worker", "target", config, "--set", cores]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "cores: 4095 is not one of the cores" in done.stderr
 
 
 @pytest.mark.parametrize(

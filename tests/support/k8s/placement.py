@@ -61,7 +61,7 @@ def demands(config: Config) -> list[Demand]:
     """Return all that the application reserves, the largest pieces first."""
     found: list[Demand] = []
     for name, each in placed(config).items():
-        amounts = {key: each.ranks * amount for key, amount in reserved(each.placement).items()}
+        amounts = reserved(each.placement, each.ranks)
         surges = name != TARGET and replica_options(each.placement)["max_surge_percent"] > 0
         path = each.key.removesuffix(".placement")
         found += [Demand(path, amounts, each.placement.labels, surges)] * each.replicas
