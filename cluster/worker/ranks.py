@@ -98,16 +98,19 @@ class Ranks:
     def stop(self) -> None:
         """Wait for the ranks, which end when rank 0's engine is closed; those that do not are
         killed."""
-        end = time.monotonic() + _GRACE_S
-        for each in self._followers:
-            each.wait(max(end - time.monotonic(), 0.0))
+        self._wait(_GRACE_S)
         self._kill()
-        for each in self._followers:
-            each.wait(_KILL_S)
 
     def _kill(self) -> None:
         for each in self._followers:
             each.process.kill()
+        self._wait(_KILL_S)
+
+    def _wait(self, limit_s: float) -> None:
+        end = time.monotonic() + limit_s
+        for each in self._followers:
+            with suppress(subprocess.TimeoutExpired):
+                each.process.wait(max(end - time.monotonic(), 0.0))
 
 
 class _Follower:
@@ -142,10 +145,6 @@ class _Follower:
             why = f"has ended: {reason or f'status {status}, see the log'}"
         if why:
             raise WorkerError(f"rank {self._rank} of the target {why}")
-
-    def wait(self, limit_s: float) -> None:
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(limit_s)
 
 
 def end(error: WorkerError) -> NoReturn:

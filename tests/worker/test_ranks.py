@@ -49,7 +49,6 @@ async def test_a_rank_that_ends_while_the_others_load_is_noticed_with_its_reason
     with pytest.raises(WorkerError, match=r"rank [12] of the target has ended: no space left"):
         await found.load(lambda leader: is_over.wait(60))  # in a collective, for hours
     is_over.set()
-    found.stop()
     assert not any(map(_lives, found.pids))
 
 
@@ -58,7 +57,6 @@ async def test_what_loads_is_given_while_the_ranks_live(playing: Callable[[str],
     assert (await found.load(lambda leader: leader)).startswith("127.0.0.1:")
     assert all(map(_lives, found.pids))
     found._kill()
-    found.stop()
     assert not any(map(_lives, found.pids))
 
 
@@ -73,7 +71,6 @@ async def test_a_rank_that_says_nothing_is_noticed_and_one_that_is_late_is_not(
     found = playing(f"{BEAT}; time.sleep(60)")
     with pytest.raises(WorkerError, match=r"rank [12] of the target has said nothing for 0\.2 s"):
         await found.watch(0.2)
-    found.stop()
     assert not any(map(_lives, found.pids))
 
 
