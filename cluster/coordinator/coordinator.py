@@ -88,11 +88,10 @@ class Coordinator:
         listen(Stepped, "metrics", self._watches.hear)
         self._watch: asyncio.Task[None] | None = None
         self._link_numbers = itertools.count(1)
+        trees.is_available()  # compiles now what would be waited for when the first drafter comes
 
     async def start(self) -> None:
         """Start the watch over timeouts; idempotent."""
-        # What is compiled would else be waited for when the first drafter comes.
-        await asyncio.to_thread(trees.is_available)
         if self._watch is None:
             self._watch = asyncio.create_task(self._watch_forever())
 
