@@ -107,10 +107,10 @@ class Ranks:
         self._wait(_KILL_S)
 
     def _wait(self, limit_s: float) -> None:
-        end = time.monotonic() + limit_s
+        deadline = time.monotonic() + limit_s
         for each in self._followers:
             with suppress(subprocess.TimeoutExpired):
-                each.process.wait(max(end - time.monotonic(), 0.0))
+                each.process.wait(max(deadline - time.monotonic(), 0.0))
 
 
 class _Follower:
