@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from cluster.coordinator.session import Session
-from cluster.core import SamplingParams, token_array
-from tests.support.coordinator.house import request
+from cluster.coordinator.target_links import problem_of
+from cluster.core import FinishReason, SamplingParams, token_array
+from cluster.errors import CapacityError
+from cluster.messages import Load, Refusal, TextVerdict
+from cluster.plan.texts import NO_SOURCES
+from cluster.requests.fields import Redraw
+from tests.support.coordinator.house import at_work, request
 
 
 def session(max_tokens: int = 9) -> Session:
@@ -32,3 +39,44 @@ def test_where_a_text_ends_is_fixed_once_it_has_a_place() -> None:
         text.generation = generation
         text.limit(max_context_len)
     assert text.opened().max_len == 8
+
+
+def test_the_end_of_a_text_alone_has_its_statistics() -> None:
+    text = session()
+    assert text.event(None, None).stats is None
+    assert text.event(None, FinishReason.STOP).stats is not None
+
+
+@pytest.mark.parametrize(
+    ("redraw", "is_sound"),
+    [
+        (Redraw(1, 4, 0.5), True),
+        (Redraw(1, 4, 0.0), True),
+        (Redraw(1, 4, -0.1), False),
+        (Redraw(2, 4, 0.5), False),
+        (Redraw(1, 8, 0.5), False),
+    ],
+)
+def test_an_audit_draws_anew_where_its_verdict_has_tokens(
+    redraw: Redraw, *, is_sound: bool
+) -> None:
+    text = session()
+    verdict = TextVerdict("r", 0, 3, token_array([3]), NO_SOURCES, redraws=(redraw,))
+    assert problem_of(verdict, text, 8) is not None  # no audit
+    text.is_audit = True
+    assert (problem_of(verdict, text, 8) is None) is is_sound
+
+
+async def test_a_target_that_says_that_it_is_full_has_no_room_until_it_says_more() -> None:
+    async with at_work() as stage:
+        asking = asyncio.create_task(stage.ask())
+        (seat,) = stage.coordinator._seats
+        await stage.settle(1)  # it has a place; its target has not taken it
+        (text,) = seat.sessions.values()
+        full = Refusal(text.id, text.generation, CapacityError.code, "full")
+        stage.coordinator._targets._take_refusal(seat, text, full)
+        assert not seat.has_room()
+        seat.note_load(Load(seats=4))
+        assert seat.has_room()
+        stage.coordinator.tick()
+        assert (await asking)[-1].finish_reason is not FinishReason.ERROR

@@ -118,3 +118,13 @@ def test_an_event_is_bounded_and_keeps_the_newest_steps() -> None:
     assert max(step.texts for step in steps) == 4999
     assert len(event["drafts"]) == 64
     assert watch.take("c") is None
+
+
+def test_a_step_has_accepted_what_it_brought_beyond_a_token_a_text() -> None:
+    watch = Watch(lambda: 0.0)
+    for num_emitted in (5, 2, 99):
+        report = StepReport(num_sequences=2, num_nodes=8, num_emitted_tokens=num_emitted)
+        watch.stepped("t", report)
+    rounds = watch.take("c")
+    assert rounds is not None
+    assert [step.accepted for step in rounds.steps["t"]] == [3, 0, 8]

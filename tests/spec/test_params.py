@@ -8,7 +8,7 @@ import pytest
 
 from cluster.core import SamplingParams
 from cluster.errors import RequestError
-from cluster.requests.fields import MAX_BEAMS, BeamSpec
+from cluster.requests.fields import MAX_BEAMS, BeamSpec, GrammarSpec
 from cluster.spec.params import MAX_PREDICTION_TOKENS, check_params
 
 VOCAB_SIZE = 100
@@ -92,3 +92,22 @@ def test_a_prediction_beyond_the_limit_is_refused_with_both_lengths() -> None:
         check_params(SamplingParams(prediction=(1,) * (MAX_PREDICTION_TOKENS + 1)), VOCAB_SIZE)
 
     assert raised.value.param == "prediction"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("presence_penalty", 0.1),
+        ("frequency_penalty", -0.1),
+        ("repetition_penalty", 1.1),
+        ("logit_bias", ((1, 1.0),)),
+        ("min_tokens", 1),
+        ("prediction", (1,)),
+        ("forced_ids", (1,)),
+        ("grammar", GrammarSpec("regex", "a")),
+    ],
+)
+def test_a_search_ranks_by_the_models_own_law(field: str, value: object) -> None:
+    with pytest.raises(RequestError, match="a beam search ranks texts") as found:
+        check_params(SamplingParams(beams=BeamSpec(2), **{field: value}), VOCAB_SIZE)
+    assert found.value.param == field

@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 
 from cluster.core import FinishReason, SamplingParams, TokenArray, TokenTree
-from cluster.messages import Heartbeat, TextName
+from cluster.messages import Heartbeat, StepReport, TextName
 from cluster.requests.fields import PlainWhy
+from cluster.worker.residents import Drafted
+from cluster.worker.step_loop import Step
 from cluster.worker.target_sequence import BatchDraws
 from tests.support.worker.residents import GreedyOracle, resident
 from tests.support.worker.steps import desk_of, steps, written
@@ -250,3 +252,8 @@ async def test_where_not_all_texts_fit_a_step_all_come_to_their_end(
         *(opened(f"r{number}", [number, 1], params) for number in range(8)), max_rows=3
     )
     assert [desk.text(f"r{i}") for i in range(8)] == [plain([i, 1], params) for i in range(8)]
+
+
+def test_a_step_in_which_a_resident_stalled_tells_nothing_of_the_time_of_steps() -> None:
+    assert Step(settled_s=0.5).round([], StepReport(), 1.0).step_time_s == 1.5
+    assert Step(drafted=Drafted(stalled=True)).round([], StepReport(), 1.0).step_time_s is None
