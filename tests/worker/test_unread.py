@@ -24,6 +24,19 @@ PATIENCE_S = 20.0
 MANY = 4 * MAX_BACKLOG
 
 
+async def flooded(worker: Stage | House, sending: asyncio.Task[None]) -> None:
+    """Wait until no more is read, and check how much was."""
+    waiting = worker.worker._mailbox._calls
+    for _ in range(MANY):
+        await asyncio.sleep(0)
+        if waiting.qsize() > MAX_BACKLOG:
+            break
+    for _ in range(MANY):
+        await asyncio.sleep(0)
+    assert waiting.qsize() <= MAX_BACKLOG + 3  # with what is asked of the thread
+    assert not sending.done()
+
+
 async def test_a_coordinator_that_sends_without_an_end_waits_for_the_target() -> None:
     engine = GatedEngine()
     engine.gate.clear()
@@ -38,15 +51,7 @@ async def test_a_coordinator_that_sends_without_an_end_waits_for_the_target() ->
                 await flooder.send(StepFrame(serial=serial))
 
         sending = asyncio.create_task(flood())
-        waiting = built.worker._mailbox._calls
-        for _ in range(MANY):
-            await asyncio.sleep(0)
-            if waiting.qsize() > MAX_BACKLOG:
-                break
-        for _ in range(MANY):
-            await asyncio.sleep(0)
-        assert waiting.qsize() <= MAX_BACKLOG + 3  # with what is asked of the thread
-        assert not sending.done()
+        await flooded(built, sending)
         engine.gate.set()
         await neighbour.until(lambda: neighbour.is_over("kept"))
         assert neighbour.text("kept") == plain()
@@ -87,19 +92,6 @@ async def test_a_drafter_leaves_a_coordinator_that_does_not_read() -> None:
             await asyncio.wait_for(serving, PATIENCE_S)
         await neighbour.send(opening("a", [1, 2]))
         assert (await neighbour.proposal("a")).base_len == 2
-
-
-async def flooded(worker: Stage | House, sending: asyncio.Task[None]) -> None:
-    """Wait until no more is read, and check how much was."""
-    waiting = worker.worker._mailbox._calls
-    for _ in range(MANY):
-        await asyncio.sleep(0)
-        if waiting.qsize() > MAX_BACKLOG:
-            break
-    for _ in range(MANY):
-        await asyncio.sleep(0)
-    assert waiting.qsize() <= MAX_BACKLOG + 3  # with what is asked of the thread
-    assert not sending.done()
 
 
 async def test_a_coordinator_that_sends_without_an_end_waits_for_the_drafter() -> None:
