@@ -24,9 +24,6 @@ from cluster.spec.forest import Floats, Indices
 from cluster.spec.step_profile import NODE_EDGES
 from cluster.spec.survival import NUM_EQUAL_BINS
 
-# How drafters fare in one text, and when something is to be tried again.
-
-
 # The share of the time that each kind of exploration may take.  The kinds are trees of
 # other sizes than the one that pays, and models that are not the best for a text.
 _EXPLORED_SHARE = 0.003
@@ -39,6 +36,10 @@ _KEPT = 0.995
 # Where a drafter brings less than this share of what it brought, the text has changed, and its
 # outcomes so far tell nothing of the rest.
 _CHANGED_SHARE = 0.5
+# Nodes of each text that residents may be asked for, and before the worth of drafts is known.
+SIZES = (2, 4, 8, 16)
+FIRST_NODES = 8
+_FIRST_RANKS = np.array((0, *SIZES[:-1]))  # first rank of the group of ranks that each size adds
 
 
 @dataclass(slots=True)
@@ -93,12 +94,6 @@ class Standing:
         known_at, num, total, _, _ = self._sums.get(drafter, (place, 0.0, 0.0, 0.0, 0.0))
         kept = _KEPT ** max(place - known_at, 0)
         return (evidence.PRIOR * prior + kept * total) / (evidence.PRIOR + kept * num)
-
-
-# Nodes of each text that residents may be asked for, and before the worth of drafts is known.
-SIZES = (2, 4, 8, 16)
-FIRST_NODES = 8
-_FIRST_RANKS = np.array((0, *SIZES[:-1]))  # first rank of the group of ranks that each size adds
 
 
 @dataclass(slots=True)

@@ -17,11 +17,25 @@ from cluster.spec.step_profile import DRAFT_LENGTHS
 from cluster.spec.token_log import TokenLog
 from cluster.spec.tree import prune, walk
 
+log = logging.getLogger(__name__)
+
 # Places of one text that are judged together.
 PLACES_OF_STRETCH = 10
 # The most trees of one text, and the most of its places, that wait for their outcome; beyond that
 # the oldest is judged by the tokens known so far.
 MAX_WAITING = 8
+# To go a step up takes so many places of that phase, ...
+_PLACES_TO_RISE = 500
+# ... a lead of more than so many tokens a place, ...
+_LEAST_LEAD = 0.02
+# ... and claims that are so true.
+_MAX_CALIBRATION_ERROR = 0.05
+# To go down takes this many of the latest stretches, of at most 300 places together.
+_STRETCHES_TO_FALL = 300 // PLACES_OF_STRETCH
+# Standard errors by which a lead must be above, or below, the line.  A drafter that serves is
+# looked at for as long as it serves, which would bring down any but for a line far off.
+_CONFIDENCE = 1.64
+_CONFIDENCE_OF_ACTIVE = 4.0
 
 
 class Trial:
@@ -75,25 +89,6 @@ class Trial:
         taken = self._num_places, tuple(self._sums)
         self._sums, self._num_places = list(NOTHING), 0
         return taken
-
-
-# A drafter in a rollout: the phase that it has come to, and the evidence that moves it on.
-
-
-log = logging.getLogger(__name__)
-
-# To go a step up takes so many places of that phase, ...
-_PLACES_TO_RISE = 500
-# ... a lead of more than so many tokens a place, ...
-_LEAST_LEAD = 0.02
-# ... and claims that are so true.
-_MAX_CALIBRATION_ERROR = 0.05
-# To go down takes this many of the latest stretches, of at most 300 places together.
-_STRETCHES_TO_FALL = 300 // PLACES_OF_STRETCH
-# Standard errors by which a lead must be above, or below, the line.  A drafter that serves is
-# looked at for as long as it serves, which would bring down any but for a line far off.
-_CONFIDENCE = 1.64
-_CONFIDENCE_OF_ACTIVE = 4.0
 
 
 class Phase(enum.StrEnum):
