@@ -28,11 +28,10 @@ from cluster.requests.fields import PlainWhy
 from cluster.spec import evidence
 from cluster.spec.arms import FIRST_NODES
 from cluster.spec.budget import NO_DRAFTS, Ask
-from cluster.spec.forest import ranked, with_ancestors
 from cluster.spec.native import trees as native
 from cluster.spec.step_profile import DraftTime, StepProfile
 from cluster.spec.survival import claimed_conditionals
-from cluster.spec.tree import depths
+from cluster.spec.tree import depths, ranked, with_ancestors
 
 
 class Controller:

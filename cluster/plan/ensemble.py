@@ -18,7 +18,7 @@ from cluster.plan.texts import Resident, Text
 from cluster.spec import evidence
 from cluster.spec.acceptance import AcceptanceModel, Group
 from cluster.spec.arms import FIRST_NODES, SIZES, Exploration
-from cluster.spec.forest import Floats
+from cluster.spec.tree import Floats
 
 # A model that promises less than this share of the best one is not tried in each text: it takes
 # turns for all of them.

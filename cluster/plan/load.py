@@ -19,9 +19,9 @@ from cluster.spec import evidence
 from cluster.spec.acceptance import law_name
 from cluster.spec.arms import SIZES, Arm, Exploration, Recent
 from cluster.spec.budget import Ask
-from cluster.spec.forest import Floats
 from cluster.spec.guard import DeficitGuard
 from cluster.spec.step_profile import EDGES, NODE_EDGES, DraftTime, StepProfile, bucket
+from cluster.spec.tree import Floats
 
 # Predicts the time of a round as a sum of parts, each with a factor that is learned.
 #

@@ -13,10 +13,9 @@ from cluster.plan.texts import POOL, HeldTree, SourceBits, Text
 from cluster.records import record
 from cluster.spec import evidence
 from cluster.spec.acceptance import LEAST_WEIGHT, AcceptanceModel, Group, Score
-from cluster.spec.forest import Forest, Indices, Mask
 from cluster.spec.held_trees import Held, MergedTrees, Seen
 from cluster.spec.native.trees import merge_trees
-from cluster.spec.tree import below
+from cluster.spec.tree import Forest, Indices, Mask, below
 
 
 @record

@@ -18,8 +18,8 @@ from cluster.spec import evidence
 from cluster.spec.acceptance import AcceptanceModel
 from cluster.spec.arms import FIRST_NODES, SIZES
 from cluster.spec.budget import NO_DRAFTS, Ask, Prices, choose_nodes, ranking
-from cluster.spec.forest import Floats, Indices, Mask, ranked
 from cluster.spec.step_profile import EDGES
+from cluster.spec.tree import Floats, Indices, Mask, ranked
 
 # The gain over plain decoding that speculation must promise, as a share of a step: a smaller one
 # is within the error of the tables.

@@ -19,11 +19,10 @@ from cluster.spec import evidence
 from cluster.spec.acceptance import Group
 from cluster.spec.arms import Standing
 from cluster.spec.budget import NO_DRAFTS, Ask
-from cluster.spec.forest import Indices
 from cluster.spec.held_trees import Fate, Seen
 from cluster.spec.step_profile import DRAFT_LENGTHS, MAX_COMMIT
 from cluster.spec.token_log import TokenLog
-from cluster.spec.tree import walk
+from cluster.spec.tree import Indices, walk
 from cluster.spec.trials import MAX_WAITING, Trial
 
 # Records of the drafters inside a target, as its control loop sees them.

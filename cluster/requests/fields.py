@@ -6,7 +6,6 @@ import enum
 import hashlib
 import secrets
 from collections.abc import Mapping
-from dataclasses import field
 from hashlib import blake2b
 from typing import Literal, get_args
 
@@ -56,11 +55,6 @@ class BeamEnd:
 # A step of one text with the drafts that it verified, for requests that ask for them.
 
 
-_TOKENS: npt.NDArray[np.int32] = np.empty(0, np.int32)
-_FLOATS: npt.NDArray[np.float32] = np.empty(0, np.float32)
-_BITS: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
-
-
 @record
 class DraftStep:
     """One step of a text, as `return_draft_trees` shows it.
@@ -75,13 +69,13 @@ class DraftStep:
     sent the request.
     """
 
-    drafters: tuple[str, ...] = ()
-    token_ids: npt.NDArray[np.int32] = field(default_factory=lambda: _TOKENS)
-    parents: npt.NDArray[np.int32] = field(default_factory=lambda: _TOKENS)
-    survival: npt.NDArray[np.float32] = field(default_factory=lambda: _FLOATS)
-    sources: npt.NDArray[np.uint32] = field(default_factory=lambda: _BITS)
-    path: npt.NDArray[np.int32] = field(default_factory=lambda: _TOKENS)
-    own_token_ids: npt.NDArray[np.int32] = field(default_factory=lambda: _TOKENS)
+    drafters: tuple[str, ...]
+    token_ids: npt.NDArray[np.int32]
+    parents: npt.NDArray[np.int32]
+    survival: npt.NDArray[np.float32]
+    sources: npt.NDArray[np.uint32]
+    path: npt.NDArray[np.int32]
+    own_token_ids: npt.NDArray[np.int32]
     draft_time_s: float = 0.0
     step_time_s: float = 0.0
     num_sequences: int = 0

@@ -11,7 +11,7 @@ import numpy as np
 from cluster.config.schema import CoordinatorConfig
 from cluster.simulate.replay import Adaptive, Simulation
 from cluster.simulate.world import Machine, Pool, RecordedText
-from cluster.spec.forest import Floats
+from cluster.spec.tree import Floats
 
 # Each text is played at least about so often.
 _PASSES = 1.5

@@ -13,9 +13,8 @@ import numpy.typing as npt
 from cluster.core import EMPTY_FLOATS, EMPTY_TREE, FloatArray, TokenArray, TokenTree
 from cluster.plan.texts import Resident
 from cluster.records import frozen, record
-from cluster.spec.forest import concatenated, join
 from cluster.spec.step_profile import DraftTime, StepProfile
-from cluster.spec.tree import prune, reroot
+from cluster.spec.tree import join, prune, reroot
 
 # Recorded texts: what a target wrote, and the tree that each drafter had at every place of it.
 #
@@ -53,7 +52,7 @@ class RecordedTrees:
         """The trees of positions 0, 1, 2 ..."""
         forest = join([tree for tree, _ in trees])
         parents = np.concatenate([tree.parents for tree, _ in trees])
-        survival = concatenated([survival for _, survival in trees])
+        survival = np.concatenate([survival for _, survival in trees])
         return cls(forest.starts, forest.token_ids, parents, survival)
 
 

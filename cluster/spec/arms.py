@@ -20,9 +20,9 @@ import numpy as np
 
 from cluster.spec import evidence
 from cluster.spec.budget import Prices
-from cluster.spec.forest import Floats, Indices
 from cluster.spec.step_profile import NODE_EDGES
 from cluster.spec.survival import NUM_EQUAL_BINS
+from cluster.spec.tree import Floats, Indices
 
 # The share of the time that each kind of exploration may take.  The kinds are trees of
 # other sizes than the one that pays, and models that are not the best for a text.

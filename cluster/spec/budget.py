@@ -30,8 +30,8 @@ import numpy as np
 
 from cluster.core import FloatArray
 from cluster.records import equal_record, frozen, record
-from cluster.spec.forest import Floats, Indices, Mask
 from cluster.spec.step_profile import NODE_EDGES
+from cluster.spec.tree import Floats, Indices, Mask
 
 
 @record

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from cluster.core import FloatArray, TokenArray, TokenTree
 from cluster.records import record
-from cluster.spec.forest import Forest, Indices
 from cluster.spec.survival import Calibrator
-from cluster.spec.tree import depths
+from cluster.spec.tree import Forest, Indices, depths
 
 
 @record

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cluster.records import frozen
-from cluster.spec.forest import Floats
+from cluster.spec.tree import Floats
 
 # Student's t at 97.5 % by degrees of freedom; beyond the table the last entry, which is larger.
 _T = (

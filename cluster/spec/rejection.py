@@ -20,9 +20,8 @@ import numpy.typing as npt
 
 from cluster.core import TokenArray, TokenTree, token_array
 from cluster.requests.fields import DraftLaw, Laws
-from cluster.spec.forest import Floats, Indices
 from cluster.spec.noise import random_words
-from cluster.spec.tree import children
+from cluster.spec.tree import Floats, Indices, children
 
 # A law whose mass is below this has none but for rounding.
 _LEAST_MASS = 1e-12

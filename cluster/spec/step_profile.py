@@ -10,7 +10,7 @@ import numpy as np
 
 from cluster.records import frozen
 from cluster.spec.evidence import isotonic
-from cluster.spec.forest import Floats
+from cluster.spec.tree import Floats
 
 
 @frozen

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from cluster.core import FloatArray, TokenArray
 from cluster.spec import evidence
 from cluster.spec.evidence import isotonic
-from cluster.spec.forest import Floats, Indices
+from cluster.spec.tree import Floats, Indices
 
 
 def claimed_conditionals(parents: TokenArray | Indices, survival: FloatArray) -> Floats:

@@ -24,13 +24,12 @@ from cluster.engine.taps import Taps
 from cluster.errors import ContextLengthError, RequestError
 from cluster.plan.texts import Text
 from cluster.requests.fields import NO_LAWS, BeamEnd, BeamSpec, Laws
-from cluster.spec.forest import Floats
 from cluster.spec.held_trees import Seen
 from cluster.spec.logprobs import token_logprobs
 from cluster.spec.rejection import walk_in_turn
 from cluster.spec.sampling import RowLaws, scale, survivors
 from cluster.spec.transfer import sent
-from cluster.spec.tree import children, edges
+from cluster.spec.tree import Floats, children, edges
 from cluster.worker.target_sequence import TargetSequence, adjusted, no_law
 from cluster.worker.texts import TargetText
 

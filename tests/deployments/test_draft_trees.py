@@ -14,7 +14,7 @@ import pytest
 
 from cluster.client.generated import generation_pb2
 from cluster.config.schema import Config, DrafterConfig
-from cluster.core import token_array
+from cluster.core import EMPTY_TOKENS, TokenArray
 from cluster.requests.fields import DraftStep
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.ticket import MAX_NODES, StepTrace, written
@@ -103,10 +103,14 @@ async def test_grpc_shows_the_same_to_the_same(tokenizer: Tokenizer) -> None:
 
 
 def step(num_nodes: int) -> DraftStep:
-    chain = np.arange(num_nodes, dtype=np.int32)
-    return DraftStep(
-        ("a",), chain, chain - 1, np.ones(num_nodes, np.float32), np.ones(num_nodes, np.uint32)
-    )
+    return step_of(np.arange(num_nodes, dtype=np.int32), EMPTY_TOKENS)
+
+
+def step_of(chain: TokenArray, own: TokenArray) -> DraftStep:
+    size = len(chain)
+    parents = np.arange(-1, size - 1, dtype=np.int32)
+    ones = np.ones(size, np.float32), np.ones(size, np.uint32)
+    return DraftStep(("a",), chain, parents, *ones, EMPTY_TOKENS, own)
 
 
 @pytest.mark.parametrize("num_nodes", [0, 1, 60])
@@ -136,17 +140,7 @@ def test_a_piece_of_a_character_is_text_in_json(make: Any, tmp_path: Path) -> No
     tokenizer = Tokenizer.load(make(tmp_path))
     ids = tokenizer.encode("\N{OGHAM LETTER BEITH}", add_special_tokens=False)
     assert len(ids) > 1
-    shown = written(
-        DraftStep(
-            ("a",),
-            ids,
-            token_array(range(-1, len(ids) - 1)),
-            np.ones(len(ids), np.float32),
-            np.ones(len(ids), np.uint32),
-            own_token_ids=ids[:1],
-        ),
-        tokenizer,
-    )
+    shown = written(step_of(ids, ids[:1]), tokenizer)
     assert json.loads(json.dumps(shown)) == json.loads(json.dumps(shown, ensure_ascii=False))
     assert all(isinstance(node[2], str) for node in shown["nodes"])
     assert "\N{REPLACEMENT CHARACTER}" in {node[2] for node in shown["nodes"]}

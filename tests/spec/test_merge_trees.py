@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.core import FloatArray, TokenTree, token_array
-from cluster.spec.forest import Forest
 from cluster.spec.held_trees import Held, MergedTrees
 from cluster.spec.native.trees import merge_trees
 from cluster.spec.survival import Calibrator
+from cluster.spec.tree import Forest
 from cluster.spec.tree_check import check_tree
 from tests.support.spec import in_loops
 from tests.support.spec.trees import path_to, paths, token_trees

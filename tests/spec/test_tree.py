@@ -1,4 +1,5 @@
-"""Trees against brute force over their paths."""
+"""Trees, and many at once, against brute force over their paths; the walk over a target's draws by
+examples."""
 
 from __future__ import annotations
 
@@ -9,15 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.core import TokenTree
+from cluster.core import EMPTY_FLOATS, TokenTree, token_array
 from cluster.spec.tree import (
     ancestor_mask,
     children,
     depths,
+    join,
     monotone,
     prune,
+    ranked,
     reroot,
     walk,
+    walk_draws,
 )
 from cluster.spec.tree_check import check_tree
 from tests.support.spec.trees import path_to, paths, token_trees
@@ -99,3 +103,63 @@ def test_rerooting_keeps_exactly_the_continuations(tree: TokenTree, committed: l
         kept = [everything.index(path) for path in below]
         expected = survival[kept] / survival[result.node]
         np.testing.assert_allclose(result.survival, expected, rtol=1e-5)
+
+
+many_trees = st.lists(token_trees(), max_size=5)
+
+
+def same(ours: TokenTree, theirs: TokenTree) -> bool:
+    return (
+        ours.token_ids.tolist() == theirs.token_ids.tolist()
+        and ours.parents.tolist() == theirs.parents.tolist()
+    )
+
+
+@given(many_trees)
+def test_trees_come_out_as_they_went_in(trees: list[TokenTree]) -> None:
+    split = join(trees).split()
+
+    assert len(split) == len(trees)
+    assert all(map(same, split, trees))
+    assert all(tree.parents.dtype == np.int32 for tree in split)
+
+
+@given(many_trees, st.integers(0, 2**32 - 1))
+def test_the_best_nodes_are_those_of_each_tree(trees: list[TokenTree], seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    # Some are equal, some are no probabilities, and some exceed their parent's.
+    choices = np.array([0.0, 0.25, 0.5, 0.5, 0.9, 1.0, -0.5, np.nan], np.float32)
+    claims = [monotone(tree.parents, generator.choice(choices, len(tree))) for tree in trees]
+    forest = join(trees)
+
+    survival = np.concatenate((EMPTY_FLOATS, *claims))
+    nodes, ranks = ranked(survival, forest.owners, forest.starts)
+
+    for cap in (0, 1, 3, 100):
+        kept = np.zeros(forest.num_nodes, dtype=np.bool_)
+        kept[nodes[ranks < cap]] = True
+        expected = [prune(*each, cap)[0] for each in zip(trees, claims, strict=True)]
+        assert all(map(same, forest.keep(kept).split(), expected))
+
+
+#   0: a(5) - 2: c(7) - 4: e(9)
+#   1: b(6) - 3: d(7)
+TREE = TokenTree.of([5, 6, 7, 7, 9], [-1, -1, 0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("draws", "path", "token_ids"),
+    [
+        ([8, 7, 7, 9, 0, 0], [], [8]),  # the root draws what no child carries
+        ([5, 7, 0, 9, 0, 1], [0, 2, 4], [5, 7, 9, 1]),  # to a leaf, and one more
+        ([5, 6, 7, 9, 0, 1], [0], [5, 6]),  # node 2 has the token that node 1 drew, not its own
+        ([6, 7, 7, 9, 3, 1], [1, 3], [6, 7, 3]),  # the second branch
+        ([5, 7, 0, 8, 0, 1], [0, 2], [5, 7, 8]),
+    ],
+)
+def test_the_walk_goes_on_from_the_child_that_carries_the_draw(
+    draws: list[int], path: list[int], token_ids: list[int]
+) -> None:
+    nodes, emitted = walk_draws(TREE, token_array(draws))
+    assert (nodes.tolist(), emitted.tolist()) == (path, token_ids)
+    assert nodes.dtype == emitted.dtype == np.int32

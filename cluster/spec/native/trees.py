@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from cluster.core import FloatArray, TokenTree
 from cluster.native_functions import NativeFunctions
-from cluster.spec.forest import Forest
 from cluster.spec.held_trees import Fate, Held, MergedTrees
 from cluster.spec.step_profile import DRAFT_LENGTHS
 from cluster.spec.survival import NODE_DECAY, NUM_BINS, NUM_EQUAL_BINS
+from cluster.spec.tree import Forest
 
 
 def _fields(kind: type[Any], names: str) -> tuple[tuple[str, type[Any]], ...]:

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from cluster.core import FloatArray, TokenArray, token_array
+from cluster.core import EMPTY_FLOATS, FloatArray, TokenArray, token_array
 from cluster.spec.acceptance import JUDGED_RANK, TREE_DECAY, AcceptanceModel, Score
-from cluster.spec.forest import Floats, Forest, Indices, Mask, concatenated, join
 from cluster.spec.held_trees import Fate, Held, MergedTrees
 from cluster.spec.step_profile import DRAFT_LENGTHS
 from cluster.spec.survival import (
@@ -23,7 +22,7 @@ from cluster.spec.survival import (
     logit,
     sigmoid,
 )
-from cluster.spec.tree import monotone, reroot, walk
+from cluster.spec.tree import Floats, Forest, Indices, Mask, join, monotone, reroot, walk
 
 
 def merge_trees(trees: Sequence[Held], num_groups: int) -> MergedTrees:
@@ -65,8 +64,8 @@ def merge_trees(trees: Sequence[Held], num_groups: int) -> MergedTrees:
     return MergedTrees(
         np.array([each.node for each in rests], dtype=np.int64),
         join([each.tree for each in rests]),
-        concatenated([each.survival for each in rests]),
-        concatenated(calibrated),
+        np.concatenate((EMPTY_FLOATS, *(each.survival for each in rests))),
+        np.concatenate((EMPTY_FLOATS, *calibrated)),
         Forest(
             token_array([token for _, token in edges]),
             np.maximum(np.array(parents, dtype=np.int64), -1),
