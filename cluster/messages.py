@@ -89,7 +89,7 @@ class TextVerdict:
 
     context_len: tokens before the first of token_ids, which include no stop token.  sources:
     uint32[accepted], the drafters that had proposed each accepted node among token_ids, as bits
-    over the names of its `Open`; owners: the one that it is credited to (`cluster.spec.credit`).
+    over the names of its `Open`; owners: the one that it is credited to (`Text.owners`).
     num_nodes: number of verified nodes.  verified, credited: by name, how many of these nodes it
     had proposed, and how many are credited to it; empty = none.  why: the reason if num_nodes is 0.
     num_cached: tokens of the prompt found in the prefix cache.  step: where it was asked for.

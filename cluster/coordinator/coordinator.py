@@ -111,7 +111,7 @@ class Coordinator:
 
     def restore_learned(self, state: Mapping[str, Any]) -> None:
         """Begin with what `export_learned` gave; raises for a record of another form, as
-        `cluster.plan.scores` does."""
+        `cluster.plan.roster` does."""
         self._scores.restore(state)
 
     def use(self, config: Config) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from cluster.config.schema import Config
 from cluster.coordinator.present import Answered
-from cluster.plan.scores import DraftScores
+from cluster.plan.roster import DraftScores
 from cluster.plan.texts import MAX_LAG, Text
 
 # Nodes that a pool drafter is asked for (and a target sent), of one text and of all of a target:

@@ -178,7 +178,7 @@ class Series:
     def credit(self, request: Request, names: Sequence[str], verdict: TextVerdict) -> None:
         """Count a verified tree of a text whose drafters have these names.
 
-        A node of several drafters counts for one of them (`cluster.spec.credit`), so that the
+        A node of several drafters counts for one of them (`Text.owners`), so that the
         counts of all drafters add up to the totals; for the others it is a shared one.  The
         position of an accepted node in the metrics is its depth, from 0.
         """

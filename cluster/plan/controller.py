@@ -4,7 +4,7 @@
     learn()  after a step: the time that it took and the tokens that it brought
     scores   beside a step: how many nodes of each held tree would have been accepted
 
-One price decides about verifying and drafting (`cluster.spec.budget`, `cluster.spec.arms`).  Two
+One price decides about verifying and drafting (`cluster.spec.budget`).  Two
 more things can turn drafting off: the guard, once speculation has lost as much as it may, and the
 circuit breaker of a drafter that fails.  No clock, no randomness, no I/O; `now` is an argument.
 """
@@ -21,13 +21,12 @@ from cluster.plan.ensemble import Ensemble
 from cluster.plan.in_flight import DraftLength, Moment, Plan, Round
 from cluster.plan.load import TargetModel
 from cluster.plan.offers import Offers, gather, in_flight_of, look_at
-from cluster.plan.scores import DraftScores
+from cluster.plan.roster import DraftScores
 from cluster.plan.step_choice import StepChoice
 from cluster.plan.texts import EVERYONE, Text
 from cluster.requests.fields import PlainWhy
 from cluster.spec import evidence
-from cluster.spec.arms import FIRST_NODES
-from cluster.spec.budget import NO_DRAFTS, Ask
+from cluster.spec.budget import FIRST_NODES, NO_DRAFTS, Ask
 from cluster.spec.native import trees as native
 from cluster.spec.step_profile import DraftTime, StepProfile
 from cluster.spec.survival import claimed_conditionals

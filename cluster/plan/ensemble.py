@@ -2,7 +2,7 @@
 
 Look-ups take hardly any time, so all of them are asked.  Of the models a text gets the one that
 promises most in it: its outcomes in this text, and what it is worth in others while these are few
-(`cluster.spec.arms`).  A turn of a model takes much of its time whatever the number of texts,
+(`cluster.spec.budget`).  A turn of a model takes much of its time whatever the number of texts,
 so beside the best one of the batch another is asked only if it pays.  The others are tried.
 """
 
@@ -17,7 +17,7 @@ from cluster.plan.load import TargetModel
 from cluster.plan.texts import Resident, Text
 from cluster.spec import evidence
 from cluster.spec.acceptance import AcceptanceModel, Group
-from cluster.spec.arms import FIRST_NODES, SIZES, Exploration
+from cluster.spec.budget import FIRST_NODES, SIZES, Exploration
 from cluster.spec.tree import Floats
 
 # A model that promises less than this share of the best one is not tried in each text: it takes

@@ -17,8 +17,7 @@ from cluster.config.schema import CoordinatorConfig
 from cluster.plan.texts import Text
 from cluster.spec import evidence
 from cluster.spec.acceptance import law_name
-from cluster.spec.arms import SIZES, Arm, Exploration, Recent
-from cluster.spec.budget import Ask
+from cluster.spec.budget import SIZES, Arm, Ask, Exploration, Recent
 from cluster.spec.guard import DeficitGuard
 from cluster.spec.step_profile import EDGES, NODE_EDGES, DraftTime, StepProfile, bucket
 from cluster.spec.tree import Floats

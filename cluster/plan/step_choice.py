@@ -16,8 +16,7 @@ from cluster.plan.texts import Text
 from cluster.requests.fields import PlainWhy
 from cluster.spec import evidence
 from cluster.spec.acceptance import AcceptanceModel
-from cluster.spec.arms import FIRST_NODES, SIZES
-from cluster.spec.budget import NO_DRAFTS, Ask, Prices, choose_nodes, ranking
+from cluster.spec.budget import FIRST_NODES, NO_DRAFTS, SIZES, Ask, Prices, choose_nodes, ranking
 from cluster.spec.step_profile import EDGES
 from cluster.spec.tree import Floats, Indices, Mask, ranked
 

@@ -17,8 +17,7 @@ from cluster.records import frozen
 from cluster.requests.fields import NO_LAWS, Laws
 from cluster.spec import evidence
 from cluster.spec.acceptance import Group
-from cluster.spec.arms import Standing
-from cluster.spec.budget import NO_DRAFTS, Ask
+from cluster.spec.budget import NO_DRAFTS, Ask, Standing
 from cluster.spec.held_trees import Fate, Seen
 from cluster.spec.step_profile import DRAFT_LENGTHS, MAX_COMMIT
 from cluster.spec.token_log import TokenLog
@@ -191,10 +190,14 @@ class Text:
         self.trials = {pair: each for pair, each in self.trials.items() if drafter not in pair}
         self._asked_lens.pop(drafter, None)
 
-    def by_weight(self) -> list[int]:
-        """Return the numbers of its drafters, the one with the largest weight first."""
+    def owners(self, sources: Sequence[int]) -> list[int]:
+        """Return the drafter that each node is credited to, so that the counts by drafter add up:
+        of those that proposed it, the one with the largest weight; -1 where it is none of these.
+
+        sources: each node's drafters, as bits."""
         weights = [self.weights.get(name, 0.0) for name in self.names]
-        return sorted(range(len(weights)), key=lambda place: -weights[place])
+        order = sorted(range(len(weights)), key=lambda place: -weights[place])
+        return [next((place for place in order if bits >> place & 1), -1) for bits in sources]
 
     def has_tree_left(self, drafter: str) -> bool:
         """True if a drafter's tree has nodes after the last committed token."""

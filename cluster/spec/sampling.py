@@ -5,7 +5,7 @@ The whole order, vLLM's (V1 sampler), over float32 logits:
     1. logit_bias                     (`penalties.py`)
     2. repetition, then frequency and presence penalties, over the row's own path
     3. stop ids are banned while fewer than min_tokens are out; then the sequence's hook, where it
-       has one, e.g. a grammar's mask (`logits_hook.py`)
+       has one, e.g. a grammar's mask (`penalties.py`)
     4. temperature 0: argmax of what stands here; else division by the temperature
     5. min_p, then top_k, then top_p (top_p counts mass among the survivors of the two before it)
 

@@ -28,8 +28,7 @@ log = logging.getLogger(__name__)
 def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetWorker:
     """A target worker around a loaded engine, not yet started."""
     from cluster.plan.controller import Controller
-    from cluster.plan.roster import Roster
-    from cluster.plan.scores import DraftScores
+    from cluster.plan.roster import DraftScores, Roster
     from cluster.worker.swap import Swaps
     from cluster.worker.target import TargetWorker
     from cluster.worker.target_parts import TargetParts

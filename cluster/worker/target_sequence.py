@@ -26,8 +26,16 @@ from cluster.spec.draw import (
     gap_of,
     winner_among,
 )
-from cluster.spec.logits_hook import LogitsHook, TokenMask, forbid
-from cluster.spec.penalties import Counts, PenalisedRows, TokenBias, ban, penalise
+from cluster.spec.penalties import (
+    Counts,
+    LogitsHook,
+    PenalisedRows,
+    TokenBias,
+    TokenMask,
+    ban,
+    forbid,
+    penalise,
+)
 from cluster.spec.sampling import is_truncated, pack
 from cluster.spec.transfer import sent
 from cluster.spec.tree import depths, subtree
@@ -327,7 +335,7 @@ def _adjust(logits: torch.Tensor, batch: Sequence[TargetSequence]) -> None:
         if each.bias is not None:
             each.bias.apply(logits[each.rows])
     penalised = [
-        PenalisedRows(each.start, each.rows.stop, each.counts, each.params, each.tree)
+        PenalisedRows(each.start, each.counts, each.params, each.tree)
         for each in batch
         if each.params.has_penalties
     ]

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from cluster.core import (
+    EMPTY_TOKENS,
     EMPTY_TREE,
     FinishReason,
     SamplingParams,
@@ -20,10 +21,9 @@ from cluster.draft.committed_text import RequestState
 from cluster.messages import Open, StepReport, TextName, TextVerdict
 from cluster.plan.in_flight import PLAIN, InFlight
 from cluster.plan.roster import lot_of
-from cluster.plan.texts import MAX_DRAFTERS, NO_SOURCES, Resident, SourceBits, Text
+from cluster.plan.texts import MAX_DRAFTERS, Resident, SourceBits, Text
 from cluster.requests.fields import NO_LAWS, PROFILE_TENANT, DraftStep, Laws, PlainWhy
 from cluster.spec.acceptance import group_of
-from cluster.spec.credit import owners
 from cluster.spec.ending import cut
 from cluster.spec.token_log import TokenLog
 from cluster.worker.mailbox import TargetStream
@@ -167,7 +167,7 @@ class TargetText(Text):
         # The chain of a given output does not count as a draft.
         num_nodes = 0 if self.is_scored else len(in_flight.tree)
         sources, num_names = in_flight.sources, len(self.names)
-        owned = owners(sources.tolist(), self.by_weight()) if num_nodes else []
+        accepted, owned = (path, self.owners(sources.tolist())) if num_nodes else (EMPTY_TOKENS, [])
         why = PlainWhy.NONE if num_nodes or not could_draft else why
         step = None
         if self.opened.return_draft_trees:
@@ -189,8 +189,8 @@ class TargetText(Text):
             self.opened.generation,
             verdict.context_len,
             token_ids,
-            sources[path] if len(path) and num_nodes else NO_SOURCES,
-            tuple([owned[node] for node in path.tolist()]) if num_nodes else (),
+            sources[accepted],
+            tuple([owned[node] for node in accepted.tolist()]),
             num_nodes,
             _verified(sources, num_names) if num_nodes else (),
             tuple(map(owned.count, range(num_names))) if num_nodes else (),

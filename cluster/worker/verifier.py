@@ -22,7 +22,7 @@ from cluster.engine.work import Drawn, Output, Work
 from cluster.errors import DrafthouseError, RequestError, WorkerError
 from cluster.messages import Open, StepReport
 from cluster.records import record
-from cluster.spec.logits_hook import LogitsHook
+from cluster.spec.penalties import LogitsHook
 from cluster.spec.tree import walk_draws
 from cluster.worker.step_rows import (
     beam_verdict,

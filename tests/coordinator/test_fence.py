@@ -16,7 +16,7 @@ from cluster.messages import StepReport, VerdictFrame
 from cluster.metrics.recorder import Recorder
 from cluster.plan.controller import Controller
 from cluster.plan.fence import Fence
-from cluster.plan.scores import DraftScores
+from cluster.plan.roster import DraftScores
 from cluster.spec.statistics import TextStatistics
 from tests.support.coordinator.house import GREEDY, SEEDED, house
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_in_a_crowd

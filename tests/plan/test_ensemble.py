@@ -17,13 +17,12 @@ from benchmarks.replay.synthetic import KINDS, USELESS, Leads, kind_at
 from cluster.core import TokenTree, token_array
 from cluster.plan.ensemble import Ensemble
 from cluster.plan.load import TargetModel
-from cluster.plan.scores import DraftScores
+from cluster.plan.roster import DraftScores
 from cluster.plan.texts import Resident, Text
 from cluster.simulate.replay import Adaptive, Outcome, Playing, Simulation
 from cluster.simulate.world import Pool, recorded
 from cluster.spec.acceptance import AcceptanceModel
-from cluster.spec.arms import Exploration, Standing
-from cluster.spec.budget import Ask
+from cluster.spec.budget import Ask, Exploration, Standing
 from cluster.spec.held_trees import Seen
 from cluster.spec.step_profile import DraftTime
 from cluster.spec.token_log import TokenLog

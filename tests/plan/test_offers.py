@@ -130,3 +130,12 @@ def test_a_shadow_is_looked_at_and_not_offered(is_shadow: bool) -> None:
     assert offered(own) == [{} if is_shadow else {(1,): RESIDENT, (1, 2): RESIDENT}]
     look_at([own], 0)
     assert [seen.drafter for seen in own.seen] == ["resident"]
+
+
+def test_a_node_is_credited_to_the_heaviest_of_those_that_proposed_it() -> None:
+    of = text()
+    of.names = ("a", "b")
+    for weights, found in (({"b": 1.0}, [0, 1, 1]), ({"a": 1.0, "b": 0.5}, [0, 0, 1])):
+        of.weights = weights
+        assert of.owners([0b01, 0b11, 0b10]) == found
+    assert of.owners([0b100]) == [-1]

@@ -12,8 +12,7 @@ import pytest
 from cluster.config.proof import RolloutConfig
 from cluster.config.schema import Config, DrafterConfig
 from cluster.core import EMPTY_FLOATS, EMPTY_TREE, Proposal, TokenTree, token_array
-from cluster.plan.roster import Roster, lot_of
-from cluster.plan.scores import DraftScores
+from cluster.plan.roster import DraftScores, Roster, lot_of
 from cluster.plan.texts import HeldTree, Resident, Text
 from cluster.spec.budget import Ask
 from cluster.spec.interval import NOTHING, Stretch, lead_of, moments

@@ -73,7 +73,7 @@ def test_penalties_leave_finite_logits_that_are_in_order(penalty: float, shift: 
         SamplingParams(repetition_penalty=penalty, presence_penalty=shift),
     ):
         row = logits.clone()
-        penalise(row, [PenalisedRows(0, 1, counts, params, EMPTY_TREE)])
+        penalise(row, [PenalisedRows(0, counts, params, EMPTY_TREE)])
         values = row[0]
         assert not values.isnan().any()
         assert values[4] == -torch.inf  # what the model itself rules out

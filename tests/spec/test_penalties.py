@@ -49,7 +49,7 @@ def test_every_row_is_penalised_by_its_own_path(
     for prompt, output, tree, params in sequences:
         start = len(expected)
         counts = Counts.of(token_array(prompt), token_array(output), VOCAB_SIZE, CPU)
-        entries.append(PenalisedRows(start, start + len(tree) + 1, counts, params, tree))
+        entries.append(PenalisedRows(start, counts, params, tree))
         for path in [(), *paths(tree)]:
             row = logits[len(expected)]
             expected.append(by_definition(row, prompt, [*output, *path], params))
@@ -76,7 +76,7 @@ def test_penalties_leave_banned_tokens_banned_and_other_rows_alone() -> None:
     counts = Counts.of(token_array([0]), token_array([0, 1]), VOCAB_SIZE, CPU)
     params = SamplingParams(repetition_penalty=2.0, presence_penalty=1.0)
 
-    penalise(logits, [PenalisedRows(1, 2, counts, params, EMPTY_TREE)])
+    penalise(logits, [PenalisedRows(1, counts, params, EMPTY_TREE)])
 
     assert logits[0].tolist() == [-np.inf, 0, 0, 0, 0, 0]
     assert logits[1].tolist() == [-np.inf, -1, 0, 0, 0, 0]
@@ -105,6 +105,6 @@ def test_everything_is_kept_on_the_logits_device_in_single_precision() -> None:
 
     logits = torch.empty(2, VOCAB_SIZE, device=meta)
     tree = TokenTree.chain([3])
-    penalise(logits, [PenalisedRows(0, 2, counts, SamplingParams(presence_penalty=1.0), tree)])
+    penalise(logits, [PenalisedRows(0, counts, SamplingParams(presence_penalty=1.0), tree)])
     bias.apply(logits)
     ban(logits, [0], torch.tensor([1], device=meta))

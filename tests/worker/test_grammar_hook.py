@@ -14,7 +14,7 @@ import torch
 from cluster.core import SamplingParams, TokenTree
 from cluster.errors import RequestError
 from cluster.requests.fields import GrammarSpec
-from cluster.spec.logits_hook import clear_bits
+from cluster.spec.penalties import clear_bits
 from cluster.worker.target_parts import Grammars
 from cluster.worker.verifier import Verifier
 from tests.support.choices import by_day

@@ -13,7 +13,7 @@ import torch
 from cluster.core import EMPTY_TREE, SamplingParams, TokenArray, TokenTree
 from cluster.engine.cpu import kernels
 from cluster.errors import RequestError
-from cluster.spec.logits_hook import TokenMask
+from cluster.spec.penalties import TokenMask
 from cluster.worker.target_sequence import TargetSequence
 from cluster.worker.texts import TargetText
 from cluster.worker.verifier import Verifier

@@ -13,7 +13,7 @@ from cluster.core import SamplingParams, TokenArray, TokenTree
 from cluster.draft.base import Drafter
 from cluster.messages import TextVerdict
 from cluster.requests.fields import LAWS, Law
-from cluster.spec.logits_hook import TokenMask
+from cluster.spec.penalties import TokenMask
 from cluster.worker.verifier import OpenHook, Verifier
 from tests.support.choices import by_day
 from tests.support.clock import FakeClock

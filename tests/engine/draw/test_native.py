@@ -13,9 +13,9 @@ from cluster.core import SamplingParams, TokenArray, TokenTree, token_array
 from cluster.engine.cpu.kernels import Kernels
 from cluster.engine.draw.native import RankedDraw
 from cluster.messages import Open
-from cluster.spec.logits_hook import TokenMask
 from cluster.spec.logprobs import top_tokens
 from cluster.spec.noise import gumbel_rows
+from cluster.spec.penalties import TokenMask
 from cluster.worker.target_sequence import BatchDraws, TargetSequence
 from cluster.worker.texts import TargetText
 from tests.support.choices import pairwise

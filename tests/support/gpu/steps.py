@@ -40,7 +40,7 @@ from cluster.engine.schedule.batch import Batch
 from cluster.messages import Open
 from cluster.records import record
 from cluster.spec.draw import DrawRows, begin_draw
-from cluster.spec.logits_hook import TokenMask
+from cluster.spec.penalties import TokenMask
 from cluster.spec.sampling import is_truncated, pack
 from cluster.worker.step_rows import logprobs_of
 from cluster.worker.target_sequence import BatchDraws, TargetSequence

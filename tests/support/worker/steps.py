@@ -15,8 +15,7 @@ from cluster.messages import Open, PoolTree, StepFrame, TextName, VerdictFrame, 
 from cluster.metrics import Metric
 from cluster.metrics.recorder import Recorder
 from cluster.plan.controller import Controller
-from cluster.plan.roster import Roster
-from cluster.plan.scores import DraftScores
+from cluster.plan.roster import DraftScores, Roster
 from cluster.worker.residents import ResidentDrafter, Residents
 from cluster.worker.step_loop import StepLoop
 from cluster.worker.verifier import Verifier
