@@ -54,7 +54,7 @@ def _forecast(
         # This process imports what a target's does, so that it takes as much.
         import deployments.target  # noqa: F401
         from cluster.engine.device import free_cpu_bytes
-        from cluster.worker.trial import resident_bytes
+        from cluster.worker.target_parts import resident_bytes
 
         base, free = resident_bytes(), free_cpu_bytes()
     memory = memory_plan(config, found, base, on)
@@ -94,9 +94,9 @@ def _forecast(
 def _measure(
     config: Config, arguments: argparse.Namespace, base: int
 ) -> tuple[dict[str, Any], dict[int, Speedup]]:
-    """Return what was measured of one target process here, see `cluster.worker.trial`, and the
-    speed-up by the requests at a time."""
-    from cluster.worker.trial import try_here
+    """Return what was measured of one target process here, see
+    `cluster.worker.target_parts`, and the speed-up by the requests at a time."""
+    from cluster.worker.target_parts import try_here
 
     trial, num_drafts = try_here(config, arguments.task), arguments.draft_tokens
     draft_s = trial.costs.draft_s(1, num_drafts, with_models=trial.with_models)

@@ -29,8 +29,7 @@ def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetW
     """A target worker around a loaded engine, not yet started."""
     from cluster.plan.controller import Controller
     from cluster.plan.roster import DraftScores, Roster
-    from cluster.worker.swap import Swaps
-    from cluster.worker.target import TargetWorker
+    from cluster.worker.target import Swaps, TargetWorker
     from cluster.worker.target_parts import TargetParts
 
     settings = config.target.engine

@@ -24,7 +24,6 @@ from cluster.plan.roster import lot_of
 from cluster.plan.texts import MAX_DRAFTERS, Resident, SourceBits, Text
 from cluster.requests.fields import NO_LAWS, PROFILE_TENANT, DraftStep, Laws, PlainWhy
 from cluster.spec.acceptance import group_of
-from cluster.spec.ending import cut
 from cluster.spec.token_log import TokenLog
 from cluster.worker.mailbox import TargetStream
 
@@ -132,6 +131,18 @@ class TargetText(Text):
         # The last token needs no node: the target emits it after the others.
         return TokenTree.chain(self.forced[start : min(start + most, len(self.forced) - 1)])
 
+    def ending(self, token_ids: TokenArray) -> tuple[int, FinishReason | None]:
+        """Return how many of a step's tokens belong to the text, and why it ends; None = it goes
+        on.
+
+        Its stop ids end it once it has min_tokens, and are not part of it."""
+        for index, token in enumerate(token_ids[: self.remaining].tolist()):
+            if token in self._stop_ids and self.output_len + index >= self.params.min_tokens:
+                return index, FinishReason.STOP
+        if len(token_ids) >= self.remaining:
+            return self.remaining, FinishReason.LENGTH
+        return len(token_ids), None
+
     def take(self, verdict: Verdict, why: PlainWhy, report: StepReport) -> TextVerdict:
         """Take in a step's answer.  Returns the verdict for the coordinator.
 
@@ -152,13 +163,7 @@ class TargetText(Text):
         could_draft = could_draft and self.max_draft_tokens > 0 and self.remaining > 1
         self.end, num_kept = FinishReason.STOP, len(verdict.token_ids)
         if not verdict.beams:  # beams are whole texts, which nothing follows
-            num_kept, self.end = cut(
-                verdict.token_ids,
-                self.output_len,
-                self.remaining,
-                self._stop_ids,
-                self.params.min_tokens,
-            )
+            num_kept, self.end = self.ending(verdict.token_ids)
             self.tokens.append(verdict.token_ids[:num_kept])
         # A stop token is not part of the text, but plain decoding would have drawn it too.
         self.num_gained = num_kept + (self.end is FinishReason.STOP)

@@ -15,7 +15,7 @@ from cluster.engine.engine import Engine
 from cluster.errors import NotFoundError
 from cluster.messages import AdapterList
 from cluster.worker.residents import Residents
-from cluster.worker.swap import Swaps
+from cluster.worker.target import Swaps
 from cluster.worker.verifier import Verifier
 from tests.support.engine.adapters import merged_oracle, write_adapter
 from tests.support.engine.driver import generate, load_engine, prompt

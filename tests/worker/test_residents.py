@@ -21,7 +21,7 @@ from cluster.messages import Open
 from cluster.models.fingerprint import NO_MODEL, ModelVersion
 from cluster.worker.priority import freeze_gc
 from cluster.worker.residents import Residents
-from cluster.worker.swap import Swaps
+from cluster.worker.target import Swaps
 from tests.support.worker.residents import LONG_STEP, GreedyOracle, resident, resident_text
 from tests.support.worker.stage import stage, worker_of
 from tests.support.worker.steps import desk_of, steps, written

@@ -1,4 +1,4 @@
-"""Where a text ends: one function says it, whatever a step has drawn at once."""
+"""Where a text ends: it says it alone, whatever a step has drawn at once."""
 
 from __future__ import annotations
 
@@ -6,10 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.core import FinishReason, token_array
-from cluster.spec.ending import cut
+from cluster.core import FinishReason, SamplingParams, token_array
+from cluster.worker.texts import TargetText
+from tests.support.worker.texts import opened
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
+
+
+def cut(
+    tokens: list[int], num_output: int, remaining: int, stop_ids: tuple[int, ...], min_tokens: int
+) -> tuple[int, FinishReason | None]:
+    """What a text of so many output tokens, which may have so many more, keeps of a step's."""
+    params = SamplingParams(
+        stop_token_ids=stop_ids, min_tokens=min_tokens, max_tokens=num_output + remaining
+    )
+    written = opened("r", params=params, written=[0] * num_output)
+    return TargetText("r", written).ending(token_array(tokens))
 
 
 @pytest.mark.parametrize(
@@ -28,7 +40,6 @@ STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
         # The limit comes first: an end token behind it was never part of the text.
         ([5, 2], 0, 1, (2,), 0, (1, LENGTH)),
         ([5, 2], 0, 2, (2,), 0, (1, STOP)),
-        ([5], 0, 0, (5,), 0, (0, LENGTH)),
     ],
 )
 def test_a_step_is_cut_where_the_text_ends(
@@ -39,7 +50,7 @@ def test_a_step_is_cut_where_the_text_ends(
     min_tokens: int,
     expected: tuple[int, FinishReason | None],
 ) -> None:
-    assert cut(token_array(tokens), num_output, remaining, stop_ids, min_tokens) == expected
+    assert cut(tokens, num_output, remaining, stop_ids, min_tokens) == expected
 
 
 @given(
@@ -59,9 +70,8 @@ def test_how_many_tokens_a_step_brings_changes_no_end(
             part, rest = rest[:size], rest[size:]
             if not part:
                 break
-            kept, reason = cut(
-                token_array(part), len(text), max_tokens - len(text), stop_ids, min_tokens
-            )
+            room = max_tokens - len(text)
+            kept, reason = cut(part, len(text), room, tuple(stop_ids), min_tokens)
             text += part[:kept]
             if reason is not None:
                 return text, reason
