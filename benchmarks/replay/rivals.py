@@ -11,8 +11,7 @@ from cluster.plan.in_flight import Round
 from cluster.simulate.replay import Playing
 from cluster.simulate.world import NOTHING, DraftSource, Offer, RecordedText, best
 from cluster.spec.budget import Ask
-from cluster.spec.held_trees import Held
-from cluster.spec.native.trees import merge_trees
+from cluster.spec.native.trees import Held, merge_trees
 from cluster.spec.survival import Calibrator
 
 

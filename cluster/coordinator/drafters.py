@@ -21,7 +21,7 @@ from cluster.draft.breaker import CircuitBreaker
 from cluster.logs import OnceAMinute
 from cluster.messages import PoolTree, ProposalFrame, Refusal, WorkerDescription
 from cluster.plan.fence import Fence
-from cluster.plan.offers import gather, look_at
+from cluster.plan.in_flight import gather, look_at
 from cluster.spec.tree import prune
 from cluster.spec.tree_check import problem_in_text, problems_of_proposals
 

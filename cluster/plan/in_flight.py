@@ -1,18 +1,24 @@
-"""Records of a step: its plan, the nodes under verification, and the finished round."""
+"""What a step has: the trees at hand, the nodes under verification, its plan, and the finished
+round."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import field, replace
 
-from cluster.config.draft_length import DraftLengthConfig
+import numpy as np
+
 from cluster.core import EMPTY_FLOATS, EMPTY_TREE, FloatArray, TokenTree
-from cluster.plan.texts import NO_SOURCES, Resident, SourceBits, Text
+from cluster.plan.texts import NO_SOURCES, POOL, Resident, SourceBits, Text
 from cluster.records import frozen, record
 from cluster.requests.fields import PlainWhy
+from cluster.spec import evidence
+from cluster.spec.acceptance import LEAST_WEIGHT, AcceptanceModel, Group, Score
 from cluster.spec.budget import NO_DRAFTS, Ask
+from cluster.spec.native.trees import Held, MergedTrees, Seen, merge_trees
 from cluster.spec.step_profile import DraftTime
-from cluster.spec.tree import depths
+from cluster.spec.tree import Forest, Indices, Mask, below
 
 
 @record
@@ -101,79 +107,142 @@ class Round:
     prompt_rows: int = 0
 
 
-# Lowers how many nodes a step may verify for a text: by caps, and by the operator's rules.
-#
-# Nothing here raises a limit. The planner chooses below these caps, and the guard stays under
-# all.
+# The trees that a batch's drafters offer at present, re-rooted, calibrated and merged together.
 
 
-# For each kind that follows a text, its bounds where the configuration names none; None = what the
-# text may have.
-_BOUNDS: dict[str, tuple[int, int | None]] = {"heuristic": (1, None), "window": (3, 12)}
+@record
+class Offers:
+    """One tree per text of the batch, the union of its drafters' reachable ones.
 
-
-class DraftLength:
-    """The caps of a target.  Their state of a text lies in the `Text`."""
-
-    def __init__(self, settings: DraftLengthConfig) -> None:
-        self._settings = settings
-        self._num_sequences = 1
-
-    def set_caps(self, texts: Sequence[Text], num_sequences: int | None = None) -> None:
-        """Set the caps of these texts.
-
-        num_sequences: of their step, None = as of the last one.
-        """
-        self._num_sequences = num_sequences or self._num_sequences
-        for text in texts:
-            text.cap = self._cap(text)
-
-    def _cap(self, text: Text) -> int:
-        if text.is_plain:
-            return 0
-        settings, cap = self._settings, text.max_draft_tokens
-        if settings.kind == "constant":
-            cap = min(cap, settings.num_tokens)
-        elif settings.kind in _BOUNDS:
-            text.draft_len = text.draft_len or next_len(settings, settings.num_tokens, (), cap)
-            cap = min(cap, text.draft_len)
-        task = text.group[0].partition("@")[0]  # without its adapter
-        for rule in settings.overrides:
-            if rule.is_for(text.latency_class, task, self._num_sequences):
-                return min(cap, rule.max_draft_tokens)
-        return cap
-
-    def note(self, texts: Sequence[Text], in_flight: Sequence[InFlight]) -> None:
-        """Note the trees that a step verifies."""
-        if self._settings.kind in _BOUNDS:
-            for text, item in zip(texts, in_flight, strict=True):
-                text.verified_depth = int(depths(item.tree.parents).max(initial=0))
-
-    def learn(self, text: Text, num_tokens: int) -> None:
-        """Let a text's length follow its step that was noted last, which brought num_tokens."""
-        depth, text.verified_depth = text.verified_depth, 0
-        if depth:
-            fates = (*text.fates, (min(num_tokens - 1, depth), depth))
-            text.fates = fates[-self._settings.num_steps :]
-            text.draft_len = next_len(
-                self._settings, text.draft_len, text.fates, text.max_draft_tokens
-            )
-
-
-def next_len(
-    settings: DraftLengthConfig, draft_len: int, fates: Sequence[tuple[int, int]], most: int
-) -> int:
-    """Return a text's draft length after a step with drafts, which was draft_len before.
-
-    fates: of its latest steps with drafts, the newest last: accepted tokens, and the tree's depth;
-    there are none before its first step.  most: what the text may have.
+    survival: float32[n], calibrated, not increasing along a path.  sources: uint32[n], which
+    drafters have proposed the node, as bits over its text's names.  is_pooled, is_looked_up:
+    bool[n], a pool drafter, or a look-up among the residents, has proposed the node.
     """
-    if fates and settings.kind == "heuristic":
-        accepted, depth = fates[-1]
-        draft_len += 2 if accepted == depth else -1
-    elif fates:
-        share = sum(accepted for accepted, _ in fates) / sum(depth for _, depth in fates)
-        draft_len += (share > settings.raise_above) - (share < settings.lower_below)
-    least, greatest = _BOUNDS[settings.kind]
-    upper = min(settings.max_tokens or greatest or most, most)
-    return min(max(draft_len, settings.min_tokens or least), upper)
+
+    forest: Forest
+    survival: FloatArray
+    sources: SourceBits
+    is_pooled: Mask
+    is_looked_up: Mask
+
+    def keep(self, kept: Mask) -> Offers:
+        """Return the offers with only the nodes where `kept` is set; each node's parent is kept."""
+        return Offers(
+            self.forest.keep(kept),
+            self.survival[kept],
+            self.sources[kept],
+            self.is_pooled[kept],
+            self.is_looked_up[kept],
+        )
+
+
+def gather(batch: Sequence[Text], acceptance: AcceptanceModel) -> Offers | None:
+    """The offers for `batch`; None when no drafter has anything for any of it.
+
+    Held trees are re-rooted at the last committed token.  Each is calibrated only once.
+    """
+
+    @functools.cache  # drafters and groups are few
+    def known(name: str, group: Group) -> tuple[Score, float]:
+        score = acceptance.known(name, group)
+        return score, score.weight()
+
+    rows = [
+        (text, name, _held(index, text, name, *known(name, text.group)))
+        for index, text in enumerate(batch)
+        for name, held in text.held.items()
+        if not held.is_shadow
+    ]
+    if not any(len(row.tree.token_ids) for _, _, row in rows):
+        return None
+    found = merge_trees([row for _, _, row in rows], len(batch))
+    own = [text.held[name] for text, name, _ in rows]
+    _note(rows, found)
+    if found.merged.num_nodes == 0:
+        return None
+    owners = found.left.owners
+    is_pooled = np.array([not held.is_resident for held in own])[owners]
+    is_looked_up = np.array([held.is_look_up for held in own])[owners]
+    bits = [1 << text.names.index(name) if name in text.names else 0 for text, name, _ in rows]
+    sources = np.array(bits, dtype=np.uint32)[owners]
+    for index, held in enumerate(own):
+        if held.sources is not None:
+            sources[found.left.span(index)] = held.sources
+    united = np.zeros((3, found.merged.num_nodes), dtype=np.uint32)
+    for union, values in zip(united, (sources, is_pooled, is_looked_up), strict=True):
+        np.bitwise_or.at(union, found.places, values)
+    return Offers(found.merged, found.survival, united[0], united[1] > 0, united[2] > 0)
+
+
+def look_at(batch: Sequence[Text], turn: int) -> None:
+    """Remember some of the held trees, to be scored by the text that follows.
+
+    If there are many, a few are evidence enough, and `turn` selects others each time.  Shadow trees
+    are included.
+    """
+    held = [
+        (text, name, tree)
+        for text in batch
+        if text.is_coupled  # other texts follow what was verified: `cluster.worker.step_rows`
+        for name, tree in text.held.items()
+    ]
+    stride = -(-len(held) // evidence.FEW) if held else 1
+    for text, name, tree in held[turn % stride :: stride]:
+        # What is left of a model's former tree says little of the trees that it would draft now.
+        is_rest = tree.is_resident and not tree.is_look_up and tree.proposed_len < len(text.tokens)
+        if tree.base_len <= len(text.tokens) and not is_rest:
+            text.seen.append(Seen(name, text.group, tree.base_len, tree.tree, tree.survival))
+
+
+def _held(index: int, text: Text, name: str, score: Score, prior: float) -> Held:
+    """Return a tree as it was proposed, or what the last batch has left of it."""
+    held, weight = text.held[name], text.standing.expected(name, len(text.tokens), prior)
+    if name != POOL:  # the coordinator has applied its drafters' weights
+        text.weights[name] = weight
+    return Held(
+        index,
+        held.tree,
+        held.survival,
+        held.calibrated,
+        score.calibrator,
+        text.tokens.since(held.base_len),
+        max(weight, LEAST_WEIGHT),
+    )
+
+
+def _note(rows: Sequence[tuple[Text, str, Held]], found: MergedTrees) -> None:
+    """Store with each text what has become of its trees."""
+    trees = found.left.split()
+    for index, ((text, name, _), root) in enumerate(zip(rows, found.roots.tolist(), strict=True)):
+        held = text.held[name]
+        if root == -2:
+            held.sources = None  # no node is left
+            del text.held[name]
+            continue
+        if root >= 0:
+            held.base_len = len(text.tokens)
+        if root >= 0 and (held.sources is not None or held.laws):
+            kept = below(held.tree.parents, root)
+            if held.sources is not None:
+                held.sources = held.sources[kept]
+            places = {root: -1, **{node: place for place, node in enumerate(kept.tolist())}}
+            held.laws = {places[at]: law for at, law in held.laws.items() if at in places}
+        nodes = found.left.span(index)
+        held.tree, held.survival = trees[index], found.claimed[nodes]
+        held.calibrated = found.calibrated[nodes]
+
+
+def in_flight_of(texts: Sequence[Text], offers: Offers, nodes: Indices) -> list[InFlight]:
+    """Return an item for each text, with its nodes among the chosen ones."""
+    if len(nodes) == 0:
+        return [PLAIN] * len(texts)
+    is_chosen = np.zeros(offers.forest.num_nodes, dtype=np.bool_)
+    is_chosen[nodes] = True
+    chosen = offers.keep(is_chosen)
+    trees, bounds = chosen.forest.split(), chosen.forest.starts.tolist()
+    return [
+        InFlight(tree, chosen.sources[start:stop], chosen.survival[start:stop])
+        if stop > start
+        else PLAIN
+        for tree, start, stop in zip(trees, bounds, bounds[1:], strict=False)
+    ]

@@ -9,9 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from cluster.plan.ensemble import Ensemble, draft_s
-from cluster.plan.in_flight import Moment, Plan
+from cluster.plan.in_flight import Moment, Offers, Plan, in_flight_of
 from cluster.plan.load import BatchGroup, TargetModel
-from cluster.plan.offers import Offers, in_flight_of
 from cluster.plan.texts import Text
 from cluster.requests.fields import PlainWhy
 from cluster.spec import evidence

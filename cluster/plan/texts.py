@@ -18,7 +18,7 @@ from cluster.requests.fields import NO_LAWS, Laws
 from cluster.spec import evidence
 from cluster.spec.acceptance import Group
 from cluster.spec.budget import NO_DRAFTS, Ask, Standing
-from cluster.spec.held_trees import Fate, Seen
+from cluster.spec.native.trees import Fate, Seen
 from cluster.spec.step_profile import DRAFT_LENGTHS, MAX_COMMIT
 from cluster.spec.token_log import TokenLog
 from cluster.spec.tree import Indices, walk
@@ -96,7 +96,7 @@ class Text:
     seen: trees whose outcome is not known yet.  num_steps: the steps of the text so far.
     ask, ask_mask: the drafts to make after its step, and by which residents: bit i stands for the
     target's i-th.  standing: how its drafters have fared in it.
-    draft_len, fates, verified_depth: of `cluster.plan.in_flight`; the present length, 0 = none
+    draft_len, fates, verified_depth: of `DraftLength`; the present length, 0 = none
     yet; accepted tokens and depth of the latest trees; the depth of the one under way.
     is_coupled: its tokens do not depend on its drafts.
     lot: of its request, for rollouts.  shadows, resting: those of its drafters that are scored

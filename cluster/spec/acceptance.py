@@ -19,8 +19,8 @@ import numpy as np
 
 from cluster.core import SamplingParams
 from cluster.spec import evidence
-from cluster.spec.held_trees import Fate
 from cluster.spec.native import trees as native
+from cluster.spec.native.trees import Fate
 from cluster.spec.step_profile import DRAFT_LENGTHS
 from cluster.spec.survival import Calibrator
 

@@ -72,14 +72,6 @@ def gumbel(
     return noise
 
 
-def gumbel_rows(
-    seeds: Iterable[int], positions: Iterable[int], streams: Iterable[int], vocab_size: int
-) -> FloatArray:
-    """Noise over the whole vocabulary: float32[rows, vocab_size], one row per triple."""
-    triples = zip(seeds, positions, streams, strict=True)
-    return np.stack([gumbel_row(*triple, vocab_size) for triple in triples])
-
-
 @functools.lru_cache(_NUM_KEPT)
 def gumbel_row(seed: int, position: int, stream: int, vocab_size: int) -> FloatArray:
     """Noise over the whole vocabulary, float32[vocab_size]; it is kept, so only to be read.

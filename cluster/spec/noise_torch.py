@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from cluster.spec.noise import MASK32, philox
-from cluster.spec.noise import gumbel_rows as gumbel_rows_numpy
+from cluster.spec.noise import MASK32, gumbel_row, philox
 
 Triple = tuple[int, int, int]  # seed, output position, stream
 
@@ -22,8 +21,10 @@ def gumbel_rows(keys: torch.Tensor, vocab_size: int) -> torch.Tensor:
     if keys.device.type == "cpu":
         # NumPy is several times faster than eager torch here, and keeps rows.
         seeds, positions, streams = keys.numpy()
-        triples = seeds.view(np.uint64).tolist(), positions.tolist(), streams.tolist()
-        return torch.from_numpy(gumbel_rows_numpy(*triples, vocab_size))
+        triples = zip(
+            seeds.view(np.uint64).tolist(), positions.tolist(), streams.tolist(), strict=True
+        )
+        return torch.from_numpy(np.stack([gumbel_row(*triple, vocab_size) for triple in triples]))
     return gumbel_rows_eager(keys, vocab_size)
 
 

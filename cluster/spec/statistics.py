@@ -22,9 +22,8 @@ class TextStatistics:
     """
 
     _num_steps: int = 0
-    _num_spec_steps: int = 0
     _num_drafted: int = 0
-    _histogram: list[int] = field(default_factory=list)
+    _histogram: Counter[int] = field(default_factory=Counter)  # steps with drafts, by accepted
     _accepted: Counter[str] = field(default_factory=Counter)
     _shared: Counter[str] = field(default_factory=Counter)
     _verified: Counter[str] = field(default_factory=Counter)
@@ -45,13 +44,10 @@ class TextStatistics:
         self._decode_time_s = step.decode_time_s
         if not step.num_nodes:
             return
-        self._num_spec_steps += 1
         self._num_drafted += step.num_nodes
         self._verified.update(step.verified)
         self._accepted.update(names[0] for names in sources)
         self._shared.update(name for names in sources for name in names[1:])
-        missing = len(sources) + 1 - len(self._histogram)
-        self._histogram.extend([0] * missing)
         self._histogram[len(sources)] += 1
 
     def of(self, whole: SpeculationStats) -> SpeculationStats:
@@ -61,15 +57,16 @@ class TextStatistics:
 
     def snapshot(self, idle_because: str) -> SpeculationStats:
         """idle_because: why it had no step with drafts, if it had none; "" = it had some later."""
+        num_spec_steps, longest = self._histogram.total(), max(self._histogram, default=-1)
         return SpeculationStats(
             num_steps=self._num_steps,
-            num_spec_steps=self._num_spec_steps,
+            num_spec_steps=num_spec_steps,
             num_draft_tokens=self._num_drafted,
             num_accepted_draft_tokens=self._accepted.total(),
-            acceptance_histogram=tuple(self._histogram),
+            acceptance_histogram=tuple(self._histogram[count] for count in range(longest + 1)),
             accepted_by_drafter=dict(self._accepted),
             shared_by_drafter=dict(self._shared),
             verified_by_drafter=dict(self._verified),
-            idle_because="" if self._num_spec_steps else idle_because or TOO_SHORT,
+            idle_because="" if num_spec_steps else idle_because or TOO_SHORT,
             decode_time_s=self._decode_time_s,
         )

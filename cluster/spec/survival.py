@@ -68,15 +68,10 @@ class Calibrator:
         self.curve = np.concatenate(([1.0, 0.0], _CENTRES, np.zeros(NUM_BINS)))
         self.curve_at = self.curve.ctypes.data
 
-    @property
-    def num_observed(self) -> float:
-        """Effective number of observations: forgotten ones do not count."""
-        return float(self._num.sum())
-
     def fit_if_due(self) -> None:
         """Fit anew if what was observed since the last fit is enough to tell, and is as much of
         all that is remembered as a new value is of a running mean."""
-        if self._unfitted[0] >= max(evidence.FEW, evidence.RECENT * self.num_observed):
+        if self._unfitted[0] >= max(evidence.FEW, evidence.RECENT * self._num.sum()):
             self._fit()
 
     def expected_error(self) -> float:

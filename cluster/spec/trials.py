@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import enum
 import logging
+import math
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+import numpy as np
 
 from cluster.config.proof import RolloutConfig
 from cluster.core import EMPTY_TREE, Proposal, TokenTree
 from cluster.spec import evidence
 from cluster.spec.acceptance import JUDGED_RANK
-from cluster.spec.interval import NOTHING, Stretch, lead_of, moments
 from cluster.spec.step_profile import DRAFT_LENGTHS
 from cluster.spec.token_log import TokenLog
-from cluster.spec.tree import prune, walk
+from cluster.spec.tree import Floats, prune, walk
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +38,40 @@ _STRETCHES_TO_FALL = 300 // PLACES_OF_STRETCH
 # looked at for as long as it serves, which would bring down any but for a line far off.
 _CONFIDENCE = 1.64
 _CONFIDENCE_OF_ACTIVE = 4.0
+
+
+# The lead of one drafter over another: the accepted tokens of a step with it, less the other's.
+#
+# A step accepts a stretch of the text at once, so of each drafter only those places count at
+# which a step with it would have begun (as in `cluster.spec.acceptance`). These differ, so the
+# lead is the difference of two ratios, accepted tokens by places. Places of one text resemble
+# each other, so the standard error comes from whole stretches of text, as of clusters (Cochran
+# 1977, section 6).
+
+
+# Of the candidate, places and accepted tokens; of the former, places and accepted tokens.
+Stretch = tuple[float, ...]
+NOTHING: Stretch = (0.0, 0.0, 0.0, 0.0)
+
+
+def moments(stretch: Stretch) -> Floats:
+    """Return what is summed over stretches: the values, and their products."""
+    values: Floats = np.array(stretch, dtype=np.float64)
+    return np.concatenate((values, np.outer(values, values).ravel()))
+
+
+def lead_of(sums: Floats) -> tuple[float, float]:
+    """Return (the lead in tokens a step, its standard error).  sums: of `moments`."""
+    new_places, new_total, old_places, old_total = sums[:4].tolist()
+    if not (new_places and old_places):
+        return 0.0, math.inf
+    new, old = new_total / new_places, old_total / old_places
+    # By how much a stretch moves each ratio, to first order.
+    slopes: Floats = np.array(
+        [-new / new_places, 1.0 / new_places, old / old_places, -1.0 / old_places]
+    )
+    variance = float(slopes @ sums[4:].reshape(4, 4) @ slopes)
+    return new - old, math.sqrt(max(variance, 0.0))
 
 
 class Trial:

@@ -24,8 +24,8 @@ from cluster.engine.taps import Taps
 from cluster.errors import ContextLengthError, RequestError
 from cluster.plan.texts import Text
 from cluster.requests.fields import NO_LAWS, BeamEnd, BeamSpec, Laws
-from cluster.spec.held_trees import Seen
 from cluster.spec.logprobs import token_logprobs
+from cluster.spec.native.trees import Seen
 from cluster.spec.rejection import walk_in_turn
 from cluster.spec.sampling import RowLaws, scale, survivors
 from cluster.spec.transfer import sent

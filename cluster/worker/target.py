@@ -163,7 +163,8 @@ class TargetWorker:
         while True:
             await asyncio.sleep(self._heartbeat_s)
             heard = stream.heard  # before the names, which so have all that was heard
-            beat = Heartbeat(self._texts.names(stream), heard)
+            names = tuple(text.name for text in self._texts.of(stream))
+            beat = Heartbeat(names, heard)
             stream.post(VerdictFrame(heartbeat=beat, load=self.streams.load))
 
     async def _report(self, stream: TargetStream) -> None:

@@ -17,7 +17,6 @@ from cluster.messages import (
     PoolTree,
     Refusal,
     StepFrame,
-    TextName,
     VerdictFrame,
     WorkerDescription,
 )
@@ -41,7 +40,7 @@ _MAX_RAISED_ALONE = 3
 
 
 class TextKeeper(dict[str, TargetText]):
-    """All texts, by their names inside the worker.  Engine thread only, but for `of` and `names`.
+    """All texts, by their names inside the worker.  Engine thread only, but for `of`.
 
     broken: the error after which the engine cannot be used any more, None = it can.
     """
@@ -71,10 +70,6 @@ class TextKeeper(dict[str, TargetText]):
         # The copy is atomic in Python, so the engine thread may go on meanwhile.
         return [text for text in self.copy().values() if text.stream is stream]
 
-    def names(self, stream: TargetStream) -> tuple[TextName, ...]:
-        """Return the coordinator's own names of its texts; may be called from any thread."""
-        return tuple(text.name for text in self.of(stream))
-
     def next_batch(self, max_rows: int) -> list[TargetText]:
         """Return the texts that join the step: all that are ready, or one suspect alone."""
         ready = [text for text in self.values() if text.is_ready]
@@ -99,7 +94,10 @@ class TextKeeper(dict[str, TargetText]):
         for tree in self._sound(frame.trees):
             self._hold(stream, tree)
         if frame.heartbeat is not None:
-            self._forget_unnamed(stream, frame.heartbeat.texts)
+            named = set(frame.heartbeat.texts)
+            for text in self.of(stream):
+                if text.name not in named:  # its cancel was lost
+                    self.drop(text)
             stream.is_plain = frame.heartbeat.is_plain
         # Last, because a frame counts as heard only once its texts are here.
         stream.heard = max(stream.heard, frame.serial)
@@ -109,13 +107,6 @@ class TextKeeper(dict[str, TargetText]):
         for text in self.of(stream):
             self.drop(text)
         self._convicted = {name for name in self._convicted if not name.startswith(stream.prefix)}
-
-    def _forget_unnamed(self, stream: TargetStream, names: Sequence[TextName]) -> None:
-        """Drop texts whose cancel was lost."""
-        named = set(names)
-        for text in self.of(stream):
-            if text.name not in named:
-                self.drop(text)
 
     def _open(self, stream: TargetStream, opened: Open) -> None:
         """Run a text, unless it is here already or a newer owner has it."""

@@ -69,6 +69,7 @@ class Verifier:
     """Verifies trees of texts.  Synchronous; one thread calls it.
 
     last_rows: the rows of the last step for the drafters that read them; empty if none does.
+    drawn_by: the implementation of draws on a GPU, "triton" or "torch".
     prepare: texts wait for what it gives; if that fails, their first step meets the same error.
     """
 
@@ -92,14 +93,10 @@ class Verifier:
         self._clock = clock
         self._native = kernels.load() if engine.device.type == "cpu" else None
         self._fused = fused_draw(engine.device, engine.vocab_size)
+        self.drawn_by = "torch" if self._fused is None else "triton"
         self._sequences: dict[str, TargetSequence] = {}
         self._num_beam_rows = 0  # in the engine's answers of the present step
         self._ahead: dict[str, Output] = {}  # the engine's answers of the next step
-
-    @property
-    def drawn_by(self) -> str:
-        """The implementation of draws on a GPU: "triton" or "torch"."""
-        return "torch" if self._fused is None else "triton"
 
     @property
     def has_pending(self) -> bool:
@@ -119,7 +116,10 @@ class Verifier:
         refused: dict[str, DrafthouseError] = {}
         for text, tree in asked:
             try:
-                self._admit(text, tree)
+                sequence = self._sequences.get(text.id) or self._open(text)
+                sequence.begin(tree)
+                self._queue(sequence)
+                self._sequences[text.id] = sequence
             except DrafthouseError as error:
                 refused[text.id] = error
         self.release(refused)
@@ -217,13 +217,6 @@ class Verifier:
             self._ahead = {name: each for name, each in outputs.items() if name not in lost}
 
         return end
-
-    def _admit(self, text: TargetText, tree: TokenTree) -> None:
-        """Queue one text; raises if it cannot be served."""
-        sequence = self._sequences.get(text.id) or self._open(text)
-        sequence.begin(tree)
-        self._queue(sequence)
-        self._sequences[text.id] = sequence
 
     def _queue(self, sequence: TargetSequence) -> None:
         text, search = sequence.text, sequence.search

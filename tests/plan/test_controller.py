@@ -15,7 +15,7 @@ from cluster.plan.in_flight import Moment, Round
 from cluster.plan.texts import HeldTree, Text
 from cluster.requests.fields import PlainWhy
 from cluster.spec.budget import SIZES, Ask, Prices
-from cluster.spec.held_trees import Fate, Seen
+from cluster.spec.native.trees import Fate, Seen
 from cluster.spec.step_profile import EDGES, DraftTime, StepProfile
 from tests.support.plan.played import CLAIMED, GROUP, LM, STEP_S, SUFFIX, Played, text_of
 from tests.support.spec.in_loops import calibrated

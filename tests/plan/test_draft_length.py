@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from cluster.config.draft_length import DraftLengthConfig, DraftLengthOverride
-from cluster.plan.in_flight import Moment, Round, next_len
+from cluster.plan.controller import next_len
+from cluster.plan.in_flight import Moment, Round
 from cluster.plan.texts import Text
 from tests.support.plan.played import LM, STEP_S, Played, text_of
 

@@ -23,7 +23,7 @@ from cluster.simulate.replay import Adaptive, Outcome, Playing, Simulation
 from cluster.simulate.world import Pool, recorded
 from cluster.spec.acceptance import AcceptanceModel
 from cluster.spec.budget import Ask, Exploration, Standing
-from cluster.spec.held_trees import Seen
+from cluster.spec.native.trees import Seen
 from cluster.spec.step_profile import DraftTime
 from cluster.spec.token_log import TokenLog
 from tests.support.choices import by_day, by_night

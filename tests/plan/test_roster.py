@@ -15,9 +15,8 @@ from cluster.core import EMPTY_FLOATS, EMPTY_TREE, Proposal, TokenTree, token_ar
 from cluster.plan.roster import DraftScores, Roster, lot_of
 from cluster.plan.texts import HeldTree, Resident, Text
 from cluster.spec.budget import Ask
-from cluster.spec.interval import NOTHING, Stretch, lead_of, moments
 from cluster.spec.token_log import TokenLog
-from cluster.spec.trials import Candidate, Phase, Trial
+from cluster.spec.trials import NOTHING, Candidate, Phase, Stretch, Trial, lead_of, moments
 
 SHARE = 0.5
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cluster.core import SamplingParams, TokenArray
 from cluster.spec.draw import DrawRows, begin_draw, winner_among
-from cluster.spec.noise import gumbel_rows
+from cluster.spec.noise import gumbel_row
 from cluster.spec.sampling import is_truncated, pack
 from tests.spec.test_sampling import LAWS, reference_survivors
 
@@ -54,10 +54,9 @@ def test_the_draw_is_the_argmax_of_scores_over_the_survivors(
     found = drawn(logits, params, range(len(params)))
 
     assert (found >= 0).all()
-    noise = gumbel_rows([seed] * len(params), range(len(params)), [0] * len(params), 400)
     for row, law in enumerate(params):
         alive = sorted(reference_survivors(logits[row], law))
-        scores = logits[row] / law.temperature + noise[row]
+        scores = logits[row] / law.temperature + gumbel_row(seed, row, 0, 400)
         best = scores[alive].max()
         # Rounding may decide between scores that are equal to float32, or at top_p's border.
         close = {token for token in alive if scores[token] > best - 1e-4}
@@ -92,7 +91,7 @@ def test_sampled_ties_go_to_the_lowest_token_on_both_paths() -> None:
     # so scores tie exactly between the candidates that are not the maximum's neighbours.
     logits = np.full((1, 200), -1.0, dtype=np.float32)
     logits[0, [150, 20, 90]] = 5.0
-    noise = gumbel_rows([3], [0], [0], 200)[0]
+    noise = gumbel_row(3, 0, 0, 200)
     best = int(np.array([20, 90, 150])[noise[[20, 90, 150]].argmax()])
 
     few = drawn(logits, [SamplingParams(1e-30, top_k=3, seed=3)], [0])

@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from cluster.spec.interval import Interval, lead_of, moments
+from cluster.spec.interval import Interval
+from cluster.spec.trials import lead_of, moments
 
 
 def test_an_interval_is_students_about_the_mean() -> None:

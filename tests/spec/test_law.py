@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from cluster.core import EMPTY_TOKENS, EMPTY_TREE, SamplingParams, TokenTree
-from cluster.spec.held_trees import Held
-from cluster.spec.native.trees import merge_trees
+from cluster.spec.native.trees import Held, merge_trees
 from cluster.spec.survival import Calibrator
 from cluster.spec.tree import prune, reroot, walk_draws
 from tests.support.choices import by_day

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.core import FloatArray, TokenTree, token_array
-from cluster.spec.held_trees import Held, MergedTrees
-from cluster.spec.native.trees import merge_trees
+from cluster.spec.native.trees import Held, MergedTrees, merge_trees
 from cluster.spec.survival import Calibrator
 from cluster.spec.tree import Forest
 from cluster.spec.tree_check import check_tree

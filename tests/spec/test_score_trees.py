@@ -7,7 +7,7 @@ import pytest
 
 from cluster.core import FloatArray, TokenTree, token_array
 from cluster.spec.acceptance import AcceptanceModel
-from cluster.spec.held_trees import Fate, Seen
+from cluster.spec.native.trees import Fate, Seen
 from cluster.spec.step_profile import DRAFT_LENGTHS
 from tests.support.spec import in_loops
 from tests.support.spec.trees import random_tree

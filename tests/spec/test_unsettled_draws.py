@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from cluster.core import SamplingParams
 from cluster.spec.draw import begin_draw
-from cluster.spec.noise import gumbel_rows
+from cluster.spec.noise_torch import gumbel_rows
 from cluster.spec.sampling import NUM_CANDIDATES, scale
 from tests.spec.test_draw import random_logits, rows_for
 from tests.spec.test_selection import LAWS, ROWS
@@ -38,10 +38,7 @@ class Kernel:
     ) -> torch.Tensor:
         self.calls.append(len(logits))
         scaled = scale(logits, maxima, temperatures)
-        seeds, positions, streams = keys.numpy()
-        unsigned = seeds.view(np.uint64).tolist()
-        noise = gumbel_rows(unsigned, positions.tolist(), streams.tolist(), logits.shape[1])
-        scores = scaled + torch.from_numpy(noise)
+        scores = scaled + gumbel_rows(keys, logits.shape[1])
         if cutoffs is not None:
             scores[scaled < cutoffs.unsqueeze(1)] = -torch.inf
         return scores.max(dim=1).indices

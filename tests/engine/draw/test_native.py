@@ -14,7 +14,7 @@ from cluster.engine.cpu.kernels import Kernels
 from cluster.engine.draw.native import RankedDraw
 from cluster.messages import Open
 from cluster.spec.logprobs import top_tokens
-from cluster.spec.noise import gumbel_rows
+from cluster.spec.noise import gumbel_row
 from cluster.spec.penalties import TokenMask
 from cluster.worker.target_sequence import BatchDraws, TargetSequence
 from cluster.worker.texts import TargetText
@@ -157,7 +157,7 @@ def test_laws_that_truncate_are_drawn_as_before(kernels: Kernels) -> None:
 
 def near_ties(num_rows: int, vocab_size: int) -> TargetSequence:
     """Logits that undo the noise but for a rounding error: everybody may win."""
-    exact = gumbel_rows([3] * num_rows, range(num_rows), [0] * num_rows, vocab_size)
+    exact = np.stack([gumbel_row(3, row, 0, vocab_size) for row in range(num_rows)])
     return evaluated(SamplingParams(1.0, seed=3), torch.from_numpy(-exact))
 
 
@@ -177,10 +177,10 @@ def test_its_noise_is_far_more_exact_than_the_margin_asks(kernels: Kernels) -> N
     seeds = generator.integers(0, 2**64, num_rows, dtype=np.uint64).tolist()
     positions = generator.integers(0, 5000, num_rows).tolist()
     streams = generator.integers(0, 4, num_rows).tolist()
-    keys = zip(seeds, positions, streams, strict=True)
+    keys = [*zip(seeds, positions, streams, strict=True)]
     draws = [RankedDraw(*key, 0, 1.0, 1.0, 0.0, None) for key in keys]
     token_ids, found = kernels.rank(torch.zeros(num_rows, vocab_size), vocab_size, draws)
-    exact = gumbel_rows(seeds, positions, streams, vocab_size)
+    exact = np.stack([gumbel_row(*key, vocab_size) for key in keys])
     assert float(np.abs(found - np.take_along_axis(exact, token_ids, 1)).max()) < 1e-5
 
 

@@ -164,7 +164,7 @@ class ToyTarget:
     def beat(self) -> None:
         """Tell the coordinators which texts are here, as a worker does every second."""
         for stream in self.streams if self._is_begun and not self.is_mute else ():
-            names = self.texts.names(stream)
+            names = tuple(text.name for text in self.texts.of(stream))
             beat = Heartbeat(names, stream.heard)
             stream.post(VerdictFrame(heartbeat=beat, load=self.streams.load))
             if stream.counts:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from cluster.core import EMPTY_FLOATS, FloatArray, TokenArray, token_array
 from cluster.spec.acceptance import JUDGED_RANK, TREE_DECAY, AcceptanceModel, Score
-from cluster.spec.held_trees import Fate, Held, MergedTrees
+from cluster.spec.native.trees import Fate, Held, MergedTrees
 from cluster.spec.step_profile import DRAFT_LENGTHS
 from cluster.spec.survival import (
     MAX_LOGIT,

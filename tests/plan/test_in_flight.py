@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.core import TokenTree, token_array
-from cluster.plan.in_flight import PLAIN
-from cluster.plan.offers import gather, in_flight_of, look_at
+from cluster.plan.in_flight import PLAIN, gather, in_flight_of, look_at
 from cluster.plan.texts import POOL, HeldTree, Text
 from cluster.spec.acceptance import AcceptanceModel
 from cluster.spec.token_log import TokenLog
