@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cluster.config.schema import Config
 from cluster.draft import registry
 from cluster.draft.base import DrafterContext
-from cluster.messages import AdapterList, WorkerDescription
+from cluster.messages import WorkerDescription
 from cluster.models.engine_state import EngineState
 from cluster.models.fingerprint import version_of
 from cluster.models.made_for import made_for_of
@@ -20,22 +20,19 @@ from cluster.worker.priority import freeze_gc, importing, pin_to_cores, shorten_
 
 if TYPE_CHECKING:
     from cluster.engine.engine import Engine
-    from cluster.worker.target import TargetWorker
+    from cluster.worker.target import ConfiguredTarget
 
 log = logging.getLogger(__name__)
 
 
-def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetWorker:
+def build_target(engine: Engine, config: Config, worker_id: str = "") -> ConfiguredTarget:
     """A target worker around a loaded engine, not yet started."""
-    from cluster.plan.controller import Controller
-    from cluster.plan.roster import DraftScores, Roster
-    from cluster.worker.target import Swaps, TargetWorker
+    from cluster.worker.target import ConfiguredTarget
     from cluster.worker.target_parts import TargetParts
 
     settings = config.target.engine
     parts = TargetParts(engine, config)
     residents = parts.residents
-    scores = DraftScores(Roster(config, residents.names))
     description = WorkerDescription(
         worker_id=worker_id or _unique("target"),
         role="target",
@@ -55,16 +52,7 @@ def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetW
         made_for={each.name: each.made_for for each in residents},
         engines=parts.engines,
     )
-    worker = TargetWorker(
-        parts.verifier,
-        description,
-        Controller(config.coordinator, parts.profile, parts.draft_times, scores),
-        residents,
-        close=engine.close,
-    )
-    worker.streams.announce(AdapterList(engine.adapters.references))
-    worker.reconfigure = Swaps(parts, config, worker).reconfigure
-    return worker
+    return ConfiguredTarget(parts, config, description)
 
 
 def build_drafter(
@@ -111,7 +99,7 @@ def build_drafter(
     return DraftWorker(drafter, description, nice=settings.nice)
 
 
-def load_target(config: Config, leader: str, worker_id: str = "") -> TargetWorker:
+def load_target(config: Config, leader: str, worker_id: str = "") -> ConfiguredTarget:
     """Return the target's worker, not yet started, in a process of its own: rank 0, or all of it.
 
     leader: host:port at which its ranks gather.

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from cluster.config.live import changed
-from cluster.config.schema import Config, CoordinatorConfig
+from cluster.config.schema import Config
 from cluster.draft.options import OWN_LAYERS
 from cluster.engine.engine import Engine
 from cluster.engine.loading.peft_folder import read_adapters
@@ -26,10 +26,10 @@ from cluster.messages import (
     VerdictFrame,
     WorkerDescription,
 )
-from cluster.models.engine_state import EngineState
 from cluster.models.fingerprint import NO_MODEL
 from cluster.plan import autoscaling
 from cluster.plan.controller import Controller
+from cluster.plan.roster import DraftScores, Roster
 from cluster.rpc.link import Link, run_until_first_ends
 from cluster.worker.host import layers_of
 from cluster.worker.mailbox import TargetStream
@@ -49,13 +49,7 @@ _NUM_LOOKS = 4
 
 
 class TargetWorker:
-    """Serves any number of coordinators; `start` it first, `stop` it last.
-
-    reconfigure: changes it while it serves, as `Swaps` says; set by who has its
-    configuration.
-    """
-
-    reconfigure: Callable[[Config, Any], str]
+    """Serves any number of coordinators; `start` it first, `stop` it last."""
 
     def __init__(
         self,
@@ -87,22 +81,12 @@ class TargetWorker:
             self._thread.join()
         self._close()
 
-    def use(self, settings: CoordinatorConfig) -> None:
-        """Plan the next steps by these settings; may be called from any thread."""
-        self._mailbox.call(partial(self._controller.use, settings))
-
     def exchange(self, drafters: Sequence[ResidentDrafter]) -> list[ResidentDrafter]:
         """Draft with these in place of the residents of their names; returns those once that is so.
 
         May be called from any thread but the engine's, and in that thread the former ones end: to
         free a model or to close a file takes time."""
         return self._mailbox.call(lambda: self._loop.exchange(drafters)).result()
-
-    def use_engines(self, engines: tuple[EngineState, ...]) -> None:
-        """Describe these in place of the former ones; coordinators that are there hear of them with
-        the next announcement."""
-        self._description = replace(self._description, engines=engines)
-        self.streams.engines = engines
 
     def describe(self) -> WorkerDescription:
         return self._description
@@ -189,20 +173,24 @@ class TargetWorker:
         log.warning("a coordinator has said nothing for %.1f s; its texts are freed", silence_s)
 
 
-# What changes while a target serves: its LoRA adapters, the models of the drafters inside it, and
-# how it plans its steps.
-#
-# A new model is loaded beside the old one and checked, in a thread of its own. Whatever is wrong
-# with it is raised there, and nothing has changed. Then, between two steps, it takes the old one's
-# place with nothing of its trees and caches: it says that it holds none of the texts, and is told
-# them again.
+class ConfiguredTarget(TargetWorker):
+    """A target that a configuration has made, and that goes on by others while it serves.
 
+    They change its LoRA adapters, the models of the drafters inside it, and how it plans its steps.
+    A new model is loaded beside the old one and checked, in a thread of its own.  Whatever is wrong
+    with it is raised there, and nothing has changed.  Then, between two steps, it takes the old
+    one's place with nothing of its trees and caches: it says that it holds none of the texts, and
+    is told them again.
+    """
 
-class Swaps:
-    """Changes a target, and makes its residents anew where their options have changed."""
-
-    def __init__(self, parts: TargetParts, config: Config, worker: TargetWorker) -> None:
-        self._parts, self._config, self._worker = parts, config, worker
+    def __init__(self, parts: TargetParts, config: Config, description: WorkerDescription) -> None:
+        """parts: made by `config`."""
+        residents, engine = parts.residents, parts.engine
+        scores = DraftScores(Roster(config, residents.names))
+        controller = Controller(config.coordinator, parts.profile, parts.draft_times, scores)
+        super().__init__(parts.verifier, description, controller, residents, close=engine.close)
+        self._parts, self._config = parts, config
+        self.streams.announce(AdapterList(engine.adapters.references))
 
     def reconfigure(self, config: Config, user_config: Any) -> str:
         """Serve by `config` with `user_config`, and tell the coordinators; returns why that cannot
@@ -222,11 +210,11 @@ class Swaps:
             refused = error.message
         else:
             self.use(wanted, loaded)
-            self._worker.use(wanted.coordinator)
+            self._mailbox.call(partial(self._controller.use, wanted.coordinator))
             names = ", ".join(self._parts.engine.adapters.names)
             log.info("reconfigured; adapters served: %s", names or "none")
         served = self._parts.engine.adapters.references
-        self._worker.streams.announce(AdapterList(served, refused))
+        self.streams.announce(AdapterList(served, refused))
         return refused
 
     def _load(self, wanted: Config) -> list[ResidentDrafter]:
@@ -246,8 +234,10 @@ class Swaps:
             return
         for drafter in loaded:
             drafter.begin()
-        former = self._worker.exchange(loaded)
-        self._worker.use_engines(self._parts.engines)
+        former = self.exchange(loaded)
+        # Coordinators that are there hear of them with the next announcement.
+        self.streams.engines = engines = self._parts.engines
+        self._description = replace(self._description, engines=engines)
         for drafter in loaded:
             log.info("drafter made anew name=%s model=%s", drafter.name, drafter.model.model_hash)
         had_models = any(each.model != NO_MODEL for each in former)

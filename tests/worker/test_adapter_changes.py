@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -14,12 +12,12 @@ from cluster.core import SamplingParams
 from cluster.engine.engine import Engine
 from cluster.errors import NotFoundError
 from cluster.messages import AdapterList
-from cluster.worker.residents import Residents
-from cluster.worker.target import Swaps
+from cluster.worker.target import ConfiguredTarget
 from cluster.worker.verifier import Verifier
 from tests.support.engine.adapters import merged_oracle, write_adapter
 from tests.support.engine.driver import generate, load_engine, prompt
 from tests.support.worker.rounds import Session
+from tests.support.worker.stage import NOBODY, parts_around
 
 GREEDY = SamplingParams(temperature=0.0)
 PROMPT = prompt(9)
@@ -49,11 +47,9 @@ def engine(base: Path, folders: dict[str, Path]) -> Engine:
 def change(engine: Engine, base: Path, **folders: Path) -> AdapterList:
     config = Config(target=TargetConfig(engine=EngineConfig(model=str(base))), model_name="m")
     named = {name: str(folder) for name, folder in folders.items()}
-    parts: Any = SimpleNamespace(engine=engine, residents=Residents(()))
-    told: list[AdapterList] = []
-    streams = SimpleNamespace(announce=told.append)
-    worker: Any = SimpleNamespace(use=lambda settings: None, streams=streams)
-    refused = Swaps(parts, config, worker).reconfigure(config, {"adapters": named})
+    worker, told = ConfiguredTarget(parts_around(engine), config, NOBODY), list[AdapterList]()
+    worker.streams.announce = told.append  # type: ignore[method-assign]
+    refused = worker.reconfigure(config, {"adapters": named})
     assert told[0].refused == refused
     return told[0]
 

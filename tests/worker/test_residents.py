@@ -7,8 +7,6 @@ import gc
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -21,11 +19,12 @@ from cluster.messages import Open
 from cluster.models.fingerprint import NO_MODEL, ModelVersion
 from cluster.worker.priority import freeze_gc
 from cluster.worker.residents import Residents
-from cluster.worker.target import Swaps
+from cluster.worker.target import ConfiguredTarget
 from tests.support.worker.residents import LONG_STEP, GreedyOracle, resident, resident_text
-from tests.support.worker.stage import stage, worker_of
+from tests.support.worker.stage import NOBODY, parts_around, stage, worker_of
 from tests.support.worker.steps import desk_of, steps, written
 from tests.support.worker.texts import GREEDY, LAWS, opened, plain
+from tests.support.worker.toy_engine import ToyEngine
 
 
 def suffix() -> Drafter:
@@ -161,7 +160,7 @@ async def test_a_drafter_that_is_replaced_does_not_end_in_the_engines_thread() -
 
 
 @pytest.mark.parametrize("model", [ModelVersion("a hash"), NO_MODEL], ids=["model", "look-up"])
-def test_a_model_that_is_replaced_is_freed_though_it_was_excluded_from_collections(
+async def test_a_model_that_is_replaced_is_freed_though_it_was_excluded_from_collections(
     model: ModelVersion,
 ) -> None:
     former = GreedyOracle()  # in a circle, as drafters with models are
@@ -170,16 +169,12 @@ def test_a_model_that_is_replaced_is_freed_though_it_was_excluded_from_collectio
     next(iter(residents)).model = model
     del former
     later = [resident(GreedyOracle())]
-    parts: Any = SimpleNamespace(engine=None, residents=residents, engines=())
-    worker: Any = SimpleNamespace(
-        exchange=lambda drafters: [residents.exchange(drafter) for drafter in drafters],
-        use_engines=lambda engines: None,
-    )
-    swaps = Swaps(parts, Config(), worker)
-    freeze_gc()
-    try:
-        swaps.use(Config(), later)
-        # A collection stops the process: only a model is worth that.
-        assert (held() is None) is (model != NO_MODEL)
-    finally:
-        gc.unfreeze()
+    worker = ConfiguredTarget(parts_around(ToyEngine(), residents), Config(), NOBODY)
+    async with stage(worker):
+        freeze_gc()
+        try:
+            await asyncio.to_thread(worker.use, Config(), later)
+            # A collection stops the process: only a model is worth that.
+            assert (held() is None) is (model != NO_MODEL)
+        finally:
+            gc.unfreeze()

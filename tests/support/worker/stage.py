@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 from cluster.config.schema import CoordinatorConfig
@@ -110,6 +111,23 @@ def worker_of(
         Controller(config),
         residents,
         heartbeat_s=heartbeat_s,
+    )
+
+
+NOBODY = WorkerDescription("w", "target", "toy")
+
+
+def parts_around(engine: Any, residents: Residents | None = None) -> Any:
+    """As `TargetParts`, of an engine that nothing was measured of."""
+    residents = residents or Residents(())
+    verifier = Verifier(engine, wants=residents.wants)
+    return SimpleNamespace(
+        engine=engine,
+        engines=(),
+        residents=residents,
+        verifier=verifier,
+        profile=None,
+        draft_times=(),
     )
 
 

@@ -143,6 +143,9 @@ class ToyEngine:
     def drop_unused_adapters(self) -> None:
         pass
 
+    def close(self) -> None:
+        pass
+
     def lose(self, request_id: str) -> None:
         """Preemption: the cache goes, the request lives."""
         self.contexts.pop(request_id, None)
