@@ -105,7 +105,7 @@ check: check-format ## lint, format, types, layers, generated files, age of head
 # The interpreter is no sanitized program, so the library must be there before it; leaks at
 # its end are not checked.  ThreadSanitizer gets a program of its own.
 SANITIZERS = $(shell g++ -print-file-name=libasan.so) $(shell g++ -print-file-name=libubsan.so)
-NATIVE_TESTS = tests/engine/cpu/test_groups.py tests/engine/cpu/test_kernels.py tests/engine/draw/test_native.py tests/spec/test_merge_trees.py tests/spec/test_score_trees.py tests/spec/test_tree_check.py \
+NATIVE_TESTS = tests/engine/cpu/test_groups.py tests/engine/cpu/test_kernels.py tests/engine/draw/test_native.py tests/spec/test_merge_trees.py tests/spec/test_acceptance.py tests/spec/test_tree_check.py \
 	tests/engine/cpu/test_decoder_layer.py tests/draft/test_native_growth.py tests/draft/test_native_lookups.py
 
 check-native: $(VENV)/.dev-installed ## the C++ sources under sanitizers (g++; about ten minutes)

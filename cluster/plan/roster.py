@@ -17,7 +17,6 @@ Pure: no clock, no I/O but the log.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,7 +25,7 @@ from cluster.config.schema import Config
 from cluster.core import Proposal
 from cluster.metrics.recorder import Recorder
 from cluster.plan.texts import HeldTree, Text
-from cluster.spec.acceptance import AcceptanceModel, law_name
+from cluster.spec.acceptance import AcceptanceModel, finite, law_name
 from cluster.spec.trials import Candidate, Phase, Trial
 
 
@@ -166,7 +165,7 @@ class Roster:
                 "is_here": each.name in self._here,
                 "places": each.num_places,
                 "lead": each.lead[0],
-                "error": each.lead[1] if math.isfinite(each.lead[1]) else None,
+                "error": finite(each.lead[1]),
             }
             for each in self._candidates.values()
         ]

@@ -55,13 +55,12 @@ class StepChoice:
         # enough steps of the same texts have been measured to tell another price.  Planning takes
         # a tenth of a step of a millisecond.
         self._num_left = evidence.FEW
-        times_s = target.steps.at_edges(len(texts))
+        plain_s = target.steps.estimate(len(texts), 0)
+        times_s = target.steps.at_edges(len(texts), moment.prompt_rows)
+        assert plain_s is not None
         assert times_s is not None
-        self.plain_s = float(times_s[0])
-        rate = load.rate(float(weights.sum()) / self.plain_s)
-        if moment.prompt_rows:
-            times_s = target.steps.at_edges(len(texts), moment.prompt_rows)
-            assert times_s is not None
+        self.plain_s = plain_s
+        rate = load.rate(float(weights.sum()) / plain_s)
         self.prices = Prices(rate, times_s - times_s[0], load.guard.max_extra_s(self.plain_s))
         self.ensemble = ensemble = Ensemble(target, acceptance, moment.residents, rate)
         value, arm = None, load.arms[True]

@@ -177,7 +177,7 @@ class AcceptanceModel:
                 "accepted": {
                     str(rank): score.expected(index)[0] for index, rank in enumerate(DRAFT_LENGTHS)
                 },
-                "error": _finite(score.expected(JUDGED_RANK)[1]),
+                "error": finite(score.expected(JUDGED_RANK)[1]),
                 "calibration_error": score.calibrator.expected_error(),
             }
             for drafter, (task, is_sampled), score in self
@@ -194,7 +194,7 @@ class AcceptanceModel:
             self._score((str(version), task, bool(is_sampled))).restore(score)
 
 
-def _finite(value: float) -> float | None:
+def finite(value: float) -> float | None:
     """The value, or None where too little is known for one."""
     return value if math.isfinite(value) else None
 

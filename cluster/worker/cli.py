@@ -96,9 +96,7 @@ async def _serve(
     """Start a worker, serve it until a signal comes, and stop it."""
     worker.start()
     try:
-        await serve_until_signal(
-            worker, serve, title, config, arguments, lambda: bool(worker.is_healthy)
-        )
+        await serve_until_signal(worker, serve, title, config, arguments)
     finally:
         await asyncio.to_thread(worker.stop)
 
@@ -109,11 +107,11 @@ async def serve_until_signal(
     title: str,
     config: Config,
     arguments: argparse.Namespace,
-    is_healthy: Callable[[], bool] = lambda: True,
 ) -> None:
     """Serve a part that was started, where its options say, until a signal comes.
 
-    title: in the line that says where.  Raises as `run_until_signal`."""
+    title: in the line that says where.  Raises as `run_until_signal` where the part says that it is
+    not healthy any more."""
     server = await serve(
         part,
         arguments.host,
@@ -121,4 +119,4 @@ async def serve_until_signal(
         max_frame_bytes=config.coordinator.max_frame_bytes,
         trust=trust_of(config.data_plane, part.describe().role),
     )
-    await run_until_signal(server, title, is_healthy)
+    await run_until_signal(server, title, lambda: getattr(part, "is_healthy", True))

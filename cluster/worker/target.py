@@ -42,8 +42,6 @@ from cluster.worker.verifier import Verifier
 
 log = logging.getLogger(__name__)
 
-TargetLink = Link[VerdictFrame, StepFrame]
-
 # A coordinator is silent if it was not heard between so many looks, one after the other.
 _NUM_LOOKS = 4
 
@@ -114,7 +112,7 @@ class TargetWorker:
         """Return what the control loop has learned as one record of plain values."""
         return await asyncio.wrap_future(self._mailbox.call(self._controller.export))
 
-    async def serve(self, link: TargetLink) -> None:
+    async def serve(self, link: Link[VerdictFrame, StepFrame]) -> None:
         """Serve one link until it ends; then free everything it has created.
 
         Raises WorkerError when the engine is broken, so that the peer goes elsewhere at once.

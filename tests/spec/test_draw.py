@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.core import SamplingParams, TokenArray
-from cluster.spec.draw import DrawRows, begin_draw, winner_among
+from cluster.spec.draw import DrawRows, begin_draw, gap_of, winner_among
 from cluster.spec.noise import gumbel_row
-from cluster.spec.sampling import is_truncated, pack
-from tests.spec.test_sampling import LAWS, reference_survivors
+from cluster.spec.noise_torch import gumbel_rows
+from cluster.spec.sampling import NUM_CANDIDATES, is_truncated, pack, scale
+from tests.spec.test_sampling import EXTREME_LAWS, LAWS, ROWS, reference_survivors
 
 CPU = torch.device("cpu")
 
@@ -154,3 +157,146 @@ def test_a_batch_of_greedy_and_sampled_rows_is_not_changed_by_the_draw() -> None
     assert torch.equal(logits, before)
     assert found.dtype == np.int32
     assert found[[0, 2]].tolist() == before.argmax(1)[[0, 2]].tolist()
+
+
+# The gap of a token: the least change of logits that makes it the drawn one.
+
+
+VOCAB_SIZE = 24
+TRIPLE = (7, 3, 1)
+SAMPLED = SamplingParams(temperature=0.7, seed=TRIPLE[0], stream=TRIPLE[2])
+
+
+def winner_of(logits: torch.Tensor, params: SamplingParams) -> int:
+    return int(drawn(logits.unsqueeze(0).numpy(), [params], [TRIPLE[1]])[0])
+
+
+@pytest.mark.parametrize(
+    "params",
+    [SamplingParams(temperature=0.0), SAMPLED, replace(SAMPLED, temperature=1.6)],
+    ids=["greedy", "sampled", "hot"],
+)
+def test_a_token_that_gains_more_than_its_gap_is_drawn_and_else_not(params: SamplingParams) -> None:
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(5):
+        logits = torch.randn(VOCAB_SIZE, generator=generator)
+        winner = winner_of(logits, params)
+        for token in (each for each in range(VOCAB_SIZE) if each != winner):
+            gap = gap_of(logits, winner, token, params, TRIPLE)
+            raised = logits.clone()
+            raised[token] += gap - 1e-3
+            assert winner_of(raised, params) != token
+            raised[token] += 2e-3
+            assert winner_of(raised, params) == token
+
+
+def test_a_token_at_the_border_of_the_law_is_near() -> None:
+    logits = torch.full((VOCAB_SIZE,), -20.0)
+    logits[:3] = torch.tensor([1.0, 0.5, 0.4999])
+    params = replace(SAMPLED, top_k=2)
+    # Among the two that are kept, and with the third that nearly was.
+    winner = winner_of(logits, params)
+    assert gap_of(logits, winner, 5, params, TRIPLE) > 10.0
+    for kept, other in ((1, 2), (0, 1)):
+        ahead = gap_of(logits, kept, other, params, TRIPLE)
+        assert 0.0 <= ahead < math.inf
+    # Where the one that is drawn is the last that is kept, a little less would have banned it.
+    assert gap_of(logits, 1, 0, params, TRIPLE) == 0.0
+
+
+def test_a_banned_token_is_out_of_reach() -> None:
+    logits = torch.zeros(VOCAB_SIZE)
+    logits[4] = -torch.inf
+    for params in (SAMPLED, SamplingParams(temperature=0.0)):
+        assert gap_of(logits, 0, 4, params, TRIPLE) == math.inf
+
+
+# On a GPU a truncated draw waits for its tokens alone, and is token for token that of a sort.
+
+
+class Kernel:
+    """A `FusedDraw` of plain operations.  calls: the number of rows of each."""
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        maxima: torch.Tensor,
+        temperatures: torch.Tensor,
+        cutoffs: torch.Tensor | None,
+        keys: torch.Tensor,
+    ) -> torch.Tensor:
+        self.calls.append(len(logits))
+        scaled = scale(logits, maxima, temperatures)
+        scores = scaled + gumbel_rows(keys, logits.shape[1])
+        if cutoffs is not None:
+            scores[scaled < cutoffs.unsqueeze(1)] = -torch.inf
+        return scores.max(dim=1).indices
+
+
+def _drawn(
+    logits: np.ndarray, params: Sequence[SamplingParams]
+) -> tuple[list[int], list[int], list[int]]:
+    """The draws without the kernel and with it, and the rows of its calls."""
+    kernel, rows = Kernel(), rows_for(params, range(len(params)))
+    given = torch.from_numpy(logits)
+    expected, found = (begin_draw(given, rows, fused).taken().tolist() for fused in (None, kernel))
+    return expected, found, kernel.calls
+
+
+@given(
+    st.lists(
+        st.tuples(EXTREME_LAWS | st.just(SamplingParams(0.0)), st.sampled_from(list(ROWS))),
+        min_size=1,
+        max_size=5,
+    ),
+    st.integers(0, 2**64 - 1),
+    st.sampled_from([1, 2, 65, 300, 700]),
+)
+def test_the_draw_is_the_same_whether_the_host_waits_or_not(
+    rows: list[tuple[SamplingParams, str]], seed: int, vocab_size: int
+) -> None:
+    random = np.random.default_rng(seed)
+    logits = np.stack([ROWS[kind](random, vocab_size) for _, kind in rows]).astype(np.float32)
+    params = [SamplingParams(p.temperature, p.top_p, p.top_k, p.min_p, seed=seed) for p, _ in rows]
+    expected, found, _ = _drawn(logits, params)
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("law", "is_again"),
+    [
+        (SamplingParams(1.0, top_k=NUM_CANDIDATES - 1, seed=1), False),
+        (SamplingParams(1.0, top_k=NUM_CANDIDATES, seed=1), True),
+        (SamplingParams(1.0, top_k=NUM_CANDIDATES + 1, seed=1), True),
+        (SamplingParams(30.0, top_p=0.9, seed=1), True),
+        (SamplingParams(0.1, top_p=0.9, seed=1), False),
+        (SamplingParams(30.0, min_p=0.01, seed=1), False),
+    ],
+)
+def test_only_rows_beyond_the_greatest_are_drawn_again(law: SamplingParams, is_again: bool) -> None:
+    other = SamplingParams(0.1, top_k=3, seed=2)
+    expected, found, calls = _drawn(random_logits(5, 3, 900), [other, law, other])
+    assert found == expected
+    assert calls == [3, 1] if is_again else [3]
+
+
+def test_ties_beyond_the_greatest_are_drawn_among_them_all() -> None:
+    logits = np.zeros((40, 4 * NUM_CANDIDATES), np.float32)
+    params = [SamplingParams(1.0, top_k=2, seed=seed) for seed in range(40)]
+    expected, found, calls = _drawn(logits, params)
+    assert found == expected
+    assert calls == [40, 40]
+    assert max(found) >= NUM_CANDIDATES, "none is drawn that the greatest leave out"
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_row_without_a_law_is_not_drawn_again(bad: float) -> None:
+    logits = random_logits(1, 3, 300)
+    logits[1] = bad
+    _, found, calls = _drawn(logits, [SamplingParams(0.1, 0.9, seed=4)] * 3)
+    assert [token >= 0 for token in found] == [True, False, True]
+    assert found[1] == -1
+    assert calls == [3]

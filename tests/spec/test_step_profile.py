@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 
-from cluster.spec.step_profile import StepProfile
+from cluster.spec import step_profile
+from cluster.spec.step_profile import DraftTime, MeasuredCosts, StepProfile
 
 # A staircase with an edge behind 24 rows.
 ROWS = (1, 8, 16, 24, 28, 64)
@@ -59,3 +62,61 @@ def test_more_rows_never_take_less() -> None:
     noisy = StepProfile.of((1, 2, 4, 8), (0.010, 0.013, 0.011, 0.014))
     assert noisy is not None
     assert noisy.times_s == pytest.approx((0.010, 0.012, 0.012, 0.014))
+
+
+# What drafts should bring: formulas against what they stand for, and the measured curve.
+
+
+PROFILE = StepProfile.of((1, 2, 16, 32), (0.010, 0.010, 0.010, 0.020))
+
+
+def test_the_formulas_are_those_of_their_sources() -> None:
+    assert step_profile.accepted_share(0.8, 4) == pytest.approx(0.59, abs=0.001)
+    assert step_profile.accepted_share(1.0, 4) == 1.0
+    assert step_profile.by_guide(0.8, 4) == pytest.approx(4.2 / 1.8)
+    assert step_profile.by_leviathan(0.8, 5, 0.0) == pytest.approx(3.69, abs=0.005)
+    assert step_profile.by_leviathan(0.8, 5, 0.1) == pytest.approx(3.689 / 1.5, abs=0.001)
+
+
+@pytest.mark.parametrize("cost", [0.05, 0.2, 0.5])
+def test_by_leviathan_drafts_pay_from_an_acceptance_above_their_cost(cost: float) -> None:
+    """Corollary 3.9 of the paper: where a > c there is a length that pays, k = 1 among them."""
+    curve = functools.partial(step_profile.by_leviathan, cost=cost)
+    found = step_profile.break_even(curve)
+    assert found == pytest.approx(cost, abs=1e-4)
+    assert step_profile.best_length(curve, cost - 0.01) == 0
+    assert step_profile.best_length(curve, cost + 0.02) >= 1
+    assert step_profile.break_even(functools.partial(step_profile.by_leviathan, cost=1.1)) is None
+
+
+def test_by_the_measured_curve_a_step_costs_its_rows_and_its_drafts() -> None:
+    assert PROFILE is not None
+    times = (
+        DraftTime(1, 2, "lm", False, 0.001),
+        DraftTime(1, 8, "lm", False, 0.007),
+        DraftTime(1, 2, "suffix", True, 0.001),
+        DraftTime(1, 8, "lm", False, 0.9, num_read=1),
+    )
+    one = MeasuredCosts(PROFILE, times).speedup(1, with_models=True)
+    # Four drafts in a step that takes no longer, and 4 ms for them.
+    assert one(0.8, 4) == pytest.approx(step_profile.expected_tokens(0.8, 4) * 10 / 14)
+    four = MeasuredCosts(PROFILE).speedup(4, with_models=True)
+    # 4 * 8 rows take twice as long; no time was measured for drafts, so they cost none.
+    assert four(1.0, 7) == pytest.approx(4)
+    assert step_profile.best_length(four, 0.5) == 3, "up to the edge of the staircase"
+    # Look-ups take another time, here of one measured turn alone; 16 rows at a time are full.
+    look_ups = MeasuredCosts(PROFILE, times).speedup(16, with_models=False)
+    assert look_ups(0.9, 1) == pytest.approx(1.9 * 10 / 21)
+    assert step_profile.break_even(look_ups) is None
+
+
+def test_a_chain_takes_as_many_steps_of_the_draft_model_as_it_has_tokens() -> None:
+    assert PROFILE is not None
+    gave_up = (DraftTime(1, 2, "lm", False, 0.002), DraftTime(1, 8, "lm", False, 0.002))
+    drafter = StepProfile.of((1, 2, 16), (0.001, 0.001, 0.002))
+    assert drafter is not None
+    costs = MeasuredCosts(PROFILE, gave_up, [drafter], outside_s=0.002)
+    one = costs.speedup(1, with_models=True)
+    assert one(1.0, 4) == pytest.approx(5 * 12 / (10 + 2 + 4))
+    # Look-ups alone run no model.
+    assert costs.speedup(1, with_models=False)(1.0, 4) == pytest.approx(5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 
 from cluster.core import TokenTree
 from cluster.spec import survival as survival_
+from cluster.spec.evidence import isotonic
 from cluster.spec.survival import Calibrator, claimed_conditionals
 from cluster.spec.tree import monotone
 from tests.support.spec.in_loops import calibrated, observe, survival
@@ -164,3 +167,26 @@ def test_extreme_claims_do_not_break_the_fit() -> None:
 
     assert np.isfinite(calibrated(calibrator, [0.0, 0.5, 1.0])).all()
     assert 0.0 <= calibrator.expected_error() <= 1.0
+
+
+# Pooling adjacent violators against the definition.
+
+
+pairs = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 4)), max_size=5)
+
+
+def loss(found: list[float], values: list[int], weights: list[int]) -> float:
+    return sum(w * (x - v) ** 2 for x, v, w in zip(found, values, weights, strict=True))
+
+
+@given(pairs)
+def test_nothing_in_order_is_nearer(given_pairs: list[tuple[int, int]]) -> None:
+    values, weights = [pair[0] for pair in given_pairs], [pair[1] for pair in given_pairs]
+    found = isotonic(values, weights)
+    assert found == sorted(found)
+    others = itertools.combinations_with_replacement(
+        [0.0, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0], len(values)
+    )
+    assert all(
+        loss(found, values, weights) <= loss(list(o), values, weights) + 1e-9 for o in others
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ import pytest
 from cluster.config.schema import Config, EngineConfig, TargetConfig
 from cluster.core import SamplingParams
 from cluster.engine.engine import Engine
-from cluster.errors import NotFoundError
-from cluster.messages import AdapterList
+from cluster.errors import ConfigError, NotFoundError
+from cluster.messages import AdapterList, WorkerDescription
+from cluster.worker.models import check_successor
 from cluster.worker.target import ConfiguredTarget
 from cluster.worker.verifier import Verifier
 from tests.support.engine.adapters import merged_oracle, write_adapter
@@ -110,3 +112,31 @@ def test_a_list_that_cannot_be_served_changes_nothing_and_says_why(
     assert engine.adapters is before
     assert told.served == before.references
     assert "adapter 'c' cannot be served" in told.refused
+
+
+# What is checked of a drafter's other model before it takes the place of the one that drafts.
+
+
+FORMER = WorkerDescription("w", "drafter", "lm", tokenizer_hash="a" * 64, vocab_size=100)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer_hash", "vocab_size", "fits"),
+    [
+        ("a" * 64, 100, True),
+        ("a" * 64, 104, True),  # padded
+        ("b" * 64, 100, False),
+        ("", 100, True),
+        ("", 104, False),
+        ("", 0, True),  # a look-up, which reads any
+    ],
+)
+def test_a_drafter_of_the_pool_goes_on_in_the_vocabulary_of_the_one_before(
+    tokenizer_hash: str, vocab_size: int, fits: bool
+) -> None:
+    later = replace(FORMER, tokenizer_hash=tokenizer_hash, vocab_size=vocab_size)
+    if fits:
+        check_successor(FORMER, later)
+        return
+    with pytest.raises(ConfigError, match=r"drafters\.lm\.options: .* use one with the target's"):
+        check_successor(FORMER, later)

@@ -226,9 +226,9 @@ class Forgetful(GreedyOracle):
 
     def _observe(self, commit: Commit) -> Observation:
         super()._observe(commit)
-        state = self.requests.get(commit.request_id, commit.generation)
+        state = self._requests.get(commit.request_id, commit.generation)
         if state is None:
-            return self.requests.declined(commit)
+            return self._requests.declined(commit)
         state.text.truncate(4)
         return Observation(commit.request_id, commit.generation, len(state.text))
 

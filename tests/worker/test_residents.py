@@ -4,23 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cluster import metrics
-from cluster.config.schema import Config
-from cluster.core import SamplingParams
+from cluster.config.schema import Config, EngineConfig
+from cluster.core import EMPTY_TREE, DraftTask, Proposal, SamplingParams, token_array
 from cluster.draft.base import Drafter, DrafterContext
 from cluster.draft.suffix import NgramCacheOptions, SuffixDrafter, SuffixOptions
-from cluster.messages import Open
+from cluster.engine.engine import Engine
+from cluster.messages import Open, StepReport
 from cluster.models.fingerprint import NO_MODEL, ModelVersion
+from cluster.worker.host import load_target_engine
 from cluster.worker.priority import freeze_gc
 from cluster.worker.residents import Residents
 from cluster.worker.target import ConfiguredTarget
-from tests.support.worker.residents import LONG_STEP, GreedyOracle, resident, resident_text
+from cluster.worker.target_parts import TargetParts
+from tests.support.clock import FakeClock
+from tests.support.draft.inside import config_of
+from tests.support.engine.driver import prompt
+from tests.support.engine.slowed import SLOW, slow_down
+from tests.support.worker.draft_peer import CountingDrafter, extension, opening, peer_of
+from tests.support.worker.residents import LONG_STEP, GreedyOracle, drafted, resident, resident_text
 from tests.support.worker.stage import NOBODY, parts_around, stage, worker_of
 from tests.support.worker.steps import desk_of, steps, written
 from tests.support.worker.texts import GREEDY, LAWS, opened, plain
@@ -118,7 +130,7 @@ async def test_what_a_drafter_holds_is_released_with_its_text() -> None:
         await desk.run()
         assert desk.target.told(metrics.DRAFTER_REQUESTS) == {("a", "w"): 0.0}
     assert sorted(oracle.released) == ["1/r", "1/s"]
-    assert len(oracle.requests) == 0
+    assert len(oracle._requests) == 0
 
 
 async def test_what_is_asked_of_residents_and_what_they_take_is_counted() -> None:
@@ -163,7 +175,8 @@ async def test_a_drafter_that_is_replaced_does_not_end_in_the_engines_thread() -
 async def test_a_model_that_is_replaced_is_freed_though_it_was_excluded_from_collections(
     model: ModelVersion,
 ) -> None:
-    former = GreedyOracle()  # in a circle, as drafters with models are
+    former: Any = GreedyOracle()
+    former.circle = former  # drafters with models are in some
     held = weakref.ref(former)
     residents = Residents([resident(former)])
     next(iter(residents)).model = model
@@ -178,3 +191,133 @@ async def test_a_model_that_is_replaced_is_freed_though_it_was_excluded_from_col
             assert (held() is None) is (model != NO_MODEL)
         finally:
             gc.unfreeze()
+
+
+# When a resident hears of a text, and when it is asked for a tree.
+
+
+class LookUp(GreedyOracle):
+    is_look_up = True
+
+
+def test_a_look_up_that_is_asked_for_nothing_hears_of_a_text_now_and_then() -> None:
+    oracle = LookUp()
+    drafter = resident(oracle, clock=FakeClock())
+    kept = resident_text(draft_nodes=0)
+    for token in range(200):
+        kept.tokens.append(token_array([token % 32]))
+        assert drafter.draft([kept], 0.01, 1000.01) == ([], False)
+    lengths = [commit.base_len + len(commit.token_ids) for commit in oracle.commits]
+    assert lengths == [64, 128, 192]
+    assert oracle.tasks == []
+
+
+def test_a_model_reads_a_text_when_it_is_first_asked_and_says_so() -> None:
+    oracle = GreedyOracle()
+    drafter = resident(oracle, clock=FakeClock())
+    kept = resident_text(range(100), draft_nodes=4)
+    kept.ask_mask = 0
+    assert drafter.draft([kept], 0.01, 1000.01) == ([], False)
+    assert oracle.commits == []
+    kept.ask_mask = drafter.member.bit
+    trees = drafted(drafter, kept, now=1000.0)
+    assert len(oracle.commits) == len(trees) == 1
+    assert drafter.turn is not None
+    assert drafter.turn.num_read == 1
+    kept.tokens.append(token_array([7]))
+    drafted(drafter, kept, now=1000.0)
+    assert drafter.turn.num_read == 0
+    kept.ask_mask = 0
+    kept.tokens.append(token_array([7] * 100))
+    assert drafter.draft([kept], 0.01, 1000.01) == ([], False)
+    assert len(oracle.commits) == 2
+
+
+def test_each_resident_of_a_target_is_asked_by_its_own_bit() -> None:
+    oracles = {name: GreedyOracle(name=name) for name in "abc"}
+    drafters = [resident(each, name, clock=FakeClock()) for name, each in oracles.items()]
+    residents = Residents(drafters, FakeClock())
+    kept = resident_text(draft_nodes=4)
+    kept.ask_mask = 0b101
+    found = residents.draft([kept], LONG_STEP)
+    assert {drafter.name for drafter, _ in found.trees} == {"a", "c"}
+    assert [(turn.drafter, turn.num_sequences, turn.num_nodes) for turn in found.turns] == [
+        ("a", 1, 4),
+        ("c", 1, 4),
+    ]
+    assert oracles["b"].commits == []
+
+
+# How long a draft model reads at a time beside texts in decoding, on a slow machine.
+
+
+# After a chunk of the target's own, which took as long as it may.
+CHUNK_S = EngineConfig().max_chunk_s
+AFTER_A_CHUNK = StepReport(step_time_s=CHUNK_S, num_prefill_tokens=20)
+# As long as texts wait for residents after it, where a plain step takes less.
+BOUND_S = 0.05
+NUM_ROWS = 330
+
+
+def test_a_draft_model_reads_a_prompt_in_chunks_that_time_bounds(
+    llama_folder: Path, draft_folder: Path
+) -> None:
+    model = {"model": str(draft_folder), "device": "cpu", "dtype": "float32", "num_pages": 256}
+    config = config_of(llama_folder, "lm", options={"engine": model}, max_batch_tokens=512)
+    config = replace(config, drafters={"a": config.drafters["head"]})
+    target = load_target_engine(config)
+    residents = TargetParts(target, config).residents
+    (lm,) = residents
+    assert isinstance(lm.engine, Engine)
+    clock = residents._clock = lm._clock = slow_down(lm.engine, SLOW)
+    text = resident_text(prompt(NUM_ROWS).tolist(), name="r")
+    waits: list[float] = []
+    while not waits or lm.engine.cached_len("r") < NUM_ROWS - 1:
+        clock.now += 1000.0  # so long does it rest after its first chunk, which stalls
+        began = clock.now
+        residents.draft([text], AFTER_A_CHUNK)
+        waits.append(clock.now - began)
+        assert len(waits) < 100
+    # Its engine has measured nothing before the first, which is bounded in rows.
+    assert max(waits[1:]) <= BOUND_S + CHUNK_S
+    assert sum(waits) > SLOW[1] * NUM_ROWS
+    target.close()
+
+
+# What workers say of themselves to those who decide how many of them there should be.
+
+
+NOTHING = np.zeros(0, dtype=np.float32)
+
+
+class GatedDrafter(CountingDrafter):
+    """Has nothing to offer while the gate is closed, and says that more may come."""
+
+    def __init__(self) -> None:
+        super().__init__(slices=10**9)
+        self.gate = threading.Event()
+
+    def _proposal(self, task: DraftTask) -> Proposal:
+        found = super()._proposal(task)
+        return found if self.gate.is_set() else replace(found, tree=EMPTY_TREE, survival=NOTHING)
+
+
+async def test_a_commit_is_late_if_no_tree_came_since_the_last_one() -> None:
+    drafter = GatedDrafter()
+    async with peer_of(drafter, opening("a", [1, 2])) as peer:
+        await peer.until(lambda frame: bool(frame.observations))
+        await peer.send(extension("a", [1, 2], [3]))
+        await peer.until(lambda frame: bool(frame.observations))
+        said = peer.house.worker.statistics()
+        assert (said["texts"], said["late"]) == (1, 0.5)
+        drafter.gate.set()
+        await peer.proposal("a")
+        await peer.send(extension("a", [1, 2, 3], [4]))
+        await peer.until(lambda frame: bool(frame.observations))
+        assert peer.house.worker.statistics()["late"] == 0.0
+        assert peer.house.worker.statistics()["late"] == 0.0, "nothing has come since"
+
+
+async def test_a_target_says_how_full_it_is() -> None:
+    async with stage(worker_of({})) as built:
+        assert built.worker.statistics() == {"texts": 0, "places": 64, "kv_use": 0.0}

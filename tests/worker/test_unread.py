@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import suppress
+from functools import partial
 
 import pytest
 
@@ -12,12 +14,12 @@ from cluster.errors import CapacityError, WorkerError
 from cluster.messages import AdapterList, CommitFrame, StepFrame
 from cluster.rpc.link import memory_pair
 from cluster.worker.draft_worker import DrafterLoad, DraftLease
-from cluster.worker.mailbox import MAX_BACKLOG, TargetStream
+from cluster.worker.mailbox import MAX_BACKLOG, TargetStream, ThreadMail
 from tests.support.worker.draft_peer import CountingDrafter, House, house, opening
 from tests.support.worker.stage import Stage, stage, worker_of
 from tests.support.worker.texts import opened, plain
 from tests.support.worker.toy_engine import ToyEngine
-from tests.worker.test_draft_thread import Busy
+from tests.worker.test_draft_worker import Busy
 from tests.worker.test_target_worker import GatedEngine
 
 PATIENCE_S = 20.0
@@ -110,3 +112,45 @@ async def test_a_coordinator_that_sends_without_an_end_waits_for_the_drafter() -
         drafter.gate.set()
         assert (await neighbour.proposal("a")).base_len == 2
         await asyncio.wait_for(sending, PATIENCE_S)
+
+
+# What is left for a worker's thread: calls, which it makes in their order.
+
+
+def test_calls_are_made_in_order_by_whoever_takes_and_give_back_what_they_return_or_raise() -> None:
+    mailbox, made = ThreadMail(), list[object]()
+    mailbox.put(partial(made.append, 1))
+    where, failing = mailbox.call(threading.get_ident), mailbox.call(lambda: 1 // 0)
+    mailbox.call(partial(made.append, "given up")).cancel()
+    mailbox.put(partial(made.append, 2))
+    taking = threading.Thread(target=lambda: mailbox.take(is_busy=False))
+    taking.start()
+    taking.join(20)
+    assert made == [1, 2]
+    assert where.result(0) == taking.ident
+    with pytest.raises(ZeroDivisionError):
+        failing.result(0)
+    assert mailbox.take(is_busy=True)
+    assert made == [1, 2]
+
+
+def test_one_that_waits_goes_on_when_it_is_closed() -> None:
+    mailbox, found = ThreadMail(), list[object]()
+    taking = threading.Thread(target=lambda: found.append(mailbox.take(is_busy=False)))
+    taking.start()
+    mailbox.close()
+    taking.join(20)
+    assert found == [False]
+
+
+def test_calls_behind_one_that_ends_the_thread_and_after_the_end_are_cancelled() -> None:
+    mailbox = ThreadMail()
+    mailbox.put(lambda: 1 // 0)
+    before = mailbox.call(lambda: 1)
+    with pytest.raises(ZeroDivisionError):
+        mailbox.take(is_busy=True)
+    mailbox.close()
+    after = mailbox.call(lambda: 2)
+    assert before.cancelled()
+    assert after.cancelled()
+    assert not mailbox.take(is_busy=True)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from cluster.core import Commit, DraftTask, Observation, Proposal, TokenTree, token_array
-from cluster.draft.base import Drafter
+from cluster.draft.base import Drafter, DrafterContext
 from cluster.draft.breaker import CircuitBreaker
-from cluster.draft.committed_text import RequestState, RequestTable, common_len
+from cluster.draft.committed_text import CommittedTextDrafter, RequestState
 from cluster.messages import Open, StepReport
 from cluster.spec.budget import Ask
 from cluster.worker.residents import ResidentDrafter
@@ -25,61 +25,42 @@ RESET_S = 2.0
 LONG_STEP = StepReport(step_time_s=1.0)
 
 
-class GreedyOracle:
+class GreedyOracle(CommittedTextDrafter[RequestState]):
     """Drafts a chain of what the toy target says at temperature 0, and remembers its calls."""
 
     def __init__(self, length: int = 4, name: str = "a") -> None:
-        self.length, self.name = length, name
+        super().__init__(DrafterContext(name, length, 64), RequestState.opened_by)
+        self.length = length
         self.commits: list[Commit] = []
         self.tasks: list[DraftTask] = []
         self.released: list[str] = []
         self.has_released = threading.Event()
         self._law = hashed_law(VOCAB_SIZE)
-        self.requests: RequestTable[RequestState] = RequestTable(64, self._opened)
 
-    def _opened(self, commit: Commit) -> RequestState:
-        assert commit.params is not None
-        return RequestState(commit.generation, commit.prompt_len, commit.task, commit.params)
+    def _forget_tree(self, request: RequestState) -> None:
+        """It keeps none."""
 
     def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:
         self.commits.extend(commits)
-        return [self._observe(commit) for commit in commits]
-
-    def _observe(self, commit: Commit) -> Observation:
-        state = self.requests.admit(commit)
-        if state is None:
-            return self.requests.declined(commit)
-        kept = common_len(state.text, commit)
-        state.text.truncate(kept)
-        state.text.append(commit.token_ids[kept - commit.base_len :])
-        return Observation(commit.request_id, commit.generation, len(state.text))
+        return super().observe(commits)
 
     def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
         self.tasks.extend(tasks)
         return [self._proposal(task) for task in tasks]
 
     def _proposal(self, task: DraftTask) -> Proposal:
-        state = self.requests.get(task.request_id, task.generation)
+        state = self._requests.get(task.request_id, task.generation)
         assert state is not None
         ahead = state.text.token_ids.tolist()
         for _ in range(min(self.length, task.max_nodes)):
             ahead.append(int(np.argmax(self._law(ahead))))
         drafts = token_array(ahead[len(state.text) :])
-        return Proposal(
-            task.request_id,
-            task.generation,
-            len(state.text),
-            state.text.hash_at(len(state.text)),
-            TokenTree.chain(drafts),
-            np.full(len(drafts), 0.9, np.float32),
-            self.name,
-            True,
-        )
+        survival = np.full(len(drafts), 0.9, np.float32)
+        return state.proposed(TokenTree.chain(drafts), survival, self._name)
 
     def release(self, request_ids: Sequence[str]) -> None:
         self.released.extend(request_ids)
-        for request_id in request_ids:
-            self.requests.pop(request_id)
+        super().release(request_ids)
         self.has_released.set()
 
 
