@@ -20,7 +20,6 @@ from cluster.config.draft_length import DraftLengthConfig
 from cluster.config.schema import CoordinatorConfig
 from cluster.plan.ensemble import Ensemble
 from cluster.plan.in_flight import (
-    InFlight,
     Moment,
     Offers,
     Plan,
@@ -32,7 +31,7 @@ from cluster.plan.in_flight import (
 from cluster.plan.load import TargetModel
 from cluster.plan.roster import DraftScores
 from cluster.plan.step_choice import StepChoice
-from cluster.plan.texts import EVERYONE, Text
+from cluster.plan.texts import Text
 from cluster.requests.fields import PlainWhy
 from cluster.spec import evidence
 from cluster.spec.budget import FIRST_NODES, NO_DRAFTS, Ask
@@ -59,8 +58,8 @@ class Controller:
         scores: of the drafters, if some are shadows or in a rollout."""
         self.config = config
         self.target = TargetModel(profile, draft_times)
-        self._lengths = DraftLength(config.draft_length)
         self._num_looks = 0
+        self._num_sequences = 1  # of the last step
         self._idle: StepChoice | None = None  # whose plan has no drafts, and may hold longer
         self.scores = scores or DraftScores()
         self.acceptance = self.scores.acceptance
@@ -68,8 +67,6 @@ class Controller:
 
     def use(self, config: CoordinatorConfig) -> None:
         """Plan by other settings from the next step on; what was learned stays."""
-        if config.draft_length != self.config.draft_length:
-            self._lengths = DraftLength(config.draft_length)
         self.config, self._idle = config, None
 
     def plan(
@@ -85,12 +82,15 @@ class Controller:
         max_nodes: limit for the whole batch, None = no limit.
         """
         self._num_looks += 1
-        self._lengths.set_caps(texts, len(texts))
+        self._num_sequences = len(texts)
+        self._set_caps(texts)
         moment = moment.among(texts)
         plan = self._plan(texts, max_depths, max_nodes, moment)
-        for text, mask in zip(texts, plan.masks or [EVERYONE] * len(texts), strict=True):
-            text.take_ask(plan.ask, mask, moment.residents)
-        self._lengths.note(texts, plan.in_flight)
+        for text, team in zip(texts, plan.teams or [None] * len(texts), strict=True):
+            text.take_ask(plan.ask, team, moment.residents)
+        if self.config.draft_length.kind in _BOUNDS:
+            for text, item in zip(texts, plan.in_flight, strict=True):
+                text.verified_depth = int(depths(item.tree.parents).max(initial=0))
         return plan
 
     def _plan(
@@ -142,25 +142,25 @@ class Controller:
     def first_ask(self, text: Text, moment: Moment) -> None:
         """Ask for a text whose prompt is read; it is the ask for running texts."""
         moment = moment.among([text])
-        self._lengths.set_caps([text])
+        self._set_caps([text])
         if self.config.budget == "fixed" or not text.cap:
-            text.take_ask(Ask(text.cap), EVERYONE)
+            text.take_ask(Ask(text.cap))
             return
         target = self.target
         load = target.latest.get(text.is_sampled)
         if load is not None and load.guard.max_extra_s(1.0) <= 0.0:
-            text.take_ask(NO_DRAFTS, EVERYONE)
+            text.take_ask(NO_DRAFTS)
             return
         rate, ask = (0.0, None) if load is None else (load.rate(0.0), load.best)
         if ask is None:  # not known: look-ups draft, which need not read
             ask = Ask(FIRST_NODES, with_models=False)
         ensemble = Ensemble(target, self.acceptance, moment.residents, rate)
-        (mask,) = (
+        (team,) = (
             ensemble.teams([text], np.array([self._weight(text)]))
             if ask.with_models
             else ensemble.look_ups([text])
         )
-        text.take_ask(ask, mask, moment.residents)
+        text.take_ask(ask, team, moment.residents)
 
     def learn(self, done: Round) -> None:
         """Enter a finished step into the costs, the rate and the guard."""
@@ -192,7 +192,7 @@ class Controller:
             load.brought.add(weighted, time_s)
         for text, num_tokens in zip(done.texts, done.num_tokens, strict=True):
             text.emitted(num_tokens)
-            self._lengths.learn(text, num_tokens)
+            _follow(text, self.config.draft_length, num_tokens)
         if done.prompt_rows:
             return
         # Where residents draft, a step without nodes takes longer than a plain one: it is no
@@ -213,6 +213,10 @@ class Controller:
         """
         self.scores.restore(state)
         self.target.restore(state["costs"])
+
+    def _set_caps(self, texts: Sequence[Text]) -> None:
+        for text in texts:
+            text.cap = _cap(text, self.config.draft_length, self._num_sequences)
 
     def _weight(self, text: Text) -> float:
         """Return how much a token of it counts."""
@@ -243,52 +247,30 @@ def _plan_fixed(
 _BOUNDS: dict[str, tuple[int, int | None]] = {"heuristic": (1, None), "window": (3, 12)}
 
 
-class DraftLength:
-    """The caps of a target.  Their state of a text lies in the `Text`."""
+def _cap(text: Text, settings: DraftLengthConfig, num_sequences: int) -> int:
+    """Return the cap of a text in a step of so many."""
+    if text.is_plain:
+        return 0
+    cap = text.max_draft_tokens
+    if settings.kind == "constant":
+        cap = min(cap, settings.num_tokens)
+    elif settings.kind in _BOUNDS:
+        text.draft_len = text.draft_len or next_len(settings, settings.num_tokens, (), cap)
+        cap = min(cap, text.draft_len)
+    task = text.group[0].partition("@")[0]  # without its adapter
+    for rule in settings.overrides:
+        if rule.is_for(text.latency_class, task, num_sequences):
+            return min(cap, rule.max_draft_tokens)
+    return cap
 
-    def __init__(self, settings: DraftLengthConfig) -> None:
-        self._settings = settings
-        self._num_sequences = 1
 
-    def set_caps(self, texts: Sequence[Text], num_sequences: int | None = None) -> None:
-        """Set the caps of these texts.
-
-        num_sequences: of their step, None = as of the last one.
-        """
-        self._num_sequences = num_sequences or self._num_sequences
-        for text in texts:
-            text.cap = self._cap(text)
-
-    def _cap(self, text: Text) -> int:
-        if text.is_plain:
-            return 0
-        settings, cap = self._settings, text.max_draft_tokens
-        if settings.kind == "constant":
-            cap = min(cap, settings.num_tokens)
-        elif settings.kind in _BOUNDS:
-            text.draft_len = text.draft_len or next_len(settings, settings.num_tokens, (), cap)
-            cap = min(cap, text.draft_len)
-        task = text.group[0].partition("@")[0]  # without its adapter
-        for rule in settings.overrides:
-            if rule.is_for(text.latency_class, task, self._num_sequences):
-                return min(cap, rule.max_draft_tokens)
-        return cap
-
-    def note(self, texts: Sequence[Text], in_flight: Sequence[InFlight]) -> None:
-        """Note the trees that a step verifies."""
-        if self._settings.kind in _BOUNDS:
-            for text, item in zip(texts, in_flight, strict=True):
-                text.verified_depth = int(depths(item.tree.parents).max(initial=0))
-
-    def learn(self, text: Text, num_tokens: int) -> None:
-        """Let a text's length follow its step that was noted last, which brought num_tokens."""
-        depth, text.verified_depth = text.verified_depth, 0
-        if depth:
-            fates = (*text.fates, (min(num_tokens - 1, depth), depth))
-            text.fates = fates[-self._settings.num_steps :]
-            text.draft_len = next_len(
-                self._settings, text.draft_len, text.fates, text.max_draft_tokens
-            )
+def _follow(text: Text, settings: DraftLengthConfig, num_tokens: int) -> None:
+    """Let a text's length follow the tree that was verified last, whose step brought num_tokens."""
+    depth, text.verified_depth = text.verified_depth, 0
+    if depth:
+        fates = (*text.fates, (min(num_tokens - 1, depth), depth))
+        text.fates = fates[-settings.num_steps :]
+        text.draft_len = next_len(settings, text.draft_len, text.fates, text.max_draft_tokens)
 
 
 def next_len(

@@ -14,11 +14,11 @@ from functools import cache, partial
 import numpy as np
 
 from cluster.plan.load import TargetModel
-from cluster.plan.texts import Resident, Text
+from cluster.plan.texts import Resident, Team, Text
 from cluster.spec import evidence
 from cluster.spec.acceptance import AcceptanceModel, Group
 from cluster.spec.budget import FIRST_NODES, SIZES, Exploration
-from cluster.spec.tree import Floats
+from cluster.spec.tree import Floats, Mask
 
 # A model that promises less than this share of the best one is not tried in each text: it takes
 # turns for all of them.
@@ -26,28 +26,28 @@ _HOPEFUL_SHARE = 0.25
 
 
 def draft_s(
-    target: TargetModel, masks: Sequence[int], residents: Sequence[Resident], num_new: float
+    target: TargetModel, teams: Sequence[Team], residents: Sequence[Resident], num_new: float
 ) -> Floats | None:
-    """Return the seconds in which the residents of these masks draft trees of SIZES for each text,
+    """Return the seconds in which the residents of these teams draft trees of SIZES for each text,
     with the time in which models read new texts; None if one of them was never measured."""
     total: Floats = np.zeros(len(SIZES))
     for each in residents:
-        count = sum(mask & each.bit > 0 for mask in masks)
+        count = sum(each.name in team for team in teams)
         if count == 0:
             continue
         times = target.drafting[each.name]
         seconds = times.seconds(count)
         if seconds is None:
             return None
-        total = total + seconds + num_new * count / len(masks) * times.read_s
+        total = total + seconds + num_new * count / len(teams) * times.read_s
     return total
 
 
 class Ensemble:
     """The residents that may be asked in a step, at present prices.
 
-    models: those that are no look-ups, and model_bits: their mask.  Shadows among them are tried
-    only, unless there are no others.
+    models: those that are no look-ups.  Shadows among them are tried only, unless there are no
+    others.
     """
 
     def __init__(
@@ -59,30 +59,32 @@ class Ensemble:
     ) -> None:
         """rate: weighted tokens per second."""
         self._target, self._rate = target, rate
-        self._look_ups = [each for each in residents if each.is_look_up]
+        self._look_ups = Team(each.name for each in residents if each.is_look_up)
         self.models = [each for each in residents if not each.is_look_up]
-        self.model_bits = sum(each.bit for each in self.models)
+        self._model_names = Team(each.name for each in self.models)
         # Asked for again and again within a step.
         self._priors = cache(partial(_priors, acceptance, self.models))
         self._seconds = cache(partial(_seconds, target))
 
-    def look_ups(self, texts: Sequence[Text]) -> list[int]:
-        """Return the mask of each text's look-ups."""
-        own = [(each.name, each.bit) for each in self._look_ups]
-        if not own:
-            return [0] * len(texts)
-        return [sum(bit for name, bit in own if name in text.names) for text in texts]
+    def have_models(self, teams: Sequence[Team | None]) -> Mask:
+        """Return which of the teams have a model; None = all."""
+        names = self._model_names
+        return np.array([not names.isdisjoint(names if each is None else each) for each in teams])
+
+    def look_ups(self, texts: Sequence[Text]) -> list[Team]:
+        """Return each text's look-ups."""
+        return [self._look_ups.intersection(text.names) for text in texts]
 
     def teams(
         self, texts: Sequence[Text], weights: Floats, value: float | None = None
-    ) -> list[int]:
-        """Return the mask of each text's look-ups and models.
+    ) -> list[Team]:
+        """Return each text's look-ups and models.
 
         weights: of each text's tokens.  value: the weighted tokens that models' trees of late bring
         to these texts, less the price of verifying them; None = not known."""
-        masks, models = self.look_ups(texts), self.models
+        teams, models = self.look_ups(texts), self.models
         if not models:
-            return masks
+            return teams
         worth = np.array([self._worth(*each) for each in zip(texts, weights, strict=True)])
         promised = float(np.maximum(worth.max(axis=1), 0.0).sum())
         if value and promised:
@@ -91,13 +93,14 @@ class Ensemble:
             worth *= value / promised
         worth -= [[self._price_of_reading(each, text) for each in models] for text in texts]
         for place, pick in enumerate(self._best(worth)):
-            masks[place] |= 0 if pick < 0 else models[pick].bit
-        return masks
+            if pick >= 0:
+                teams[place] |= {models[pick].name}
+        return teams
 
     def add_tries(
-        self, texts: Sequence[Text], masks: list[int], now: float, affordable_s: float
+        self, texts: Sequence[Text], teams: list[Team], now: float, affordable_s: float
     ) -> float:
-        """Add to each text's mask the model that is to be tried for it, if the turn of one has
+        """Add to each text's team the model that is to be tried for it, if the turn of one has
         come; returns the seconds of all tries, at most affordable_s.
 
         A model that drafts for other texts anyway takes only its time for one text more.  All texts
@@ -106,12 +109,12 @@ class Ensemble:
         if len(self.models) < 2:
             return 0.0
         spent_s = 0.0
-        counts = [sum(mask & model.bit > 0 for mask in masks) for model in self.models]
+        counts = [sum(model.name in team for team in teams) for model in self.models]
         for place, text in enumerate(texts):
             priors = self._priors(text.group)
             hopeful = _HOPEFUL_SHARE * max(priors)
             for number, model in enumerate(self.models):
-                if model.bit & masks[place] or not text.may_ask(model.name):
+                if model.name in teams[place] or not text.may_ask(model.name):
                     continue
                 turn = self._target.tries[text.is_sampled, model.name]
                 if model.name in text.shadows or priors[number] >= hopeful:
@@ -122,7 +125,7 @@ class Ensemble:
                     cost_s += self._target.drafting[model.name].read_s
                 is_affordable = spent_s + cost_s <= affordable_s
                 if is_affordable and turn.begin(now, cost_s * len(texts)):
-                    masks[place] |= model.bit
+                    teams[place] |= {model.name}
                     counts[number] += 1
                     spent_s += cost_s
                     break

@@ -10,7 +10,7 @@ from dataclasses import field, replace
 import numpy as np
 
 from cluster.core import EMPTY_FLOATS, EMPTY_TREE, FloatArray, TokenTree
-from cluster.plan.texts import NO_SOURCES, POOL, Resident, SourceBits, Text
+from cluster.plan.texts import NO_SOURCES, POOL, Resident, SourceBits, Team, Text
 from cluster.records import frozen, record
 from cluster.requests.fields import PlainWhy
 from cluster.spec import evidence
@@ -60,15 +60,15 @@ class Moment:
 class Plan:
     """The plan of a step: verify `in_flight`, one item per text.
 
-    ask: the drafts that residents are to make for each text after the step.  masks: the residents
-    that are asked, as `Text.ask_mask`; empty = everyone for each text.
+    ask: the drafts that residents are to make for each text after the step.  teams: the residents
+    that are asked, as `Text.asked`; empty = all for each text.
     why: the reason why there is nothing to verify, if there is nothing.
     """
 
     in_flight: list[InFlight]
     ask: Ask = NO_DRAFTS
     why: PlainWhy = PlainWhy.NONE
-    masks: Sequence[int] = ()
+    teams: Sequence[Team | None] = ()
 
     @property
     def is_plain(self) -> bool:
@@ -81,10 +81,10 @@ class Plan:
         texts: Sequence[Text],
         why: PlainWhy = PlainWhy.NONE,
         ask: Ask = NO_DRAFTS,
-        masks: Sequence[int] = (),
+        teams: Sequence[Team | None] = (),
     ) -> Plan:
         """Return the plan of a step without drafts."""
-        return cls([PLAIN] * len(texts), ask, why, masks)
+        return cls([PLAIN] * len(texts), ask, why, teams)
 
 
 @record

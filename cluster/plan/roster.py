@@ -116,7 +116,7 @@ class Roster:
             if (
                 not text.beside.keys().isdisjoint(pair)
                 and all(name in self._here and name in text.names for name in pair)
-                and (text.asked is None or text.asked.issuperset(pair))
+                and all(map(text.asks, pair))
             ):
                 if pair not in text.trials or text.trials[pair].phase != each.phase:
                     text.trials[pair] = Trial(pair, each.phase)

@@ -11,13 +11,13 @@ import numpy as np
 from cluster.plan.ensemble import Ensemble, draft_s
 from cluster.plan.in_flight import Moment, Offers, Plan, in_flight_of
 from cluster.plan.load import BatchGroup, TargetModel
-from cluster.plan.texts import Text
+from cluster.plan.texts import Team, Text
 from cluster.requests.fields import PlainWhy
 from cluster.spec import evidence
 from cluster.spec.acceptance import AcceptanceModel
 from cluster.spec.budget import FIRST_NODES, NO_DRAFTS, SIZES, Ask, Prices, choose_nodes, ranking
 from cluster.spec.step_profile import EDGES
-from cluster.spec.tree import Floats, Indices, Mask, ranked
+from cluster.spec.tree import Floats, Indices, ranked
 
 # The gain over plain decoding that speculation must promise, as a share of a step: a smaller one
 # is within the error of the tables.
@@ -28,7 +28,7 @@ class StepChoice:
     """A batch that is being planned.
 
     caps: the most nodes of each text.  weights: the weight of each text's tokens.  plain_s: the
-    seconds of a plain step.  masks: the residents of each text, look-ups alone and look-ups with
+    seconds of a plain step.  teams: the residents of each text, look-ups alone and look-ups with
     models.  asked: the drafts that residents were asked for after the last step; arm: whose trees
     these are.  draft_s: their seconds for trees of each of SIZES; None = not known yet.  needed_s:
     drafts are asked for again once the guard allows a round so much extra time; inf = none pay,
@@ -66,17 +66,14 @@ class StepChoice:
         value, arm = None, load.arms[True]
         if len(ensemble.models) > 1 and arm.num_turns:
             value = float(arm.values(weights, self.prices).max())
-        self.masks = ensemble.look_ups(texts), ensemble.teams(texts, weights, value)
-        look_ups_s = draft_s(target, self.masks[False], moment.residents, load.num_new)
-        models_s = draft_s(target, self.masks[True], ensemble.models, load.num_new)
+        self.teams = ensemble.look_ups(texts), ensemble.teams(texts, weights, value)
+        look_ups_s = draft_s(target, self.teams[False], moment.residents, load.num_new)
+        models_s = draft_s(target, self.teams[True], ensemble.models, load.num_new)
         teams_s = None if look_ups_s is None or models_s is None else look_ups_s + models_s
         self.draft_s = look_ups_s, teams_s
         # The kinds of residents that may be asked, by `Ask.with_models`.
-        kinds = any(self.masks[False]), any(self._has_models(self.masks[True]))
+        kinds = any(self.teams[False]), any(ensemble.have_models(self.teams[True]))
         self.kinds = [with_models for with_models in (False, True) if kinds[with_models]]
-
-    def _has_models(self, masks: Sequence[int]) -> Mask:
-        return np.array([mask & self.ensemble.model_bits != 0 for mask in masks])
 
     def holds(self, texts: Sequence[Text], caps: Sequence[int], moment: Moment) -> bool:
         """True if its plan, which has no drafts and asks for none, holds for this step too: as long
@@ -95,19 +92,19 @@ class StepChoice:
         """Return the plan for these offers."""
         load = self.load
         self._learn_worth(offers)
-        ask, masks, draft_s = self._ask()
+        ask, teams, draft_s = self._ask()
         if offers is None:
             no_worth = bool(self.moment.residents) and load.best == NO_DRAFTS
             self.why = PlainWhy.NOT_WORTH_IT if no_worth else PlainWhy.NO_DRAFTS
             if 0.0 < self.needed_s < math.inf:
                 self.why = PlainWhy.GUARD
             load.promised = 0.0, self.arm
-            return Plan.plain(self.texts, self.why, ask, masks)
+            return Plan.plain(self.texts, self.why, ask, teams)
         nodes, gains = self._ranking(offers)
         why, num_nodes = self._choose(gains, draft_s)
         nodes = nodes[:num_nodes]
         load.promised = float(offers.survival[nodes].sum()), self.arm
-        return Plan(in_flight_of(self.texts, offers, nodes), ask, why, masks)
+        return Plan(in_flight_of(self.texts, offers, nodes), ask, why, teams)
 
     # Nodes to verify
 
@@ -142,7 +139,7 @@ class StepChoice:
         for with_models in self.kinds if asked.num_nodes else ():
             if with_models > asked.with_models:
                 continue
-            known = self._has_models([text.ask_mask for text in self.texts])
+            known = self.ensemble.have_models([text.asked for text in self.texts])
             if not with_models:
                 known[:] = True
             ranks: Indices = np.empty(0, dtype=np.int64)
@@ -161,7 +158,7 @@ class StepChoice:
                 arm = self.load.arms[with_models]
                 arm.learn(ranks, survival, num_texts, asked.num_nodes)
 
-    def _ask(self) -> tuple[Ask, list[int], float]:
+    def _ask(self) -> tuple[Ask, list[Team], float]:
         """Return (the drafts to ask residents for after this step, the residents of each text, the
         seconds that they take)."""
         load, prices, now = self.load, self.prices, self.moment.now
@@ -174,7 +171,7 @@ class StepChoice:
             draft_s = self.draft_s[with_models]
             if draft_s is None:  # the time is not known: measure it
                 load.best = load.best or NO_DRAFTS
-                return Ask(min(most, FIRST_NODES), with_models), self.masks[with_models], 0.0
+                return Ask(min(most, FIRST_NODES), with_models), self.teams[with_models], 0.0
             values = (self._values(with_models) - prices.rate * draft_s)[: len(sizes)]
             where = int(values.argmax())
             if values[where] >= best_value:
@@ -191,23 +188,23 @@ class StepChoice:
             draft_s, turn = self.draft_s[with_models], load.arms[with_models].tried
             assert draft_s is not None
             ask = Ask(sizes[where], with_models)
-            masks, tried_s = self._with_reading(ask, float(draft_s[where]), affordable_s)
+            teams, tried_s = self._with_reading(ask, float(draft_s[where]), affordable_s)
             if tried_s <= affordable_s and turn.begin(now, tried_s - best_s):
-                return ask, masks, tried_s
+                return ask, teams, tried_s
         if best_s > affordable_s:
             self.needed_s = prices.max_extra_s - affordable_s + best_s
             return NO_DRAFTS, [], 0.0
         if best == NO_DRAFTS:
             self.needed_s = math.inf
-        masks, best_s = self._with_reading(best, best_s, affordable_s)
+        teams, best_s = self._with_reading(best, best_s, affordable_s)
         if best.num_nodes and best.with_models:
-            best_s += self.ensemble.add_tries(self.texts, masks, now, affordable_s - best_s)
-        return best, masks, best_s
+            best_s += self.ensemble.add_tries(self.texts, teams, now, affordable_s - best_s)
+        return best, teams, best_s
 
     def _values(self, with_models: bool) -> Floats:
         """Return what each of SIZES brings, less the price of verifying: texts of which no model
         drafts get what look-ups bring."""
-        has_models = self._has_models(self.masks[with_models])
+        has_models = self.ensemble.have_models(self.teams[with_models])
         total: Floats = np.zeros(len(SIZES))
         for arm, is_own in zip(self.load.arms, (~has_models, has_models), strict=True):
             if is_own.any():
@@ -216,20 +213,20 @@ class StepChoice:
 
     def _with_reading(
         self, ask: Ask, draft_s: float, affordable_s: float
-    ) -> tuple[list[int], float]:
+    ) -> tuple[list[Team], float]:
         """Return the residents of each text and their seconds where models must first read texts:
         they read as many at once as are affordable, and at least one."""
-        masks = list(self.masks[ask.with_models])
+        teams = list(self.teams[ask.with_models])
         if not (ask.num_nodes and ask.with_models):
-            return masks, draft_s
+            return teams, draft_s
         has_read = False
         for model in self.ensemble.models:
             read_s = self.target.drafting[model.name].read_s
             for place, text in enumerate(self.texts):
-                if not masks[place] & model.bit or text.is_read(model.name) or not read_s:
+                if model.name not in teams[place] or text.is_read(model.name) or not read_s:
                     continue
                 if has_read and draft_s + read_s > affordable_s:
-                    masks[place] &= ~model.bit
+                    teams[place] -= {model.name}
                 else:
                     has_read, draft_s = True, draft_s + read_s
-        return masks, draft_s
+        return teams, draft_s

@@ -27,25 +27,16 @@ from cluster.spec.trials import MAX_WAITING, Trial
 # Records of the drafters inside a target, as its control loop sees them.
 
 
-# The mask of all residents.
-EVERYONE = -1
+# The residents that are asked for a text, by name.
+Team = frozenset[str]
 
 
 @frozen
 class Resident:
-    """A drafter inside the target.
+    """A drafter inside the target.  is_look_up: it runs no model."""
 
-    number: its place among the target's residents.  is_look_up: it runs no model.
-    """
-
-    number: int
     name: str
     is_look_up: bool
-
-    @property
-    def bit(self) -> int:
-        """Its bit in a mask of residents."""
-        return 1 << self.number
 
 
 # For each node the drafters that proposed it, as bits over the drafters of a text.
@@ -94,26 +85,22 @@ class Text:
     most MAX_DRAFTERS.  weights: the trust in each of them when its tree was last
     merged.  held: the newest tree of each drafter.
     seen: trees whose outcome is not known yet.  num_steps: the steps of the text so far.
-    ask, ask_mask: the drafts to make after its step, and by which residents: bit i stands for the
-    target's i-th.  standing: how its drafters have fared in it.
-    draft_len, fates, verified_depth: of `DraftLength`; the present length, 0 = none
+    ask, asked: the drafts to make after its step, and by which residents, None = by all; standing:
+    how its drafters have fared in it.
+    draft_len, fates, verified_depth: of `coordinator.draft_length`; the present length, 0 = none
     yet; accepted tokens and depth of the latest trees; the depth of the one under way.
     is_coupled: its tokens do not depend on its drafts.
     lot: of its request, for rollouts.  shadows, resting: those of its drafters that are scored
     only, or asked for nothing.  beside: the shadows that draft wherever another one does, with that
-    one; asked: who was asked for the newest trees, None = all; trials: of such pairs.
+    one; trials: of such pairs.
     """
-
-    @property
-    def is_plain(self) -> bool:
-        """True if it is to have no drafts at present."""
-        return False
 
     def __init__(self, text_id: str, group: Group, tokens: TokenLog) -> None:
         self.id = text_id
         self.group = group
         self.tokens = tokens
         self.max_draft_tokens = self.cap = 0
+        self.is_plain = False  # it is to have no drafts at present
         self.latency_class = ""
         self.draft_len = self.verified_depth = 0
         self.fates: tuple[tuple[int, int], ...] = ()
@@ -124,7 +111,7 @@ class Text:
         self.tokens_per_step = 1.0
         self.num_steps = 0
         self.ask = NO_DRAFTS
-        self.ask_mask = EVERYONE
+        self.asked: Team | None = None
         self.standing = Standing()
         self.is_coupled = True
         self.lot = 1.0
@@ -132,7 +119,6 @@ class Text:
         self.resting: frozenset[str] = frozenset()
         self.beside: dict[str, str] = {}
         self.trials: dict[tuple[str, str], Trial] = {}
-        self.asked: frozenset[str] | None = None
         # By drafter, `Fate.next_steps`.
         self._next_steps: defaultdict[str, Indices] = defaultdict(
             lambda: np.zeros(len(DRAFT_LENGTHS), dtype=np.int64)
@@ -152,20 +138,24 @@ class Text:
         """True if a drafter is one of the text's and does not rest."""
         return drafter in self.names and drafter not in self.resting
 
-    def take_ask(self, ask: Ask, mask: int, residents: Sequence[Resident] = ()) -> None:
-        """Ask these residents; models among them are about to read the rest of the text."""
-        for each in residents if self.beside else ():
-            partner = self.beside.get(each.name)
-            if any(other.name == partner and other.bit & mask for other in residents):
-                mask |= each.bit
-        self.ask, self.ask_mask = ask, mask
-        self.asked = None
-        if self.beside and mask != EVERYONE:
-            self.asked = frozenset(each.name for each in residents if each.bit & mask)
+    def take_ask(
+        self, ask: Ask, team: Team | None = None, residents: Sequence[Resident] = ()
+    ) -> None:
+        """Ask a team of these residents, None = all; models among them are about to read the rest
+        of the text."""
+        if self.beside and team is not None:
+            for each in residents:
+                if self.beside.get(each.name) in team:
+                    team |= {each.name}
+        self.ask, self.asked = ask, team
         if ask.num_nodes:
             for each in residents:
-                if each.bit & mask:
+                if self.asks(each.name):
                     self._asked_lens[each.name] = len(self.tokens)
+
+    def asks(self, resident: str) -> bool:
+        """True if a resident is asked for the drafts after its step."""
+        return self.asked is None or resident in self.asked
 
     def emitted(self, num_tokens: int) -> None:
         """Note that a round has brought num_tokens tokens."""

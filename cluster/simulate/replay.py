@@ -167,9 +167,7 @@ class Simulation:
         turns: list[DraftTime] = []
         num_look_ups = sum(each.is_look_up for each in self._pool.residents)
         for each in self._pool.residents:
-            asked = [
-                own for own in batch if own.text.ask_mask & each.bit and own.text.ask.num_nodes
-            ]
+            asked = [own for own in batch if own.text.asks(each.name) and own.text.ask.num_nodes]
             if not asked:
                 continue
             size = len(asked), asked[0].text.ask.num_nodes
@@ -214,7 +212,7 @@ class Simulation:
                     self._pool.sources[each.name](own.recorded, own.position), num_nodes
                 )
                 for each in self._pool.residents
-                if own.text.ask_mask & each.bit
+                if own.text.asks(each.name)
             }
 
 

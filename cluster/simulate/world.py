@@ -188,9 +188,7 @@ class Pool:
     @property
     def residents(self) -> tuple[Resident, ...]:
         names = [name for name in self.sources if name not in self.remote]
-        return tuple(
-            Resident(number, name, name not in self.models) for number, name in enumerate(names)
-        )
+        return tuple(Resident(name, name not in self.models) for name in names)
 
 
 @dataclass(slots=True, eq=False)

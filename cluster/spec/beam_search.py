@@ -158,6 +158,17 @@ class BeamSearch:
 
 # A text's score is divided by its length to this power, which must stay finite for any length.
 MAX_LENGTH_PENALTY = 8.0
+# What only a text that is drawn may have.
+_OF_DRAWS = (
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "min_tokens",
+    "prediction",
+    "forced_ids",
+    "grammar",
+)
 
 
 def check_beams(params: SamplingParams) -> None:
@@ -176,17 +187,9 @@ def check_beams(params: SamplingParams) -> None:
             f"[{-MAX_LENGTH_PENALTY:g}, {MAX_LENGTH_PENALTY:g}]",
             param="length_penalty",
         )
-    for name, is_set in (
-        ("presence_penalty", params.presence_penalty != 0.0),
-        ("frequency_penalty", params.frequency_penalty != 0.0),
-        ("repetition_penalty", params.repetition_penalty != 1.0),
-        ("logit_bias", bool(params.logit_bias)),
-        ("min_tokens", params.min_tokens > 0),
-        ("prediction", bool(params.prediction)),
-        ("forced_ids", bool(params.forced_ids)),
-        ("grammar", params.grammar is not None),
-    ):
-        if is_set:
+    plain = SamplingParams()
+    for name in _OF_DRAWS:
+        if getattr(params, name) != getattr(plain, name):
             raise RequestError(
                 f"{name}: a beam search ranks texts by the model's own law; remove {name} or "
                 "use_beam_search",

@@ -56,12 +56,8 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
 
 def clash_of_law(params: SamplingParams) -> str:
     """Return the field that gives no text under the textbook's laws, "" = there is none."""
-    given = {
-        "prediction": params.prediction,
-        "forced_ids": params.forced_ids,
-        "beams": params.beams,
-    }
-    return next((name for name, value in given.items() if value), "")
+    names = "prediction", "forced_ids", "beams"
+    return next((name for name in names if getattr(params, name)), "")
 
 
 def _check_law(params: SamplingParams) -> None:

@@ -132,13 +132,13 @@ class _Bench:
         if self._verifier.submit([(text, EMPTY_TREE) for text in self._texts.values()]):
             return []
         answered, drafted = 0, NOTHING_DRAFTED
-        mask = sum(each.bit for each in team)
+        names = frozenset(each.name for each in team)
         while self._verifier.has_pending:
             stepped = self._verifier.step()
             own = [self._texts[each.request_id] for each in stepped.verdicts]
             for text, verdict in zip(own, stepped.verdicts, strict=True):
                 text.tokens.append(verdict.token_ids)
-                text.ask, text.ask_mask = Ask(nodes), mask
+                text.ask, text.asked = Ask(nodes), names
             drafted = self._residents.draft(own, stepped.report, self._verifier.last_rows)
             answered = len(own)
         if answered != len(self._texts):

@@ -12,7 +12,6 @@ import operator
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import reduce
 
 from cluster import metrics
@@ -68,7 +67,7 @@ class ResidentDrafter(Runner):
         self.made_for = made_for_of(drafter)
         self.model = model
         self.engine: object = getattr(drafter, "engine", None)
-        self.member = Resident(0, name, bool(getattr(drafter, "is_look_up", False)))
+        self.member = Resident(name, bool(getattr(drafter, "is_look_up", False)))
         self.turn: DraftTime | None = None
         # Its own model reads a text only when it is asked to draft for it, which may be never.
         self._follows = self.member.is_look_up or self.wants != WANTS_NOTHING
@@ -156,7 +155,7 @@ class ResidentDrafter(Runner):
         for text in texts:
             if not text.may_ask(self.name) or now < self._declined.get(text.id, now):
                 continue
-            num_nodes = text.num_wanted(self.member)
+            num_nodes = text.num_wanted(self.name)
             if num_nodes or (self._follows and self._num_lacking(text) >= MAX_LAG):
                 due.append((text, num_nodes))
                 self._num_asked[text.opened.task] += num_nodes
@@ -211,8 +210,6 @@ class Residents:
         self, drafters: Sequence[ResidentDrafter], clock: Clock = time.perf_counter
     ) -> None:
         self.names = tuple(drafter.name for drafter in drafters)
-        for number, drafter in enumerate(drafters):
-            drafter.member = replace(drafter.member, number=number)
         self.wants = reduce(operator.or_, (each.wants for each in drafters), WANTS_NOTHING)
         self._drafters = list(drafters)
         self._clock = clock
@@ -225,7 +222,6 @@ class Residents:
         """Draft with this one from now on; returns that of its name, which has freed its texts."""
         place = self.names.index(drafter.name)
         former, self._drafters[place] = self._drafters[place], drafter
-        drafter.member = former.member
         former.forget(tuple(former.held))  # for which it may have a thread of its own
         return former
 

@@ -95,10 +95,11 @@ class TextKeeper(dict[str, TargetText]):
             self._hold(stream, tree)
         if frame.heartbeat is not None:
             named = set(frame.heartbeat.texts)
+            stream.is_plain = frame.heartbeat.is_plain
             for text in self.of(stream):
+                text.is_plain = stream.is_plain
                 if text.name not in named:  # its cancel was lost
                     self.drop(text)
-            stream.is_plain = frame.heartbeat.is_plain
         # Last, because a frame counts as heard only once its texts are here.
         stream.heard = max(stream.heard, frame.serial)
 
@@ -126,7 +127,7 @@ class TextKeeper(dict[str, TargetText]):
             return
         if former is not None:
             self._free(former)
-        text.stream, self[name] = stream, text
+        text.stream, text.is_plain, self[name] = stream, stream.is_plain, text
         text.preparation = work = self._verifier.prepare(opened)
         if work is not None:  # a thread that waits is told when the text is ready
             work.add_done_callback(lambda _: self.mailbox.put(lambda: None))

@@ -21,7 +21,7 @@ from cluster.draft.committed_text import RequestState
 from cluster.messages import Open, StepReport, TextName, TextVerdict
 from cluster.plan.in_flight import PLAIN, InFlight
 from cluster.plan.roster import lot_of
-from cluster.plan.texts import MAX_DRAFTERS, Resident, SourceBits, Text
+from cluster.plan.texts import MAX_DRAFTERS, SourceBits, Text
 from cluster.requests.fields import NO_LAWS, PROFILE_TENANT, DraftStep, Laws, PlainWhy
 from cluster.spec.acceptance import group_of
 from cluster.spec.token_log import TokenLog
@@ -87,10 +87,6 @@ class TargetText(Text):
         return len(self.forced) > 0
 
     @property
-    def is_plain(self) -> bool:
-        return self.stream.is_plain
-
-    @property
     def is_ready(self) -> bool:
         """True if it may join the next step."""
         is_prepared = self.preparation is None or self.preparation.done()
@@ -112,10 +108,10 @@ class TargetText(Text):
         """Output tokens so far: the output position of the next one."""
         return len(self.tokens) - self.opened.prompt_len
 
-    def num_wanted(self, resident: Resident) -> int:
+    def num_wanted(self, resident: str) -> int:
         """Return the number of nodes that it wants of a resident after the last verdict."""
         # No draft can be of use where only one token may follow.
-        is_asked = self.ask_mask & resident.bit and not self.is_scored and self.remaining > 1
+        is_asked = self.asks(resident) and not self.is_scored and self.remaining > 1
         return min(self.ask.num_nodes, self.cap) if is_asked else 0
 
     def forced_tree(self, max_rows: int) -> TokenTree:

@@ -120,19 +120,19 @@ def test_models_are_tried_less_often_on_texts_that_they_have_not_read() -> None:
 def test_models_read_no_prompt_of_a_new_load_and_then_as_those_that_run() -> None:
     played = TwoKinds()
     played.controller.target.drafting["lm"].read_s = 0.020
-    assert played.first_ask() == (8, SUFFIX.bit)
+    assert played.first_ask() == (8, {"suffix"})
     for _ in range(2):
         played.text.num_steps += 1
     played.run(100)
-    assert played.first_ask()[1] & LM.bit
+    assert "lm" in played.first_ask()[1]
 
 
 def test_the_first_drafts_of_a_text_are_what_pays_and_no_try() -> None:
     played = TwoKinds(depth=0)
     for _ in range(200):
         plan = played.round(draft_s=5 * STEP_S)
-        num_nodes, mask = played.first_ask()
-        assert not (mask & LM.bit and num_nodes)
+        num_nodes, team = played.first_ask()
+        assert not ("lm" in team and num_nodes)
         if plan.ask.num_nodes and plan.ask.with_models:
             break
     else:
@@ -160,7 +160,9 @@ def test_models_read_no_more_of_a_crowd_at_once_than_may_be_lost(read_s: float, 
     num_read = sum(text.is_read("lm") for text in texts)
     assert num_read <= most
     assert (num_read > 0) == (most > 0) == (plan.ask.num_nodes > 0)
-    assert all(text.ask_mask == LM.bit * text.is_read("lm") for text in texts if most)
+    assert all(
+        text.asked == {"lm"} if text.is_read("lm") else not text.asked for text in texts if most
+    )
 
 
 def test_drafts_for_a_part_of_a_crowd_tell_what_they_would_be_worth_for_all() -> None:
@@ -243,7 +245,7 @@ def test_dear_drafts_are_not_drafted_though_they_are_right() -> None:
 # Steps without drafts: what they go by while nothing changes, and what ends that.
 
 
-OTHER = Resident(2, "other", False)
+OTHER = Resident("other", False)
 
 
 @pytest.fixture

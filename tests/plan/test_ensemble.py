@@ -49,7 +49,7 @@ class Noted(Adaptive):
         for own in batch if now > SECONDS / 2 else ():
             if not own.text.ask.num_nodes:
                 continue
-            names = [each.name for each in self._pool.residents if own.text.ask_mask & each.bit]
+            names = [each.name for each in self._pool.residents if own.text.asks(each.name)]
             kind = kind_at(own.recorded, own.position)
             self.asked[own.position * 4 // len(own.recorded.token_ids), kind, *names] += 1
         return trees
@@ -117,12 +117,12 @@ def test_texts_share_a_model_where_one_for_each_does_not_pay(
     rate: float, value: float | None, num_models: int
 ) -> None:
     """value: of all their trees, where that is known; the texts themselves promise ten times it."""
-    residents = [Resident(number, name, False) for number, name in enumerate(KINDS)]
+    residents = [Resident(name, False) for name in KINDS]
     texts = [told(each) for each in ((3, 1, 1), (1, 3, 1), (1, 1, 3), (3, 1, 2))]
     ensemble = Ensemble(priced(KINDS), AcceptanceModel(), residents, rate)
-    masks = ensemble.teams(texts, np.ones(len(texts)), value)
-    assert all(masks)
-    assert len({*masks}) == num_models
+    teams = ensemble.teams(texts, np.ones(len(texts)), value)
+    assert all(teams)
+    assert len({*teams}) == num_models
 
 
 def test_a_model_that_drafts_for_other_texts_is_tried_sooner(
@@ -131,22 +131,23 @@ def test_a_model_that_drafts_for_other_texts_is_tried_sooner(
     monkeypatch.setattr(
         "cluster.plan.ensemble._HOPEFUL_SHARE", 1.0
     )  # as much as the best is enough
-    residents = [Resident(number, name, False) for number, name in enumerate(("a", "b"))]
+    residents = [Resident(name, False) for name in "ab"]
     ensemble = Ensemble(priced(("a", "b")), AcceptanceModel(), residents, 100.0)
     texts = [told((3, 0), ("a", "b")), told((0, 3), ("a", "b"))]
     for each in texts:
         each.standing.turns.update(
             {name: Exploration(done_at=0.0, num_done=1) for name in ("a", "b")}
         )
-    for masks, tried in (([1, 1], [1, 1]), ([1, 2], [3, 3])):
-        ensemble.add_tries(texts, masks, 0.1, 1.0)
-        assert masks == tried
+    for asked, tried in ((["a", "a"], ["a", "a"]), (["a", "b"], ["ab", "ab"])):
+        teams = [*map(frozenset, asked)]
+        ensemble.add_tries(texts, teams, 0.1, 1.0)
+        assert teams == [*map(frozenset, tried)]
 
 
 def test_a_model_that_was_never_asked_or_is_new_has_not_read_even_a_short_text() -> None:
-    text, model = told((1,), ("a",)), Resident(0, "a", False)
+    text, model = told((1,), ("a",)), Resident("a", False)
     assert not text.is_read("a")
-    text.take_ask(Ask(8), model.bit, [model])
+    text.take_ask(Ask(8), frozenset("a"), [model])
     assert text.is_read("a")
     assert text.standing.expected("a", 40, 3.0) < 2.0
     text.forget("a")
@@ -158,17 +159,17 @@ def test_a_shadow_is_tried_and_never_preferred() -> None:
     target, acceptance = TargetModel(None), AcceptanceModel()
     text = Text("r", GROUP, TokenLog(token_array([5])))
     text.names = ("old", "new")
-    old, new = Resident(0, "old", False), Resident(1, "new", False)
+    old, new = Resident("old", False), Resident("new", False)
     text.shadows = frozenset({"new"})
     for place in range(0, 40, 4):
         text.standing.note("old", place, 1)
         text.standing.note("new", place, 3)
-    for residents, team in (((old, new), old.bit), ((new,), new.bit)):
+    for residents, team in (((old, new), {"old"}), ((new,), {"new"})):
         ensemble = Ensemble(target, acceptance, residents, 1.0)
         assert ensemble.teams([text], np.ones(1)) == [team]
-    masks = [old.bit]
-    Ensemble(target, acceptance, (old, new), 1.0).add_tries([text], masks, 0.0, 1.0)
-    assert masks == [old.bit | new.bit]
+    teams = [frozenset({"old"})]
+    Ensemble(target, acceptance, (old, new), 1.0).add_tries([text], teams, 0.0, 1.0)
+    assert teams == [{"old", "new"}]
 
 
 @pytest.mark.parametrize("deep_first", [True, False])

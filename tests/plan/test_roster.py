@@ -283,13 +283,13 @@ def test_a_change_is_logged_and_counted(caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_a_candidate_drafts_beside_the_one_that_it_is_compared_with() -> None:
-    residents = (Resident(0, "old", False), Resident(1, "new", False), Resident(2, "other", True))
+    residents = (Resident("old", False), Resident("new", False), Resident("other", True))
     own, inside, outside = roster(), text(), text(0.9)
     for one in (inside, outside):
         own.assign(one)
-        one.take_ask(Ask(4), residents[0].bit | residents[2].bit, residents)
-    assert (inside.ask_mask, inside.asked) == (0b111, {"old", "new", "other"})
-    assert (outside.ask_mask, outside.resting) == (0b101, {"new"})
+        one.take_ask(Ask(4), frozenset(("old", "other")), residents)
+    assert inside.asked == {"old", "new", "other"}
+    assert (outside.asked, outside.resting) == ({"old", "other"}, {"new"})
     assert [each.pair for each in own.trials(inside)] == [("new", "old")]
-    inside.take_ask(Ask(4, with_models=False), residents[2].bit, residents)
-    assert (inside.ask_mask, [*own.trials(inside)]) == (0b100, [])
+    inside.take_ask(Ask(4, with_models=False), frozenset({"other"}), residents)
+    assert (inside.asked, [*own.trials(inside)]) == ({"other"}, [])

@@ -8,8 +8,8 @@ import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -216,10 +216,10 @@ def test_a_model_reads_a_text_when_it_is_first_asked_and_says_so() -> None:
     oracle = GreedyOracle()
     drafter = resident(oracle, clock=FakeClock())
     kept = resident_text(range(100), draft_nodes=4)
-    kept.ask_mask = 0
+    kept.asked = frozenset()
     assert drafter.draft([kept], 0.01, 1000.01) == ([], False)
     assert oracle.commits == []
-    kept.ask_mask = drafter.member.bit
+    kept.asked = frozenset("a")
     trees = drafted(drafter, kept, now=1000.0)
     assert len(oracle.commits) == len(trees) == 1
     assert drafter.turn is not None
@@ -227,18 +227,18 @@ def test_a_model_reads_a_text_when_it_is_first_asked_and_says_so() -> None:
     kept.tokens.append(token_array([7]))
     drafted(drafter, kept, now=1000.0)
     assert drafter.turn.num_read == 0
-    kept.ask_mask = 0
+    kept.asked = frozenset()
     kept.tokens.append(token_array([7] * 100))
     assert drafter.draft([kept], 0.01, 1000.01) == ([], False)
     assert len(oracle.commits) == 2
 
 
-def test_each_resident_of_a_target_is_asked_by_its_own_bit() -> None:
+def test_each_resident_of_a_target_is_asked_by_its_name() -> None:
     oracles = {name: GreedyOracle(name=name) for name in "abc"}
     drafters = [resident(each, name, clock=FakeClock()) for name, each in oracles.items()]
     residents = Residents(drafters, FakeClock())
     kept = resident_text(draft_nodes=4)
-    kept.ask_mask = 0b101
+    kept.asked = frozenset("ac")
     found = residents.draft([kept], LONG_STEP)
     assert {drafter.name for drafter, _ in found.trees} == {"a", "c"}
     assert [(turn.drafter, turn.num_sequences, turn.num_nodes) for turn in found.turns] == [

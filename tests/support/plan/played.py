@@ -16,7 +16,7 @@ from cluster.spec.token_log import TokenLog
 GROUP = ("default", False)
 STEP_S = 0.010
 PROFILE = StepProfile.of((1, 16, 64), (STEP_S, STEP_S, 4 * STEP_S))
-SUFFIX, LM = Resident(0, "suffix", True), Resident(1, "lm", False)
+SUFFIX, LM = Resident("suffix", True), Resident("lm", False)
 CLAIMED = np.array([0.9, 0.8, 0.7, 0.6], dtype=np.float32)
 
 
@@ -93,10 +93,10 @@ class Played:
     def run(self, num_rounds: int, *, draft_s: float = 0.001) -> list[Plan]:
         return [self.round(draft_s=draft_s) for _ in range(num_rounds)]
 
-    def first_ask(self) -> tuple[int, int]:
-        """Return the nodes that are asked for behind the prompt, and the mask."""
+    def first_ask(self) -> tuple[int, frozenset[str]]:
+        """Return the nodes that are asked for behind the prompt, and of whom."""
         self.controller.first_ask(self.text, Moment(self.now, self.residents))
-        return self.text.ask.num_nodes, self.text.ask_mask
+        return self.text.ask.num_nodes, self.text.asked or frozenset()
 
     def verified(self, num_rounds: int) -> list[int]:
         """The nodes that each step verifies for the first text."""
