@@ -22,12 +22,12 @@ WORTH, PRICE = "worth", "price"
 # Shares: of one core, of the KV pages, of the commits that came before the tree for the one before.
 CPU, KV_USE, LATE = "cpu", "kv_use", "late"
 
-# The mean of each share at which the replicas have as much to do as they should.
-_FAIR = {CPU: 0.7, KV_USE: 0.9, LATE: 0.5}
-_SAID = {
-    CPU: "{:.0%} of a core in use",
-    KV_USE: "{:.0%} of the KV pages in use",
-    LATE: "{:.0%} of the trees late",
+# The mean of each share at which the replicas have as much to do as they should, and how one is
+# told.
+_SHARES = {
+    CPU: (0.7, "{:.0%} of a core in use"),
+    KV_USE: (0.9, "{:.0%} of the KV pages in use"),
+    LATE: (0.5, "{:.0%} of the trees late"),
 }
 # A share says that there is too much, not how much: at most so many times the replicas follow.
 _MOST = 2.0
@@ -74,10 +74,10 @@ def _loads(replicas: Sequence[Statistics]) -> list[tuple[float, str]]:
         waiting = max(each.get(WAITING, 0.0) for each in replicas)
         said = f"{texts:g} texts in {places:g} places, {waiting:g} waiting"
         found.append(((texts + waiting) / places, said))
-    for name, fair in _FAIR.items():
+    for name, (fair, told) in _SHARES.items():
         if values := _said(replicas, name):
             mean = sum(values) / len(values)
-            found.append((min(mean / fair, _MOST), _SAID[name].format(mean)))
+            found.append((min(mean / fair, _MOST), told.format(mean)))
     return found
 
 

@@ -25,24 +25,6 @@ from cluster.spec.tree import Floats, Mask
 _HOPEFUL_SHARE = 0.25
 
 
-def draft_s(
-    target: TargetModel, teams: Sequence[Team], residents: Sequence[Resident], num_new: float
-) -> Floats | None:
-    """Return the seconds in which the residents of these teams draft trees of SIZES for each text,
-    with the time in which models read new texts; None if one of them was never measured."""
-    total: Floats = np.zeros(len(SIZES))
-    for each in residents:
-        count = sum(each.name in team for team in teams)
-        if count == 0:
-            continue
-        times = target.drafting[each.name]
-        seconds = times.seconds(count)
-        if seconds is None:
-            return None
-        total = total + seconds + num_new * count / len(teams) * times.read_s
-    return total
-
-
 class Ensemble:
     """The residents that may be asked in a step, at present prices.
 
@@ -58,13 +40,29 @@ class Ensemble:
         rate: float,
     ) -> None:
         """rate: weighted tokens per second."""
-        self._target, self._rate = target, rate
+        self._target, self._residents, self._rate = target, residents, rate
         self._look_ups = Team(each.name for each in residents if each.is_look_up)
         self.models = [each for each in residents if not each.is_look_up]
         self._model_names = Team(each.name for each in self.models)
         # Asked for again and again within a step.
         self._priors = cache(partial(_priors, acceptance, self.models))
-        self._seconds = cache(partial(_seconds, target))
+        self._turn_s = cache(partial(_turn_s, target))
+
+    def draft_s(self, teams: Sequence[Team], num_new: float) -> Floats | None:
+        """Return the seconds in which the residents of these teams draft trees of SIZES for each
+        text, with the time in which models read new texts; None if one of them was never measured.
+        """
+        total: Floats = np.zeros(len(SIZES))
+        for each in self._residents:
+            count = sum(each.name in team for team in teams)
+            if count == 0:
+                continue
+            seconds = self._turn_s(each, count)
+            if seconds is None:
+                return None
+            read_s = self._target.drafting[each.name].read_s
+            total = total + seconds + num_new * count / len(teams) * read_s
+        return total
 
     def have_models(self, teams: Sequence[Team | None]) -> Mask:
         """Return which of the teams have a model; None = all."""
@@ -172,6 +170,11 @@ class Ensemble:
             active, (value, picks) = wider[best], found[best]
         return picks
 
+    def _seconds(self, model: Resident, num_texts: int) -> float:
+        """Return the seconds of a turn with trees of the first size; 0 if none was measured."""
+        found = self._turn_s(model, num_texts) if num_texts else None
+        return 0.0 if found is None else float(found[SIZES.index(FIRST_NODES)])
+
     def _value(self, worth: Floats, active: list[int]) -> tuple[float, list[int]]:
         """Return what these models are worth less the price of their time, and each text's one."""
         own = worth[:, active]
@@ -199,7 +202,5 @@ def _priors(acceptance: AcceptanceModel, models: Sequence[Resident], group: Grou
     ]
 
 
-def _seconds(target: TargetModel, model: Resident, num_texts: int) -> float:
-    """Return the seconds of a turn with trees of the first size; 0 if none was measured."""
-    found = target.drafting[model.name].seconds(num_texts) if num_texts else None
-    return 0.0 if found is None else float(found[SIZES.index(FIRST_NODES)])
+def _turn_s(target: TargetModel, resident: Resident, num_texts: int) -> Floats | None:
+    return target.drafting[resident.name].seconds(num_texts)

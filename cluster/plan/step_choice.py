@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from cluster.plan.ensemble import Ensemble, draft_s
+from cluster.plan.ensemble import Ensemble
 from cluster.plan.in_flight import Moment, Offers, Plan, in_flight_of
 from cluster.plan.load import BatchGroup, TargetModel
 from cluster.plan.texts import Team, Text
@@ -67,10 +67,7 @@ class StepChoice:
         if len(ensemble.models) > 1 and arm.num_turns:
             value = float(arm.values(weights, self.prices).max())
         self.teams = ensemble.look_ups(texts), ensemble.teams(texts, weights, value)
-        look_ups_s = draft_s(target, self.teams[False], moment.residents, load.num_new)
-        models_s = draft_s(target, self.teams[True], ensemble.models, load.num_new)
-        teams_s = None if look_ups_s is None or models_s is None else look_ups_s + models_s
-        self.draft_s = look_ups_s, teams_s
+        self.draft_s = [ensemble.draft_s(each, load.num_new) for each in self.teams]
         # The kinds of residents that may be asked, by `Ask.with_models`.
         kinds = any(self.teams[False]), any(ensemble.have_models(self.teams[True]))
         self.kinds = [with_models for with_models in (False, True) if kinds[with_models]]

@@ -10,12 +10,12 @@ import itertools
 import logging
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 
 from cluster.core import EMPTY_TREE, Clock, SamplingParams, token_array
-from cluster.plan.texts import Resident
+from cluster.plan.texts import Team
 from cluster.spec.budget import Ask
 from cluster.spec.step_profile import DraftTime
 from cluster.worker.residents import NOTHING_DRAFTED, Residents
@@ -48,8 +48,8 @@ def profile_drafting(
     deadline = clock() + _MAX_S
     bench = _Bench(verifier, residents, vocab_size)
     members = [each.member for each in residents]
-    look_ups = [each for each in members if each.is_look_up]
-    teams = [look_ups, *([each] for each in members if not each.is_look_up)]
+    look_ups = Team(each.name for each in members if each.is_look_up)
+    teams = [look_ups, *(Team({each.name}) for each in members if not each.is_look_up)]
     try:
         for count, team in itertools.product(_SEQUENCES, teams):
             if not team or count > max_sequences or clock() > deadline:
@@ -87,7 +87,7 @@ def plain_turn_s(verifier: Verifier, vocab_size: int) -> float:
         bench.open(1, _PROMPT_LEN)
         for _ in range(_PLAIN_TURNS):
             began = time.perf_counter()
-            bench.turn(0, ())
+            bench.turn(0, Team())
             times_s.append(time.perf_counter() - began)
     finally:
         bench.release()
@@ -120,25 +120,24 @@ class _Bench:
         self._verifier.release(request_ids)
         self._residents.release(request_ids)
 
-    def fastest(self, nodes: int, team: Sequence[Resident]) -> Iterable[DraftTime]:
+    def fastest(self, nodes: int, team: Team) -> Iterable[DraftTime]:
         """Return of two turns the faster one of each resident."""
         turns = [*self.turn(nodes, team), *self.turn(nodes, team)]
         turns.sort(key=lambda each: -each.time_s)
         return {each.drafter: each for each in turns}.values()
 
-    def turn(self, nodes: int, team: Sequence[Resident]) -> list[DraftTime]:
+    def turn(self, nodes: int, team: Team) -> list[DraftTime]:
         """Make a step of all texts; returns the times of these residents after it, or nothing if it
         took several steps or there was an error."""
         if self._verifier.submit([(text, EMPTY_TREE) for text in self._texts.values()]):
             return []
         answered, drafted = 0, NOTHING_DRAFTED
-        names = frozenset(each.name for each in team)
         while self._verifier.has_pending:
             stepped = self._verifier.step()
             own = [self._texts[each.request_id] for each in stepped.verdicts]
             for text, verdict in zip(own, stepped.verdicts, strict=True):
                 text.tokens.append(verdict.token_ids)
-                text.ask, text.asked = Ask(nodes), names
+                text.ask, text.asked = Ask(nodes), team
             drafted = self._residents.draft(own, stepped.report, self._verifier.last_rows)
             answered = len(own)
         if answered != len(self._texts):

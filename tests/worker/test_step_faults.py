@@ -204,16 +204,6 @@ async def test_an_engine_that_says_itself_that_it_is_lost_is_broken_at_once(
         assert not desk.target.loop.has_work
 
 
-async def test_a_single_bad_step_costs_no_text() -> None:
-    engine = FragileEngine()
-    async with desk_of(opened("r"), opened("s", [4, 5]), engine=engine) as desk:
-        await desk.turn()
-        engine.failures.append(ValueError("out of luck"))
-        await desk.run()
-    assert (desk.text("r"), desk.text("s")) == (plain(), plain([4, 5]))
-    assert not any(desk.refusals.values())
-
-
 class NarrowEngine(ToyEngine):
     """Has no room for drafts, and takes it for a mistake of the request."""
 

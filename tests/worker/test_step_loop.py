@@ -99,18 +99,6 @@ async def test_an_end_token_ends_the_text_and_is_no_part_of_it(length: int) -> N
     assert desk.target.engine.contexts == {}
 
 
-@pytest.mark.parametrize("length", [0, 4], ids=["alone", "with drafts"])
-async def test_an_end_token_is_not_drawn_before_the_least_length(length: int) -> None:
-    first = plain()[0]
-    params = replace(GREEDY, stop_token_ids=(first,), min_tokens=9)
-    desk = await written(
-        opened(params=params, drafters=("a",)), residents=[resident(GreedyOracle(length))]
-    )
-    text = desk.text()
-    assert text == plain(params=params)
-    assert first not in text[:9]
-
-
 @pytest.mark.parametrize("length", [0, 4, 16], ids=["alone", "with drafts", "with long ones"])
 async def test_the_limit_that_came_with_the_text_ends_it(length: int) -> None:
     desk = await written(
@@ -244,16 +232,6 @@ async def test_a_pool_tree_is_verified_in_the_next_step_and_changes_no_text(
     assert verdict.num_nodes == 5
     assert verdict.verified == (3, 3)
     assert verdict.why is PlainWhy.NONE
-
-
-@LAWS
-async def test_where_not_all_texts_fit_a_step_all_come_to_their_end(
-    params: SamplingParams,
-) -> None:
-    desk = await written(
-        *(opened(f"r{number}", [number, 1], params) for number in range(8)), max_rows=3
-    )
-    assert [desk.text(f"r{i}") for i in range(8)] == [plain([i, 1], params) for i in range(8)]
 
 
 def test_a_step_in_which_a_resident_stalled_tells_nothing_of_the_time_of_steps() -> None:
