@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.core import FinishReason, SamplingParams, TokenTree, token_array
-from cluster.errors import CapacityError, ProtocolError, RequestError
+from cluster.errors import CapacityError, ProtocolError
 from cluster.messages import PoolTree, TextName
 from cluster.worker.texts import TargetText
 from tests.support.worker.residents import GreedyOracle, resident
@@ -19,6 +19,19 @@ from tests.support.worker.texts import GREEDY, PROMPT, VOCAB_SIZE, opened, plain
 from tests.support.worker.toy_engine import ToyEngine
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "no temperature": (
+        {"params": SamplingParams(temperature=-1.0, max_tokens=4)},
+        "temperature is -1.0",
+    ),
+    "a bias of a foreign token": (
+        {"params": SamplingParams(logit_bias=((99, 1.0),), max_tokens=4)},
+        "logit_bias names token 99",
+    ),
+    "a given foreign token": (
+        {"params": SamplingParams(forced_ids=(1, 99), max_tokens=2)},
+        "forced_ids names token 99",
+    ),
+    "an adapter that is not here": ({"adapter": "french"}, "french"),
     "another hash": ({"prefix_hash": 5}, "prefix_hash is not that of token_ids"),
     "no prompt": ({"prompt_len": 0}, "prompt_len is 0 and there are 3 tokens"),
     "a prompt to come": ({"prompt_len": 4}, "prompt_len is 4 and there are 3 tokens"),
@@ -37,35 +50,15 @@ async def test_a_text_that_makes_no_sense_is_refused_and_nobody_else_notices(
         desk, other = target.connect(), target.connect()
         other.post(opened())
         await target.turn()
-        desk.post(opened("good", [7, 8]), opened("bad", **wrong))
+        desk.post(opened("good", [7, 8], adapter="sql@1"), opened("bad", **wrong))
         await target.run()
     (refusal,) = desk.refusals["bad"]
-    assert (refusal.generation, refusal.code) == (1, ProtocolError.code)
+    assert refusal.generation == 1
+    assert (refusal.code == ProtocolError.code) == wrong.keys().isdisjoint(("params", "adapter"))
     assert message in refusal.message
     assert "bad" not in desk.verdicts
     assert desk.text("good") == plain([7, 8])
     assert other.text() == plain()
-
-
-@pytest.mark.parametrize(
-    "params",
-    [
-        SamplingParams(temperature=-1.0, max_tokens=4),
-        SamplingParams(logit_bias=((99, 1.0),), max_tokens=4),
-        SamplingParams(forced_ids=(1, 99), max_tokens=2),
-    ],
-)
-async def test_parameters_that_nobody_can_draw_by_are_refused(params: SamplingParams) -> None:
-    desk = await written(opened("bad", params=params), opened())
-    (refusal,) = desk.refusals["bad"]
-    assert refusal.code in (ProtocolError.code, RequestError.code)
-    assert desk.text() == plain()
-
-
-async def test_an_adapter_that_is_not_here_is_refused() -> None:
-    desk = await written(opened("bad", adapter="french"), opened("good", adapter="sql@1"))
-    assert "french" in desk.refusals["bad"][0].message
-    assert desk.text("good") == plain()
 
 
 async def test_a_newer_generation_takes_the_text_over() -> None:

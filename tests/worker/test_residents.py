@@ -85,19 +85,22 @@ async def test_a_short_answer_is_drafted_for_from_its_first_step() -> None:
     assert desk.text() == plain()[:8]
 
 
-async def test_a_text_of_which_only_the_last_token_is_missing_is_not_drafted_for() -> None:
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"params": replace(GREEDY, max_tokens=2)},
+        {"max_draft_tokens": 0},
+        {"params": SamplingParams(forced_ids=tuple(range(30)), max_tokens=30, logprobs=0)},
+    ],
+    ids=["the last token", "no speculation", "a given output"],
+)
+async def test_nobody_drafts_where_no_draft_can_be_of_use(fields: dict[str, Any]) -> None:
     oracle = GreedyOracle(16)
     desk = await written(
-        opened(params=replace(GREEDY, max_tokens=2), drafters=("a",)), residents=[resident(oracle)]
+        opened(drafters=("a",), **fields), residents=[resident(oracle)], max_rows=16
     )
-    assert desk.num_steps == 2
-    assert oracle.tasks == []
-
-
-async def test_nobody_drafts_for_a_text_that_wants_no_speculation() -> None:
-    oracle = GreedyOracle()
-    desk = await written(opened(drafters=("a",), max_draft_tokens=0), residents=[resident(oracle)])
-    assert desk.text() == plain()
+    params = fields.get("params", GREEDY)
+    assert desk.text() == ([*params.forced_ids] or plain(params=params))
     assert (oracle.commits, oracle.tasks) == ([], [])
 
 
@@ -108,16 +111,6 @@ async def test_only_the_drafters_that_a_text_names_are_asked() -> None:
         await target.run()
     assert chosen.tasks
     assert (other.commits, other.tasks) == ([], [])
-
-
-async def test_nobody_drafts_for_an_output_that_is_given() -> None:
-    oracle = GreedyOracle()
-    params = SamplingParams(forced_ids=tuple(range(30)), max_tokens=30, logprobs=0)
-    desk = await written(
-        opened(params=params, drafters=("a",)), residents=[resident(oracle)], max_rows=16
-    )
-    assert desk.text() == list(range(30))
-    assert oracle.tasks == []
 
 
 async def test_what_a_drafter_holds_is_released_with_its_text() -> None:
