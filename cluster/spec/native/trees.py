@@ -163,6 +163,15 @@ def _flat(arrays: Iterable[npt.NDArray[Any]], dtype: npt.DTypeLike) -> npt.NDArr
     return np.concatenate((np.empty(0, dtype), *arrays), dtype=dtype, casting="same_kind")
 
 
+def _columns(trees: Sequence[TokenTree]) -> tuple[npt.NDArray[Any], ...]:
+    """Return the sizes of the trees, int64, and their tokens and parents end to end, int32."""
+    return (
+        np.array([len(tree.token_ids) for tree in trees], dtype=np.int64),
+        _flat((tree.token_ids for tree in trees), np.int32),
+        _flat((tree.parents for tree in trees), np.int32),
+    )
+
+
 def are_sound(
     trees: Sequence[TokenTree],
     survivals: Sequence[FloatArray] | None,
@@ -176,9 +185,7 @@ def are_sound(
     given = (
         len(trees),
         num_ids,
-        np.array([len(tree.token_ids) for tree in trees], dtype=np.int64),
-        _flat((tree.token_ids for tree in trees), np.int32),
-        _flat((tree.parents for tree in trees), np.int32),
+        *_columns(trees),
         None if survivals is None else _flat(survivals, np.float32),
         *bounds,
     )
@@ -196,8 +203,8 @@ def merge_trees(trees: Sequence[Held], num_groups: int) -> MergedTrees:
     do not count.  So if all drafters have proposed children of every parent, a survival is the
     weighted mean of the survivals that they claim.
     """
-    counts = np.array([len(held.tree.token_ids) for held in trees], dtype=np.int64)
-    num_nodes = int(counts.sum())
+    counts, own_tokens, own_parents = _columns([held.tree for held in trees])
+    num_nodes = len(own_tokens)
     fits = [held.calibrator.curve_at if held.calibrated is None else 0 for held in trees]
     known = [held.claimed if held.calibrated is None else held.calibrated for held in trees]
     given = (
@@ -208,8 +215,8 @@ def merge_trees(trees: Sequence[Held], num_groups: int) -> MergedTrees:
         np.array([len(held.committed) for held in trees], dtype=np.int64),
         np.array([held.group for held in trees], dtype=np.int64),
         np.array(fits, dtype=np.int64),
-        _flat((held.tree.token_ids for held in trees), np.int32),
-        _flat((held.tree.parents for held in trees), np.int32),
+        own_tokens,
+        own_parents,
         _flat((held.committed for held in trees), np.int32),
         _flat((held.claimed for held in trees), np.float32),
         _flat(known, np.float32),
@@ -249,6 +256,7 @@ def score_trees(
     """
     seen = [fate.seen for fate in fates]
     steps = [fate.next_steps for fate in fates]
+    counts, tokens, parents = _columns([each.tree for each in seen])
     accepted = np.empty(len(fates), dtype=np.int64)
     given = (
         len(fates),
@@ -257,12 +265,12 @@ def score_trees(
         NUM_EQUAL_BINS,
         NUM_BINS,
         few,
-        np.array([len(each.tree.token_ids) for each in seen], dtype=np.int64),
+        counts,
         np.array([len(fate.followed) for fate in fates], dtype=np.int64),
         np.array([each.base_len for each in seen], dtype=np.int64),
         DRAFT_LENGTHS,
-        _flat((each.tree.token_ids for each in seen), np.int32),
-        _flat((each.tree.parents for each in seen), np.int32),
+        tokens,
+        parents,
         _flat((fate.followed for fate in fates), np.int32),
         _flat((each.claimed for each in seen), np.float32),
         np.array([0 if each is None else each.ctypes.data for each in steps], dtype=np.int64),
