@@ -97,7 +97,7 @@ class Text:
 
     def __init__(self, text_id: str, group: Group, tokens: TokenLog) -> None:
         self.id = text_id
-        self.group = group
+        self.group, self.is_sampled = group, group[1]
         self.tokens = tokens
         self.max_draft_tokens = self.cap = 0
         self.is_plain = False  # it is to have no drafts at present
@@ -124,10 +124,6 @@ class Text:
             lambda: np.zeros(len(DRAFT_LENGTHS), dtype=np.int64)
         )
         self._asked_lens: dict[str, int] = {}  # by drafter, the length when it was asked last
-
-    @property
-    def is_sampled(self) -> bool:
-        return self.group[1]
 
     def is_read(self, drafter: str) -> bool:
         """True if a model that is asked now need not read the text first."""

@@ -178,11 +178,12 @@ class TextKeeper(dict[str, TargetText]):
         text = self.get(stream.inside(mail.request_id))
         if text is None or text.opened.generation != mail.generation:
             return
-        tokens = text.tokens
+        tokens, known = text.tokens, (1 << len(text.names)) - 1  # each node is of one of these
         if (
             not 0 < mail.base_len <= len(tokens)
             or tokens.hash_at(mail.base_len) != mail.prefix_hash
-            or not _has_sources(mail, len(text.names))
+            or len(mail.sources) != len(mail.tree)
+            or not ((mail.sources > 0) & (mail.sources <= known)).all()
         ):
             return
         held = text.keep_newest(POOL, mail.base_len, mail.tree, mail.survival)
@@ -265,11 +266,3 @@ class TextKeeper(dict[str, TargetText]):
         )
         refusal = Refusal(opened.request_id, opened.generation, error.code, error.message)
         stream.post(VerdictFrame(refusals=(refusal,)))
-
-
-def _has_sources(mail: PoolTree, num_names: int) -> bool:
-    """True if each node has sources among the text's drafters."""
-    known = (1 << num_names) - 1
-    return len(mail.sources) == len(mail.tree) and bool(
-        ((mail.sources > 0) & (mail.sources <= known)).all()
-    )

@@ -78,13 +78,10 @@ class TargetText(Text):
         self.end: FinishReason | None = None  # by the last verdict; None = it goes on
         self.num_cached: int | None = None
         self.forced = token_array(params.forced_ids)
+        # The output is given, and only its log-probabilities are requested.
+        self.is_scored = len(self.forced) > 0
         # A given output is scored to its end, so none of its tokens stops the text.
         self._stop_ids = frozenset(() if self.is_scored else params.stop_token_ids)
-
-    @property
-    def is_scored(self) -> bool:
-        """True if the output is given and only its log-probabilities are requested."""
-        return len(self.forced) > 0
 
     @property
     def is_ready(self) -> bool:
