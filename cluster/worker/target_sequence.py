@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import importlib.util
 import operator
 from collections.abc import Sequence
 
@@ -347,12 +346,3 @@ def _adjust(logits: torch.Tensor, batch: Sequence[TargetSequence]) -> None:
             ban(logits, (early + each.start).tolist(), each.banned)
         if each.mask is not None:
             forbid(logits[each.rows], each.mask, may_be_banned=each.banned is not None)
-
-
-def fused_draw(device: torch.device, vocab_size: int) -> FusedDraw | None:
-    """Return the draw in one kernel, ready to run; None if device or installation lack it."""
-    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
-        return None
-    from cluster.engine.draw.triton import create_draw
-
-    return create_draw(device, vocab_size)

@@ -7,6 +7,7 @@ stop or max_tokens.
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -14,6 +15,7 @@ from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from cluster.core import EMPTY_TREE, Clock, TokenArray, TokenTree, Verdict
 from cluster.draft.inside import WANTS_NOTHING, StepRows, StepWants
@@ -22,6 +24,7 @@ from cluster.engine.work import Drawn, Output, Work
 from cluster.errors import DrafthouseError, RequestError, WorkerError
 from cluster.messages import Open, StepReport
 from cluster.records import record
+from cluster.spec.draw import FusedDraw
 from cluster.spec.penalties import LogitsHook
 from cluster.spec.tree import walk_draws
 from cluster.worker.step_rows import (
@@ -31,12 +34,7 @@ from cluster.worker.step_rows import (
     rows_of_step,
     walk_by_ratio,
 )
-from cluster.worker.target_sequence import (
-    BatchDraws,
-    TargetSequence,
-    fused_draw,
-    no_law,
-)
+from cluster.worker.target_sequence import BatchDraws, TargetSequence, no_law
 from cluster.worker.texts import TargetText
 
 if TYPE_CHECKING:
@@ -325,3 +323,12 @@ class Verifier:
         """Free the adapters without requests; returns (KV pages in use, KV pages in total)."""
         self._engine.drop_unused_adapters()
         return self._engine.pages_in_use, self._engine.pages_total
+
+
+def fused_draw(device: torch.device, vocab_size: int) -> FusedDraw | None:
+    """Return the draw in one kernel, ready to run; None if device or installation lack it."""
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        return None
+    from cluster.engine.draw.triton import create_draw
+
+    return create_draw(device, vocab_size)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cluster.worker.target_sequence import fused_draw
+from cluster.worker.verifier import fused_draw
 from tests.support.engine.interpreter import interpreted, needs_gpu
 from tests.support.engine.triton_cases import DRAWS
 
