@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from torch import nn
 from transformers import LlamaConfig, PreTrainedModel
 
+from cluster.draft.head_spans import Span, SpanAttention, TextRows
 from cluster.draft.heads.eagle3 import Eagle3Head, Eagle3Spec
-from cluster.engine.types import AttentionOptions
 from cluster.models.made_for import MadeFor
 from cluster.train.chat_heads import HeadBatch, Learner
 from cluster.train.made_for import save_head
@@ -49,21 +48,28 @@ class Eagle3Learner(Learner):
         self.register_buffer("_columns", torch.tensor(columns), persistent=False)
 
     def drafts(self, batch: HeadBatch, first: int) -> list[torch.Tensor]:
-        """See `Learner`: the training-time test, in which each draft reads the one before it."""
+        """See `Learner`: the training-time test, in which each draft reads the one before it.
+
+        A draft's row sees the first drafts' rows up to its own, then its own later ones."""
         head, width = self.head, batch.token_ids.shape[1] - 1
         states = batch.tapped(self._columns)[0, :width].flatten(1)
         hidden = head.fuse(states.to(head.fc.weight.dtype))
         positions = torch.arange(width, device=states.device)
-        attention = _ChainAttention(first)
+        layer = head.spec.layers
+        span = Span([states.new_empty(0, 2, layer.num_key_value_heads, layer.head_dim)])
+        seen = positions[:, None] >= positions
         found: list[torch.Tensor] = []
         for depth in range(self.depth):
             # Rows near the end have no token left to read: what they give is cut away.
             token_ids = batch.token_ids[0, 1:].roll(-depth)
             if depth:  # no loss and no later draft reads the rows before
                 token_ids = token_ids[first:]
+            attention = SpanAttention([TextRows(span, len(hidden), [seen])])
             output = head(token_ids, hidden, positions + depth, attention)
             if not depth:
-                output, positions = output[first:], positions[first:]
+                output, positions, seen = output[first:], positions[first:], seen[first:]
+            itself = positions[:, None] == positions
+            seen = torch.cat((seen, itself), dim=1)
             found.append(output[None, : width - first - depth])
             hidden = head.handed_on(output)
         return found
@@ -98,47 +104,6 @@ class Eagle3Learner(Learner):
             },
         }
         save_head(folder, tensors, config, made_for)
-
-
-class _ChainAttention:
-    """Attention of row t: the first drafts' rows up to t, then its own later ones.
-
-    first: from the second draft on, the rows begin there.
-    """
-
-    def __init__(self, first: int) -> None:
-        self._first = first
-        self._keys: list[torch.Tensor] = []
-        self._values: list[torch.Tensor] = []
-
-    def attend_layer(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        options: AttentionOptions,
-    ) -> torch.Tensor:
-        """See `LayerPlan`."""
-        shared = query.shape[1] // key.shape[1]
-        self._keys.append(key.repeat_interleave(shared, dim=1))
-        self._values.append(value.repeat_interleave(shared, dim=1))
-        if len(self._keys) == 1:
-            result = nn.functional.scaled_dot_product_attention(
-                query, self._keys[0], self._values[0], is_causal=True, scale=options.scaling
-            )
-            return result.transpose(1, 2)
-        query = query * options.scaling
-        width = self._keys[0].shape[2]
-        first = query @ self._keys[0].transpose(2, 3)
-        later = torch.ones_like(first[0, 0], dtype=torch.bool).triu(self._first + 1)
-        first = first.masked_fill(later, float("-inf"))
-        own = [(query * each).sum(-1, keepdim=True) for each in self._keys[1:]]
-        scores = torch.softmax(torch.cat([first, *own], dim=-1).float(), dim=-1).to(value.dtype)
-        result = scores[..., :width] @ self._values[0]
-        for index, each in enumerate(self._values[1:]):
-            result = result + scores[..., width + index, None] * each
-        return result.transpose(1, 2)
 
 
 def new_head(
