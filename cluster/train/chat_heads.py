@@ -24,7 +24,7 @@ from cluster.models.made_for import MadeFor
 from cluster.records import frozen, record
 from cluster.train.chat_answers import AnswerSettings
 from cluster.train.generate import GeneratedAnswer
-from cluster.train.trainer import Budget, Rates, TrainingPhase, TrainSettings, train
+from cluster.train.trainer import Budget, Rates, Trainer, TrainingPhase, TrainSettings
 
 # How a draft model is written, the usual way first.
 WEIGHTS = ("bfloat16", "int8", "float32")
@@ -248,7 +248,8 @@ def learn(
 ) -> None:
     """Train a learner to the end of its budget."""
     num_tokens = PHASE.length * _CONVERSATIONS_PER_STEP
-    train(loss, [order], TrainSettings(budget, (PHASE,), num_tokens, seed, rates), checkpoint)
+    settings = TrainSettings(budget, (PHASE,), num_tokens, seed, rates)
+    Trainer(loss, [order], settings, checkpoint).run()
 
 
 @torch.no_grad()

@@ -187,14 +187,12 @@ class Trainer:
         self._objective = self._accelerator.prepare_model(objective)
         self.position = Position(windows_read=[0] * len(settings.phases))
 
-    def run(
-        self, clock: Callable[[], float] = time.monotonic, max_steps: int | None = None
-    ) -> None:
-        """Train to the end of the budget, or for at most `max_steps` more steps."""
+    def run(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Train to the end of the budget, from the checkpoint on if there is one."""
+        self._resume()
         settings, position = self._settings, self.position
         began_s = clock() - position.elapsed_s
         saved_s = position.elapsed_s
-        stop_at = None if max_steps is None else position.num_steps + max_steps
         bar = tqdm(
             total=settings.budget.steps,
             initial=position.num_steps,
@@ -202,19 +200,17 @@ class Trainer:
             disable=not self._accelerator.is_main_process,
         )
         while (progress := settings.budget.progress(position.num_steps, position.elapsed_s)) < 1.0:
-            if stop_at is not None and position.num_steps >= stop_at:
-                break
             loss_nats = self._step(progress)
             position.elapsed_s = self._of_main_process(clock() - began_s)
             bar.update()
             bar.set_postfix_str(f"loss {loss_nats:.3f} budget {progress:.1%}")
             if position.elapsed_s - saved_s >= settings.checkpoint_every_s:
                 saved_s = position.elapsed_s
-                self.save()
+                self._save()
         bar.close()
-        self.save()
+        self._save()
 
-    def save(self) -> None:
+    def _save(self) -> None:
         """Write the checkpoint, replacing the previous one atomically."""
         if self._checkpoint is None or not self._accelerator.is_main_process:
             return
@@ -230,10 +226,9 @@ class Trainer:
         log.info("checkpoint saved steps=%s path=%s", self.position.num_steps, self._checkpoint)
 
     @torch.no_grad()
-    def resume(self) -> bool:
-        """Continue from the checkpoint; returns False if there is none."""
+    def _resume(self) -> None:
         if self._checkpoint is None or not self._checkpoint.exists():
-            return False
+            return
         state = torch.load(self._checkpoint, "cpu", weights_only=True)
         for name, parameter in self._trained.items():
             parameter.copy_(state["weights"][name])
@@ -242,7 +237,6 @@ class Trainer:
         log.info("resumed steps=%s path=%s", position.num_steps, self._checkpoint)
         if self._settings.budget.progress(position.num_steps, position.elapsed_s) >= 1.0:
             log.warning("nothing left to train; remove %s to start over", self._checkpoint)
-        return True
 
     def _step(self, progress: float) -> float:
         """Returns the mean loss of this process's part."""
@@ -272,15 +266,3 @@ class Trainer:
     def _of_main_process(self, value: float) -> float:
         shared = torch.tensor(value, dtype=torch.float64, device=self._accelerator.device)
         return float(broadcast(shared))
-
-
-def train(
-    objective: nn.Module,
-    orders: Sequence[Order],
-    settings: TrainSettings,
-    checkpoint: Path | None = None,
-) -> None:
-    """The whole of a training, or what is left of it; see `Trainer`."""
-    trainer = Trainer(objective, orders, settings, checkpoint)
-    trainer.resume()
-    trainer.run()

@@ -29,7 +29,7 @@ from cluster.records import frozen
 from cluster.train.chat_drafter import save_network
 from cluster.train.made_for import target_of
 from cluster.train.processes import new_accelerator, processes, run_together
-from cluster.train.trainer import Budget, Rates, TrainingPhase, TrainSettings, train
+from cluster.train.trainer import Budget, Rates, Trainer, TrainingPhase, TrainSettings
 from models.recipe.corpus import (
     END,
     END_OF_TEXT,
@@ -320,7 +320,7 @@ def train_model(recipe: Recipe, work: Path, models: Path, budget: Budget, seed: 
         np.load(work / "data" / f"{name}.npy", mmap_mode="r") for name in recipe.streams
     ]
     orders = [WindowOrder(streams, phase.length, seed) for phase in recipe.phases]
-    train(objective, orders, settings, work / f"{recipe.name}.pt")
+    Trainer(objective, orders, settings, work / f"{recipe.name}.pt").run()
     if processes().is_main_process:
         save(network, tokenizer, models / recipe.name)
         if not is_target:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from cluster.draft.heads.load import load_draft_head
 from cluster.draft.vocabulary import load_draft_vocabulary, written_vocabulary
 from cluster.errors import ConfigError
 from cluster.models.made_for import MadeFor, folder_made_for
-from cluster.train import heads, trainer
+from cluster.train import chat_heads, heads
 from cluster.train.chat_answers import AnswerSettings, draw_shards, read_shards
 from cluster.train.chat_heads import (
     HeadBatch,
@@ -28,7 +29,7 @@ from cluster.train.chat_heads import (
 from cluster.train.eagle3 import Eagle3Learner, new_head
 from cluster.train.generate import GeneratedAnswer
 from cluster.train.heads import MedusaLearner, new_heads, train_head
-from cluster.train.trainer import Budget
+from cluster.train.trainer import Budget, TrainSettings
 from tests.support.choices import by_day
 from tests.support.draft.heads import ByRows
 
@@ -200,10 +201,18 @@ def test_training_lowers_the_loss_and_resumes_to_the_bit(
     assert sum(whole.loss_nats) < sum(before.loss_nats)
     assert 0.0 < whole.coverage < 1.0
 
-    run = trainer.Trainer.run
-    monkeypatch.setattr(trainer.Trainer, "run", lambda own: run(own, max_steps=7))
-    train_head(kind, target, tmp_path / "b", tmp_path / "two", SETTINGS, budget)
-    monkeypatch.setattr(trainer.Trainer, "run", run)
+    read = HeadOrder.read
+
+    def interrupted(order: HeadOrder, first: int, count: int) -> HeadBatch:
+        if first >= 30:  # of four a step
+            raise KeyboardInterrupt
+        return read(order, first, count)
+
+    monkeypatch.setattr(chat_heads, "TrainSettings", partial(TrainSettings, checkpoint_every_s=0.0))
+    with monkeypatch.context() as patched:
+        patched.setattr(HeadOrder, "read", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train_head(kind, target, tmp_path / "b", tmp_path / "two", SETTINGS, budget)
     train_head(kind, target, tmp_path / "b", tmp_path / "two", SETTINGS, budget)
     one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
     assert all(torch.equal(one[name], two[name]) for name in one)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +49,14 @@ def orders_of(settings: TrainSettings) -> list[WindowOrder]:
 
 
 class NoisyLoss(LanguageLoss):
-    """With dropout's noise."""
+    """With dropout's noise; may end the run before one of its batches."""
+
+    batches_left = math.inf
 
     def forward(self, windows: torch.Tensor) -> torch.Tensor:
+        self.batches_left -= 1
+        if self.batches_left < 0:
+            raise KeyboardInterrupt
         noise = nn.functional.dropout(torch.ones(windows.shape[1], device=windows.device), 0.1)
         return super().forward((windows * noise).long() % VOCAB)
 
@@ -62,20 +68,26 @@ def tiny_trainer(
     objective: type[LanguageLoss] = LanguageLoss,
     tokens_per_step: int = 128,
 ) -> Trainer:
+    """It writes its checkpoint after every step."""
     phases = (TrainingPhase(0.0, 16, 4), TrainingPhase(0.5, 32, 2))
-    settings = TrainSettings(Budget(steps=steps), phases, tokens_per_step, seed=5)
-    orders = orders_of(settings)
-    return Trainer(objective(network), orders, settings, checkpoint)
+    settings = TrainSettings(
+        Budget(steps=steps), phases, tokens_per_step, seed=5, checkpoint_every_s=0.0
+    )
+    return Trainer(objective(network), orders_of(settings), settings, checkpoint)
 
 
-def test_resumed_run_ends_with_the_same_bits_as_an_uninterrupted_one(tmp_path: Path) -> None:
+def test_resumed_run_ends_with_the_same_bits_as_an_uninterrupted_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = tiny_network(seed=1)
     tiny_trainer(whole, 8, None, NoisyLoss).run()
-    interrupted = tiny_network(seed=1)
-    tiny_trainer(interrupted, 8, tmp_path / "run.pt", NoisyLoss).run(max_steps=5)
+    interrupted = tiny_trainer(tiny_network(seed=1), 8, tmp_path / "run.pt", NoisyLoss)
+    with monkeypatch.context() as patched:
+        patched.setattr(NoisyLoss, "batches_left", 11)  # two a step
+        with pytest.raises(KeyboardInterrupt):
+            interrupted.run()
     continued = tiny_network(seed=2)
     trainer = tiny_trainer(continued, 8, tmp_path / "run.pt", NoisyLoss)
-    assert trainer.resume()
     trainer.run()
     assert trainer.position.num_steps == 8
     for name, weight in whole.state_dict().items():
