@@ -61,10 +61,10 @@ class ChatModel:
     """A chat model that talks with itself."""
 
     def __init__(
-        self, engine: Engine, tokenizer: PreTrainedTokenizerBase, taps: Sequence[int] = ()
+        self, engine: Engine, tokenizer: PreTrainedTokenizerBase, settings: AnswerSettings
     ) -> None:
         self._engine = engine
-        self._taps = tuple(taps)
+        self._settings = settings
         self._tokenizer = tokenizer
         if not tokenizer.chat_template:
             raise ConfigError(
@@ -88,67 +88,60 @@ class ChatModel:
             max_chunk_s=3600,
             prefix_cache=not settings.taps,
         )
-        return cls(Engine.load(config), load_pretrained_tokenizer(source), settings.taps)
+        return cls(Engine.load(config), load_pretrained_tokenizer(source), settings)
 
-    def answers(
-        self, settings: AnswerSettings, generator: torch.Generator
-    ) -> list[GeneratedAnswer]:
+    def answers(self, generator: torch.Generator) -> list[GeneratedAnswer]:
         """Draw questions and answer them."""
-        system = _system(settings.system_prompt)
-        opened = [_ask(system) for _ in range(settings.conversations_per_shard)]
-        asked = self._questions(opened, settings, generator)
-        answers, answered = self._answered(asked, settings, generator)
+        settings = self._settings
+        prompt = settings.system_prompt
+        system: list[Message] = [{"role": "system", "content": prompt}] if prompt else []
+        asked = self._questions([system] * settings.conversations_per_shard, generator)
+        answers, answered = self._answered(asked, generator)
         num_more = round(settings.follow_up_share * len(answered))
-        going_on = [_ask(messages) for messages in answered[:num_more]]
-        again = self._questions(going_on, settings, generator)
-        return answers + self._answered(again, settings, generator)[0]
+        again = self._questions(answered[:num_more], generator)
+        return answers + self._answered(again, generator)[0]
 
     def _questions(
-        self,
-        opened: Sequence[list[Message]],
-        settings: AnswerSettings,
-        generator: torch.Generator,
+        self, opened: Sequence[list[Message]], generator: torch.Generator
     ) -> list[list[Message]]:
-        """The conversations with their last message filled; those where it is empty are dropped."""
-        texts = [self._render(each).split(_PLACEHOLDER)[0] for each in opened]
-        opened, prompts = self._fitting(opened, texts, settings.max_question_tokens)
-        sampling = BatchSampling(settings.max_question_tokens, self._stop_ids, (1.0,))
-        asked: list[list[Message]] = []
-        for messages, drawn in zip(
-            opened, write_with(self._engine, prompts, sampling, generator, 1), strict=True
-        ):
-            text = self._decode(drawn.token_ids.tolist()).strip()
-            if text:
-                asked.append([*messages[:-1], _user(text)])
-        return asked
+        """Conversations with a question that the user asks next; those without one are dropped."""
+        ends = [self._render([*messages, _user(_PLACEHOLDER)]) for messages in opened]
+        texts = [text.split(_PLACEHOLDER)[0] for text in ends]
+        sampling = BatchSampling(self._settings.max_question_tokens, self._stop_ids, (1.0,))
+        drawn = self._continued(opened, texts, sampling, generator, 1)
+        asked = [(messages, self._decode(each).strip()) for messages, each in drawn]
+        return [[*messages, _user(text)] for messages, text in asked if text]
 
     def _answered(
-        self,
-        asked: Sequence[list[Message]],
-        settings: AnswerSettings,
-        generator: torch.Generator,
+        self, asked: Sequence[list[Message]], generator: torch.Generator
     ) -> tuple[list[GeneratedAnswer], list[list[Message]]]:
         """The answers to conversations that end with a question, and these with the answers."""
-        texts = [self._render(each, answers=True) for each in asked]
-        asked, prompts = self._fitting(asked, texts, settings.max_answer_tokens)
+        texts = [self._render(messages, answers=True) for messages in asked]
+        settings = self._settings
         sampling = BatchSampling(settings.max_answer_tokens, self._stop_ids, _TEMPERATURES)
-        answers = write_with(
-            self._engine, prompts, sampling, generator, _NUM_CANDIDATES, self._taps
-        )
-        replies = [
-            {"role": "assistant", "content": self._decode(each.token_ids.tolist())}
-            for each in answers
+        drawn = self._continued(asked, texts, sampling, generator, _NUM_CANDIDATES, settings.taps)
+        answered = [
+            [*messages, {"role": "assistant", "content": self._decode(each)}]
+            for messages, each in drawn
         ]
-        return answers, [[*messages, reply] for messages, reply in zip(asked, replies, strict=True)]
+        return [each for _, each in drawn], answered
 
-    def _fitting(
-        self, conversations: Sequence[list[Message]], texts: Sequence[str], num_new: int
-    ) -> tuple[list[list[Message]], list[list[int]]]:
-        """Those whose text leaves room for so many new tokens, and their token ids."""
+    def _continued(
+        self,
+        conversations: Sequence[list[Message]],
+        texts: Sequence[str],
+        sampling: BatchSampling,
+        generator: torch.Generator,
+        num_candidates: int,
+        taps: Sequence[int] = (),
+    ) -> list[tuple[list[Message], GeneratedAnswer]]:
+        """What the model writes behind the texts of those conversations that leave room for it."""
+        limit = self._engine.longest_context - sampling.max_new_tokens
         pairs = zip(conversations, map(self._encode, texts), strict=True)
-        limit = self._engine.longest_context - num_new
         fitting = [(messages, ids) for messages, ids in pairs if len(ids) <= limit]
-        return [messages for messages, _ in fitting], [ids for _, ids in fitting]
+        prompts = [ids for _, ids in fitting]
+        drawn = write_with(self._engine, prompts, sampling, generator, num_candidates, taps)
+        return [(messages, each) for (messages, _), each in zip(fitting, drawn, strict=True)]
 
     def _render(self, messages: list[Message], *, answers: bool = False) -> str:
         text = self._tokenizer.apply_chat_template(
@@ -160,8 +153,9 @@ class ChatModel:
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
-    def _decode(self, token_ids: Sequence[int]) -> str:
-        if token_ids and token_ids[-1] in self._stop_ids:
+    def _decode(self, answer: GeneratedAnswer) -> str:
+        token_ids = answer.token_ids.tolist()
+        if token_ids[-1] in self._stop_ids:
             token_ids = token_ids[:-1]
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
 
@@ -192,7 +186,7 @@ def draw_shards(
                 # Each shard has its own noise, so it does not depend on when the run was resumed.
                 generator = torch.Generator().manual_seed(seed * 1_000_003 + index)
                 model = model or ChatModel.load(source, settings)
-                _write(path, model.answers(settings, generator), settings.system_prompt)
+                _write(path, model.answers(generator), settings.system_prompt)
             found, answers = _read(path)
             if found != settings.system_prompt:
                 raise ConfigError(
@@ -256,14 +250,6 @@ def context_len(source: Path, settings: AnswerSettings) -> int:
     wanted = 2 * (settings.max_question_tokens + settings.max_answer_tokens) + _TEMPLATE_TOKENS
     most = getattr(AutoConfig.from_pretrained(source), "max_position_embeddings", None)
     return min(wanted, most or wanted)
-
-
-def _system(text: str) -> list[Message]:
-    return [{"role": "system", "content": text}] if text else []
-
-
-def _ask(messages: list[Message]) -> list[Message]:
-    return [*messages, _user(_PLACEHOLDER)]
 
 
 def _user(text: str) -> Message:

@@ -40,13 +40,19 @@ class DraftModelLearner(Learner):
     depth = 1
 
     def __init__(
-        self, network: PreTrainedModel, vocabulary: DraftVocabulary, weights: str = WEIGHTS[0]
+        self,
+        network: PreTrainedModel,
+        vocabulary: DraftVocabulary,
+        weights: str = WEIGHTS[0],
+        tokenizer: Path | None = None,
     ) -> None:
-        """weights: how it is written, one of WEIGHTS."""
+        """weights: how it is written, one of WEIGHTS.  tokenizer: the folder of its own, of which
+        it has all tokens; None = it has some of the target's."""
         super().__init__()
         self.network = network
         self.vocabulary = vocabulary
         self.weights = weights
+        self._tokenizer = tokenizer
         ids = torch.from_numpy(vocabulary.draft_ids).long()
         self.register_buffer("_draft_ids", ids, persistent=False)
 
@@ -62,8 +68,12 @@ class DraftModelLearner(Learner):
         return found
 
     def save(self, folder: Path, made_for: MadeFor) -> None:
-        """See `Learner`: a folder of transformers with its draft vocabulary."""
-        save_drafter(self.network, self.vocabulary, folder, self.weights)
+        """See `Learner`: a folder of transformers with its draft vocabulary or its tokenizer."""
+        save_network(self.network, folder, self.weights)
+        if self._tokenizer is None:
+            self.vocabulary.save(folder)
+        else:
+            load_pretrained_tokenizer(self._tokenizer).save_pretrained(folder)
         write_made_for(folder, made_for)
 
 
@@ -161,17 +171,6 @@ def _ids(config: PreTrainedConfig, name: str) -> list[int]:
     return [each for each in ids if each is not None]
 
 
-def save_drafter(
-    network: PreTrainedModel,
-    vocabulary: DraftVocabulary,
-    folder: Path,
-    weights: str = WEIGHTS[0],
-) -> None:
-    """Write a Hugging Face folder and its vocabulary; see `save_network`."""
-    save_network(network, folder, weights)
-    vocabulary.save(folder)
-
-
 def save_network(network: PreTrainedModel, folder: Path, weights: str) -> None:
     """Write a Hugging Face folder; the network is not changed.
 
@@ -203,23 +202,19 @@ def save_network(network: PreTrainedModel, folder: Path, weights: str) -> None:
 
 
 class Rereading:
-    """Reads the target's answers in the tokens of another tokenizer."""
+    """Reads the target's answers in the tokens of another tokenizer.
+
+    folder, drafter, vocabulary: where that is, its tokens, and all of them."""
 
     def __init__(self, target: Path, drafter: Path, network: PreTrainedModel) -> None:
         """target, drafter: folders with tokenizers.  network: the target."""
-        self._folder = drafter
+        self.folder = drafter
         self._target, self.drafter = TokenBytes.load(target), TokenBytes.load(drafter)
-        self.vocab_size = len(self.drafter.bytes_of)
+        size = len(self.drafter.bytes_of)
+        ids = np.arange(size, dtype=np.int32)
+        self.vocabulary = DraftVocabulary(ids, ids)
         target_size = network.get_input_embeddings().num_embeddings
-        self._shared = intersection(
-            self._target, self.drafter, target_size, self.vocab_size, "text"
-        )
-
-    @property
-    def vocabulary(self) -> DraftVocabulary:
-        """All of the drafter's own tokens."""
-        ids = np.arange(self.vocab_size, dtype=np.int32)
-        return DraftVocabulary(ids, ids)
+        self._shared = intersection(self._target, self.drafter, target_size, size, "text")
 
     def __call__(self, answer: GeneratedAnswer) -> GeneratedAnswer:
         """The answer in the drafter's tokens.
@@ -262,33 +257,15 @@ class Rereading:
         for draft_id, data in enumerate(self.drafter.bytes_of):
             # Some vocabularies lack bytes, and special tokens have none.
             sources.setdefault(draft_id, self._target.write(data)[0] or [0])
-        renamed = copy.deepcopy(network)
-        renamed.resize_token_embeddings(self.vocab_size, mean_resizing=False)
+        renamed, size = copy.deepcopy(network), len(self.drafter.bytes_of)
+        renamed.resize_token_embeddings(size, mean_resizing=False)
         for ours, theirs in (
             (renamed.get_input_embeddings(), network.get_input_embeddings()),
             (renamed.get_output_embeddings(), network.get_output_embeddings()),
         ):
             rows = theirs.weight.detach()
-            means = [rows[sources[each]].mean(dim=0) for each in range(self.vocab_size)]
+            means = [rows[sources[each]].mean(dim=0) for each in range(size)]
             ours.weight.data = torch.stack(means)
         renamed.config.bos_token_id = renamed.config.pad_token_id = None
         renamed.config.eos_token_id = list(self.drafter.ends) or None
         return renamed
-
-    def save_tokenizer(self, folder: Path) -> None:
-        """Write it into a drafter's folder."""
-        load_pretrained_tokenizer(self._folder).save_pretrained(folder)
-
-
-class OtherVocabularyLearner(DraftModelLearner):
-    """A draft model that reads and writes tokens of its own."""
-
-    def __init__(self, network: PreTrainedModel, reading: Rereading, weights: str) -> None:
-        super().__init__(network, reading.vocabulary, weights)
-        self._reading = reading
-
-    def save(self, folder: Path, made_for: MadeFor) -> None:
-        """See `Learner`: an ordinary folder of transformers with its tokenizer."""
-        save_network(self.network, folder, self.weights)
-        self._reading.save_tokenizer(folder)
-        write_made_for(folder, made_for)

@@ -80,9 +80,7 @@ def _head(arguments: argparse.Namespace) -> None:
     for option in ("models", "work"):
         _make_folder(f"--{option}", getattr(arguments, option))
     given = {each.name: getattr(arguments, each.name, None) for each in fields(HeadSettings)}
-    settings = replace(
-        HeadSettings(), **{name: value for name, value in given.items() if value is not None}
-    )
+    settings = HeadSettings(**{name: value for name, value in given.items() if value is not None})
     if kind == "drafter":
         answers = replace(settings.answers, system_prompt=arguments.system_prompt)
         size = arguments.vocab_size or (0 if arguments.starts_from else _DRAFTER_VOCAB_SIZE)

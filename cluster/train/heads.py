@@ -24,7 +24,6 @@ from cluster.models.resolve import resolve
 from cluster.train.chat_answers import draw_shards, known_and_held_out
 from cluster.train.chat_drafter import (
     DraftModelLearner,
-    OtherVocabularyLearner,
     Rereading,
     check_layers,
     kept_vocabulary,
@@ -233,12 +232,12 @@ def new_learner(
     reading: Rereading | None = None,
 ) -> Learner:
     """One of a kind, that has learned nothing yet.  taps: of the recorded states."""
-    if reading:
-        smaller = smaller_copy(reading.renamed(network), vocabulary, settings.num_layers)
-        return OtherVocabularyLearner(smaller, reading, settings.weights)
     if kind == "drafter":
-        smaller = smaller_copy(network, vocabulary, settings.num_layers)
-        return DraftModelLearner(smaller, vocabulary, settings.weights)
+        whole, tokenizer = (
+            (reading.renamed(network), reading.folder) if reading else (network, None)
+        )
+        smaller = smaller_copy(whole, vocabulary, settings.num_layers)
+        return DraftModelLearner(smaller, vocabulary, settings.weights, tokenizer)
     target_ids = torch.from_numpy(vocabulary.target_ids).long()
     if kind == "medusa":
         medusa = new_heads(network, settings.depth)

@@ -123,11 +123,11 @@ class Bench:
         )
         self.model: LoadedModel = load_model(self._config)
         engine = Engine(self._config, self.model)
-        chat = ChatModel(engine, load_pretrained_tokenizer(folder))
+        chat = ChatModel(engine, load_pretrained_tokenizer(folder), answering)
         generator = torch.Generator().manual_seed(seed)
         self.answers: list[GeneratedAnswer] = []
         while sum(len(each.token_ids) for each in self.answers) < num_tokens:
-            self.answers += chat.answers(answering, generator)
+            self.answers += chat.answers(generator)
         layers = range(self.num_layers)
         whole_s, half_s = _step_s(engine), _step_s(self._engine(layers[::2]))
         # Both are measured once, so that sets of one size cost the same whatever the machine does.

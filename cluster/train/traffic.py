@@ -117,8 +117,8 @@ def learn_from_traffic(
     if traffic.folder:
         known, held["traffic"] = split(traffic.folder, origin)
     current = resolve(traffic.starts_from)
-    if not folder_made_for(current).fits(target_of(target)):
-        made_for = folder_made_for(current)
+    made_for = folder_made_for(current)
+    if not made_for.fits(target_of(target)):
         raise ConfigError(f"--starts-from {current}: it was made for {made_for}, not for {target}")
     num_tokens = sum(len(each.token_ids) for each in known)
     wanted = round(num_tokens * traffic.mix / (1.0 - traffic.mix))

@@ -19,7 +19,8 @@ from cluster.draft.heads.load import load_draft_head
 from cluster.draft.vocabulary import DraftVocabulary
 from cluster.errors import ConfigError
 from cluster.models.fingerprint import folder_tokenizer_hash
-from cluster.train.chat_drafter import save_drafter, smaller_copy
+from cluster.models.made_for import MadeFor
+from cluster.train.chat_drafter import DraftModelLearner, smaller_copy
 from deployments.preflight import inspect
 from tests.support.draft.heads import random_eagle3, random_medusa
 from tests.support.draft.mtp import with_mtp
@@ -124,7 +125,7 @@ def reduced(target: Path, folder: Path, tokenizer_hash: str) -> Config:
     ids = np.arange(0, 288, 2, dtype=np.int32)
     vocabulary = DraftVocabulary(ids, np.arange(288, dtype=np.int32) // 2, tokenizer_hash)
     network = AutoModelForCausalLM.from_pretrained(target)
-    save_drafter(smaller_copy(network, vocabulary, 1), vocabulary, folder)
+    DraftModelLearner(smaller_copy(network, vocabulary, 1), vocabulary).save(folder, MadeFor())
     return config_of(target, "lm", {"engine": {"model": str(folder)}})
 
 

@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM
 from cluster.draft.vocabulary import FILE_NAME, DraftVocabulary, load_draft_vocabulary
 from cluster.engine.cpu import kernels
 from cluster.errors import ConfigError
-from cluster.train.chat_drafter import save_drafter, smaller_copy
+from cluster.models.made_for import MadeFor
+from cluster.train.chat_drafter import DraftModelLearner, smaller_copy
 from tests.support.choices import by_day
 from tests.support.draft.author import (
     GREEDY,
@@ -65,7 +66,7 @@ def folders(
     network.save_pretrained(whole)
     folder = tmp_path_factory.mktemp("reduced") / "drafter"
     smaller = smaller_copy(network, reduced, network.config.num_hidden_layers)
-    save_drafter(smaller, reduced, folder, "float32")
+    DraftModelLearner(smaller, reduced, "float32").save(folder, MadeFor())
     return whole, folder
 
 

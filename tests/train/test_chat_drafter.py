@@ -14,12 +14,12 @@ from benchmarks.replay.along import Recording, replay
 from cluster.core import token_array
 from cluster.draft.vocabulary import DraftVocabulary
 from cluster.errors import ConfigError
+from cluster.models.made_for import MadeFor
 from cluster.train import chat_answers
 from cluster.train.chat_answers import AnswerSettings, ChatModel, draw_shards, read_shards
 from cluster.train.chat_drafter import (
     DraftModelLearner,
     frequent_vocabulary,
-    save_drafter,
     smaller_copy,
 )
 from cluster.train.chat_heads import HeadLoss, HeadOrder
@@ -91,8 +91,8 @@ def test_a_continued_run_keeps_its_shards_and_draws_the_ones_that_are_missing(
 def test_answers_depend_on_the_seed_and_not_on_how_prompts_come_into_steps(folder: Path) -> None:
     def token_ids(max_batch_tokens: int) -> list[list[int]]:
         engine = draft_engine(folder, max_batch_tokens=max_batch_tokens, prefix_cache=False)
-        model = ChatModel(engine, chat_answers.load_pretrained_tokenizer(folder))
-        answers = model.answers(ANSWERS, torch.Generator().manual_seed(1))
+        model = ChatModel(engine, chat_answers.load_pretrained_tokenizer(folder), ANSWERS)
+        answers = model.answers(torch.Generator().manual_seed(1))
         return [each.token_ids.tolist() for each in answers]
 
     assert token_ids(16) == token_ids(256)
@@ -118,7 +118,7 @@ def test_a_model_without_a_chat_template_is_refused(
     plain = chat_answers.load_pretrained_tokenizer(folder)
     plain.chat_template = None
     with pytest.raises(ConfigError, match="no chat template"):
-        ChatModel(draft_engine(folder), plain)
+        ChatModel(draft_engine(folder), plain, ANSWERS)
 
 
 def test_the_draft_vocabulary_holds_what_is_written_most(
@@ -176,7 +176,8 @@ def test_a_drafter_drafts_alike_however_it_is_written(
 ) -> None:
     answers = read_shards(shards)
     reduced = frequent_vocabulary(answers, network, VOCAB, "")
-    save_drafter(smaller_copy(network, reduced, 3), reduced, tmp_path / weights, weights)
+    learner = DraftModelLearner(smaller_copy(network, reduced, 3), reduced, weights)
+    learner.save(tmp_path / weights, MadeFor())
     answer = max(answers, key=lambda each: len(each.token_ids))
     params = dataclasses.replace(GREEDY, max_tokens=64)
     recording = Recording(token_array(answer.prompt), token_array(answer.token_ids), params)

@@ -15,7 +15,7 @@ from cluster.models.fingerprint import folder_tokenizer_hash
 from cluster.models.made_for import folder_made_for
 from cluster.models.token_bytes import TokenBytes
 from cluster.train.chat_answers import AnswerSettings, draw_shards, read_shards
-from cluster.train.chat_drafter import OtherVocabularyLearner, Rereading, smaller_copy
+from cluster.train.chat_drafter import DraftModelLearner, Rereading, smaller_copy
 from cluster.train.chat_heads import HeadSettings, evaluate
 from cluster.train.generate import GeneratedAnswer
 from cluster.train.heads import train_head
@@ -72,7 +72,7 @@ def test_the_first_weights_are_the_targets_where_tokens_are_the_same(
     folder: Path, network: PreTrainedModel, reading: Rereading
 ) -> None:
     renamed = reading.renamed(network)
-    assert renamed.config.vocab_size == reading.vocab_size
+    assert renamed.config.vocab_size == len(reading.drafter.bytes_of)
     ours, theirs = renamed.get_output_embeddings().weight, network.get_output_embeddings().weight
     assert torch.isfinite(ours).all()
     (letter,), (draft_letter,) = TokenBytes.load(folder).encode("e"), reading.drafter.encode("e")
@@ -81,7 +81,7 @@ def test_the_first_weights_are_the_targets_where_tokens_are_the_same(
         renamed.get_input_embeddings().weight[draft_letter],
         network.get_input_embeddings().weight[letter],
     )
-    assert len(network.get_input_embeddings().weight) != reading.vocab_size, "unchanged"
+    assert len(network.get_input_embeddings().weight) != len(reading.drafter.bytes_of), "unchanged"
 
 
 def test_training_gives_an_ordinary_model_with_the_other_tokenizer(
@@ -94,7 +94,7 @@ def test_training_gives_an_ordinary_model_with_the_other_tokenizer(
     assert load_draft_vocabulary(out) is None
     assert folder_made_for(out).name
     saved = AutoModelForCausalLM.from_pretrained(out)
-    assert saved.config.vocab_size == reading.vocab_size
+    assert saved.config.vocab_size == len(reading.drafter.bytes_of)
     assert saved.config.num_hidden_layers == 2
     assert TokenBytes.load(out).ends == reading.drafter.ends, "not the target's ids"
 
@@ -102,5 +102,5 @@ def test_training_gives_an_ordinary_model_with_the_other_tokenizer(
     held_out = list(map(reading, read_shards(tmp_path / "work" / "answers")[::20]))
     vocabulary = reading.vocabulary
     untrained = smaller_copy(reading.renamed(network), vocabulary, 2)
-    before = evaluate(OtherVocabularyLearner(untrained, reading, "float32"), vocabulary, held_out)
+    before = evaluate(DraftModelLearner(untrained, vocabulary), vocabulary, held_out)
     assert trained.loss_nats[0] < before.loss_nats[0]
