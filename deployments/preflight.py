@@ -159,11 +159,10 @@ def _check_made_of(config: Config, target: Description) -> None:
                 source = source_of(options.model)
                 if isinstance(source, FolderSource):
                     # torch takes seconds to import: only for those who have heads here.
-                    from cluster.draft.heads.checkpoint import TargetShape
                     from cluster.draft.heads.load import check_draft_head
 
-                    shape = TargetShape(int(decoder.hidden_size), target.vocab_size, num_layers)
-                    check_draft_head(drafter.kind, source.path, shape)
+                    sizes = int(decoder.hidden_size), target.vocab_size, num_layers
+                    check_draft_head(drafter.kind, source.path, *sizes)
 
 
 def _logit_rows(config: Config, path: str) -> int | None:

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from cluster.core import DraftTask, Proposal
 from cluster.draft.base import DrafterContext
-from cluster.draft.heads.load import load_draft_head, target_shape
+from cluster.draft.heads.load import head_target, load_draft_head
 from cluster.draft.inside import host_of
 from cluster.draft.lm import LMDrafter
 from cluster.draft.lm_request import LMRequest
@@ -64,8 +64,8 @@ class EarlyExitDrafter(OwnLayersDrafter):
         host = host_of(context.target, context.name, "early_exit")
         head, made_for = None, MadeFor()
         if options.model:
-            folder, shape = resolve_head(options.model), target_shape(host)
-            head = load_draft_head(folder, shape, host.weight, wanted="early_exit")
+            folder = resolve_head(options.model)
+            head = load_draft_head(folder, head_target(host), "early_exit")
             made_for = folder_made_for(folder)
         with ConfigError.below(f"drafters.{context.name}.options"):
             if head is not None:

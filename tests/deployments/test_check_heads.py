@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from cluster.config.schema import Config, DrafterConfig, EngineConfig, TargetConfig
-from cluster.draft.heads.checkpoint import META, TargetShape, read_tensors
+from cluster.draft.heads.checkpoint import META, HeadTarget, read_tensors
 from cluster.draft.heads.load import load_draft_head
 from cluster.draft.vocabulary import DraftVocabulary
 from cluster.errors import ConfigError
@@ -26,7 +26,7 @@ from tests.support.draft.heads import random_eagle3, random_medusa
 from tests.support.draft.mtp import with_mtp
 
 MAKE = {"eagle3": random_eagle3, "medusa": random_medusa}
-SHAPE = TargetShape(48, 288, 3)
+TARGET = HeadTarget(48, 288, 3, lambda name: torch.zeros(288, 48))
 
 
 def config_of(target: Path, kind: str, options: dict[str, object]) -> Config:
@@ -79,7 +79,7 @@ def test_it_says_what_loading_says(change: str, llama_folder: Path, tmp_path: Pa
     save_file(tensors, weights_of(head))
     text(head).write_text(json.dumps(config))
     with pytest.raises(ConfigError) as loaded:
-        load_draft_head(head, SHAPE, lambda name: torch.zeros(288, 48))
+        load_draft_head(head, TARGET)
     with pytest.raises(ConfigError) as checked:
         inspect(config_of(llama_folder, "eagle3", {"model": str(head)}), is_here=True)
     assert checked.value.message == f"drafters.head.options.model: {loaded.value.message}"

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
-from cluster.draft.heads.checkpoint import TargetShape
+from cluster.draft.heads.checkpoint import HeadTarget
 from cluster.draft.heads.eagle3 import Eagle3Head
 from cluster.draft.heads.load import load_draft_head
 from cluster.draft.vocabulary import load_draft_vocabulary, written_vocabulary
@@ -57,9 +57,13 @@ def order_of(answers: list[GeneratedAnswer]) -> HeadOrder:
     return HeadOrder(answers, written, 0)
 
 
-def target_shape(network: PreTrainedModel) -> TargetShape:
+def head_target(network: PreTrainedModel) -> HeadTarget:
     config = network.config
-    return TargetShape(config.hidden_size, VOCAB, config.num_hidden_layers)
+    ends = {
+        "embedding": network.get_input_embeddings().weight.detach(),
+        "output": network.get_output_embeddings().weight.detach(),
+    }
+    return HeadTarget(config.hidden_size, VOCAB, config.num_hidden_layers, ends.__getitem__)
 
 
 def drafted_one_by_one(head: Eagle3Head, batch: HeadBatch, row: int, depth: int) -> torch.Tensor:
@@ -148,13 +152,10 @@ def test_the_law_stands_where_the_token_that_it_drew_was_read_last(
 def test_what_is_saved_is_what_was_trained(
     network: PreTrainedModel, answers: list[GeneratedAnswer], tmp_path: Path
 ) -> None:
-    shape, output = target_shape(network), network.get_output_embeddings().weight.detach()
-    embedding = network.get_input_embeddings().weight.detach()
+    target = head_target(network)
     eagle = Eagle3Learner(new_head(network, TAPS[:3], IDS), 2, (0, 1, 2))
     eagle.save(tmp_path / "eagle", MADE_FOR)
-    loaded = load_draft_head(
-        tmp_path / "eagle", shape, {"embedding": embedding, "output": output}.__getitem__
-    )
+    loaded = load_draft_head(tmp_path / "eagle", target)
     assert isinstance(loaded, Eagle3Head)
     assert (loaded.spec.taps, loaded.token_map.tolist()) == (TAPS[:3], IDS.tolist())
     for name, tensor in eagle.head.state_dict().items():
@@ -168,9 +169,7 @@ def test_what_is_saved_is_what_was_trained(
             if parameter.requires_grad:
                 parameter.normal_()
     medusa.save(tmp_path / "medusa", MADE_FOR)
-    found = load_draft_head(
-        tmp_path / "medusa", shape, {"embedding": embedding, "output": output}.__getitem__
-    )
+    found = load_draft_head(tmp_path / "medusa", target)
     assert folder_made_for(tmp_path / "medusa") == MADE_FOR
     batch = order_of(answers).batch(answers[0])
     rows = batch.tapped(3)[0].float()

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from cluster.core import SamplingParams, token_array
-from cluster.draft.heads.checkpoint import TargetShape
+from cluster.draft.heads.checkpoint import HeadTarget
 from cluster.draft.heads.exit import ExitHead
 from cluster.draft.heads.load import load_draft_head
 from cluster.draft.vocabulary import DraftVocabulary
@@ -49,8 +49,8 @@ def random_exit(folder: Path, network: PreTrainedModel, exit_layer: int = EXIT) 
 
 def loaded(folder: Path, network: PreTrainedModel) -> ExitHead:
     config = network.config
-    shape = TargetShape(config.hidden_size, config.vocab_size, config.num_hidden_layers)
-    head = load_draft_head(folder, shape, lambda name: torch.empty(0))
+    sizes = config.hidden_size, config.vocab_size, config.num_hidden_layers
+    head = load_draft_head(folder, HeadTarget(*sizes, lambda name: torch.empty(0)))
     assert isinstance(head, ExitHead)
     return head
 

@@ -26,7 +26,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
     Qwen3RotaryEmbedding,
 )
 
-from cluster.draft.heads.checkpoint import HeadConfig, Into, TargetShape, read_tensors
+from cluster.draft.heads.checkpoint import HeadConfig, HeadTarget, read_tensors
 from cluster.draft.heads.dflash2 import CandidateSelector, ConvolvedLayer, SecondSpec
 from cluster.draft.heads.dspark import MARKOV_KINDS, ConfidenceHead, MarkovHead, MarkovSpec
 from cluster.draft.heads.head import Head, HeadSpec, KeysValues, Sight, keys_values, planned
@@ -158,9 +158,9 @@ def layers_of(config: HeadConfig) -> Qwen3Config:
     return Qwen3Config(**{key: own[key] for key in _OF_THE_LAYERS if key in own})
 
 
-def read_spec(config: HeadConfig, into: Into) -> BlockSpec:
+def read_spec(config: HeadConfig, target: HeadTarget) -> BlockSpec:
     """The configuration of a drafter in either form; raises ConfigError where it does not fit."""
-    said, target, layers = config.said, into.target, layers_of(config)
+    said, layers = config.said, layers_of(config)
     target_hidden_size, draft_vocab_size = config.sizes(layers, target)
     spec = BlockSpec(
         layers=layers,
@@ -206,7 +206,7 @@ def _number(config: HeadConfig, key: str) -> int:
     return value
 
 
-def _taps(config: HeadConfig, num_layers: int, target: TargetShape) -> Sequence[int]:
+def _taps(config: HeadConfig, num_layers: int, target: HeadTarget) -> Sequence[int]:
     if counted := config.said("aux_hidden_state_layer_ids", "eagle_aux_hidden_state_layer_ids"):
         return [int(tap) for tap in counted]
     if layers := config.said("target_layer_ids"):
@@ -267,17 +267,17 @@ def _markov(config: HeadConfig) -> MarkovSpec | None:
     return MarkovSpec(kind, rank) if rank else None
 
 
-def load(config: HeadConfig, into: Into) -> BlockHead:
+def load(config: HeadConfig, target: HeadTarget) -> BlockHead:
     """The drafter of a folder; it may leave out the embedding and the output layer."""
-    tensors = read_tensors(config.folder, lambda name: name.removeprefix("model."), into.device)
-    spec = read_spec(config, into)
+    tensors = read_tensors(config.folder, lambda name: name.removeprefix("model."), target.device)
+    spec = read_spec(config, target)
     hidden, size = spec.layers.hidden_size, spec.draft_vocab_size
-    ids = tensors.token_map(size, into.target)
-    shape = (into.target.vocab_size, hidden)
-    embedding = tensors.take_or_share("embed_tokens.weight", shape, into.weight, "embedding")
+    ids = tensors.token_map(size, target)
+    shape = (target.vocab_size, hidden)
+    embedding = tensors.take_or_share("embed_tokens.weight", shape, target, "embedding")
     output = tensors.take_if_there("lm_head.weight", (size, hidden))
     if output is None:
-        output = tensors.take_or_share("lm_head.weight", shape, into.weight, "output")[ids]
+        output = tensors.take_or_share("lm_head.weight", shape, target, "output")[ids]
     if not 0 <= spec.mask_token_id < len(embedding):
         raise config.refused(
             f"its mask_token_id is {spec.mask_token_id}, the embedding has {len(embedding)} rows"

@@ -27,16 +27,17 @@ _MAX_NAMED = 6
 
 
 @frozen
-class TargetShape:
-    """The sizes of a target, which a head must fit."""
+class HeadTarget:
+    """The target that a head is read for: its sizes, which the head must fit.
+
+    weight: gives its "embedding" or "output" weights, [vocab, hidden], for what a folder leaves
+    out.  device: META to see whether a head would fit."""
 
     hidden_size: int
     vocab_size: int
     num_layers: int
-
-
-# The target's "embedding" or "output" weights, [vocab, hidden], for what a folder leaves out.
-TargetWeight = Callable[[str], torch.Tensor]
+    weight: Callable[[str], torch.Tensor]
+    device: torch.device = CPU
 
 
 @dataclass(slots=True)
@@ -73,13 +74,13 @@ class Tensors:
         return self.take(name, shape) if name in self.held else None
 
     def take_or_share(
-        self, name: str, shape: Sequence[int], weight: TargetWeight, shared: str
+        self, name: str, shape: Sequence[int], target: HeadTarget, shared: str
     ) -> torch.Tensor:
         """The tensor of that name, or the target's `shared` weight where the file has none."""
         own = self.take_if_there(name, shape)
         if own is not None:
             return own
-        found = weight(shared)
+        found = target.weight(shared)
         if found.shape[1] != shape[1]:
             raise refused(
                 self.folder,
@@ -111,7 +112,7 @@ class Tensors:
         if self.device != META:
             head.load_state_dict({**state, **given}, strict=False, assign=assign)
 
-    def token_map(self, size: int, target: TargetShape) -> torch.Tensor:
+    def token_map(self, size: int, target: HeadTarget) -> torch.Tensor:
         """Target ids of a head's `size` outputs: `d2t` holds offsets, target id = i + d2t[i]."""
         offsets = self.take_if_there("d2t", (size,))
         self.take_if_there("t2d", (target.vocab_size,))  # says the same the other way round
@@ -174,7 +175,7 @@ class HeadConfig:
                 return table[key]
         return default
 
-    def sizes(self, layers: Any, target: TargetShape) -> tuple[int, int]:
+    def sizes(self, layers: Any, target: HeadTarget) -> tuple[int, int]:
         """The target's hidden size and the tokens that the head writes; raises ConfigError where
         the folder is of another target.  layers: what it says of its own layers."""
         vocab_size = self.layers.get("vocab_size", target.vocab_size)
@@ -189,7 +190,7 @@ class HeadConfig:
             raise self.refused(f"its {name} is {int(value)}, the target's {target_value}")
         return target_value
 
-    def taps(self, found: Iterable[Any], target: TargetShape) -> tuple[int, ...]:
+    def taps(self, found: Iterable[Any], target: HeadTarget) -> tuple[int, ...]:
         """Raises ConfigError for taps that the target has not."""
         taps = tuple(map(int, found))
         outside = [tap for tap in taps if not 0 <= tap <= target.num_layers]
@@ -258,16 +259,6 @@ def held_in(file: Path, device: torch.device = CPU, prefix: str = "") -> dict[st
             for name in held.keys()  # noqa: SIM118 - the file is no mapping
             if name.startswith(prefix)
         }
-
-
-@frozen
-class Into:
-    """What a head is read for.  weight: asked for what its folder leaves out.  device: META to see
-    whether a head would fit."""
-
-    target: TargetShape
-    weight: TargetWeight
-    device: torch.device = CPU
 
 
 def _is_map(name: str) -> bool:

@@ -27,7 +27,7 @@ from transformers.models.llama.modeling_llama import (
     LlamaRotaryEmbedding,
 )
 
-from cluster.draft.heads.checkpoint import HeadConfig, Into, read_tensors
+from cluster.draft.heads.checkpoint import HeadConfig, HeadTarget, read_tensors
 from cluster.draft.heads.head import Head, HeadSpec, planned
 
 # Tokens of a pass where the folder does not say: what vLLM's release of the format measured best.
@@ -147,9 +147,9 @@ def layers_of(config: HeadConfig) -> LlamaConfig:
     return layer
 
 
-def read_spec(config: HeadConfig, into: Into) -> Eagle3Spec:
+def read_spec(config: HeadConfig, target: HeadTarget) -> Eagle3Spec:
     """The configuration of a head in either form; raises ConfigError where it does not fit."""
-    said, target, layers = config.said, into.target, layers_of(config)
+    said, layers = config.said, layers_of(config)
     eagle = config.data.get("eagle_config", {})
     if not isinstance(eagle, dict):
         raise config.refused(f"eagle_config is {eagle!r}; it must be a mapping, or be left out")
@@ -182,19 +182,19 @@ def read_spec(config: HeadConfig, into: Into) -> Eagle3Spec:
     )
 
 
-def load(config: HeadConfig, into: Into) -> Eagle3Head:
+def load(config: HeadConfig, target: HeadTarget) -> Eagle3Head:
     """The head of a folder, of which the target's embedding stands in for a missing one."""
-    spec = read_spec(config, into)
-    tensors = read_tensors(config.folder, _name_of, into.device)
+    spec = read_spec(config, target)
+    tensors = read_tensors(config.folder, _name_of, target.device)
     if spec.num_drafts and (mask := tensors.held.get("mask_hidden")) is not None:
         # Written with one or two leading dimensions of one, by what trained it.
         tensors.held["mask_hidden"] = mask.flatten()
     for index in range(1, spec.layers.num_hidden_layers):
         # Some writers give every layer the first one's norms, of which these have no use for one.
         tensors.held.pop(f"layers.{index}.hidden_norm.weight", None)
-    shape = (into.target.vocab_size, spec.layers.hidden_size)
-    embedding = tensors.take_or_share("embed_tokens.weight", shape, into.weight, "embedding")
-    ids = tensors.token_map(spec.draft_vocab_size, into.target)
+    shape = (target.vocab_size, spec.layers.hidden_size)
+    embedding = tensors.take_or_share("embed_tokens.weight", shape, target, "embedding")
+    ids = tensors.token_map(spec.draft_vocab_size, target)
     return Eagle3Head.filled(spec, tensors, ids, embedding)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from cluster.draft.heads.checkpoint import HeadConfig, Into, read_tensors
+from cluster.draft.heads.checkpoint import HeadConfig, HeadTarget, read_tensors
 
 ARCHITECTURE = "EarlyExit"
 
@@ -42,10 +42,10 @@ class ExitHead(nn.Module):
         return (both * self.scale.to(wide)).to(torch.bfloat16).to(weight.dtype)
 
 
-def load(config: HeadConfig, into: Into) -> ExitHead:
+def load(config: HeadConfig, target: HeadTarget) -> ExitHead:
     """The exit of a folder, which brings all that it has; raises ConfigError where it does not fit
     the target."""
-    said, target = config.data, into.target
+    said = config.data
     size = config.size("hidden_size", said.get("hidden_size", 0), target.hidden_size)
     config.size("vocab_size", said.get("vocab_size", 0), target.vocab_size)
     exit_layer = int(said.get("exit_layer", 0))
@@ -54,7 +54,7 @@ def load(config: HeadConfig, into: Into) -> ExitHead:
             f"its exit_layer {exit_layer} does not lie between the target's {target.num_layers} "
             "layers"
         )
-    tensors = read_tensors(config.folder, device=into.device)
+    tensors = read_tensors(config.folder, device=target.device)
     with tensors.device:
         head = ExitHead(exit_layer, size)
     tensors.fill(head, {})

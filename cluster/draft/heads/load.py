@@ -3,21 +3,14 @@ in its host, on its device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from cluster.draft.heads import block, eagle3, exit, medusa, mtp
-from cluster.draft.heads.checkpoint import (
-    CPU,
-    META,
-    HeadConfig,
-    Into,
-    TargetShape,
-    TargetWeight,
-)
+from cluster.draft.heads.checkpoint import META, HeadConfig, HeadTarget
 from cluster.draft.inside import Host
 from cluster.draft.vocabulary import DraftVocabulary, written_vocabulary
 from cluster.engine.cpu.narrow import keep_in_bf16
@@ -34,13 +27,14 @@ _REFUSED = {
     "eagle4": "an EAGLE-4 head, of which neither the format nor any code was published by November "
     "2026; draft with an EAGLE-3 head of this target",
 }
-# By the drafters that load a head's folder: what reads it, and what it is called.
-_KINDS: Mapping[str, tuple[Callable[[HeadConfig, Into], Any], str]] = {
-    "eagle3": (eagle3.load, "EAGLE-3 head"),
-    "peagle": (eagle3.load, "P-EAGLE head"),
-    "medusa": (medusa.load, "Medusa heads"),
-    "block": (block.load, "DFlash or DSpark drafter"),
-    "early_exit": (exit.load, "early exit"),
+# By the drafters that load a head: the module that reads it, and what it is called.
+_KINDS: Mapping[str, tuple[Any, str]] = {
+    "eagle3": (eagle3, "EAGLE-3 head"),
+    "peagle": (eagle3, "P-EAGLE head"),
+    "medusa": (medusa, "Medusa heads"),
+    "block": (block, "DFlash or DSpark drafter"),
+    "early_exit": (exit, "early exit"),
+    "mtp": (mtp, "layer for multi-token prediction"),
 }
 
 
@@ -78,25 +72,17 @@ def format_of(config: HeadConfig) -> str:
     )
 
 
-def load_draft_head(
-    folder: Path,
-    target: TargetShape,
-    weight: TargetWeight,
-    wanted: str = "",
-    device: torch.device = CPU,
-) -> Any:
+def load_draft_head(folder: Path, target: HeadTarget, wanted: str = "") -> Any:
     """The draft head of a folder, checked against the target.
 
-    weight: asked for what a folder leaves out.  wanted: the one kind that it may be of, "" = any.
-    device: META gives a head without weights, to see whether it would fit.  Raises
-    ConfigError that names the folder and what does not fit: a kind, a size, a vocabulary, a tensor
-    missing or left over.
+    wanted: the one kind that it may be of, "" = any but mtp, whose folder is the target's own.
+    Raises ConfigError that names the folder and what does not fit: a kind, a size, a vocabulary, a
+    tensor missing or left over.
     """
     config = HeadConfig(folder)
     try:
-        kind = format_of(config)
-        load, _ = _KINDS[kind]
-        head = load(config, Into(target, weight, device))
+        kind = wanted if wanted == "mtp" else format_of(config)
+        head = _KINDS[kind][0].load(config, target)
     except BAD_VALUES as error:
         named = "".join(f"{key}: " for key in keys_in(str(error), config.data))
         raise config.refused(f"config.json: {named}{reason_of(error)}") from error
@@ -107,29 +93,31 @@ def load_draft_head(
     return head
 
 
-def check_draft_head(kind: str, folder: Path, target: TargetShape) -> None:
+def check_draft_head(
+    kind: str, folder: Path, hidden_size: int, vocab_size: int, num_layers: int
+) -> None:
     """Raise ConfigError as loading it would, from configuration, headers and vocabulary maps.
 
-    kind: of the drafter, as the configuration names it.
+    kind: of the drafter, as the configuration names it.  The sizes are the target's.
     """
-    like = torch.empty(target.vocab_size, target.hidden_size, device=META)
-    if kind == "mtp":
-        mtp.load(folder, target, lambda name: like, META)
-    else:
-        load_draft_head(folder, target, lambda name: like, kind, META)
+    like = torch.empty(vocab_size, hidden_size, device=META)
+    target = HeadTarget(hidden_size, vocab_size, num_layers, lambda name: like, META)
+    load_draft_head(folder, target, kind)
 
 
-def target_shape(host: Host) -> TargetShape:
-    """The sizes that a head in this target must fit."""
-    return TargetShape(host.hidden_size, host.vocab_size, host.num_layers)
+def head_target(host: Host) -> HeadTarget:
+    """The target that a head in this host must fit."""
+    return HeadTarget(host.hidden_size, host.vocab_size, host.num_layers, host.weight)
+
+
+def folder_of(kind: str, model: str) -> Path:
+    """The folder of a drafter's `model`: a layer for multi-token prediction is in the target's."""
+    return resolve(model) if kind == "mtp" else resolve_head(model)
 
 
 def layers_of(kind: str, model: str) -> Any:
     """The configuration of the decoder layers of a drafter's `model`."""
-    if kind == "mtp":
-        return mtp.layer_of(resolve(model))
-    of = block if kind == "block" else eagle3
-    return of.layers_of(HeadConfig(resolve_head(model)))
+    return _KINDS[kind][0].layers_of(HeadConfig(folder_of(kind, model)))
 
 
 def ready_head(
@@ -142,14 +130,9 @@ def ready_head(
 
     On a CPU that is float32, which is nowhere emulated; its weights are packed as the target's are,
     by our kernels where they can be, and so take no more memory than in their file."""
-    target = target_shape(host)
-    if kind == "mtp":  # it lies in the target's own folder
-        head: Any = mtp.load(resolve(model), target, host.weight)
-        made_for = MadeFor()
-    else:
-        folder = resolve_head(model)
-        head = load_draft_head(folder, target, host.weight, wanted=kind)
-        made_for = folder_made_for(folder)
+    folder = folder_of(kind, model)
+    head = load_draft_head(folder, head_target(host), kind)
+    made_for = MadeFor() if kind == "mtp" else folder_made_for(folder)
     vocabulary = written_vocabulary(head.token_map.numpy(), host.vocab_size)
     if host.device.type != "cpu":
         convert(head.to(host.device), host.dtype)

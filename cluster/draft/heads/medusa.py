@@ -11,7 +11,7 @@ import re
 import torch
 from torch import nn
 
-from cluster.draft.heads.checkpoint import HeadConfig, Into, Tensors, read_tensors
+from cluster.draft.heads.checkpoint import HeadConfig, HeadTarget, Tensors, read_tensors
 from cluster.records import frozen
 
 
@@ -74,14 +74,14 @@ class MedusaHead(nn.Module):
         return torch.stack(found, dim=1)
 
 
-def load(config: HeadConfig, into: Into) -> MedusaHead:
+def load(config: HeadConfig, target: HeadTarget) -> MedusaHead:
     """The heads of a folder, of which some draft by the target's output layer; raises ConfigError
     where they do not fit the target."""
-    data, target = config.data, into.target
+    data = config.data
     size = data.get("hidden_size", target.hidden_size)
     config.size("hidden_size", size, target.hidden_size)
     strip = "medusa_heads."
-    tensors = read_tensors(config.folder, lambda name: name.removeprefix(strip), into.device)
+    tensors = read_tensors(config.folder, lambda name: name.removeprefix(strip), target.device)
     is_vllm_form = any(name.startswith("blocks.") for name in tensors.held)
     num_heads, num_layers = _counted(config, tensors, _VLLM if is_vllm_form else _AUTHORS)
     shares = is_vllm_form and "lm_head.weight" in tensors.held
@@ -104,7 +104,7 @@ def load(config: HeadConfig, into: Into) -> MedusaHead:
         uses_target_head=is_vllm_form and not shares and bool(data.get("original_lm_head")),
     )
     with tensors.device:
-        head = MedusaHead(spec, into.weight("output") if spec.uses_target_head else None)
+        head = MedusaHead(spec, target.weight("output") if spec.uses_target_head else None)
     token_map = tensors.take_if_there("token_map", (spec.draft_vocab_size,))
     kept = ["lm_heads.0.weight"] if spec.uses_target_head else []
     ids = head.token_map if token_map is None else token_map.to(torch.int64)

@@ -13,21 +13,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from cluster.draft.heads.checkpoint import (
-    CPU,
-    HeadConfig,
-    TargetShape,
-    TargetWeight,
-    Tensors,
-    held_in,
-    refused,
-)
+from cluster.draft.heads.checkpoint import HeadConfig, HeadTarget, Tensors, held_in
 from cluster.draft.heads.head import Head, HeadSpec
 from cluster.engine.attention import latent, seam
 from cluster.engine.loading.model_config import served_part
@@ -85,26 +76,21 @@ def _is_apart(text_config: Any) -> bool:
     return model_type.startswith(("qwen3_next", "qwen3_5"))
 
 
-def layer_of(folder: Path) -> Any:
+def layers_of(config: HeadConfig) -> Any:
     """The target's text configuration, with one layer of full attention."""
     from transformers import AutoConfig
 
-    config = copy.deepcopy(served_part(AutoConfig.from_pretrained(folder)))
-    config.num_hidden_layers = 1
-    if getattr(config, "layer_types", None):
-        config.layer_types = ["full_attention"]
-    return config
+    layer = copy.deepcopy(served_part(AutoConfig.from_pretrained(config.folder)))
+    layer.num_hidden_layers = 1
+    if getattr(layer, "layer_types", None):
+        layer.layer_types = ["full_attention"]
+    return layer
 
 
-def load(
-    folder: Path, target: TargetShape, weight: TargetWeight, device: torch.device = CPU
-) -> MtpHead:
-    """The layer of a checkpoint.  weight: the target's, for the embedding and the output layer.
-    device: META to see whether there is one that would fit.
-
-    Raises ConfigError where the checkpoint has none, or one that does not fit the target.
-    """
-    layer, config = layer_of(folder), HeadConfig(folder)
+def load(config: HeadConfig, target: HeadTarget) -> MtpHead:
+    """The layer of the target's checkpoint; raises ConfigError where it has none, or one that does
+    not fit the target."""
+    layer = layers_of(config)
     config.size("hidden_size", layer.hidden_size, target.hidden_size)
     config.size("vocab_size", layer.vocab_size, target.vocab_size)
     if getattr(layer, "mtp_use_dedicated_embeddings", False):
@@ -113,7 +99,7 @@ def load(
         )
     method = getattr(layer, "quantization_config", None) or {}
     mark = "mtp.fc" if _is_apart(layer) else f"model.layers.{target.num_layers}.eh_proj"
-    tensors = _stored(folder, mark, method.get("weight_block_size"), device)
+    tensors = _stored(config, mark, method.get("weight_block_size"), target.device)
     has_experts = any(name.startswith("layers.0.mlp.experts.") for name in tensors.held)
     # Which layers have experts is told by their numbers, and this one's is another now.
     layer.first_k_dense_replace = 0 if has_experts else 1
@@ -129,7 +115,7 @@ def load(
     shape = (target.vocab_size, target.hidden_size)
     shared = {"embed_tokens.weight": "embedding", "lm_head.weight": "output"}
     head = MtpHead(
-        spec, *(tensors.take_or_share(name, shape, weight, like) for name, like in shared.items())
+        spec, *(tensors.take_or_share(name, shape, target, like) for name, like in shared.items())
     )
     for name in head.state_dict():
         _join_experts(tensors, name)
@@ -137,12 +123,14 @@ def load(
     return head.requires_grad_(False).eval()
 
 
-def _stored(folder: Path, mark: str, block: Sequence[int] | None, device: torch.device) -> Tensors:
+def _stored(
+    config: HeadConfig, mark: str, block: Sequence[int] | None, device: torch.device
+) -> Tensors:
     """The layer's tensors by our names.  mark: what joins its inputs, beside which all are.  block:
     rows and columns with a scale, None = none have."""
     prefix = mark[: mark.rindex(".") + 1]
     stored: dict[str, torch.Tensor] = {}
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in sorted(config.folder.glob("*.safetensors")):
         stored |= held_in(path, device, prefix)
     _widen(stored, block or ())
     held: dict[str, torch.Tensor] = {}
@@ -151,8 +139,8 @@ def _stored(folder: Path, mark: str, block: Sequence[int] | None, device: torch.
         own = name if name.startswith("layers.") else f"layers.0.{name}"
         held[_NAMES.get(name, own)] = tensor
     if "joint.weight" not in held:
-        raise refused(folder, f"it has no multi-token-prediction layer (a tensor {mark}.weight)")
-    return Tensors(folder, held, device)
+        raise config.refused(f"it has no multi-token-prediction layer (a tensor {mark}.weight)")
+    return Tensors(config.folder, held, device)
 
 
 def _widen(held: dict[str, torch.Tensor], block: Sequence[int]) -> None:

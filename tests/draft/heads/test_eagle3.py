@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from cluster.draft.heads.checkpoint import TargetShape
+from cluster.draft.heads.checkpoint import HeadTarget
 from cluster.draft.heads.eagle3 import Eagle3Head, default_taps
 from cluster.draft.heads.load import load_draft_head
 from cluster.errors import ConfigError
@@ -29,7 +29,6 @@ from tests.support.draft.plain import (
 HIDDEN, HEADS, KV_HEADS, DIM, INNER = 32, 4, 2, 8, 48
 VOCAB, DRAFT_VOCAB, LAYERS, ROWS = 50, 20, 9, 7
 NUM_LAYERS = 3  # of a P-EAGLE head
-TARGET = TargetShape(HIDDEN, VOCAB, LAYERS)
 LAYER = {
     "hidden_size": HIDDEN,
     "intermediate_size": INNER,
@@ -40,6 +39,8 @@ LAYER = {
     "rope_theta": 10000.0,
     "max_position_embeddings": 64,
 }
+EMBEDDING = torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(2))
+TARGET = HeadTarget(HIDDEN, VOCAB, LAYERS, {"embedding": EMBEDDING}.__getitem__)
 AUTHORS = {
     "architectures": ["LlamaForCausalLMEagle3"],
     "model_type": "llama",
@@ -69,13 +70,12 @@ def tensors(
 written = partial(write_head, name="model.safetensors")
 
 
-def loaded(folder: Path, target: TargetShape = TARGET) -> Eagle3Head:
-    head = load_draft_head(folder, target, {"embedding": EMBEDDING}.__getitem__)
+def loaded(folder: Path) -> Eagle3Head:
+    head = load_draft_head(folder, TARGET)
     assert isinstance(head, Eagle3Head)
     return head
 
 
-EMBEDDING = torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(2))
 TOKENS = torch.tensor([3, 1, 4, 1, 5, 9, 2])
 TAPS = torch.randn(ROWS, 3 * HIDDEN, generator=torch.Generator().manual_seed(3))
 

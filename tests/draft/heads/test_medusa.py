@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 import torch
 
-from cluster.draft.heads.checkpoint import TargetShape
+from cluster.draft.heads.checkpoint import HeadTarget
 from cluster.draft.heads.load import load_draft_head
 from cluster.draft.heads.medusa import MedusaHead
 from cluster.errors import ConfigError
 from tests.support.draft.heads import written
 
 HIDDEN, VOCAB, HEADS, LAYERS = 16, 30, 3, 2
-TARGET = TargetShape(HIDDEN, VOCAB, 4)
 OUTPUT = torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(5))
+TARGET = HeadTarget(HIDDEN, VOCAB, 4, {"output": OUTPUT}.__getitem__)
 ROWS = torch.randn(5, HIDDEN, generator=torch.Generator().manual_seed(6))
 
 
@@ -55,7 +55,7 @@ def vllm_names(held: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def loaded(folder: Path, config: dict[str, Any], held: dict[str, torch.Tensor]) -> MedusaHead:
     written(folder, config, held, "medusa_lm_head.safetensors")
-    head = load_draft_head(folder, TARGET, {"output": OUTPUT}.__getitem__)
+    head = load_draft_head(folder, TARGET)
     assert isinstance(head, MedusaHead)
     return head
 

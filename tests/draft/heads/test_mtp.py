@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from cluster.draft.heads.checkpoint import TargetShape
-from cluster.draft.heads.mtp import MtpHead, load
+from cluster.draft.heads.checkpoint import HeadTarget
+from cluster.draft.heads.load import load_draft_head
+from cluster.draft.heads.mtp import MtpHead
 from cluster.engine.device import convert
 from cluster.errors import ConfigError
 from tests.support.architectures import DEFAULT_VOCAB_SIZE
@@ -22,11 +24,11 @@ from tests.support.draft.mtp import DIM, EXPERTS, HEADS, LAYERS, SIZE, with_mtp
 from tests.support.draft.plain import CAUSAL, Held, attend, projected, rms, rotated
 from tests.support.engine.driver import load_engine
 
-TARGET = TargetShape(SIZE, DEFAULT_VOCAB_SIZE, LAYERS)
 WEIGHTS = {
     name: torch.randn(DEFAULT_VOCAB_SIZE, SIZE, generator=torch.Generator().manual_seed(seed))
     for seed, name in enumerate(("embedding", "output"))
 }
+TARGET = HeadTarget(SIZE, DEFAULT_VOCAB_SIZE, LAYERS, WEIGHTS.__getitem__)
 TOKENS = torch.tensor([3, 1, 4, 1, 5, 9, 2])
 ROWS = len(TOKENS)
 PLACES = torch.arange(ROWS)
@@ -36,8 +38,10 @@ PARTS = ("gate", "up", "down")
 ARCHITECTURES = ("glm4-moe", "glm4-moe-lite", "qwen3-next", "qwen3.5", "qwen3.5-moe")
 
 
-def loaded(folder: Path, target: TargetShape = TARGET) -> MtpHead:
-    return load(folder, target, WEIGHTS.__getitem__)
+def loaded(folder: Path, target: HeadTarget = TARGET) -> MtpHead:
+    head = load_draft_head(folder, target, "mtp")
+    assert isinstance(head, MtpHead)
+    return head
 
 
 def by_heads(held: Held, rows: torch.Tensor) -> torch.Tensor:
@@ -201,7 +205,7 @@ def test_of_several_layers_apart_none_is_read(tmp_path: Path) -> None:
 def test_the_layer_of_another_target_is_refused(tmp_path: Path) -> None:
     with_mtp(tmp_path)
     with pytest.raises(ConfigError, match="its hidden_size is 48, the target's 32"):
-        loaded(tmp_path, TargetShape(32, DEFAULT_VOCAB_SIZE, LAYERS))
+        loaded(tmp_path, replace(TARGET, hidden_size=32))
     with pytest.raises(ConfigError, match="no multi-token-prediction layer"):
         loaded(tiny_checkpoint("llama", tmp_path / "llama"))
 

@@ -11,12 +11,11 @@ import torch
 from safetensors.torch import save_file
 
 from cluster.draft.heads.block import BlockHead
-from cluster.draft.heads.checkpoint import TargetShape
+from cluster.draft.heads.checkpoint import HeadTarget
 from cluster.draft.heads.load import load_draft_head
 
 HIDDEN, HEADS, KV_HEADS, DIM, INNER, LAYERS = 32, 4, 2, 16, 48, 2
 VOCAB, DRAFT_VOCAB, TARGET_LAYERS, BLOCK, MASK, RANK = 50, 20, 9, 4, 49, 6
-TARGET = TargetShape(HIDDEN, VOCAB, TARGET_LAYERS)
 THETA = 5000.0
 OWN: dict[str, Any] = {
     "hidden_size": HIDDEN,
@@ -79,6 +78,8 @@ DFLASH_2 = {
 }
 EMBEDDING = torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(2))
 OUTPUT = torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(5))
+_SHARED = {"embedding": EMBEDDING, "output": OUTPUT}
+TARGET = HeadTarget(HIDDEN, VOCAB, TARGET_LAYERS, _SHARED.__getitem__)
 CONTEXT = 7
 TAPS = torch.randn(CONTEXT, 3 * HIDDEN, generator=torch.Generator().manual_seed(3))
 TOKENS = [3, 17, 8, 11, 30]  # the last known one, then what is drafted
@@ -186,7 +187,6 @@ def loaded(
 ) -> BlockHead:
     (folder / "config.json").write_text(json.dumps(config))
     save_file(dict(tensors(config) if held is None else held), folder / "model.safetensors")
-    shared = {"embedding": EMBEDDING, "output": OUTPUT}
-    head = load_draft_head(folder, TARGET, shared.__getitem__)
+    head = load_draft_head(folder, TARGET)
     assert isinstance(head, BlockHead)
     return head
