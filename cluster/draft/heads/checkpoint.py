@@ -54,7 +54,7 @@ class Tensors:
     def take(self, name: str, shape: Sequence[int]) -> torch.Tensor:
         """The tensor of that name and shape.
 
-        A missing one is noted for `check`, which names them all; raises ConfigError for another
+        A missing one is noted for `fill`, which names them all; raises ConfigError for another
         shape.
         """
         tensor = self.held.pop(name, None)
@@ -98,7 +98,8 @@ class Tensors:
         *,
         assign: bool = False,
     ) -> None:
-        """Give a head its tensors, if they were read; raises ConfigError as `check` does.
+        """Give a head its tensors, if they were read; raises ConfigError that names those missing
+        and left over, if there are any.
 
         given: by the head's names, what is not taken as it stands.  kept: names of what the head
         has already.  name_of: what the folder calls a tensor of the head.
@@ -108,7 +109,13 @@ class Tensors:
             for name, tensor in head.state_dict().items()
             if name not in given and name not in kept
         }
-        self.check()
+        problems = []
+        if self.missing:
+            problems.append(f"it lacks {_names(self.missing)}")
+        if self.held:
+            problems.append(f"nothing is known of {_names(self.held)}")
+        if problems:
+            raise refused(self.folder, "; ".join(problems))
         if self.device != META:
             head.load_state_dict({**state, **given}, strict=False, assign=assign)
 
@@ -134,16 +141,6 @@ class Tensors:
                 "offsets: target id = i + d2t[i]",
             )
         return ids
-
-    def check(self) -> None:
-        """Raise ConfigError that names the tensors missing and left over, if there are any."""
-        problems = []
-        if self.missing:
-            problems.append(f"it lacks {_names(self.missing)}")
-        if self.held:
-            problems.append(f"nothing is known of {_names(self.held)}")
-        if problems:
-            raise refused(self.folder, "; ".join(problems))
 
 
 class HeadConfig:

@@ -58,15 +58,11 @@ class Convolution(nn.Module):
         return (kernels * torch.stack(shifted, dim=2)).sum(2).view_as(rows)
 
 
-class ConvolvedLayer(nn.Module):
+class ConvolvedLayer(Qwen3DecoderLayer):  # type: ignore[misc]
     """A layer of DFlash between convolutions."""
 
     def __init__(self, layers: Qwen3Config, index: int, block_size: int, spec: SecondSpec) -> None:
-        super().__init__()
-        inner = Qwen3DecoderLayer(layers, index)
-        self.self_attn, self.mlp = inner.self_attn, inner.mlp
-        self.input_layernorm = inner.input_layernorm
-        self.post_attention_layernorm = inner.post_attention_layernorm
+        super().__init__(layers, index)
         self.attention_conv = Convolution(layers.hidden_size, block_size, spec)
         self.mlp_conv = Convolution(layers.hidden_size, block_size, spec)
 

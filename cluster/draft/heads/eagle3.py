@@ -20,9 +20,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import (
-    LlamaAttention,
     LlamaDecoderLayer,
-    LlamaMLP,
     LlamaRMSNorm,
     LlamaRotaryEmbedding,
 )
@@ -54,22 +52,18 @@ class Eagle3Spec(HeadSpec):
     num_drafts: int = 0
 
 
-class FirstLayer(nn.Module):
+class FirstLayer(LlamaDecoderLayer):  # type: ignore[misc]
     """Its rows are twice as wide as a Llama's: the token's embedding beside the hidden row."""
 
     def __init__(self, layer: LlamaConfig, *, norm_before_residual: bool) -> None:
-        super().__init__()
-        hidden, eps = layer.hidden_size, layer.rms_norm_eps
+        super().__init__(layer, layer_idx=0)
+        hidden = layer.hidden_size
         self._norm_before_residual = norm_before_residual
-        self.input_layernorm = LlamaRMSNorm(hidden, eps)
-        self.hidden_norm = LlamaRMSNorm(hidden, eps)
-        self.post_attention_layernorm = LlamaRMSNorm(hidden, eps)
-        self.self_attn = LlamaAttention(layer, layer_idx=0)
+        self.hidden_norm = LlamaRMSNorm(hidden, layer.rms_norm_eps)
         for name in ("q_proj", "k_proj", "v_proj"):
             size = getattr(self.self_attn, name).out_features
             wide = nn.Linear(2 * hidden, size, bias=bool(layer.attention_bias))
             setattr(self.self_attn, name, wide)
-        self.mlp = LlamaMLP(layer)
 
     def side_by_side(self, rows: torch.Tensor) -> torch.Tensor:
         """What it attends with, normalised.  rows: [..., 2 * hidden]."""
