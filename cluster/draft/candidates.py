@@ -40,19 +40,8 @@ class RowContext:
 
 
 @record
-class RankedRows:
-    """The candidates of several nodes: the arrays of `Ranking` with a leading axis of rows."""
-
-    token_ids: IdArray
-    scores: Array
-
-    def row(self, index: int) -> Ranking:
-        return Ranking(self.token_ids[index], self.scores[index])
-
-
-@record
 class Ranking:
-    """The candidates of one node, best first.
+    """The candidates of one node, best first, or of several nodes, with a leading axis of rows.
 
     token_ids: int64[m], the target's.  scores: float64[m], log-weights at the request's temperature
     plus noise (greedy: logits without noise); -inf for tokens that the request's truncation
@@ -61,6 +50,10 @@ class Ranking:
 
     token_ids: IdArray
     scores: Array
+
+    def row(self, index: int) -> Ranking:
+        """The candidates of one of several nodes."""
+        return Ranking(self.token_ids[index], self.scores[index])
 
     def rank_of(self, token_id: int) -> int | None:
         """The rank of `token_id` among the candidates, None if it is not one of them."""
@@ -74,7 +67,7 @@ def rank_rows(
     rows: Sequence[RowContext],
     num_candidates: int,
     vocabulary: DraftVocabulary | None = None,
-) -> RankedRows:
+) -> Ranking:
     """Rank the candidates of every row.
 
     logits: float32[rows, vocab].  vocabulary: whose columns they are, None = the target's.
@@ -88,20 +81,20 @@ def rank_rows(
     if native is not None and count <= native.max_ranked and _are_unprocessed(logits, rows):
         draws = [ranked_draw(row.params, row.position, vocabulary) for row in rows]
         columns, scores = native.rank(logits, count, draws)
-        return RankedRows(_target_ids(columns, vocabulary), scores)
+        return Ranking(_target_ids(columns, vocabulary), scores)
     values, ids = torch.topk(_with_bias(logits, rows, vocabulary), count, dim=-1)
     weights = values.cpu().numpy().astype(np.float64)
-    ranked = RankedRows(_target_ids(ids.cpu().numpy(), vocabulary), weights)
+    ranked = Ranking(_target_ids(ids.cpu().numpy(), vocabulary), weights)
     if any(row.params.has_penalties for row in rows):
         _penalise(ranked, rows)
         ranked = _ordered(ranked.token_ids, weights)
     return _ordered(ranked.token_ids, _scores(ranked, rows))
 
 
-def _ordered(token_ids: IdArray, scores: Array) -> RankedRows:
+def _ordered(token_ids: IdArray, scores: Array) -> Ranking:
     """Best first."""
     order = np.argsort(-scores, axis=1, kind="stable")
-    return RankedRows(
+    return Ranking(
         np.take_along_axis(token_ids, order, axis=1), np.take_along_axis(scores, order, axis=1)
     )
 
@@ -152,7 +145,7 @@ def _with_bias(
     return biased
 
 
-def _penalise(ranked: RankedRows, rows: Sequence[RowContext]) -> None:
+def _penalise(ranked: Ranking, rows: Sequence[RowContext]) -> None:
     """Apply the penalties to the candidates in place; no token becomes a new candidate."""
     for row, token_ids, scores in zip(rows, ranked.token_ids, ranked.scores, strict=True):
         if row.params.has_penalties:
@@ -165,7 +158,7 @@ def _penalise(ranked: RankedRows, rows: Sequence[RowContext]) -> None:
             scores -= frequency * counts + presence * (counts > 0)
 
 
-def _scores(ranked: RankedRows, rows: Sequence[RowContext]) -> Array:
+def _scores(ranked: Ranking, rows: Sequence[RowContext]) -> Array:
     """See `scored`.  float64[rows, m]."""
     params = [row.params for row in rows]
     divisors = np.array([[divisor(each)] for each in params])

@@ -19,7 +19,7 @@ import torch
 
 from cluster.core import DraftTask, Proposal
 from cluster.draft.base import DrafterContext
-from cluster.draft.candidates import RankedRows
+from cluster.draft.candidates import Ranking
 from cluster.draft.head_drafter import HeadDrafter, HeadRequest
 from cluster.draft.head_rounds import DeviceRounds, Expanded, RoundText
 from cluster.draft.head_spans import SpanAttention
@@ -115,7 +115,7 @@ class Eagle3Drafter(HeadDrafter[Head]):
 
         if rows:
             where = tuple(np.array(rows).T)
-            ranked = RankedRows(expanded.token_ids[where], expanded.scores[where])
+            ranked = Ranking(expanded.token_ids[where], expanded.scores[where])
             self._give_children([requests[text] for text, _ in rows], nodes(), ranked)
         return bool(rows)
 

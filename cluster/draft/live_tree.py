@@ -78,9 +78,17 @@ class LiveTree:
             return 0.0
         return self.best_survivals(num_wanted)[-1] / KEPT_SHARE
 
+    def best_leaf_survivals(self, count: int) -> list[float]:
+        """Of the `count` likeliest leaves, best first; of all if they are fewer."""
+        return [-survival for survival, _ in heapq.nsmallest(count, self._frontier)]
+
     def pop_leaf(self) -> Node:
         """Remove the most likely leaf from the frontier in order to expand it."""
         return self.nodes[heapq.heappop(self._frontier)[1]]
+
+    def pop_leaves(self, count: int) -> list[Node]:
+        """Remove so many; ascending."""
+        return sorted((self.pop_leaf() for _ in range(count)), key=attrgetter("index"))
 
     def assign_slots(self, leaves: Sequence[Node]) -> None:
         """Give `leaves`, which are about to be evaluated, the engine's next slots."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from operator import attrgetter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,7 +12,7 @@ import torch
 from cluster.core import Commit, Proposal
 from cluster.draft.base import DrafterContext
 from cluster.draft.bounded import by_key
-from cluster.draft.candidates import RankedRows, RowContext, rank_rows
+from cluster.draft.candidates import Ranking, RowContext, rank_rows
 from cluster.draft.committed_text import CommittedTextDrafter
 from cluster.draft.drawn import drawn_children
 from cluster.draft.live_tree import LiveTree, Node
@@ -55,7 +54,7 @@ class TreeDrafter(CommittedTextDrafter[Request]):
     def _forget_tree(self, request: Request) -> None:
         request.drop_tree()
 
-    def _ranked(self, logits: torch.Tensor, rows: Sequence[RowContext]) -> RankedRows:
+    def _ranked(self, logits: torch.Tensor, rows: Sequence[RowContext]) -> Ranking:
         return rank_rows(logits, rows, self._options.num_candidates, self._vocabulary)
 
     def _learn(self, request: Request) -> list[Node]:
@@ -83,7 +82,7 @@ class TreeDrafter(CommittedTextDrafter[Request]):
         self._give_children(requests, nodes, ranked)
 
     def _give_children(
-        self, requests: Sequence[Request], nodes: Iterable[Node], ranked: RankedRows
+        self, requests: Sequence[Request], nodes: Iterable[Node], ranked: Ranking
     ) -> None:
         """Give nodes their children.
 
@@ -111,30 +110,18 @@ class TreeDrafter(CommittedTextDrafter[Request]):
 
         growing: each with the nodes asked for.  Returns those that have some, ascending, so that
         parents come before children in the engine as they do in the tree."""
-        best: list[tuple[float, int]] = []  # heap of (-survival, index) of each request's best leaf
-        chosen: list[list[Node]] = [[] for _ in growing]
-        leasts = [self._least(request.tree, num_asked) for request, num_asked in growing]
-
-        def offer(index: int) -> None:
-            (request, num_asked), num_chosen = growing[index], len(chosen[index])
-            survival = request.live.best_leaf_survival()
-            room = self._num_expanded(num_asked) - len(request.live.expanded) - num_chosen
-            if room > 0 and survival >= leasts[index]:
-                heapq.heappush(best, (-survival, index))
-
-        for index in range(len(growing)):
-            offer(index)
-        for _ in range(min(self._max_rows, self._options.width * len(best))):
-            if not best:
-                break
-            _, index = heapq.heappop(best)
-            chosen[index].append(growing[index][0].live.pop_leaf())
-            offer(index)
-        pairs = zip(growing, chosen, strict=True)
+        offered: list[tuple[float, int]] = []
+        for index, (request, num_asked) in enumerate(growing):
+            room = self._num_expanded(num_asked) - len(request.live.expanded)
+            least = self._least(request.tree, num_asked)
+            survivals = request.live.best_leaf_survivals(room)
+            offered += [(-survival, index) for survival in survivals if survival >= least]
+        num_growing = len({index for _, index in offered})
+        most = min(self._max_rows, self._options.width * num_growing)
+        num_chosen = Counter(index for _, index in sorted(offered)[:most])
         return [
-            (request, sorted(leaves, key=attrgetter("index")))
-            for (request, _), leaves in pairs
-            if leaves
+            (growing[index][0], growing[index][0].live.pop_leaves(count))
+            for index, count in sorted(num_chosen.items())
         ]
 
     def _num_expanded(self, num_asked: int) -> int:
