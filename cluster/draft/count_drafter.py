@@ -7,7 +7,7 @@ and answers within one call.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -61,16 +61,6 @@ class CountDrafter(WholeTreeDrafter[State]):
     def _source(self, state: State) -> native.Source | None:
         """Where this request is looked up; None = nowhere."""
 
-    def _room(self, state: State, max_nodes: int) -> int:
-        """How many of the nodes grow from the source."""
-        return max_nodes
-
-    def _completed(
-        self, state: State, tree: TokenTree, survival: FloatArray
-    ) -> tuple[TokenTree, FloatArray]:
-        """The tree with what else the drafter has."""
-        return tree, survival
-
     def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:
         """See `Drafter.observe`."""
         observations = super().observe(commits)
@@ -94,7 +84,7 @@ class CountDrafter(WholeTreeDrafter[State]):
 
     def _drafts(
         self, asked: Sequence[tuple[State, int]]
-    ) -> Sequence[tuple[State, TokenTree, FloatArray]]:
+    ) -> Iterable[tuple[State, TokenTree, FloatArray]]:
         states: list[State] = []
         wishes: list[native.Wish] = []
         for state, max_nodes in asked:
@@ -102,11 +92,8 @@ class CountDrafter(WholeTreeDrafter[State]):
             source = self._source(state) if position >= 0 else None
             if source is not None:
                 state.rates = self._rates(state.group)
-                room = self._room(state, max_nodes)
                 states.append(state)
-                wishes.append(native.Wish(state.counted, source, state.rates, position, room))
+                wish = native.Wish(state.counted, source, state.rates, position, max_nodes)
+                wishes.append(wish)
         trees = native.grow(wishes, self._min_survival) if wishes else ()
-        return [
-            (state, *self._completed(state, *grown))
-            for state, grown in zip(states, trees, strict=True)
-        ]
+        return [(state, *grown) for state, grown in zip(states, trees, strict=True)]

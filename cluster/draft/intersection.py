@@ -162,13 +162,11 @@ class Reader:
         is_over = token_ids[-1] in self._marks
         return not is_over and unfinished_len(self._target.decode(token_ids[-_MAX_WAITING:])) > 0
 
-    def alone(self, token_id: int) -> tuple[list[int], int]:
-        """Read one token; returns the draft ids, and 0, 1 where it waits, or `_LOST`."""
-        found = self._alone.get(token_id)
-        return self.after([token_id]) if found is None else (found, 0)
-
     def after(self, token_ids: Sequence[int]) -> tuple[list[int], int]:
-        """Read tokens that waited and one more; returns the draft ids, and how many tokens wait."""
+        """Read tokens that waited, if any, and one more; returns the draft ids, and how many tokens
+        wait, or `_LOST`."""
+        if len(token_ids) == 1 and token_ids[0] in self._alone:
+            return self._alone[token_ids[0]], 0
         if len(token_ids) < _MAX_WAITING and self._is_inside(token_ids):
             return [], len(token_ids)
         ids, is_all = self.together(token_ids)
@@ -248,7 +246,7 @@ class RewrittenText(ReadText):
     def _forget(self) -> None:
         self.log.truncate(0)
         self._tokens: list[int] = []
-        # After each number of the text's tokens: the model's, and what `Reader.alone` returns.
+        # After each number of the text's tokens: the model's, and what `Reader.after` returns.
         self._lens, self._states = [0], [0]
 
     @property
@@ -277,11 +275,8 @@ class RewrittenText(ReadText):
             self._enter(ids, state)
         for token in added:
             self._tokens.append(token)
-            waited = self._states[-1]
-            if waited > 0:
-                self._enter(*self._reader.after(self._tokens[-waited - 1 :]))
-            else:
-                self._enter(*self._reader.alone(token))
+            waited = max(self._states[-1], 0)
+            self._enter(*self._reader.after(self._tokens[-waited - 1 :]))
 
     def _enter(self, ids: list[int], state: int) -> None:
         self.log.append(token_array(ids))

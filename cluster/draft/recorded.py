@@ -203,7 +203,10 @@ def read_answer(path: Path, origin: Origin) -> RecordedAnswer:
     if str(found.get("format")) != FORMAT:
         raise _refused(path, f"it is no {FORMAT}")
     try:
-        answer, theirs = _answer(found), _origin(found)
+        answer = _answer(found)
+        theirs = Origin(
+            str(found["model_hash"]), str(found["tokenizer_hash"]), int(found["vocab_size"])
+        )
     except (KeyError, ValueError, TypeError) as error:
         raise _refused(path, f"a part of it is missing or malformed ({error})") from error
     ours = (checkpoint_of(origin.model_hash), origin.tokenizer_hash, origin.vocab_size)
@@ -227,11 +230,6 @@ def _answer(found: dict[str, NDArray[np.generic]]) -> RecordedAnswer:
         name: found[name].astype(dtype, casting="same_kind") for name, (dtype, _) in ARRAYS.items()
     }
     return RecordedAnswer(law=str(found["law"]), temperature=float(found["temperature"]), **arrays)
-
-
-def _origin(found: dict[str, NDArray[np.generic]]) -> Origin:
-    size = int(found["vocab_size"])
-    return Origin(str(found["model_hash"]), str(found["tokenizer_hash"]), size)
 
 
 def _problem(answer: RecordedAnswer, vocab_size: int) -> str:

@@ -17,7 +17,7 @@ The requests of a tenant and task class share what they keep, as those of the su
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -110,10 +110,19 @@ class TokenRecyclingDrafter(CountDrafter[RecyclingState]):
     def _source(self, state: RecyclingState) -> native.Adjacency:
         return self._stores(state.circle)
 
-    def _room(self, state: RecyclingState, max_nodes: int) -> int:
-        """All but those of the window, which takes at most half of them."""
-        state.drafted = self._guessed(state, max_nodes // 2)
-        return max_nodes - len(state.drafted)
+    def _drafts(
+        self, asked: Sequence[tuple[RecyclingState, int]]
+    ) -> Iterator[tuple[RecyclingState, TokenTree, FloatArray]]:
+        """With the window's guesses, which take at most half of the nodes."""
+        asked = [each for each in asked if each[0].next_position >= 0]
+        for state, max_nodes in asked:
+            state.drafted = self._guessed(state, max_nodes // 2)
+        rest = [(state, max_nodes - len(state.drafted)) for state, max_nodes in asked]
+        for state, tree, survival in super()._drafts(rest):
+            if state.drafted:
+                rate = self._guess_rates(state.group).rate(_GUESS)
+                tree, survival = with_chain(tree, survival, state.drafted, rate)
+            yield state, tree, survival
 
     def _guessed(self, state: RecyclingState, most: int) -> list[int]:
         """The guesses behind the text, made up to the window's length by repeating words of it: any
@@ -129,16 +138,6 @@ class TokenRecyclingDrafter(CountDrafter[RecyclingState]):
                 break
             useful.append(token)
         return useful
-
-    def _completed(
-        self, state: RecyclingState, tree: TokenTree, survival: FloatArray
-    ) -> tuple[TokenTree, FloatArray]:
-        """With the window's guesses."""
-        if not state.drafted:
-            return tree, survival
-        return with_chain(
-            tree, survival, state.drafted, self._guess_rates(state.group).rate(_GUESS)
-        )
 
     def _advance(self, state: RecyclingState, kept_len: int, token_ids: TokenArray) -> None:
         if state.drafted and kept_len == len(state.text):
