@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -45,12 +46,14 @@ class GeneratedAnswer:
 
 @dataclass(slots=True, eq=False)
 class _Writing:
-    """A prompt's continuation so far.  length: tokens that the engine holds."""
+    """A prompt with its continuation so far.
 
+    noise: a number for each token to come.  states: [rows, taps, hidden], by position."""
+
+    text: list[int]
     temperature: float
-    length: int
+    noise: torch.Tensor
     states: torch.Tensor | None = None
-    token_ids: list[int] = field(default_factory=list)
     candidates: list[NDArray[np.int32]] = field(default_factory=list)
     log_probs: list[NDArray[np.float16]] = field(default_factory=list)
 
@@ -72,27 +75,24 @@ def write_with(
     engine must be without a prefix cache then, because rows that it finds there have none.
     """
     noise = torch.rand(len(prompts), sampling.max_new_tokens, generator=generator)
-    temperatures = sampling.temperatures
+    given = zip(prompts, itertools.cycle(sampling.temperatures), noise, strict=False)
     writing = {
-        str(index): _Writing(temperatures[index % len(temperatures)], len(prompt))
-        for index, prompt in enumerate(prompts)
+        str(index): _Writing([*prompt], temperature, numbers)
+        for index, (prompt, temperature, numbers) in enumerate(given)
     }
-    for name, prompt in zip(writing, prompts, strict=True):
-        engine.submit(Work(name, 0, token_array(prompt)))
+    for name, each in writing.items():
+        engine.submit(Work(name, 0, token_array(each.text)))
     while engine.has_pending:
         outputs = engine.step(taps)
-        _record(engine.last_step.taps, writing, prompts, sampling.max_new_tokens)
+        _record(engine.last_step.taps, writing)
         for output in outputs:
             if output.error is not None:
                 raise output.error
         # Preemption: the engine asks for the text again.
         for output in outputs:
             if output.have_len is not None:
-                each = writing[output.request_id]
-                text = [*prompts[int(output.request_id)], *each.token_ids]
-                each.length = len(text)
-                delta = token_array(text[output.have_len :])
-                engine.submit(Work(output.request_id, output.have_len, delta))
+                missing = writing[output.request_id].text[output.have_len :]
+                engine.submit(Work(output.request_id, output.have_len, token_array(missing)))
         drawn = [output for output in outputs if output.logits is not None]
         if not drawn:
             continue
@@ -101,38 +101,31 @@ def write_with(
         log_probs = (best.values - logits.logsumexp(dim=-1, keepdim=True)).half().numpy()
         ids = best.indices.int().numpy()
         chosen = [writing[output.request_id] for output in drawn]
-        prompt_of = [int(output.request_id) for output in drawn]
-        uniform = noise[prompt_of, [len(each.token_ids) for each in chosen]]
+        uniform = torch.stack([each.noise[len(each.candidates)] for each in chosen])
         tokens = _draw_laws(logits, [each.temperature for each in chosen], uniform)
         for row, (output, each, token) in enumerate(zip(drawn, chosen, tokens, strict=True)):
-            each.token_ids.append(token)
             each.candidates.append(ids[row])
             each.log_probs.append(log_probs[row])
-            if token in sampling.stop_ids or len(each.token_ids) == sampling.max_new_tokens:
+            if token in sampling.stop_ids or len(each.candidates) == sampling.max_new_tokens:
                 engine.release(output.request_id)
-                continue
-            engine.submit(Work(output.request_id, each.length, token_array([token])))
-            each.length += 1
+            else:
+                engine.submit(Work(output.request_id, len(each.text), token_array([token])))
+            each.text.append(token)
     return [
         GeneratedAnswer(
             np.array(prompt, np.int32),
-            np.array(each.token_ids, np.int32),
+            np.array(each.text[len(prompt) :], np.int32),
             np.stack(each.candidates),
             np.stack(each.log_probs),
             None
             if each.states is None
-            else each.states[: each.length].clone().view(torch.int16).numpy(),
+            else each.states[: len(each.text) - 1].clone().view(torch.int16).numpy(),
         )
         for prompt, each in zip(prompts, writing.values(), strict=True)
     ]
 
 
-def _record(
-    taps: Taps | None,
-    writing: Mapping[str, _Writing],
-    prompts: Sequence[Sequence[int]],
-    max_new_tokens: int,
-) -> None:
+def _record(taps: Taps | None, writing: Mapping[str, _Writing]) -> None:
     """Put a step's rows where their positions say."""
     if taps is None:
         return
@@ -140,7 +133,7 @@ def _record(
         each = writing[rows.request_id]
         found = taps.rows[rows.start : rows.stop]
         if each.states is None:
-            size = len(prompts[int(rows.request_id)]) + max_new_tokens
+            size = len(each.text) + len(each.noise)
             each.states = torch.zeros(size, *found.shape[1:], dtype=torch.bfloat16)
         each.states[rows.first_position : rows.first_position + len(found)] = found
 
