@@ -6,8 +6,9 @@ These rules of `Drafter.observe` are the same for every drafter.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Generic, Self, TypeVar
 
 import numpy as np
@@ -87,6 +88,7 @@ class RequestState:
         )
 
 
+T = TypeVar("T")
 State = TypeVar("State", bound=RequestState)
 
 
@@ -207,6 +209,16 @@ class CommittedTextDrafter(ABC, Generic[State]):
         """See `Drafter.release`."""
         for request_id in request_ids:
             self._requests.pop(request_id)
+
+
+# Names of task classes and tenants come from clients, so their number is not trusted.
+_MAX_KEYS = 256
+
+
+def by_key(make: Callable[[], T], bound: int = _MAX_KEYS) -> Callable[[Hashable], T]:
+    """Return what gives the thing of a key, such as a `RequestState.group`, made at the first time;
+    the last `bound` are kept."""
+    return lru_cache(bound)(lambda key: make())
 
 
 @dataclass(slots=True, eq=False)

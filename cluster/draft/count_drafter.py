@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 
 from cluster.core import Commit, FloatArray, Observation, TokenArray, TokenTree
 from cluster.draft.base import DrafterContext
-from cluster.draft.bounded import by_key
-from cluster.draft.committed_text import DraftedRequest, WholeTreeDrafter
+from cluster.draft.committed_text import DraftedRequest, WholeTreeDrafter, by_key
 from cluster.draft.native import lookups as native
 
 

@@ -55,14 +55,11 @@ class DraftModel:
         return ReadText(self.vocabulary, self.vocab_size)
 
 
-def load_draft_model(
-    context: DrafterContext, options: LMOptions, engine: Engine | FirstLayers | None
-) -> DraftModel:
-    """The model of a drafter.  engine: with the model loaded, whose tokens are the target's.
-
-    Raises ConfigError for a model that cannot be served, or cannot draft for this target."""
-    folder = resolve(options.engine.model if engine is None else engine.config.model)
-    shared = None if engine else _shared(context, options, folder)
+def load_draft_model(context: DrafterContext, options: LMOptions) -> DraftModel:
+    """The model of a drafter; raises ConfigError for one that cannot be served, or cannot draft for
+    this target."""
+    folder = resolve(options.engine.model)
+    shared, numbering = _shared(context, options, folder), None
     if shared is not None:
         log.info(
             "drafter of another vocabulary name=%s tokens=%d share=%.2f",
@@ -70,25 +67,20 @@ def load_draft_model(
             len(shared.vocabulary.target_ids),
             shared.share,
         )
-    if engine is None:
-        engine = _engine(context, options, shared)
+        numbering = Numbering(shared.order, len(shared.vocabulary.target_ids))
+        numbering.check(options.engine)
+    engine = Engine.load(
+        options.engine,
+        numbering=numbering,
+        logit_rows=None if context.is_stage else options.num_logit_rows,
+        beside=context.beside,
+    )
     vocabulary = load_draft_vocabulary(folder) if shared is None else shared.vocabulary
     tokenizer_hash, vocab_size = readable_vocabulary(
         context, engine.tokenizer_hash, engine.num_columns, vocabulary
     )
     return DraftModel(
         engine, folder_made_for(folder), vocabulary, tokenizer_hash, vocab_size, shared
-    )
-
-
-def _engine(context: DrafterContext, options: LMOptions, shared: Intersection | None) -> Engine:
-    numbering = None
-    if shared is not None:
-        numbering = Numbering(shared.order, len(shared.vocabulary.target_ids))
-        numbering.check(options.engine)
-    logit_rows = None if context.is_stage else options.num_logit_rows
-    return Engine.load(
-        options.engine, numbering=numbering, logit_rows=logit_rows, beside=context.beside
     )
 
 

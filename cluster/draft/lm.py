@@ -15,15 +15,13 @@ import torch
 
 from cluster.core import EMPTY_TREE, Commit, DraftTask, Observation, Proposal, TokenArray
 from cluster.draft.base import DrafterContext
-from cluster.draft.draft_model import load_draft_model
+from cluster.draft.draft_model import DraftModel, load_draft_model
 from cluster.draft.live_tree import KEPT_SHARE, LiveTree, Node
 from cluster.draft.lm_request import LMRequest
 from cluster.draft.options import LMOptions
 from cluster.draft.tree_drafter import TreeDrafter
 from cluster.engine.cpu.growth import Growing
 from cluster.engine.cpu.structures import GrowthRules
-from cluster.engine.engine import Engine
-from cluster.engine.first_layers import FirstLayers
 
 log = logging.getLogger(__name__)
 
@@ -48,9 +46,9 @@ class LMDrafter(TreeDrafter[LMRequest]):
         self,
         context: DrafterContext,
         options: LMOptions,
-        engine: Engine | FirstLayers | None = None,
+        model: DraftModel | None = None,
     ) -> None:
-        self._model = model = load_draft_model(context, options, engine)
+        self._model = model = model or load_draft_model(context, options)
         self.engine, self._vocabulary = model.engine, model.vocabulary
         self.made_for, self.tokenizer_hash = model.made_for, model.tokenizer_hash
         self.vocab_size, self._num_columns = model.vocab_size, model.num_columns

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from cluster.core import DraftTask, Proposal
 from cluster.draft.base import DrafterContext
+from cluster.draft.draft_model import DraftModel
 from cluster.draft.heads.load import head_target, load_draft_head
 from cluster.draft.inside import host_of
 from cluster.draft.lm import LMDrafter
@@ -40,8 +41,8 @@ class OwnLayersDrafter(LMDrafter):
         growth = LMOptions(
             engine=engine.config, width=options.width, min_survival=options.min_survival
         )
-        super().__init__(context, growth, engine)
-        self.made_for = made_for
+        whole = engine.tokenizer_hash, engine.num_columns
+        super().__init__(context, growth, DraftModel(engine, made_for, None, *whole))
 
 
 class LayerSkipDrafter(OwnLayersDrafter):

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from cluster.config.parse import NonNegativeInt, PositiveInt, Share
 from cluster.draft.base import DrafterContext
-from cluster.draft.bounded import by_key
+from cluster.draft.committed_text import by_key
 from cluster.draft.count_drafter import CountDrafter, CountState
 from cluster.draft.native import lookups as native
 from cluster.errors import ConfigError

@@ -11,9 +11,8 @@ import torch
 
 from cluster.core import Commit, Proposal
 from cluster.draft.base import DrafterContext
-from cluster.draft.bounded import by_key
 from cluster.draft.candidates import Ranking, RowContext, rank_rows
-from cluster.draft.committed_text import CommittedTextDrafter
+from cluster.draft.committed_text import CommittedTextDrafter, by_key
 from cluster.draft.drawn import drawn_children
 from cluster.draft.live_tree import LiveTree, Node
 from cluster.draft.sharpness import Sharpness, conditionals

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.replay.along import Recording, replay
 from cluster.core import Proposal, token_array
-from cluster.draft.bounded import by_key
+from cluster.draft.committed_text import by_key
 from cluster.draft.lm import LMDrafter
 from cluster.draft.sharpness import Sharpness
 from cluster.engine.engine import Engine

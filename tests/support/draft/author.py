@@ -15,9 +15,12 @@ from cluster.core import (
     token_array,
 )
 from cluster.draft.base import Drafter, DrafterContext
+from cluster.draft.draft_model import DraftModel
 from cluster.draft.lm import LMDrafter
 from cluster.draft.options import LMOptions
+from cluster.draft.vocabulary import load_draft_vocabulary
 from cluster.engine.engine import Engine
+from cluster.models.made_for import MadeFor
 from cluster.spec.token_log import prefix_hash
 from cluster.worker.verifier import Verifier
 from tests.support.engine.tiny import tiny
@@ -100,7 +103,10 @@ def lm_drafter(
     engine: Engine, max_nodes: int = 16, max_requests: int = 8, **options: Any
 ) -> LMDrafter:
     context = DrafterContext("lm", max_nodes, max_requests)
-    return LMDrafter(context, LMOptions(**options), engine)
+    vocabulary = load_draft_vocabulary(Path(engine.config.model))
+    size = engine.num_columns if vocabulary is None else len(vocabulary.draft_ids)
+    model = DraftModel(engine, MadeFor(), vocabulary, engine.tokenizer_hash, size)
+    return LMDrafter(context, LMOptions(**options), model)
 
 
 def target_text(
