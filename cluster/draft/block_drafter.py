@@ -32,25 +32,13 @@ class BlockDrafter(HeadDrafter[BlockHead]):
     def _draft(
         self, requests: Sequence[HeadRequest], sizes: Sequence[int], given: Sequence[TextContext]
     ) -> Sequence[Proposal]:
-        texts = [request.text.token_ids for request in requests]
-        hidden = block_rows(self._head, texts, given, self._head.spec.block_size)
-        self._draw(requests, sizes, hidden)
-        # The whole chains: what they would cost is spent.
-        return [
-            request.proposal(size, 0.0, self._name)
-            for request, size in zip(requests, sizes, strict=True)
-        ]
-
-    def _draw(
-        self, requests: Sequence[HeadRequest], sizes: Sequence[int], hidden: torch.Tensor
-    ) -> None:
-        """Draw the blocks' tokens, the first of all blocks first.
-
-        sizes: nodes at most.  hidden: [blocks, drafts, hidden]."""
+        """The blocks' tokens are drawn the first of all blocks first."""
         head, markov = self._head, self._head.markov_head
+        texts = [request.text.token_ids for request in requests]
+        hidden = block_rows(head, texts, given, head.spec.block_size)  # [blocks, drafts, hidden]
         logits = head.logits(hidden)  # [blocks, drafts, draft_vocab]
         trees = [request.begin() for request in requests]  # not before: a failed pass is repeated
-        last = [int(request.text.token_ids[-1]) for request in requests]
+        last = [int(text[-1]) for text in texts]
         before = torch.tensor(last, device=hidden.device)
         state = markov.start(len(requests)) if markov is not None else None
         is_greedy = [request.params.temperature == 0.0 for request in requests]
@@ -83,3 +71,8 @@ class BlockDrafter(HeadDrafter[BlockHead]):
                 child = int(drawn[place]), float(shares[place])
                 request.expand(end, ranked.row(place), [child])
             before = torch.from_numpy(drawn).to(before)
+        # The whole chains: what they would cost is spent.
+        return [
+            request.proposal(size, 0.0, self._name)
+            for request, size in zip(requests, sizes, strict=True)
+        ]

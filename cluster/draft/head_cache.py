@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +21,7 @@ from cluster.draft.head_spans import Span, SpanAttention, TextRows
 from cluster.draft.heads.head import Head, Sight
 from cluster.draft.inside import Host, IndexArray, StepRows
 from cluster.engine.graphs.capture import Replay, Staging
-from cluster.engine.loading.model_config import cached_layers
 from cluster.engine.reminder import in_a_line
-from cluster.engine.types import LayerSpec
 from cluster.records import record
 
 log = logging.getLogger(__name__)
@@ -33,20 +30,6 @@ log = logging.getLogger(__name__)
 # than its launches.
 _WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 _NUM_INDICES = 5
-
-
-def kv_layers(layers: Any, like: LayerSpec, *, takes_before: bool) -> list[LayerSpec]:
-    """A head's layers beside the target's: its keys and values, latents being both; where rows take
-    those before them, the fused hidden rows, one half as key, one as value.
-
-    layers: the configuration of its decoder layers."""
-    shapes = [
-        (each.num_kv_heads, each.head_dim * (1 + each.is_latent))
-        for each in cached_layers(layers, like.dtype)
-    ]
-    if takes_before:
-        shapes.append((1, (layers.hidden_size + 1) // 2))
-    return [LayerSpec(heads, dim, like.dtype, like.device) for heads, dim in shapes]
 
 
 @record
@@ -88,20 +71,20 @@ class TextCache:
 
     def write(self, rows: Sequence[StepRows]) -> None:
         """Keep the rows of texts that a step computed, as far as they have taps."""
-        tapped = [(each, each.taps) for each in rows if each.taps is not None]
+        tapped = [each for each in rows if each.taps is not None]
+        found = [each.taps for each in rows if each.taps is not None]
         if not tapped:
             return
-        starts = np.cumsum([0, *(len(taps) for _, taps in tapped)])
-        pairs = zip(tapped, starts, strict=False)
-        places = [self._places(each, start) for (each, _), start in pairs]
+        starts = np.cumsum([0, *map(len, found)])
+        places = [self._places(*each) for each in zip(tapped, starts, strict=False)]
         given = np.concatenate(places, axis=1)
         self._stamps[given[2]] = given[:2].T
         attending = list[TextRows]()
         if self._head.takes_before and len(self._layers) > 1:
             pairs = zip(tapped, places, strict=True)
-            attending = [self._part(each.request_id, own[1]) for (each, _), own in pairs]
+            attending = [self._part(each.request_id, own[1]) for each, own in pairs]
         given[1] = np.maximum(given[1] - self._head.takes_before, 0)
-        taps = tapped[0][1] if len(tapped) == 1 else torch.cat([taps for _, taps in tapped])
+        taps = found[0] if len(found) == 1 else torch.cat(found)
         if attending or not self._store_by_graph(given, taps):
             indices = self._index(given)
             self._store(indices, taps[indices[-1]], SpanAttention(attending))

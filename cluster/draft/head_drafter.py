@@ -14,12 +14,13 @@ import torch
 
 from cluster.core import DraftTask, Proposal, TokenArray
 from cluster.draft.base import DrafterContext
-from cluster.draft.head_cache import TextCache, kv_layers
+from cluster.draft.head_cache import TextCache
 from cluster.draft.head_spans import Span, TextRows
 from cluster.draft.heads.load import layers_of, ready_head
 from cluster.draft.inside import StepRows, StepWants, host_of
 from cluster.draft.tree_drafter import TreeDrafter
 from cluster.draft.tree_request import TreeRequest
+from cluster.engine.loading.model_config import cached_layers
 from cluster.engine.types import LayerSpec
 from cluster.spec.tree import ancestor_mask
 
@@ -57,7 +58,7 @@ class HeadDrafter(TreeDrafter[HeadRequest], Generic[Head]):
 
     def __init__(self, context: DrafterContext, options: Any) -> None:
         super().__init__(context, HeadRequest.opened_by)
-        self._host = host = host_of(context.target, context.name, self.kind)
+        self._host = host = host_of(context, self.kind)
         head, self._vocabulary, self._dtype, self.made_for = ready_head(
             self.kind, options.model, host
         )
@@ -68,9 +69,16 @@ class HeadDrafter(TreeDrafter[HeadRequest], Generic[Head]):
 
     @classmethod
     def kv_layers(cls, options: Any, like: LayerSpec) -> Sequence[LayerSpec]:
-        """See `StepReader`."""
+        """See `StepReader`: its keys and values, latents being both; where rows take those before
+        them, the fused hidden rows, one half as key, one as value."""
         layers = layers_of(cls.kind, options.model)
-        return kv_layers(layers, like, takes_before=cls.kind != "block")
+        shapes = [
+            (each.num_kv_heads, each.head_dim * (1 + each.is_latent))
+            for each in cached_layers(layers, like.dtype)
+        ]
+        if cls.kind != "block":
+            shapes.append((1, (layers.hidden_size + 1) // 2))
+        return [LayerSpec(heads, dim, like.dtype, like.device) for heads, dim in shapes]
 
     def _new_cache(self) -> Any:
         """What is kept of the texts, as `TextCache` does it."""

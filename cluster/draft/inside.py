@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.core import SamplingParams, TokenArray
+from cluster.draft.base import DrafterContext
 from cluster.errors import ConfigError
 from cluster.records import frozen, record
 from cluster.spec.token_log import TokenLog
@@ -186,16 +187,16 @@ class Host(Protocol):
         ...
 
 
-def host_of(target: Any, name: str, kind: str) -> Host:
+def host_of(context: DrafterContext, kind: str) -> Host:
     """The drafter's host; raises ConfigError outside of a target."""
-    if target is None:
-        path = f"drafters.{name}.placement"
+    if context.target is None:
+        path = f"drafters.{context.name}.placement"
         raise ConfigError.at(
             path,
             f"{kind} reads the target's steps and cannot run in a process of its own; set it to "
             "{with: target}",
         )
-    host: Host = target
+    host: Host = context.target
     return host
 
 

@@ -49,7 +49,7 @@ class LayerSkipDrafter(OwnLayersDrafter):
     """The target without some of its layers."""
 
     def __init__(self, context: DrafterContext, options: LayerSkipOptions) -> None:
-        host = host_of(context.target, context.name, "layer_skip")
+        host = host_of(context, "layer_skip")
         with ConfigError.below(f"drafters.{context.name}.options"):
             layers = options.layers(host.num_layers)
         engine = host.part(layers, options.num_pages, options.memory_fraction)
@@ -62,7 +62,7 @@ class EarlyExitDrafter(OwnLayersDrafter):
     A tree stands on rows that the target's next step writes over: each begins anew."""
 
     def __init__(self, context: DrafterContext, options: EarlyExitOptions) -> None:
-        host = host_of(context.target, context.name, "early_exit")
+        host = host_of(context, "early_exit")
         head, made_for = None, MadeFor()
         if options.model:
             folder = resolve_head(options.model)

@@ -104,7 +104,7 @@ class RecorderDrafter:
     is_look_up = only_reads = True  # see `Drafter`
 
     def __init__(self, context: DrafterContext, options: RecorderOptions) -> None:
-        self._host = host = host_of(context.target, context.name, "recorder")
+        self._host = host = host_of(context, "recorder")
         self._options = options
         # Those that are not recorded are here too, as None.
         self._recordings: dict[str, _Recording | None] = {}

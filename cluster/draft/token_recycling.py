@@ -84,7 +84,7 @@ class TokenRecyclingDrafter(CountDrafter[RecyclingState]):
 
     def __init__(self, context: DrafterContext, options: TokenRecyclingOptions) -> None:
         super().__init__(context, options.min_survival, RecyclingState.opened_by)
-        host_of(context.target, context.name, "token_recycling")
+        host_of(context, "token_recycling")
         self._max_words = options.max_words
         self._window = options.window
         self._stores = by_key(

@@ -172,7 +172,7 @@ class Kept(Reader):
 
     def __init__(self, context: DrafterContext, options: object) -> None:
         super().__init__()
-        self.host = host_of(context.target, context.name, "kept")
+        self.host = host_of(context, "kept")
         assert isinstance(self, StepReader)
 
 
