@@ -20,9 +20,9 @@ import torch
 from cluster.core import DraftTask, Proposal
 from cluster.draft.base import DrafterContext
 from cluster.draft.candidates import Ranking
+from cluster.draft.head_cache import SpanAttention
 from cluster.draft.head_drafter import HeadDrafter, HeadRequest
 from cluster.draft.head_rounds import DeviceRounds, Expanded, RoundText
-from cluster.draft.head_spans import SpanAttention
 from cluster.draft.heads.head import Head
 from cluster.draft.live_tree import Node
 from cluster.draft.options import Eagle3Options

@@ -14,12 +14,10 @@ import torch
 
 from cluster.core import DraftTask, Proposal, TokenArray
 from cluster.draft.base import DrafterContext
-from cluster.draft.head_cache import TextCache
-from cluster.draft.head_spans import Span, TextRows
+from cluster.draft.head_cache import Span, TextCache, TextRows
 from cluster.draft.heads.load import layers_of, ready_head
 from cluster.draft.inside import StepRows, StepWants, host_of
-from cluster.draft.tree_drafter import TreeDrafter
-from cluster.draft.tree_request import TreeRequest
+from cluster.draft.tree_drafter import TreeDrafter, TreeRequest
 from cluster.engine.loading.model_config import cached_layers
 from cluster.engine.types import LayerSpec
 from cluster.spec.tree import ancestor_mask

@@ -12,7 +12,7 @@ from cluster.core import EMPTY_TREE, TokenArray, TokenTree
 from cluster.draft.candidates import are_unprocessed, ranked_draw
 from cluster.draft.intersection import ReadText
 from cluster.draft.live_tree import LiveTree, Node
-from cluster.draft.tree_request import TreeRequest
+from cluster.draft.tree_drafter import TreeRequest
 from cluster.draft.vocabulary import DraftVocabulary
 from cluster.engine.cpu.growth import Growing, Grown
 from cluster.engine.work import Output, Work

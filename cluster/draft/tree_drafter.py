@@ -1,23 +1,174 @@
-"""The base of drafters whose trees grow from a network's logits, best first."""
+"""The base of drafters whose trees grow from a network's logits, best first.
+
+Of each request: what its nodes' draws depend on, what they become in the tree, and which part of it
+is worth proposing.
+
+Under the textbook's laws of acceptance drafts are drawn from the model's law.  The best K of a
+node's candidates by log-probability plus Gumbel noise are K draws without replacement, in the order
+of drawing, so ranking with the noise of a key of the drafter's own draws them.  Nothing that shapes
+such a tree may look at a drawn token: the number of a node's children follows from its depth, and
+what becomes of a node from the ranks on its path.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
-from cluster.core import Commit, Proposal
-from cluster.draft.base import DrafterContext
+from cluster.core import EMPTY_FLOATS, EMPTY_TREE, Commit, Proposal, SamplingParams, token_array
+from cluster.draft.base import DrafterContext, is_useful
 from cluster.draft.candidates import Ranking, RowContext, rank_rows
-from cluster.draft.committed_text import CommittedTextDrafter, by_key
-from cluster.draft.drawn import drawn_children
+from cluster.draft.committed_text import CommittedTextDrafter, RequestState, by_key
 from cluster.draft.live_tree import LiveTree, Node
 from cluster.draft.sharpness import Sharpness, conditionals
-from cluster.draft.tree_request import TreeRequest
 from cluster.draft.vocabulary import DraftVocabulary
+from cluster.requests.fields import DraftLaw, Law, Laws
+from cluster.spec.noise import gumbel
+
+# While a tree grows, it is sent only if it gains this many expected accepted tokens.
+_MIN_NEWS = 0.1
+
+
+@dataclass(slots=True, eq=False)
+class TreeRequest(RequestState):
+    """tree: its root is after root_len tokens of the text; None while there is none.
+    max_context_len: positions that the network has."""
+
+    tree: LiveTree | None = None
+    root_len: int = 0
+    max_context_len: int = 1 << 62
+    _proposed: Proposal | None = None
+
+    @property
+    def live(self) -> LiveTree:
+        """The tree, where there is one."""
+        assert self.tree is not None
+        return self.tree
+
+    def position_after(self, node: Node) -> int:
+        """Output position of the token that follows `node`."""
+        return self.root_len - self.prompt_len + node.depth
+
+    def network_len(self, length: int) -> int:
+        """Tokens that the network reads of the text's first `length`."""
+        return length
+
+    def row_context(self, node: Node) -> RowContext:
+        """The conditions of the target's draw at `node`."""
+        position, params = self.position_after(node), self.params
+        if not params.has_penalties:
+            return RowContext(params, position)
+        prompt, output = np.split(self.text.token_ids[: self.root_len], [self.prompt_len])
+        path = token_array(self.live.path_tokens(node))
+        return RowContext(params, position, (prompt, np.concatenate((output, path))))
+
+    @property
+    def can_use_drafts(self) -> bool:
+        """True if a draft behind the text could still save a step."""
+        return len(self.text) > 0 and 0 <= self.next_position < self.params.max_tokens - 1
+
+    def begin(self) -> LiveTree:
+        """A new tree behind the text."""
+        self.tree, self.root_len = LiveTree(int(self.text.token_ids[-1])), len(self.text)
+        return self.tree
+
+    def drop_tree(self) -> None:
+        """End the present tree."""
+        self.tree = None
+
+    def expand(self, node: Node, ranking: Ranking, candidates: Sequence[tuple[int, float]]) -> None:
+        """Add children to `node`.  candidates: (token, conditional probability), best first."""
+        position = self.position_after(node)
+        children = [
+            (token, node.survival * conditional)
+            for token, conditional in candidates
+            if conditional > 0.0 and is_useful(self.params, position, token)
+        ]
+        # The network's position of a child; it has none beyond the limit.
+        place = self.network_len(self.root_len) + node.depth
+        grows = place < self.max_context_len and position + 2 < self.params.max_tokens
+        self.live.expand(node, ranking, children, grows=grows)
+
+    def proposal(
+        self, max_nodes: int, min_survival: float, drafter: str, *, is_growing: bool = False
+    ) -> Proposal:
+        """The current tree as a proposal; the former object if nothing worth sending changed.
+
+        The tree is empty while the root is behind the text, as it does not continue that text.
+        The same nodes with different survivals are not worth a frame; nor is a small gain of a
+        tree that is_growing (_MIN_NEWS).
+        """
+        nodes, tree, survival = list[Node](), EMPTY_TREE, EMPTY_FLOATS
+        if self.tree is not None and self.root_len == len(self.text):
+            nodes = self.tree.best_nodes(max_nodes, min_survival)
+            tree, survival = self.tree.of(nodes)
+        found = self.proposed(tree, survival, drafter, is_complete=not is_growing)
+        former = self._proposed
+        if former is not None and not _is_news(former, found, is_growing):
+            return former
+        if nodes and not self.params.is_coupled:
+            laws = laws_of(self.live, nodes, self.params, self.next_position)
+            found = replace(found, laws=laws)
+        self._proposed = found
+        return found
+
+
+def _is_news(former: Proposal, found: Proposal, is_growing: bool) -> bool:
+    """True if the tree of `found` is worth a frame."""
+    if (former.base_len, former.prefix_hash, former.generation) != (
+        found.base_len,
+        found.prefix_hash,
+        found.generation,
+    ):
+        return True
+    if is_growing and float(found.survival.sum() - former.survival.sum()) < _MIN_NEWS:
+        return False
+    return not (
+        np.array_equal(former.tree.token_ids, found.tree.token_ids)
+        and np.array_equal(former.tree.parents, found.tree.parents)
+    )
+
+
+# The share of texts that are taken to go on with each sibling, in the order of drawing; none is
+# above those before it, without which it may not be verified.  Verification corrects these claims.
+_SHARES = (0.6, 0.06, 0.034, 0.03)
+
+
+def drawn_children(
+    widths: Sequence[int], law: Law, depth: int, ranking: Ranking
+) -> list[tuple[int, float]]:
+    """Return the children of a node at this depth as pairs of token and claimed probability.
+
+    widths: the children of a node under the law of siblings, by its depth; the last one is that of
+    all deeper nodes.
+    """
+    width = widths[min(depth, len(widths) - 1)] if law == "multi_step" else 1
+    alive = ranking.token_ids[: np.isfinite(ranking.scores).sum()][:width].tolist()
+    return list(zip(alive, _SHARES, strict=False))
+
+
+def laws_of(tree: LiveTree, nodes: Sequence[Node], params: SamplingParams, position: int) -> Laws:
+    """Return the laws that these nodes of a tree were drawn from, by their parents' places.
+
+    position: the output position of the root's children.
+    """
+    places = {tree.root: -1, **{node: place for place, node in enumerate(nodes)}}
+    laws: dict[int, DraftLaw] = {}
+    for parent in sorted({node.parent for node in nodes}, key=places.__getitem__):
+        ranking = parent.ranking
+        assert ranking is not None, "a node with children has a ranking"
+        noise = gumbel(params.noise_key, position + parent.depth, ranking.token_ids, params.stream)
+        alive = np.isfinite(ranking.scores)
+        weights = ranking.scores[alive] - noise[alive]
+        probs = np.exp(weights - weights.max())
+        laws[places[parent]] = DraftLaw(ranking.token_ids[alive], probs / probs.sum())
+    return laws
+
 
 Request = TypeVar("Request", bound=TreeRequest)
 

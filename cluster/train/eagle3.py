@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, PreTrainedModel
 
-from cluster.draft.head_spans import Span, SpanAttention, TextRows
+from cluster.draft.head_cache import Span, SpanAttention, TextRows
 from cluster.draft.heads.eagle3 import Eagle3Head, Eagle3Spec
 from cluster.models.made_for import MadeFor
 from cluster.train.chat_heads import HeadBatch, Learner

@@ -25,7 +25,7 @@ from cluster.draft.recorded import (
     tenant_name,
     tokens_in,
 )
-from cluster.draft.recorder_keeper import RELEASE, SPILL, Keeper
+from cluster.draft.recorder import RELEASE, SPILL, Keeper
 from cluster.errors import ConfigError
 from cluster.worker.residents import Residents
 from tests.support.draft.recording import ORIGIN, PER_TENANT, STOP, K, World, law
@@ -249,7 +249,7 @@ def test_an_answer_that_cannot_be_kept_does_not_end_the_recorder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     one, outcomes = answer(World(tmp_path / "other")), iter([ValueError("no such array"), b"bytes"])
-    monkeypatch.setattr("cluster.draft.recorder_keeper.encode", Mock(side_effect=outcomes))
+    monkeypatch.setattr("cluster.draft.recorder.encode", Mock(side_effect=outcomes))
     keeper = Keeper(RecorderOptions("all", 1.0, "memory", str(tmp_path), 1000, 1.0), ORIGIN)
     keeper.keep(b"", one)
     keeper.keep(b"", one)

@@ -10,8 +10,7 @@ import torch
 
 from cluster.core import Commit, DraftTask, Observation, Proposal, SamplingParams
 from cluster.draft.base import DrafterContext
-from cluster.draft.tree_drafter import TreeDrafter
-from cluster.draft.tree_request import TreeRequest
+from cluster.draft.tree_drafter import TreeDrafter, TreeRequest
 
 
 class ToyLM(TreeDrafter[TreeRequest]):

@@ -18,8 +18,8 @@ from cluster.core import EMPTY_TOKENS, Commit, DraftTask, SamplingParams, token_
 from cluster.draft.base import DrafterContext
 from cluster.draft.eagle3 import Eagle3Drafter
 from cluster.draft.inside import StepRows
+from cluster.draft.one_pass import MedusaDrafter
 from cluster.draft.options import Eagle3Options, MedusaOptions
-from cluster.draft.product import MedusaDrafter
 from cluster.engine.types import LayerSpec
 from tests.support.draft.heads import random_eagle3, random_medusa
 from tests.support.gpu.counting import META, Counting
