@@ -70,21 +70,19 @@ def drafted(drafter: CascadeDrafter, author: Author, tokens: Sequence[int]) -> P
     return grow(drafter, author).get("a")
 
 
-def test_a_stage_that_is_sure_drafts_alone() -> None:
-    sure, model = Chain("sure", [5, 6, 7], 0.9), Judge("model", [1, 2], 0.9)
-    drafter = cascade_of(sure, model)
-    proposal = drafted(drafter, Author([3, 4]), [])
-    assert proposal.tree.token_ids.tolist() == [5, 6, 7]
+@pytest.mark.parametrize(
+    ("survival", "tokens", "grafts"),
+    [(0.9, [5, 6, 7, 8], []), (0.4, [1, 2], [[5, 6, 7]])],
+    ids=["sure", "unsure"],
+)
+def test_a_stage_below_its_threshold_hands_its_tree_to_the_next_one(
+    survival: float, tokens: list[int], grafts: list[list[int]]
+) -> None:
+    first, model = Chain("first", [5, 6, 7, 8], survival), Judge("model", [1, 2], 0.3)
+    proposal = drafted(cascade_of(first, model, max_graft=3), Author([3, 4]), [])
+    assert proposal.tree.token_ids.tolist() == tokens
     assert (proposal.drafter, proposal.is_complete) == ("cascade", True)
-    assert (model.num_drafts, model.grafts) == (0, [])
-
-
-def test_a_stage_below_its_threshold_hands_its_tree_to_the_next_one() -> None:
-    unsure, model = Chain("unsure", [5, 6, 7, 8], 0.4), Judge("model", [1, 2], 0.3)
-    drafter = cascade_of(unsure, model, max_graft=3)
-    proposal = drafted(drafter, Author([3, 4]), [])
-    assert proposal.tree.token_ids.tolist() == [1, 2], "the last stage's tree is the cascade's"
-    assert model.grafts == [[5, 6, 7]]
+    assert (model.num_drafts, model.grafts) == (len(grafts), grafts)
 
 
 def test_texts_go_through_three_stages() -> None:

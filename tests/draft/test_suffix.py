@@ -1,14 +1,18 @@
+"""Drafts from the request's own text and from past outputs."""
+
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
 
+from cluster.core import EMPTY_TREE, SamplingParams
 from cluster.draft.base import DrafterContext
 from cluster.draft.suffix import PromptLookupOptions, SuffixDrafter, SuffixOptions
 from cluster.errors import ConfigError
-from tests.support.draft.author import Author, write
+from tests.support.draft.author import GREEDY, Author, grow, write
 
-CONTEXT = DrafterContext("suffix", 16, 8)
 CIRCLE = (b"", "default")  # of most authors
 
 
@@ -42,22 +46,14 @@ def test_the_same_prompt_gets_the_same_output_from_its_first_token_on() -> None:
     assert proposal.tree.token_ids.tolist() == [50, 51, 52]
 
 
-def test_other_tasks_do_not_see_an_output_and_a_prompt_is_not_one() -> None:
-    suffix = drafter(min_ngram=2)
-    finish(suffix, Author([7, 8, 9, *range(100, 150), 3], task="code"), [50, 51, 52, 53, 54])
-    assert write(suffix, Author([1, 51, 52], task="prose", request_id="other"), []) is None
-    assert write(suffix, Author([1, 7, 8], task="code", request_id="same"), []) is None
-    assert write(suffix, Author([1, 51, 52], task="code", request_id="again"), []) is not None
-
-
-def test_other_tenants_do_not_see_an_output() -> None:
-    suffix = drafter()
-    finish(suffix, Author([7, 8, 9], tenant=b"a"), [50, 51, 52, 53, 54])
-    for tenant in (b"", b"b"):
-        other = Author([1, 51, 52], request_id=f"other {tenant!r}", tenant=tenant)
-        assert write(suffix, other, []) is None
-    own = Author([1, 51, 52], request_id="own", tenant=b"a")
-    assert write(suffix, own, []) is not None
+@pytest.mark.parametrize("change", [{"task": "prose"}, {"tenant": b""}, {"tenant": b"b"}])
+def test_other_tasks_and_tenants_do_not_see_an_output_and_a_prompt_is_not_one(change: Any) -> None:
+    suffix, own = drafter(min_ngram=2), {"task": "code", "tenant": b"a"}
+    finish(suffix, Author([7, 8, 9, *range(100, 150), 3], **own), [50, 51, 52, 53, 54])
+    other = Author([1, 51, 52], request_id="other", **{**own, **change})
+    assert write(suffix, other, []) is None
+    assert write(suffix, Author([1, 7, 8], request_id="prompt", **own), []) is None
+    assert write(suffix, Author([1, 51, 52], request_id="own", **own), []) is not None
 
 
 def test_what_is_kept_is_bounded_over_tenants() -> None:
@@ -76,9 +72,44 @@ def test_an_end_of_the_text_that_is_never_looked_up_is_refused() -> None:
         SuffixOptions(min_ngram=9)
 
 
+def lookup(max_nodes: int = 16) -> SuffixDrafter:
+    context = DrafterContext("lookup", max_nodes, 8)
+    return SuffixDrafter(context, PromptLookupOptions(min_ngram=2))
+
+
 def test_prompt_lookup_keeps_no_outputs() -> None:
-    lookup = SuffixDrafter(CONTEXT, PromptLookupOptions())
-    finish(lookup, Author([7, 8, 9]), [50, 51, 52])
-    assert len(lookup._outputs(CIRCLE)) == 0
-    assert write(lookup, Author([7, 8, 9], request_id="next"), []) is None
-    assert write(lookup, Author([7, 8, 9, 7], request_id="own"), []) is not None
+    looking = lookup()
+    finish(looking, Author([7, 8, 9]), [50, 51, 52])
+    assert len(looking._outputs(CIRCLE)) == 0
+    assert write(looking, Author([7, 8, 9], request_id="next"), []) is None
+    assert write(looking, Author([7, 8, 9, 7, 8], request_id="own"), []) is not None
+
+
+ENDING = [1, 2, 3, 4, 5, 6, 7, 8, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_nodes", "params", "drafts"),
+    [
+        ([1, 2, 3, 4, 5, 6, 7, 2, 3], 4, GREEDY, [4, 5, 6, 7]),  # behind the latest occurrence
+        ([1, 2, 3, 4, 5], 16, GREEDY, []),
+        ([4, 5, 6] * 4, 9, GREEDY, [4, 5, 6] * 3),  # beyond the end of the text
+        (ENDING, 16, SamplingParams(temperature=0.0, max_tokens=4), [3, 4, 5]),
+        (ENDING, 16, SamplingParams(temperature=0.0, stop_token_ids=(5,)), [3, 4]),
+    ],
+)
+def test_the_text_goes_on_as_before_as_far_as_it_may(
+    prompt: list[int], max_nodes: int, params: SamplingParams, drafts: list[int]
+) -> None:
+    proposal = write(lookup(max_nodes), Author(prompt, params), [])
+    tree = EMPTY_TREE if proposal is None else proposal.tree
+    assert tree.token_ids.tolist() == drafts
+    assert tree.parents.tolist() == list(range(-1, len(drafts) - 1))
+
+
+def test_a_tree_is_proposed_once_and_again_after_a_commit() -> None:
+    looking, author = lookup(), Author([1, 2, 3, 4, 1, 2])
+    assert write(looking, author, []) is not None
+    assert grow(looking, author) == {}
+    proposal = write(looking, author, [3])
+    assert (proposal.base_len, proposal.tree.token_ids[0]) == (7, 4)
