@@ -63,22 +63,21 @@ class EarlyExitDrafter(OwnLayersDrafter):
 
     def __init__(self, context: DrafterContext, options: EarlyExitOptions) -> None:
         host = host_of(context, "early_exit")
-        head, made_for = None, MadeFor()
+        output, made_for = None, MadeFor()
+        path = f"drafters.{context.name}.options"
         if options.model:
             folder = resolve_head(options.model)
             head = load_draft_head(folder, head_target(host), "early_exit")
-            made_for = folder_made_for(folder)
-        with ConfigError.below(f"drafters.{context.name}.options"):
-            if head is not None:
-                if options.exit_layer not in (0, head.exit_layer):
-                    raise ConfigError.at(
-                        "exit_layer",
-                        f"{options.exit_layer} is not the {head.exit_layer} that "
-                        f"{options.model} was trained behind; leave it out",
-                    )
-                options = replace(options, exit_layer=head.exit_layer)
+            if options.exit_layer not in (0, head.exit_layer):
+                raise ConfigError.at(
+                    f"{path}.exit_layer",
+                    f"{options.exit_layer} is not the {head.exit_layer} that {options.model} was "
+                    "trained behind; leave it out",
+                )
+            options = replace(options, exit_layer=head.exit_layer)
+            output, made_for = head.output(host.weight("output")), folder_made_for(folder)
+        with ConfigError.below(path):
             num_layers = len(options.layers(host.num_layers))
-        output = None if head is None else head.output(host.weight("output"))
         self._first_layers = host.first_layers(num_layers, output)
         super().__init__(context, options, self._first_layers, made_for)
 

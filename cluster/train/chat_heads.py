@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import field
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -289,17 +290,11 @@ def mean_chain_len(matches: Sequence[NDArray[np.bool_]]) -> float:
     matches[d][i]: whether the draft for the answer's token i + shift is right at depth d, where
     each depth lacks the first tokens that are too early for it; all end with the last token.
     """
-    depth, num_tokens = len(matches), min(map(len, matches))
+    num_tokens = min(map(len, matches))
     level = [each[len(each) - num_tokens :] for each in matches]
     place, num_steps = 0, 0
     while place < num_tokens:
-        num_right = 0
-        while (
-            num_right < depth
-            and place + num_right < num_tokens
-            and level[num_right][place + num_right]
-        ):
-            num_right += 1
-        place += num_right + 1
+        chain = (each[place + ahead] for ahead, each in enumerate(level[: num_tokens - place]))
+        place += len(list(takewhile(bool, chain))) + 1
         num_steps += 1
     return num_tokens / max(num_steps, 1)

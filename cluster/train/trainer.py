@@ -76,26 +76,23 @@ class Optimizers:
         adamw = torch.optim.AdamW(
             others, lr=rates.adamw, betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0
         )
-        self._both: Mapping[str, tuple[torch.optim.Optimizer, float]] = {
-            "muon": (muon, rates.muon),
-            "adamw": (adamw, rates.adamw),
-        }
+        self._both: Mapping[str, torch.optim.Optimizer] = {"muon": muon, "adamw": adamw}
 
     def step(self, progress: float) -> None:
         """Apply the accumulated gradients with the rates at `progress`, and clear them."""
         torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
-        for optimizer, rate in self._both.values():
+        for optimizer in self._both.values():
             for group in optimizer.param_groups:
-                group["lr"] = rate * self._rates.scale(progress)
+                group["lr"] = optimizer.defaults["lr"] * self._rates.scale(progress)
             with _StaysFloat32():
                 optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: optimizer.state_dict() for name, (optimizer, _) in self._both.items()}
+        return {name: optimizer.state_dict() for name, optimizer in self._both.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, (optimizer, _) in self._both.items():
+        for name, optimizer in self._both.items():
             optimizer.load_state_dict(state[name])
 
 
@@ -148,10 +145,6 @@ class TrainSettings:
     rates: Rates = field(default_factory=Rates)
     checkpoint_every_s: float = 180.0
 
-    def phase_at(self, progress: float) -> int:
-        """Index of the phase at this part of the budget."""
-        return max(index for index, item in enumerate(self.phases) if item.start <= progress)
-
 
 @dataclass(slots=True)
 class Position:
@@ -201,7 +194,9 @@ class Trainer:
         )
         while (progress := settings.budget.progress(position.num_steps, position.elapsed_s)) < 1.0:
             loss_nats = self._step(progress)
-            position.elapsed_s = self._of_main_process(clock() - began_s)
+            # All processes go by the main one's clock.
+            elapsed = torch.tensor(clock() - began_s, dtype=torch.float64)
+            position.elapsed_s = float(broadcast(elapsed.to(self._accelerator.device)))
             bar.update()
             bar.set_postfix_str(f"loss {loss_nats:.3f} budget {progress:.1%}")
             if position.elapsed_s - saved_s >= settings.checkpoint_every_s:
@@ -241,8 +236,9 @@ class Trainer:
     def _step(self, progress: float) -> float:
         """Returns the mean loss of this process's part."""
         here, count = self._accelerator.process_index, self._accelerator.num_processes
-        index = self._settings.phase_at(progress)
-        phase, order = self._settings.phases[index], self._orders[index]
+        phases = self._settings.phases
+        index = max(index for index, phase in enumerate(phases) if phase.start <= progress)
+        phase, order = phases[index], self._orders[index]
         # A process without a part would keep the others waiting for its gradients.
         num_micro = max(count, self._settings.tokens_per_step // (phase.length * phase.rows))
         # Noise, such as dropout's, depends on how much was done, not on whether it was in one go.
@@ -262,7 +258,3 @@ class Trainer:
         self._optimizers.step(progress)
         self.position.num_steps += 1
         return total / len(mine)
-
-    def _of_main_process(self, value: float) -> float:
-        shared = torch.tensor(value, dtype=torch.float64, device=self._accelerator.device)
-        return float(broadcast(shared))

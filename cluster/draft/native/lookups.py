@@ -68,11 +68,15 @@ def _at(numbers: array[int]) -> int:
 
 
 class _Owned:
-    """Something on the native side that lives as long as this object."""
+    """Something on the native side that lives as long as this object.
 
-    def __init__(self, address: int, close: str) -> None:
-        self.address = address
-        self._close = _functions[close]
+    closing: the function that ends it."""
+
+    closing = "close_source"
+
+    def __init__(self, opening: str, *arguments: int) -> None:
+        self.address: int = _call(opening, *arguments)
+        self._close = _functions[self.closing]
 
     def __del__(self) -> None:
         self._close(self.address)
@@ -102,9 +106,11 @@ class CountedText(_Owned):
     """The text of one request, with its n-grams of these sizes, the longest first; and the newest
     tree behind it."""
 
+    closing = "close_text"
+
     def __init__(self, sizes: Sequence[int]) -> None:
         given = _int64s(sizes)
-        super().__init__(_call("open_text", _at(given), len(given)), "close_text")
+        super().__init__("open_text", _at(given), len(given))
 
     def set_law(self, params: SamplingParams) -> None:
         """Trees are from now on grown for these parameters."""
@@ -132,9 +138,6 @@ class CountedText(_Owned):
 
 class Source(_Owned):
     """Where drafters look up how a text goes on.  Its length is in a measure of its own."""
-
-    def __init__(self, opening: str, *arguments: int) -> None:
-        super().__init__(_call(opening, *arguments), "close_source")
 
     def __len__(self) -> int:
         return int(_call("size_of", self.address))
