@@ -1,20 +1,24 @@
 """The demonstration models are trained on a machine's own text, and drafters learn the target's
-law."""
+law; what is saved is an ordinary Hugging Face folder, and wrong options are explained."""
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from safetensors.torch import load_file
+from transformers import AutoTokenizer, LlamaForCausalLM
 
+from cluster.errors import ConfigError
 from cluster.models.made_for import folder_made_for
 from cluster.train.made_for import target_of
 from cluster.train.processes import new_accelerator
 from cluster.train.trainer import Budget, Rates, TrainingPhase
 from models.recipe import demo
+from models.recipe.__main__ import parse, run
 from models.recipe.corpus import Document, train_tokenizer
 from models.recipe.demo import (
     DistillationLoss,
@@ -23,6 +27,8 @@ from models.recipe.demo import (
     bits_per_byte,
     build,
     heldout_bits,
+    load,
+    save,
     train_demo,
 )
 
@@ -113,3 +119,59 @@ def test_target_and_drafters_are_trained_from_text_and_go_on(
     assert (models / "demo-draft" / "model.safetensors").read_bytes() == weights
     train_demo(work, models, ("demo-draft",), Budget(steps=12), 1, 0)
     assert (models / "demo-draft" / "model.safetensors").read_bytes() != weights
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("network")
+    tokenizer = train_tokenizer(["for every text there is a network\n"] * 5, vocab_size=280)
+    save(build(TINY, end_of_text_id=0, vocab_size=len(tokenizer)), tokenizer, path)
+    return path
+
+
+def test_weights_are_bfloat16_and_the_tied_matrix_is_stored_once(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
+    assert "lm_head.weight" not in weights
+
+
+def test_both_stop_tokens_end_generation(folder: Path) -> None:
+    config = json.loads((folder / "generation_config.json").read_text())
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.convert_ids_to_tokens(config["eos_token_id"]) == ["<|endoftext|>", "<|end|>"]
+
+
+def test_folder_without_a_network_is_named_in_the_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"absent: no model here"):
+        load(tmp_path / "absent")
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ((), "STEP"),
+        (("train",), "--steps --minutes"),
+    ],
+)
+def test_bad_options_are_explained(
+    words: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        parse([*words])
+    assert stopped.value.code == 2
+    assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("train", "demo-draft-poetry", "--steps", "5"), "known: demo-target"),
+        (("bits",), "`make train`"),
+    ],
+)
+def test_wrong_names_and_missing_models_are_named(
+    words: tuple[str, ...], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(parse([*words, "--models", str(tmp_path)])) == 2
+    assert complaint in capsys.readouterr().err

@@ -23,7 +23,7 @@ from cluster.models.made_for import MadeFor, folder_made_for
 from cluster.train.chat_answers import AnswerSettings, draw_shards, read_shards
 from cluster.train.chat_heads import HeadOrder
 from cluster.train.heads import ExitLearner, new_exit
-from tests.draft.test_early_exit import recorded
+from tests.draft.test_own_layers import recorded
 from tests.support.draft.heads import random_medusa
 from tests.support.draft.inside import Inside, config_of
 from tests.support.engine.driver import prompt
