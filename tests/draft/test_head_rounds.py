@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cluster.core import Commit, DraftTask, Proposal, SamplingParams, token_array
+from cluster.core import Proposal, SamplingParams
 from tests.support.choices import by_day
 from tests.support.draft.inside import Inside, config_of
 from tests.support.draft.kinds import KINDS
@@ -46,20 +46,22 @@ def pair(
 
 def grown(inside: Inside, sessions: Sequence[Session], max_nodes: int) -> dict[str, Proposal]:
     """The last proposals for all texts, asked for together."""
-    for session in sessions:
-        record = session.record
-        text = token_array(session.tokens)
-        commit = Commit(
-            *(session.request_id, record.opened.generation, 0, 0, text),
-            *(record.opened.prompt_len, max_nodes, "default", record.params, b""),
-        )
-        inside.drafter.observe([commit])
-    tasks = [
-        DraftTask(each.request_id, each.record.opened.generation, max_nodes) for each in sessions
-    ]
+    tasks = [inside.told(session, max_nodes) for session in sessions]
     found: dict[str, Proposal] = {}
     while proposals := inside.drafter.propose(tasks):
         found.update({each.request_id: each for each in proposals})
+    return found
+
+
+def drawn(
+    insides: Sequence[Inside], both: Sequence[Sequence[Session]], max_nodes: int
+) -> list[dict[str, Proposal]]:
+    """What each drafter proposes behind one more token of its texts."""
+    found = []
+    for inside, sessions in zip(insides, both, strict=True):
+        for session in sessions:
+            inside.draw(session)
+        found.append(grown(inside, sessions, max_nodes))
     return found
 
 
@@ -88,11 +90,7 @@ def test_trees_are_those_of_the_host(
             [Session(f"{seed}-{i}", ids, params) for i, ids in enumerate(texts)] for _ in range(2)
         ]
         for _ in range(2):
-            found = []
-            for inside, sessions in zip((host, graphs), both, strict=True):
-                for session in sessions:
-                    inside.draw(session)
-                found.append(grown(inside, sessions, 8))
+            found = drawn((host, graphs), both, 8)
             check_alike(*found)
             sizes |= {len(each.tree) for each in found[0].values()}
         for inside, sessions in zip((host, graphs), both, strict=True):
@@ -109,16 +107,12 @@ def test_a_large_tree_takes_several_waits_and_is_the_hosts(
     """Narrow passes, so that it takes many."""
     host, graphs, recorder = pair("eagle3", llama_folder, tmp_path, {"width": 3})
     params = SamplingParams(seed=5, **SAMPLED)
-    both = [Session("a", prompt(20).tolist(), params) for _ in range(2)]
-    found = []
-    for inside, session in zip((host, graphs), both, strict=True):
-        inside.draw(session)
-        before = recorder.num_replays
-        found.append(grown(inside, [session], 30))
+    both = [[Session("a", prompt(20).tolist(), params)] for _ in range(2)]
+    found = drawn((host, graphs), both, 30)
     check_alike(*found)
     assert len(found[0]["a"].tree) == 30
-    # One graph wrote the rows' keys; the roots' runs before two further passes for each wait.
-    assert recorder.num_replays - before > 1 + 2
+    # One graph wrote the rows' keys, one ran the roots; two further passes are one wait's.
+    assert recorder.num_replays > 1 + 1 + 2
 
 
 def test_what_a_graph_touches_stays_where_it_is(llama_folder: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cluster.draft.heads.checkpoint import HeadTarget
-from cluster.draft.heads.eagle3 import Eagle3Head, default_taps
+from cluster.draft.heads.eagle3 import Eagle3Head
 from cluster.draft.heads.load import load_draft_head
 from cluster.errors import ConfigError
 from tests.support.draft.heads import eagle3_tensors
@@ -112,6 +112,15 @@ def plain_logits(
     return rms(hidden, held["norm.weight"]) @ held["lm_head.weight"].T
 
 
+def check_logits(head: Eagle3Head, held: Held, config: Mapping[str, Any]) -> torch.Tensor:
+    """Compare them with a plain implementation's; returns what the layers gave."""
+    with torch.no_grad():
+        hidden = head(TOKENS, head.fuse(TAPS), torch.arange(ROWS), CAUSAL)
+        expected = plain_logits(held, config, TOKENS, TAPS)
+        torch.testing.assert_close(head.logits(hidden), expected, rtol=1e-4, atol=1e-4)
+    return hidden
+
+
 def norms(*names: str) -> dict[str, torch.Tensor]:
     sizes = {"input_norm.weight": 3 * HIDDEN}
     generator = torch.Generator().manual_seed(4)
@@ -138,12 +147,7 @@ def test_logits_equal_a_plain_implementation(
     config = {**(AUTHORS if form == "authors" else SPECULATORS), **keys}
     held = tensors(prefix, **norms(*extra))
     head = loaded(written(tmp_path, config, held))
-    with torch.no_grad():
-        hidden = head(TOKENS, head.fuse(TAPS), torch.arange(ROWS), CAUSAL)
-        found = head.logits(hidden)
-    torch.testing.assert_close(
-        found, plain_logits(held, config, TOKENS, TAPS), rtol=1e-4, atol=1e-4
-    )
+    check_logits(head, held, config)
     assert torch.equal(head.token_map, 2 * torch.arange(DRAFT_VOCAB))
 
 
@@ -180,26 +184,21 @@ def test_eagle_3_1_is_read_as_published(prefix: str, tmp_path: Path) -> None:
     }
     head = loaded(written(tmp_path, PUBLISHED, stored))
     assert head.spec.taps == (1, 4, 7)
+    hidden = check_logits(head, held, PUBLISHED)
     with torch.no_grad():
-        hidden = head(TOKENS, head.fuse(TAPS), torch.arange(ROWS), CAUSAL)
-        expected = plain_logits(held, PUBLISHED, TOKENS, TAPS)
-        torch.testing.assert_close(head.logits(hidden), expected, rtol=1e-4, atol=1e-4)
         normed = rms(hidden, held["norm.weight"])
         torch.testing.assert_close(head.handed_on(hidden), normed, rtol=1e-4, atol=1e-4)
 
 
-def test_norms_are_read_from_eagle_config_too(tmp_path: Path) -> None:
-    """As NVIDIA's heads of gpt-oss have them."""
-    config = {**AUTHORS, "eagle_config": {"norm_before_fc": True}}
-    head = loaded(written(tmp_path, config, tensors("midlayer.", **norms("input_norm.weight"))))
-    assert head.spec.norms_all_taps
-
-
-def test_taps_that_nobody_names_are_the_inputs_of_three_layers(tmp_path: Path) -> None:
+def test_norms_and_taps_are_read_from_eagle_config_too(tmp_path: Path) -> None:
+    """Norms as NVIDIA's heads of gpt-oss have them; taps that nobody names are the inputs of three
+    layers."""
     head = loaded(written(tmp_path, AUTHORS, tensors("midlayer.")))
-    assert head.spec.taps == default_taps(LAYERS) == (2, 4, 6)
-    named = {**AUTHORS, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 8]}}
-    assert loaded(written(tmp_path, named, tensors("midlayer."))).spec.taps == (1, 3, 8)
+    assert (head.spec.taps, head.spec.norms_all_taps) == ((2, 4, 6), False)
+    own = {"norm_before_fc": True, "eagle_aux_hidden_state_layer_ids": [1, 3, 8]}
+    held = tensors("midlayer.", **norms("input_norm.weight"))
+    named = loaded(written(tmp_path, {**AUTHORS, "eagle_config": own}, held))
+    assert (named.spec.taps, named.spec.norms_all_taps) == ((1, 3, 8), True)
 
 
 def test_equal_vocabularies_need_no_map(tmp_path: Path) -> None:

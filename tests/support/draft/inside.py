@@ -134,24 +134,21 @@ class Inside:
     def _drafts_for(self, session: Session, max_nodes: int) -> Callable[[Sequence[int]], TokenTree]:
         return lambda tokens: self.tree(session, max_nodes)
 
-    def tree(self, session: Session, max_nodes: int) -> TokenTree:
-        """Its tree for the session's text as it stands."""
+    def told(self, session: Session, max_nodes: int) -> DraftTask:
+        """Tell the drafter the session's text as it stands; returns what it is to draft then."""
+        record, text = session.record, token_array(session.tokens)
+        name, generation = session.request_id, record.opened.generation
         commit = Commit(
-            session.request_id,
-            session.record.opened.generation,
-            0,
-            0,
-            token_array(session.tokens),
-            session.record.opened.prompt_len,
-            max_nodes,
-            "default",
-            session.record.params,
-            b"",
+            *(name, generation, 0, 0, text, record.opened.prompt_len, max_nodes, "default"),
+            record.params,
         )
         (observed,) = self.drafter.observe([commit])
-        assert observed.have_len == len(session.tokens)
-        tree = EMPTY_TREE
-        task = DraftTask(session.request_id, session.record.opened.generation, max_nodes)
+        assert observed.have_len == len(text)
+        return DraftTask(name, generation, max_nodes)
+
+    def tree(self, session: Session, max_nodes: int) -> TokenTree:
+        """Its tree for the session's text as it stands."""
+        tree, task = EMPTY_TREE, self.told(session, max_nodes)
         while proposals := self.drafter.propose([task]):
             (proposal,) = proposals
             assert proposal.base_len == len(session.tokens)
