@@ -18,13 +18,12 @@ import numpy.typing as npt
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from cluster.draft.candidates import are_unprocessed, scored
+from cluster.draft.candidates import Sharpness, are_unprocessed, scored
 from cluster.draft.head_drafter import HeadRequest
 from cluster.draft.heads.head import Head
 from cluster.draft.inside import IndexArray
 from cluster.draft.live_tree import KEPT_SHARE
 from cluster.draft.options import Eagle3Options
-from cluster.draft.sharpness import Sharpness
 from cluster.engine.graphs.capture import Capture, Replay, Staging
 from cluster.engine.types import AttentionOptions
 from cluster.records import record

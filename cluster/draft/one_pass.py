@@ -23,13 +23,13 @@ import numpy as np
 import torch
 
 from cluster.core import Proposal, TokenArray
+from cluster.draft.candidates import conditionals
 from cluster.draft.head_cache import TextContext, block_rows
 from cluster.draft.head_drafter import Head, HeadDrafter, HeadRequest
 from cluster.draft.heads.block import BlockHead
 from cluster.draft.heads.eagle3 import Eagle3Head
 from cluster.draft.heads.medusa import MedusaHead
 from cluster.draft.inside import StepRows
-from cluster.draft.sharpness import conditionals
 from cluster.engine.types import LayerSpec
 
 

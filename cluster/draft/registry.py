@@ -80,7 +80,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "prompt_lookup": Kind("suffix:Suffix", "suffix:PromptLookup"),
         "suffix": Kind("suffix:Suffix"),
         "ngram_cache": Kind("suffix:Suffix", "suffix:NgramCache"),
-        "prediction": Kind("prediction:Prediction"),
+        "prediction": Kind("suffix:Prediction"),
         "token_recycling": Kind("token_recycling:TokenRecycling", is_inside=True),
         "lookahead": Kind(
             "token_recycling:TokenRecycling",

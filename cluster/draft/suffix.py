@@ -1,4 +1,5 @@
-"""Suffix drafts: what followed the last words in this request and in past outputs.
+"""Copies of what followed the last words in this request and in past outputs, and of the output
+that the client predicts.
 
 Oliaro et al., "SuffixDecoding" (2024).  Agents, edits and templates repeat what was written
 before, word for word and for hundreds of tokens; the longer the agreement, the surer the copy.
@@ -10,6 +11,7 @@ text, which the target alone draws; but its speed tells of them, so no other ten
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from cluster.config.parse import NonNegativeInt, PositiveInt, Share
@@ -104,3 +106,43 @@ class NgramCacheOptions(SuffixOptions):
     """Longest end of the text that is looked up, in tokens."""
     max_tokens: NonNegativeInt = 100_000
     """Tokens of earlier outputs that one store keeps, as in `suffix`; half as many by default."""
+
+
+# Drafts along the output that the client expects, which find their place after an edit.
+#
+# A client that has a file changed knows most of the answer: the file as it was.  The output follows
+# it, leaves it where something is inserted, deleted or replaced, and comes back to it.
+
+
+@frozen
+class PredictionOptions:
+    """Copies of the output that the client predicts."""
+
+    max_places: PositiveInt = 4
+    """Places in the predicted text that are continued at once, where it is unclear at which of them
+    the output is."""
+    min_survival: Share = 0.02
+    """Less likely nodes are left out."""
+
+
+@dataclass(slots=True, eq=False)
+class PredictionState(CountState):
+    """source: None for a request without a prediction."""
+
+    source: native.Predicted | None = None
+
+
+class PredictionDrafter(CountDrafter[PredictionState]):
+    """Continues the request's own prediction; drafts nothing for requests without one."""
+
+    def __init__(self, context: DrafterContext, options: PredictionOptions) -> None:
+        super().__init__(context, options.min_survival, PredictionState.opened_by)
+        self._max_places = options.max_places
+
+    def _forget_tree(self, state: PredictionState) -> None:
+        super()._forget_tree(state)
+        predicted = state.params.prediction
+        state.source = native.Predicted(predicted, self._max_places) if predicted else None
+
+    def _source(self, state: PredictionState) -> native.Predicted | None:
+        return state.source

@@ -22,10 +22,9 @@ import torch
 
 from cluster.core import EMPTY_FLOATS, EMPTY_TREE, Commit, Proposal, SamplingParams, token_array
 from cluster.draft.base import DrafterContext, is_useful
-from cluster.draft.candidates import Ranking, RowContext, rank_rows
+from cluster.draft.candidates import Ranking, RowContext, Sharpness, conditionals, rank_rows
 from cluster.draft.committed_text import CommittedTextDrafter, RequestState, by_key
 from cluster.draft.live_tree import LiveTree, Node
-from cluster.draft.sharpness import Sharpness, conditionals
 from cluster.draft.vocabulary import DraftVocabulary
 from cluster.requests.fields import DraftLaw, Law, Laws
 from cluster.spec.noise import gumbel

@@ -1,6 +1,6 @@
 """Survival: the probability that the emitted path passes through a draft node.
 
-A drafter claims it (`cluster.draft.sharpness`), and the coordinator recalibrates the claims by the
+A drafter claims it (`cluster.draft.candidates`), and the coordinator recalibrates the claims by the
 outcomes of verification (`Calibrator`).  Both learn from *reached* nodes only.  Draws at other
 nodes would bias them: the text has left the path there because the drafter misjudged the context.
 """

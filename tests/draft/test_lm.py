@@ -11,9 +11,9 @@ import pytest
 
 from benchmarks.replay.along import Recording, replay
 from cluster.core import Proposal, TokenTree, token_array
+from cluster.draft.candidates import Sharpness
 from cluster.draft.committed_text import by_key
 from cluster.draft.lm import LMDrafter
-from cluster.draft.sharpness import Sharpness
 from cluster.engine.engine import Engine
 from cluster.spec.token_log import prefix_hash
 from tests.support.choices import by_day

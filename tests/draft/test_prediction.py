@@ -11,7 +11,7 @@ import pytest
 from benchmarks.replay.along import Recording, ReplayStats, replay
 from cluster.core import Proposal, token_array
 from cluster.draft.base import DrafterContext
-from cluster.draft.prediction import PredictionDrafter, PredictionOptions
+from cluster.draft.suffix import PredictionDrafter, PredictionOptions
 from cluster.spec.tree import walk
 from tests.support.draft.author import GREEDY, Author, write
 

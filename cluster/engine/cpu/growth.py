@@ -36,7 +36,7 @@ class Growing:
     num_nodes: the root, expanded nodes and leaves.  max_slots: nodes that may have one.
     num_wanted: only leaves that may have a child among so many of the likeliest nodes are expanded;
     0 = all.  best_survivals: of these nodes, as far as they are there.
-    draw: of the token after the root.  tau, coverage: see `cluster.draft.sharpness`.
+    draw: of the token after the root.  tau, coverage: see `cluster.draft.candidates`.
     stop_token_ids end the text from output position min_tokens on, as its length does at
     max_tokens.
     """
