@@ -137,16 +137,13 @@ class RequestTable(Generic[State]):
             return None
         if state.text.hash_at(commit.base_len) != commit.prefix_hash:
             return None
-        self._renew(state, commit)
-        return state
-
-    def _renew(self, state: State, commit: Commit) -> None:
         former = (state.generation, state.prompt_len, state.params)
         state.generation, state.prompt_len = commit.generation, commit.prompt_len
         if commit.params is not None:  # task and tenant are sent with the parameters
             state.task, state.params = commit.task, commit.params
             state.tenant = commit.tenant
         state.renewed |= former != (state.generation, state.prompt_len, state.params)
+        return state
 
     def declined(self, commit: Commit) -> Observation:
         """The answer to a refused commit: how many tokens of that text the drafter has."""

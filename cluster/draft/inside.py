@@ -101,19 +101,16 @@ class StepRows:
 
     def seen_by(self, wants: StepWants, union: StepWants) -> StepRows:
         """These rows, of which one reader wants `wants` and all together `union`."""
-        taps, top = self.taps, self.top
+        taps, top, num_top = self.taps, self.top, wants.num_top
         if taps is not None and wants.taps != union.taps:
             columns = [union.taps.index(tap) for tap in wants.taps]
             taps = taps[:, columns] if columns else None
-        if top is not None and wants.num_top != union.num_top:
-            top = _cut(top, wants.num_top) if wants.num_top else None
+        if top is not None and num_top != union.num_top:
+            token_ids, logprobs = top.token_ids[:, :num_top], top.logprobs[:, :num_top]
+            top = replace(top, token_ids=token_ids, logprobs=logprobs) if num_top else None
         if taps is self.taps and top is self.top:
             return self
         return replace(self, taps=taps, top=top)
-
-
-def _cut(top: TopTokens, num_top: int) -> TopTokens:
-    return replace(top, token_ids=top.token_ids[:, :num_top], logprobs=top.logprobs[:, :num_top])
 
 
 @runtime_checkable

@@ -135,14 +135,9 @@ class LiveTree:
     def leaves(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float64]]:
         """The leaves to expand as native code takes them, and their survivals; see `Growing`."""
         nodes = [self.nodes[index] for _, index in self._frontier]
-        columns = [
-            [node.index for node in nodes],
-            [node.token for node in nodes],
-            [node.parent.slot for node in nodes],
-            [node.depth for node in nodes],
-        ]
+        rows = [(node.index, node.token, node.parent.slot, node.depth) for node in nodes]
         survivals = [node.survival for node in nodes]
-        return np.array(columns, np.int32), np.array(survivals, np.float64)
+        return np.array(rows, np.int32).reshape(-1, 4).T, np.array(survivals, np.float64)
 
     def adopt(self, grown: Grown) -> None:
         """Add the nodes that the native code grew from `leaves`."""

@@ -236,10 +236,8 @@ def create(
         raise ConfigError(reason, param=f"drafters.{name}.kind")
     try:
         return cast(Drafter, found(context, options))
-    except DrafthouseError:
-        raise
     except Exception as error:
-        if config.kind in KINDS:
+        if isinstance(error, DrafthouseError) or config.kind in KINDS:
             raise
         path, told = f"drafters.{name}.kind", _told(error)
         raise ConfigError.at(path, f"{config.kind!r} raised when it was created: {told}") from error

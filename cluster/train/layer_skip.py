@@ -73,7 +73,9 @@ def search(num_layers: int, measure: Measure) -> list[Found]:
     rows: list[Found] = []
     with tqdm(total=num_layers - 1, unit="layer") as bar:
         while len(kept) > 1:
-            found = {layer: measure(_without(kept, layer)) for layer in tried}
+            found = {
+                layer: measure(tuple(each for each in kept if each != layer)) for layer in tried
+            }
             order = sorted(found, key=lambda layer: -found[layer].agreement)
             best = found[order[0]]
             rows.append(best)
@@ -96,10 +98,6 @@ def _refined(best: Found, num_layers: int, measure: Measure) -> Found:
         exchanged = (tuple(sorted({*best.layers, layer} - {each})) for each in neighbours)
         best = max([best, *map(measure, exchanged)], key=lambda row: row.agreement)
     return best
-
-
-def _without(layers: tuple[int, ...], layer: int) -> tuple[int, ...]:
-    return tuple(each for each in layers if each != layer)
 
 
 class Bench:
