@@ -152,10 +152,10 @@ class Reader:
         character; returns the draft ids, how many tokens were left out, and 0 or `_LOST`."""
         ends = range(len(token_ids), max(len(token_ids) - _MAX_WAITING, 0), -1)
         end = next((each for each in ends if not self._is_inside(token_ids[:each])), len(token_ids))
-        ids, is_all = self.together(token_ids[:end])
+        ids, state = self.together(token_ids[:end])
         opening = self._opening
         ids = ids if ids[: len(opening)] == opening else opening + ids
-        return ids, len(token_ids) - end, 0 if is_all else _LOST
+        return ids, len(token_ids) - end, state
 
     def _is_inside(self, token_ids: Sequence[int]) -> bool:
         """True if these tokens end inside a character."""
@@ -169,25 +169,25 @@ class Reader:
             return self._alone[token_ids[0]], 0
         if len(token_ids) < _MAX_WAITING and self._is_inside(token_ids):
             return [], len(token_ids)
-        ids, is_all = self.together(token_ids)
-        return ids, 0 if is_all else _LOST
+        return self.together(token_ids)
 
-    def together(self, token_ids: Sequence[int]) -> tuple[list[int], bool]:
-        """Read tokens, the bytes between marks together; returns the draft ids, and True if the
-        last of these bytes are among them."""
+    def together(self, token_ids: Sequence[int]) -> tuple[list[int], int]:
+        """Read tokens, the bytes between marks together; returns the draft ids, and 0, or `_LOST`
+        where the last of these bytes are not among them."""
         ids: list[int] = []
-        is_all, start = True, 0
+        state, start = 0, 0
         marks = [place for place, token in enumerate(token_ids) if token in self._marks]
         for place in (*marks, len(token_ids)):
             data = self._target.decode(token_ids[start:place])
             if data:
                 written, is_all = self._draft.write(data)
                 ids += self._numbered(written)
+                state = 0 if is_all else _LOST
             if place < len(token_ids):
                 ids += self._marks[token_ids[place]]
-                is_all = True
+                state = 0
             start = place + 1
-        return ids, is_all
+        return ids, state
 
 
 # A text as the draft model reads it: by its tokens, by a part of them, or by another

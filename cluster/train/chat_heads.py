@@ -122,7 +122,7 @@ class HeldOut:
 
 
 class HeadOrder:
-    """An `Order` of whole conversations, fixed by a seed."""
+    """An order of whole conversations, fixed by a seed."""
 
     def __init__(
         self, answers: Sequence[GeneratedAnswer], vocabulary: DraftVocabulary, seed: int
@@ -134,7 +134,7 @@ class HeadOrder:
         self._draft_ids[vocabulary.target_ids] = np.arange(len(vocabulary.target_ids))
 
     def read(self, first: int, count: int) -> HeadBatch:
-        """See `Order`."""
+        """See `cluster.train.trainer.Order`."""
         assert count == 1, "conversations are read one by one"
         epoch, index = divmod(first, len(self._answers))
         order = np.random.default_rng((self._seed, epoch)).permutation(len(self._answers))
@@ -250,7 +250,7 @@ def learn(
     """Train a learner to the end of its budget."""
     num_tokens = PHASE.length * _CONVERSATIONS_PER_STEP
     settings = TrainSettings(budget, (PHASE,), num_tokens, seed, rates)
-    Trainer(loss, [order], settings, checkpoint).run()
+    Trainer(loss, [order.read], settings, checkpoint).run()
 
 
 @torch.no_grad()

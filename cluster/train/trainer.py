@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from accelerate.utils import broadcast, send_to_device
@@ -96,12 +96,9 @@ class Optimizers:
             optimizer.load_state_dict(state[name])
 
 
-class Order(Protocol):
-    """The order of reading, fixed by a seed: a resumed run needs only how much it has read."""
-
-    def read(self, first: int, count: int) -> Any:
-        """Rows `first` to `first + count` of the endless order."""
-        ...
+# Gives rows `first` to `first + count` of an endless order, which is fixed by a seed: a resumed run
+# needs only how much it has read.
+Order = Callable[[int, int], Any]
 
 
 @frozen
@@ -246,7 +243,7 @@ class Trainer:
         total, mine = 0.0, range(here, num_micro, count)
         for micro in mine:
             first = self.position.windows_read[index] + micro * phase.rows
-            batch = send_to_device(order.read(first, phase.rows), self._accelerator.device)
+            batch = send_to_device(order(first, phase.rows), self._accelerator.device)
             # Processes wait for each other once, with the gradients of their last parts.
             is_last = micro == mine[-1]
             with nullcontext() if is_last else self._accelerator.no_sync(self._objective):

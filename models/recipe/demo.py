@@ -319,7 +319,7 @@ def train_model(recipe: Recipe, work: Path, models: Path, budget: Budget, seed: 
     streams: list[Tokens] = [
         np.load(work / "data" / f"{name}.npy", mmap_mode="r") for name in recipe.streams
     ]
-    orders = [WindowOrder(streams, phase.length, seed) for phase in recipe.phases]
+    orders = [WindowOrder(streams, phase.length, seed).read for phase in recipe.phases]
     Trainer(objective, orders, settings, work / f"{recipe.name}.pt").run()
     if processes().is_main_process:
         save(network, tokenizer, models / recipe.name)

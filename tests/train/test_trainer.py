@@ -19,6 +19,7 @@ from cluster.train.processes import new_accelerator, processes, run_together
 from cluster.train.trainer import (
     Budget,
     Optimizers,
+    Order,
     Rates,
     Trainer,
     TrainingPhase,
@@ -43,9 +44,9 @@ def token_streams() -> list[Tokens]:
     return [counting.astype(np.uint16), (counting[:1000] ** 2 % VOCAB).astype(np.uint16)]
 
 
-def orders_of(settings: TrainSettings) -> list[WindowOrder]:
+def orders_of(settings: TrainSettings) -> list[Order]:
     streams = token_streams()
-    return [WindowOrder(streams, phase.length, settings.seed) for phase in settings.phases]
+    return [WindowOrder(streams, phase.length, settings.seed).read for phase in settings.phases]
 
 
 class NoisyLoss(LanguageLoss):
