@@ -31,19 +31,17 @@ def finish(suffix: SuffixDrafter, author: Author, output: list[int]) -> None:
     suffix.release([author.request_id])
 
 
-def test_a_past_output_is_drafted_again() -> None:
+@pytest.mark.parametrize(
+    ("prompt", "drafts"), [([1, 2, 52, 53], [54, 55, 56]), ([7, 8, 9], [50, 51, 52, 53])]
+)
+def test_a_past_output_is_drafted_again_behind_its_prompt_too(
+    prompt: list[int], drafts: list[int]
+) -> None:
     suffix = drafter(max_nodes=4)
     finish(suffix, Author([7, 8, 9]), [50, 51, 52, 53, 54, 55, 56])
-    proposal = write(suffix, Author([1, 2, 52, 53], request_id="next"), [])
-    assert proposal.tree.token_ids.tolist() == [54, 55, 56]
-    assert proposal.tree.parents.tolist() == [-1, 0, 1]
-
-
-def test_the_same_prompt_gets_the_same_output_from_its_first_token_on() -> None:
-    suffix = drafter(max_nodes=3)
-    finish(suffix, Author([7, 8, 9]), [50, 51, 52, 53])
-    proposal = write(suffix, Author([7, 8, 9], request_id="next"), [])
-    assert proposal.tree.token_ids.tolist() == [50, 51, 52]
+    proposal = write(suffix, Author(prompt, request_id="next"), [])
+    assert proposal.tree.token_ids.tolist() == drafts
+    assert proposal.tree.parents.tolist() == list(range(-1, len(drafts) - 1))
 
 
 @pytest.mark.parametrize("change", [{"task": "prose"}, {"tenant": b""}, {"tenant": b"b"}])

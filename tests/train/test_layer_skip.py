@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,8 +11,8 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM
 
-from cluster.train.cli import configure, run
 from cluster.train.layer_skip import Found, search, table
+from tests.train.test_cli import parse, run
 
 NUM_LAYERS = 8
 
@@ -79,10 +78,7 @@ def test_the_command_finds_a_layer_that_does_nothing(
         torch.nn.init.zeros_(product.weight)
     model.save_pretrained(folder)
 
-    parser = argparse.ArgumentParser()
-    configure(parser)
-    words = ["layer-skip", str(folder), "--tokens", "64", "--out", str(out)]
-    assert run(parser.parse_args(words)) == 0
+    assert run(parse("layer-skip", str(folder), "--tokens", "64", "--out", str(out))) == 0
 
     written = capsys.readouterr().out
     first = written.splitlines()[1].split()
