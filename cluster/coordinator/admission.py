@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from cluster.config.processes import RECORDER
 from cluster.config.schema import Config
-from cluster.coordinator.session import Seat, Session
+from cluster.coordinator.session import Session
 from cluster.coordinator.targets import TargetSeat
 from cluster.core import Request, TokenArray
 from cluster.draft.registry import has_laws
@@ -178,7 +178,7 @@ class Placement:
             default=None,
         )
 
-    def remember(self, seat: Seat, session: Session) -> None:
+    def remember(self, seat: TargetSeat, session: Session) -> None:
         """Note that the target computes the text as far as it goes."""
         pages = self._pages.setdefault(seat.id, OrderedDict())
         # The first page last: so a page is forgotten only after all that continue it.

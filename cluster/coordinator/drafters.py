@@ -98,7 +98,7 @@ class DrafterPool(list[DrafterReplica]):
         for replica in self:
             if not replica.subscriptions or not replica.is_stalled:
                 continue
-            other = self.pick(replica.name, besides=replica)
+            other = self.pick(replica.name)
             if other is not None and not other.is_stalled:
                 self._count_fault(replica.name, "stalled")
                 self._move(replica)
@@ -114,7 +114,8 @@ class DrafterPool(list[DrafterReplica]):
         Drafters read a prompt while the target does, but not on its own devices: there they read it
         after the first token, which would come later by the time they take.
         """
-        target, text, now = session.target, session.text, self._present.clock()
+        target, text = self._present.seats.get(session.target_id), session.text
+        now = self._present.clock()
         if target is None:  # it is told of once the session has a place
             return
         num_texts = len(target.sessions)
@@ -157,7 +158,7 @@ class DrafterPool(list[DrafterReplica]):
         return Counter(
             name
             for session in self._present.sessions.values()
-            if session.target is not None
+            if session.target_id
             for name in session.text.names
             if name in full and name not in session.subscriptions
         )
@@ -172,13 +173,9 @@ class DrafterPool(list[DrafterReplica]):
         """Names of the drafters of which a replica may be used at present, or one in a target."""
         return {each["name"] for each in self.states() if each["breaker"] not in LEFT_ALONE}
 
-    def pick(self, name: str, besides: DrafterReplica | None = None) -> DrafterReplica | None:
+    def pick(self, name: str) -> DrafterReplica | None:
         """The least loaded replica that may be used; one that owes an answer only at need."""
-        usable = [
-            each
-            for each in self
-            if each.name == name and each is not besides and each.is_usable and each.has_room()
-        ]
+        usable = [each for each in self if each.name == name and each.is_usable and each.has_room()]
         return min(usable, key=lambda each: (each.is_stalled, each.num_held), default=None)
 
     def receive(self, replica: DrafterReplica, frame: ProposalFrame) -> None:
@@ -237,7 +234,7 @@ class DrafterPool(list[DrafterReplica]):
 
     def _merge(self) -> None:
         """Merge the trees of all texts that got a new one, in one turn of the event loop."""
-        sessions = [each for each in self._renewed.values() if each.target is not None]
+        sessions = [each for each in self._renewed.values() if each.target_id]
         self._renewed.clear()
         texts = [each.text for each in sessions]
         with self._merging:
@@ -250,14 +247,14 @@ class DrafterPool(list[DrafterReplica]):
             for session, tree, start, stop in zip(
                 sessions, offers.forest.split(), bounds, bounds[1:], strict=False
             ):
-                if start == stop or session.target is None:
+                if start == stop:
                     continue
                 survival, sources = offers.survival[start:stop], offers.sources[start:stop]
                 if len(tree) > POOL_NODES:
                     tree, survival, places = prune(tree, survival, POOL_NODES)
                     sources = sources[places]
                 tokens = session.tokens
-                session.target.tell(
+                self._present.seats[session.target_id].tell(
                     PoolTree(
                         session.id,
                         session.generation,

@@ -68,7 +68,7 @@ def _record_texts(present: Present) -> None:
     # Of each session whether it waits, and its adapter, without the digest of its content, which
     # only parts of one release share.
     sessions = [
-        (each.target is None, each.request.adapter.partition("@")[0])
+        (not each.target_id, each.request.adapter.partition("@")[0])
         for each in present.sessions.values()
     ]
     num_waiting = sum(waits for waits, _ in sessions)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.coordinator.session import Seat, Session
+from cluster.coordinator.session import Session
+from cluster.coordinator.targets import TargetSeat
 from cluster.core import Clock, Commit, Observation, Proposal
 from cluster.draft.base import told_params
 from cluster.draft.breaker import CircuitBreaker
@@ -107,7 +108,7 @@ class DrafterReplica(Outbox[CommitFrame]):
         limit = self.description.max_running_sequences
         return limit == 0 or self.num_held < limit
 
-    def shares_devices(self, seat: Seat) -> bool:
+    def shares_devices(self, seat: TargetSeat) -> bool:
         """True if its computing slows the target down, as far as their devices are known."""
         return not set(self.description.devices).isdisjoint(seat.description.devices)
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from cluster.core import EMPTY_TOKENS, FinishReason, Request, TokenEvent
 from cluster.errors import CapacityError, DrafthouseError
-from cluster.messages import Load, Open, PoolTree, TextVerdict, WorkerDescription
+from cluster.messages import Open, TextVerdict
 from cluster.plan.roster import lot_of
 from cluster.plan.texts import NO_SOURCES, Text
 from cluster.requests.fields import PlainWhy, Redraw, StepCount
@@ -25,30 +25,13 @@ Deliver = Callable[[TokenEvent], None]
 MAX_LOST_IN_A_ROW = 8
 
 
-class Seat(Protocol):
-    """A target, as far as its sessions need it."""
-
-    id: str
-    description: WorkerDescription
-    load: Load
-
-    @property
-    def sessions(self) -> Mapping[str, Session]: ...
-
-    def open(self, session: Session) -> None: ...
-
-    def drop(self, session: Session) -> None: ...
-
-    def tell(self, tree: PoolTree) -> None: ...
-
-
 @dataclass(slots=True, eq=False)
 class Session:
     """The coordinator's copy of one request.
 
     id: unique at this coordinator, and the wire's request id.  shunned_target: the one that failed
     it last.  is_audit: its text is another one's, and nothing of it is counted; redraws: of an
-    audit.  target: that runs it; None = it has no place, or is over.  opened_serial: of the frame
+    audit.  target_id: that runs it; "" = it has no place, or is over.  opened_serial: of the frame
     that opened it there, 0 = not sent yet; has_answered: that target has said something of it.
     num_retries: worker errors since the last verdict; num_reopened: times that its target had lost
     it since then.  declined: drafters that declined it, and until when they are not asked again.
@@ -68,7 +51,7 @@ class Session:
     redraws: list[Redraw] = field(default_factory=list)
     is_over: bool = False
     generation: int = 0
-    target: Seat | None = None
+    target_id: str = ""
     opened_serial: int = 0
     has_answered: bool = False
     num_retries: int = 0

@@ -136,7 +136,7 @@ class SessionTable:
     def finish(self, session: Session, reason: FinishReason) -> None:
         """Free what is held for `session` here, at its target and at its drafters."""
         del self._present.sessions[session.id]
-        now, target_id = self._present.clock(), session.target.id if session.target else ""
+        now, target_id = self._present.clock(), session.target_id
         self._leave(session)
         session.is_over = True
         self._pool.release(session)
@@ -165,15 +165,14 @@ class SessionTable:
 
     def put_back(self, session: Session) -> None:
         """Its target has no place for it: it waits for one, elsewhere if possible."""
-        if session.target is not None:
-            session.shunned_target = session.target.id
+        session.shunned_target = session.target_id
         self._leave(session)
         self._wait(session)
 
     def reopen(self, session: Session) -> None:
         """Let its target begin it anew, from what is known here; one that loses it again and again
         is no place for it."""
-        seat = session.target
+        seat = self._present.seats.get(session.target_id)
         if seat is None:
             return
         session.num_reopened += 1
@@ -288,7 +287,8 @@ class SessionTable:
 
     def _leave(self, session: Session) -> None:
         """Take `session` out of its seat or of the line."""
-        seat, session.target = session.target, None
+        seat = self._present.seats.get(session.target_id)
+        session.target_id = ""
         if seat is not None:
             seat.drop(session)
             self._placement.remember(seat, session)

@@ -213,29 +213,30 @@ def problem_of(verdict: TextVerdict, session: Session, vocab_size: int) -> str |
     """Why a verdict cannot be one of the session's text, which it continues; None = it can."""
     beams = session.request.params.beams
     token_ids, most = verdict.token_ids, num_ids(vocab_size)
-    if len(token_ids) and not 0 <= token_ids.min() <= token_ids.max() < most:
+    num_tokens = len(token_ids)
+    if num_tokens and not 0 <= token_ids.min() <= token_ids.max() < most:
         return "a token is outside the vocabulary"
     if beams is not None:
         return _problem_of_beams(verdict, beams.num_beams)
     if verdict.beams:
         return "it has beams, the request none"
-    if not len(verdict.token_ids) and verdict.finish_reason is None:
+    if not num_tokens and verdict.finish_reason is None:
         return "it brings nothing"
-    if len(verdict.token_ids) > max(session.remaining, 0):
-        return f"it brings {len(verdict.token_ids)} tokens, {session.remaining} are left"
+    if num_tokens > max(session.remaining, 0):
+        return f"it brings {num_tokens} tokens, {session.remaining} are left"
     if len(verdict.sources) > verdict.num_nodes:
         return f"it accepts {len(verdict.sources)} drafts of {verdict.num_nodes}"
     if len(verdict.owners) != len(verdict.sources) or not all(
         owner < len(session.text.names) for owner in verdict.owners
     ):
         return "it credits drafters that are none of the text's"
-    num_asked = 0 if session.request.params.logprobs is None else len(verdict.token_ids)
+    num_asked = 0 if session.request.params.logprobs is None else num_tokens
     if len(verdict.logprobs) != num_asked:
         return f"it has {len(verdict.logprobs)} log-probabilities"
-    first, end = session.num_output_tokens, session.num_output_tokens + len(verdict.token_ids)
+    first = session.num_output_tokens
     if not all(
         session.is_audit
-        and first <= each.position < end
+        and first <= each.position < first + num_tokens
         and 0 <= each.token_id < most
         and each.gap >= 0.0
         for each in verdict.redraws

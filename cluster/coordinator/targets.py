@@ -133,7 +133,7 @@ class TargetSeat(Outbox[StepFrame]):
 
     def open(self, session: Session) -> None:
         """Let the target run `session`, from its first token on."""
-        session.target = self
+        session.target_id = self.id
         session.opened_serial, session.has_answered = 0, False
         self.sessions[session.id] = session
         self._unsent[session.id] = session
