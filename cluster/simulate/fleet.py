@@ -8,7 +8,6 @@ takes the time of its rows by the profile, which everybody at that target waits 
 from __future__ import annotations
 
 import functools
-import heapq
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -90,7 +89,7 @@ class _Running:
 class _Target:
     """since_s: the moment up to which texts are known, which lies ahead while prompts are read.
     reads_at_s, joins_until_s: when the last steps with prompts began, and until when another prompt
-    joins them; num_rows: of these prompts.  version: of the event that is due.
+    joins them; num_rows: of these prompts.
     """
 
     running: list[_Running] = field(default_factory=list)
@@ -98,7 +97,6 @@ class _Target:
     reads_at_s: float = 0.0
     joins_until_s: float = -1.0
     num_rows: int = 0
-    version: int = 0
 
 
 class Fleet:
@@ -119,7 +117,8 @@ class Fleet:
         # By number of texts there, the targets, the one that has been so longest first.
         self._by_count: list[dict[int, None]] = [{} for _ in range(limits.seats + 1)]
         self._by_count[0] = dict.fromkeys(range(limits.num_targets))
-        self._due: list[tuple[float, int, int]] = []  # time, target, its version
+        # By target, when the next of its texts ends.
+        self._due_s = np.full(limits.num_targets, math.inf)
         self._queue: deque[tuple[int, float]] = deque()  # number of the text, when it was asked for
         self._lengths = [len(text.token_ids) for text in texts]
         self._numbers = self._endless()
@@ -136,7 +135,7 @@ class Fleet:
         arrives_at = self._generator.exponential(1.0 / rate) if rate else math.inf
         before, is_counting = 0.0, False
         while True:
-            now = min(self._due[0][0] if self._due else math.inf, arrives_at)
+            now = min(float(self._due_s.min()), arrives_at)
             if not is_counting and now >= from_s:
                 before, is_counting = self._emitted(from_s), True
             if now >= seconds:
@@ -206,10 +205,8 @@ class Fleet:
 
     def _end_texts(self, now: float) -> int:
         """Go on with the target whose event is due; returns how many texts have ended."""
-        _, place, version = heapq.heappop(self._due)
+        place = int(self._due_s.argmin())
         target = self._targets[place]
-        if version != target.version:
-            return 0
         self._advance(target, now)
         over = [own for own in target.running if own.left <= _DONE]
         target.running = [own for own in target.running if own.left > _DONE]
@@ -242,18 +239,14 @@ class Fleet:
         return [(own, float(times_s[own.number])) for own in running]
 
     def _note(self, place: int) -> None:
-        """Note the next event of a target that has changed."""
+        """Note when the next text of a target that has changed ends."""
         target = self._targets[place]
-        target.version += 1
-        if not target.running:
-            return
         rest_s = []
         for own, whole_s in self._whole_s(target):
             if own.lag_s is not None:
                 own.left, own.lag_s = 1.0 + own.lag_s / whole_s, None
             rest_s.append(own.left * whole_s)
-        due_s = target.since_s + max(min(rest_s), 0.0)
-        heapq.heappush(self._due, (due_s, place, target.version))
+        self._due_s[place] = target.since_s + max(min(rest_s, default=math.inf), 0.0)
 
     def _emitted(self, now: float) -> float:
         """Return the tokens emitted up to `now`."""

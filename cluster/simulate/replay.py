@@ -110,11 +110,12 @@ class Simulation:
         while now < seconds:
             new = [own for own in batch if own.prompt_rows]
             decoding = [own for own in batch if not own.prompt_rows]
-            prompt_rows = sum(_chunks(new, max_rows - len(decoding)))
+            room = max_rows - len(decoding)
+            prompt_rows = sum(_chunks(new, room))
             trees = policy.plan(decoding, now, prompt_rows) if decoding else []
             size = sum(len(tree) for tree in trees)
             jitter = float(np.exp(_JITTER * generator.standard_normal()))
-            chunks = _chunks(new, max_rows - len(decoding) - size)
+            chunks = _chunks(new, room - size)
             num_rows = len(decoding) + size + sum(chunks)
             step_s = self._machine.step_s(num_rows, len(batch)) * jitter
             # A prompt's last row draws a token, as a row of a decoding text does.
