@@ -106,7 +106,8 @@ class Peer:
                 data = await self._stream.read()
         except asyncio.CancelledError:
             # gRPC raises this also when the call was cancelled, not only when this task was.
-            if self._stream.cancelled() and not _is_cancelling():
+            task = asyncio.current_task()
+            if self._stream.cancelled() and not (task and task.cancelling()):
                 raise WorkerError(f"{self.address}: the stream was cancelled") from None
             raise
         return None if data is grpc.aio.EOF else bytes(data)
@@ -226,8 +227,3 @@ def _failure(error: Any, address: str) -> DrafthouseError:
         return ProtocolError(f"{address} refuses the call: {details}")
     hint = _TLS_HINT if any(sign in details for sign in _TLS_SIGNS) else ""
     return WorkerError(f"{address}: {code.name}: {details}{hint}")
-
-
-def _is_cancelling() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

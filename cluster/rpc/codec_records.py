@@ -70,8 +70,6 @@ class ArrayCodec(Generic[S]):
 
 
 TOKENS = ArrayCodec(np.int32)
-FLOATS = ArrayCodec(np.float32)
-BITS = ArrayCodec(np.uint32)
 
 
 V = TypeVar("V")
@@ -89,8 +87,8 @@ _SCALARS = {
 # With the type of the repeated field that holds such an array; each can also be bytes.
 _ARRAYS: dict[Any, tuple[ArrayCodec[Any], int]] = {
     np.int32: (TOKENS, FieldDescriptor.TYPE_SFIXED32),
-    np.float32: (FLOATS, FieldDescriptor.TYPE_FLOAT),
-    np.uint32: (BITS, FieldDescriptor.TYPE_FIXED32),
+    np.float32: (ArrayCodec(np.float32), FieldDescriptor.TYPE_FLOAT),
+    np.uint32: (ArrayCodec(np.uint32), FieldDescriptor.TYPE_FIXED32),
 }
 
 

@@ -16,21 +16,12 @@ from google.protobuf.message import DecodeError, Message
 
 from cluster.errors import ProtocolError, TooLargeError
 from cluster.messages import Refusal
-from cluster.records import frozen
 from cluster.rpc.codec_records import Codec, record_codec
 
 F = TypeVar("F")
 V = TypeVar("V")
 
 MAX_FRAME_BYTES = 4 * 1024 * 1024
-
-
-@frozen
-class Decoded(Generic[F]):
-    """A received frame, and the refusals of its items that must be sent to the sender."""
-
-    frame: F
-    refusals: tuple[Refusal, ...] = ()
 
 
 class FrameCodec(Generic[F]):
@@ -67,8 +58,10 @@ class FrameCodec(Generic[F]):
             )
         return self.encode(halves[0], max_bytes) + self.encode(halves[1], max_bytes)
 
-    def decode(self, data: bytes) -> Decoded[F]:
-        """Decode one frame; raises ProtocolError if the bytes are not a frame of this kind."""
+    def decode(self, data: bytes) -> tuple[F, list[Refusal]]:
+        """Return a received frame, and the refusals of its items that must be sent to the sender.
+
+        Raises ProtocolError if the bytes are not a frame of this kind."""
         try:
             message = self._parse(data)
         except DecodeError as error:
@@ -81,8 +74,8 @@ class FrameCodec(Generic[F]):
             refusals += (item for item in items if isinstance(item, Refusal))
             sound[name] = tuple(item for item in items if not isinstance(item, Refusal | None))
         if self._has_refusals:
-            return Decoded(replace(whole, **sound, refusals=(*whole.refusals, *refusals)))
-        return Decoded(replace(whole, **sound), tuple(refusals))
+            return replace(whole, **sound, refusals=(*whole.refusals, *refusals)), []
+        return replace(whole, **sound), refusals
 
 
 def refusal_of(request_id: str, generation: int, error: ProtocolError) -> Refusal:

@@ -193,7 +193,8 @@ async def _serve_link(
     link: StreamLink[Any, Any],
     context: Any,
 ) -> None:
-    """Run the worker on the link until either ends; the worker always gets time to clean up."""
+    """Run the worker on the link until either ends; the worker always gets time to clean up.
+    The caller is told of its failure."""
     serving = asyncio.ensure_future(serve(link))
     try:
         await asyncio.wait({serving, link.running}, return_when=asyncio.FIRST_COMPLETED)
@@ -207,13 +208,7 @@ async def _serve_link(
         serving.cancel()
         await asyncio.wait({serving})
         await link.close()
-    await _report_failure(serving, context)
-
-
-async def _report_failure(serving: asyncio.Future[None], context: Any) -> None:
-    if serving.cancelled():
-        return
-    error = serving.exception()
+    error = None if serving.cancelled() else serving.exception()
     if isinstance(error, DrafthouseError):
         await abort(context, error)
     elif error is not None:

@@ -128,13 +128,13 @@ class StreamLink(MemoryLink[Any, R], Generic[S, R]):
         while (data := await self._stream.read()) is not None:
             if self._inbox.is_closed:
                 continue  # the consumer has left; the end of our stream tells the peer
-            decoded = self._incoming.decode(data)
-            if decoded.refusals and self._refuse is not None:
-                count, name = len(decoded.refusals), self._incoming.name
+            frame, refusals = self._incoming.decode(data)
+            if refusals and self._refuse is not None:
+                count, name = len(refusals), self._incoming.name
                 log.warning("malformed items count=%d frame=%s", count, name)
-                await self.send(self._refuse(decoded.refusals))
+                await self.send(self._refuse(tuple(refusals)))
             with contextlib.suppress(WorkerError):  # closed while waiting for space
-                await self._inbox.put(decoded.frame)
+                await self._inbox.put(frame)
 
     async def _write_all(self) -> None:
         try:

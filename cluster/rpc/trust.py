@@ -18,6 +18,7 @@ from cluster.config.addresses import is_loopback
 from cluster.config.doors import DataPlaneConfig, dns_name
 from cluster.config.pem import Pem, Reloaded
 from cluster.errors import ConfigError
+from cluster.logs import OnceAMinute
 from cluster.records import frozen
 from cluster.rpc.tokens import Secrets, ServiceKeys, TokenCheck, secrets_of
 
@@ -94,8 +95,6 @@ def server_credentials(pem: Reloaded[Pem]) -> grpc.ServerCredentials:
 
 log = logging.getLogger(__name__)
 
-# A stranger who knocks all the time must not fill the disk.
-_QUIET_S = 60.0
 _CHECK = f"/{health.SERVICE_NAME}/Check"
 _NAMES = "x509_subject_alternative_name"
 
@@ -110,7 +109,8 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no ty
         asks for none."""
         self._tokens = tokens
         self._caller = caller
-        self._quiet_until = 0.0
+        # A stranger who knocks all the time must not fill the disk.
+        self._said = OnceAMinute()
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -149,9 +149,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no ty
         return make(checked, handler.request_deserializer, handler.response_serializer)
 
     def _note(self, method: str, reason: str) -> None:
-        now = time.monotonic()
-        if now >= self._quiet_until:
-            self._quiet_until = now + _QUIET_S
+        if self._said.is_due("", time.monotonic()):
             log.warning("refused a call method=%s: %s", method[:100], reason)
 
 

@@ -29,7 +29,7 @@ def test_a_coordinator_answers_a_malformed_request_by_the_event_that_ends_it() -
 
 def test_an_undecodable_event_ends_its_request_with_an_error() -> None:
     bad = coordinator_pb2.TokenEvent(request_id="a", position=5, token_ids=b"\x00")
-    frame = EVENT.decode(coordinator_pb2.EventFrame(events=[bad]).SerializeToString()).frame
+    frame, _ = EVENT.decode(coordinator_pb2.EventFrame(events=[bad]).SerializeToString())
     (event,) = frame.events
     assert event.finish_reason is FinishReason.ERROR
     assert (event.request_id, event.position, event.error_code) == ("a", 5, ProtocolError.code)
@@ -42,9 +42,9 @@ def test_a_request_without_parameters_or_with_torn_tokens_is_refused() -> None:
         coordinator_pb2.Request(id="b", prompt_ids=bytes(3), params=PARAMS),
     ]
     message = coordinator_pb2.SubmitFrame(requests=requests, cancelled=["d"])
-    decoded = SUBMIT.decode(message.SerializeToString())
-    assert (decoded.frame.requests, decoded.frame.cancelled) == ((), ("d",))
-    assert [(each.request_id, each.generation, each.message) for each in decoded.refusals] == [
+    frame, refusals = SUBMIT.decode(message.SerializeToString())
+    assert (frame.requests, frame.cancelled) == ((), ("d",))
+    assert [(each.request_id, each.generation, each.message) for each in refusals] == [
         ("a", 0, "params is absent"),
         ("b", 0, "prompt_ids has 3 bytes; int32[] takes a multiple of 4"),
     ]
@@ -55,10 +55,10 @@ def test_a_bias_without_a_value_for_each_token_is_refused() -> None:
     commit = draft_pb2.Commit(request_id="a", generation=2, params=params)
     good = draft_pb2.Commit(request_id="b")
     message = draft_pb2.CommitFrame(commits=[commit, good], released=["c"])
-    decoded = COMMIT.decode(message.SerializeToString())
-    assert [each.request_id for each in decoded.frame.commits] == ["b"]
-    assert decoded.frame.released == ("c",)
-    (refusal,) = decoded.refusals
+    frame, refusals = COMMIT.decode(message.SerializeToString())
+    assert [each.request_id for each in frame.commits] == ["b"]
+    assert frame.released == ("c",)
+    (refusal,) = refusals
     assert (refusal.request_id, refusal.generation, refusal.code) == ("a", 2, ProtocolError.code)
     assert "2 logit_bias_token_ids and 1 logit_bias_values" in refusal.message
 
@@ -99,15 +99,15 @@ def test_a_malformed_text_is_refused_and_the_rest_of_the_frame_is_decoded() -> N
         cancels=[target_pb2.TextName(request_id="gone", generation=2)],
         serial=5,
     )
-    decoded = STEPS.decode(message.SerializeToString())
-    assert [each.request_id for each in decoded.frame.opens] == ["good"]
-    assert decoded.frame.cancels == (TextName("gone", 2),)
-    assert decoded.frame.serial == 5
-    assert [(each.request_id, each.generation, each.message) for each in decoded.refusals] == [
+    frame, refusals = STEPS.decode(message.SerializeToString())
+    assert [each.request_id for each in frame.opens] == ["good"]
+    assert frame.cancels == (TextName("gone", 2),)
+    assert frame.serial == 5
+    assert [(each.request_id, each.generation, each.message) for each in refusals] == [
         ("torn", 7, "token_ids has 3 bytes; int32[] takes a multiple of 4"),
         ("bare", 0, "params is absent"),
     ]
-    assert {refusal.code for refusal in decoded.refusals} == {ProtocolError.code}
+    assert {refusal.code for refusal in refusals} == {ProtocolError.code}
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_a_step_that_is_none_refuses_its_text(bad: dict[str, Any], said: str) ->
 
     def decoded(step: dict[str, Any]) -> VerdictFrame:
         verdict = target_pb2.TextVerdict(request_id="a", step=common_pb2.DraftStep(**step))
-        return VERDICT.decode(target_pb2.VerdictFrame(verdicts=[verdict]).SerializeToString()).frame
+        return VERDICT.decode(target_pb2.VerdictFrame(verdicts=[verdict]).SerializeToString())[0]
 
     assert decoded(good).verdicts[0].step is not None
     (refusal,) = decoded(good | bad).refusals
@@ -144,7 +144,7 @@ def test_a_torn_verdict_becomes_a_refusal_of_its_text_that_names_the_array(field
     good = target_pb2.TextVerdict(request_id="b", token_ids=bytes(4))
     setattr(torn, field, bytes(5))
     message = target_pb2.VerdictFrame(verdicts=[torn, good])
-    frame = VERDICT.decode(message.SerializeToString()).frame
+    frame, _ = VERDICT.decode(message.SerializeToString())
     assert [each.request_id for each in frame.verdicts] == ["b"]
     (refusal,) = frame.refusals
     assert (refusal.request_id, refusal.generation) == ("a", 3)
@@ -154,7 +154,7 @@ def test_a_torn_verdict_becomes_a_refusal_of_its_text_that_names_the_array(field
 def test_a_reason_that_nobody_knows_becomes_a_refusal_of_the_text() -> None:
     message = target_pb2.VerdictFrame(verdicts=[target_pb2.TextVerdict(request_id="a")])
     message.verdicts[0].why = 99  # type: ignore[assignment]
-    frame = VERDICT.decode(message.SerializeToString()).frame
+    frame, _ = VERDICT.decode(message.SerializeToString())
     assert frame.verdicts == ()
     assert frame.refusals == (
         Refusal("a", 0, ProtocolError.code, "why is 99, which this version does not know"),

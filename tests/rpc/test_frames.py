@@ -51,7 +51,7 @@ def test_a_split_frame_cancels_texts_before_it_opens_them_again(num_texts: int) 
     frame = StepFrame(texts, cancels(*names, *"xyz"), serial=4)
     encoded = STEPS.encode(frame, max_bytes=260)
     assert all(len(data) <= 260 for data in encoded)
-    parts = [STEPS.decode(data).frame for data in encoded]
+    parts = [STEPS.decode(data)[0] for data in encoded]
     assert len(parts) >= num_texts
     assert same(tuple(each for part in parts for each in part.opens), texts)
     assert tuple(name for part in parts for name in part.cancels) == frame.cancels
