@@ -25,7 +25,6 @@ from cluster.coordinator.replica import DrafterLink, DrafterReplica
 from cluster.coordinator.sessions import SessionTable
 from cluster.coordinator.switchback import Switchback
 from cluster.coordinator.target_links import TargetLinks
-from cluster.coordinator.targets import TargetSeat
 from cluster.coordinator.watch import Watches
 from cluster.coordinator.workers import (
     COORDINATOR_CONFIG,
@@ -76,7 +75,7 @@ class Coordinator:
         self._table = SessionTable(present, self._pool)
         self._targets = TargetLinks(present, self._table, self._pool)
         self._activity = ActivityLog(clock())
-        self._watches = Watches(self.describe, self.status, clock)
+        self._watches = Watches(config.model_name, self.status, clock)
         self._series = Series(self.recorder, present.events)
         self._auditor = Auditor(present, self._table)
         self._switchback = Switchback(config, self.recorder)
@@ -98,7 +97,6 @@ class Coordinator:
     async def stop(self) -> None:
         """Cancel every request and leave every worker."""
         self._table.cancel_all()
-        await self._targets.flush()
         await self._present.links.stop()
         watch, self._watch = self._watch, None
         if watch is not None:
@@ -138,7 +136,7 @@ class Coordinator:
         silent, so wait for it by `asyncio.wait`.  A target of the same id is replaced.
         """
         self.remove_target(target_id)
-        check_target(description, (seat.description for seat in self._seats))
+        check_target(description, (seat.description for seat in self._present.seats.values()))
         for replica in list(self._pool):
             try:
                 check_drafter(replica.description, description)
@@ -259,14 +257,14 @@ class Coordinator:
             self._scores.record(self.recorder)
         record_moment(self._present, self._pool)
         pages = [self.recorder.render()]
-        for seat in self._seats:
+        for seat in self._present.seats.values():
             with self._rendering:
                 pages.append(readable(seat.page, TARGET))
         return side_by_side(pages)
 
     def status(self) -> dict[str, Any]:
         """A plain picture of the moment, for debugging and benchmarks."""
-        seats, replicas = self._seats, self._pool
+        seats, replicas = self._present.seats.values(), self._pool
         drafters = replicas.states()
         left_alone = {each["name"] for each in drafters} - replicas.usable()
         return {
@@ -299,11 +297,8 @@ class Coordinator:
         self._table.tick(now)
         self._auditor.tick()
         self._pool.tick()
-        self._activity.tick(now, self.load(), [seat.load for seat in self._seats])
-
-    @property
-    def _seats(self) -> list[TargetSeat]:
-        return list(self._present.seats.values())
+        loads = [seat.load for seat in self._present.seats.values()]
+        self._activity.tick(now, self.load(), loads)
 
     async def _read_proposals(self, replica: DrafterReplica) -> None:
         async for frame in replica.link:

@@ -175,7 +175,12 @@ class DrafterPool(list[DrafterReplica]):
 
     def pick(self, name: str) -> DrafterReplica | None:
         """The least loaded replica that may be used; one that owes an answer only at need."""
-        usable = [each for each in self if each.name == name and each.is_usable and each.has_room()]
+        now = self._present.clock()
+        usable = [
+            each
+            for each in self
+            if each.name == name and each.breaker.allows(now) and each.has_room()
+        ]
         return min(usable, key=lambda each: (each.is_stalled, each.num_held), default=None)
 
     def receive(self, replica: DrafterReplica, frame: ProposalFrame) -> None:

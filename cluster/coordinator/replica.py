@@ -123,11 +123,6 @@ class DrafterReplica(Outbox[CommitFrame]):
         }
 
     @property
-    def is_usable(self) -> bool:
-        """False while it is left alone."""
-        return self.breaker.allows(self._clock())
-
-    @property
     def is_stalled(self) -> bool:
         """True if it has owed an answer for too long."""
         since = self.unanswered_since

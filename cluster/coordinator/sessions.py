@@ -154,31 +154,29 @@ class SessionTable:
         self.finish(session, FinishReason.ERROR)
         session.deliver(session.failed(error))
 
-    def relocate(self, session: Session, error: DrafthouseError) -> None:
+    def relocate(self, seat: TargetSeat, session: Session, error: DrafthouseError) -> None:
         """Its target could not serve it: try another one, or the same again, a few times."""
         session.num_retries += 1
         log.warning("target refused a request, try %d: %s", session.num_retries, error.message)
         if session.num_retries > _MAX_RETRIES_IN_A_ROW:
             self.fail(session, error)
         else:
-            self.put_back(session)
+            self.put_back(seat, session)
 
-    def put_back(self, session: Session) -> None:
+    def put_back(self, seat: TargetSeat, session: Session) -> None:
         """Its target has no place for it: it waits for one, elsewhere if possible."""
-        session.shunned_target = session.target_id
+        session.shunned_target = seat.id
         self._leave(session)
         self._wait(session)
 
-    def reopen(self, session: Session) -> None:
+    def reopen(self, seat: TargetSeat, session: Session) -> None:
         """Let its target begin it anew, from what is known here; one that loses it again and again
         is no place for it."""
-        seat = self._present.seats.get(session.target_id)
-        if seat is None:
-            return
         session.num_reopened += 1
         if session.num_reopened > MAX_LOST_IN_A_ROW:
             session.num_reopened = 0
-            self.relocate(session, WorkerError(f"target {seat.id} loses the text again and again"))
+            error = WorkerError(f"target {seat.id} loses the text again and again")
+            self.relocate(seat, session, error)
             return
         session.generation = next(self._generations)
         seat.open(session)

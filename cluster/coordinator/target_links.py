@@ -12,7 +12,6 @@ import dataclasses
 import json
 import logging
 import math
-from contextlib import suppress
 
 from cluster.coordinator.drafters import DrafterPool
 from cluster.coordinator.present import Answered, Present, Stepped
@@ -74,12 +73,6 @@ class TargetLinks:
         if seat is not None:
             self._lose(seat)
             self._present.links.close(seat)
-
-    async def flush(self) -> None:
-        """Send what is queued, if that can be done as soon as a heartbeat is due."""
-        flushes = (seat.flush() for seat in self._present.seats.values())
-        with suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*flushes, return_exceptions=True), HEARTBEAT_S)
 
     def tick(self, now: float, *, is_plain: bool) -> None:
         """Leave targets that have not been heard of for too long, and let the others hear; to be
@@ -152,12 +145,12 @@ class TargetLinks:
             return  # it came twice
         if verdict.context_len > len(session.tokens):
             log.warning("a verdict was lost target=%s; the text begins anew from here", seat.id)
-            self._table.reopen(session)
+            self._table.reopen(seat, session)
             return
         problem = problem_of(verdict, session, self._present.served.vocab_size)
         if problem is not None:
             error = ProtocolError(f"target {seat.id} sent a verdict that cannot be: {problem}")
-            self._table.relocate(session, error)
+            self._table.relocate(seat, session, error)
             return
         now, former_at, reason = self._present.clock(), session.last_at, verdict.finish_reason
         if not verdict.beams:
@@ -186,9 +179,9 @@ class TargetLinks:
             self._table.fail(session, error)
         elif isinstance(error, CapacityError):
             seat.is_full = True
-            self._table.put_back(session)
+            self._table.put_back(seat, session)
         else:
-            self._table.relocate(session, error)
+            self._table.relocate(seat, session, error)
 
     def _take_heartbeat(self, seat: TargetSeat, beat: Heartbeat) -> None:
         named = set(beat.texts)
@@ -196,7 +189,7 @@ class TargetLinks:
             is_known = 0 < session.opened_serial <= beat.heard
             if is_known and TextName(session.id, session.generation) not in named:
                 log.warning("a text is lost target=%s; it begins anew from here", seat.id)
-                self._table.reopen(session)
+                self._table.reopen(seat, session)
 
     def _take_report(self, seat: TargetSeat, report: StepReport) -> None:
         """A report with impossible times is left out."""

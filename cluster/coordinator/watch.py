@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from cluster.coordinator.present import Stepped
 from cluster.coordinator.replica import DrafterReplica
 from cluster.core import Clock
-from cluster.messages import ProposalFrame, StepReport, WorkerDescription
+from cluster.messages import ProposalFrame, StepReport
 from cluster.records import frozen
 
 _ROUNDS_EVERY_S = 0.1
@@ -205,13 +205,10 @@ class Watches:
     """The watchers of one coordinator.  open: empty = nothing is noted for anybody."""
 
     def __init__(
-        self,
-        describe: Callable[[], WorkerDescription],
-        status: Callable[[], Mapping[str, Any]],
-        clock: Clock,
+        self, model_name: str, status: Callable[[], Mapping[str, Any]], clock: Clock
     ) -> None:
         self.open: tuple[Watch, ...] = ()
-        self._describe, self._status, self._clock = describe, status, clock
+        self._model_name, self._status, self._clock = model_name, status, clock
 
     def hear(self, steps: Sequence[Stepped]) -> None:
         for each in steps:
@@ -223,11 +220,11 @@ class Watches:
         watch = Watch(self._clock)
         self.open += (watch,)
         try:
-            description, status = self._describe(), self._status()
-            name = description.worker_id
+            status = self._status()
+            name = status["id"]
             drafters = sorted({each["name"] for each in status["drafters"]})
             targets = [each["id"] for each in status["targets"]]
-            yield encoded(Hello(name, description.name, drafters, targets))
+            yield encoded(Hello(name, self._model_name, drafters, targets))
             for tick in itertools.count():
                 if (rounds := watch.take(name)) is not None:
                     yield encoded(rounds)

@@ -70,7 +70,7 @@ def test_an_audit_draws_anew_where_its_verdict_has_tokens(
 async def test_a_target_that_says_that_it_is_full_has_no_room_until_it_says_more() -> None:
     async with at_work() as stage:
         asking = asyncio.create_task(stage.ask())
-        (seat,) = stage.coordinator._seats
+        (seat,) = stage.coordinator._present.seats.values()
         await stage.settle(1)  # it has a place; its target has not taken it
         (text,) = seat.sessions.values()
         full = Refusal(text.id, text.generation, CapacityError.code, "full")
