@@ -35,7 +35,7 @@ from cluster.records import frozen
 from cluster.requests.fields import NO_LAWS, PlainWhy
 from cluster.rpc.codec import PARTS
 from cluster.rpc.codec_records import TOKENS, ByHand, enum_codec, record_codec
-from cluster.rpc.frames import FrameCodec, refusal_of, refusing
+from cluster.rpc.frames import FrameCodec, refusing
 from cluster.rpc.generated import coordinator_pb2, draft_pb2, target_pb2
 
 # The frames between ingress and coordinator.
@@ -49,7 +49,7 @@ def _decode_request(message: coordinator_pb2.Request) -> Request | Refusal:
     try:
         return _REQUEST.decode(message)
     except ProtocolError as error:
-        return refusal_of(message.id, 0, error)
+        return Refusal(message.id, 0, error.code, error.message)
 
 
 def _decode_event(message: coordinator_pb2.TokenEvent) -> TokenEvent:
@@ -65,18 +65,18 @@ def _decode_event(message: coordinator_pb2.TokenEvent) -> TokenEvent:
         return event
     except ProtocolError as error:
         # Tokens are missing from here on, so the text cannot go on: the request ends.
-        return error_event(refusal_of(message.request_id, 0, error), message.position)
+        return error_event(message.request_id, error, message.position)
 
 
-def error_event(refusal: Refusal, position: int = 0) -> TokenEvent:
+def error_event(request_id: str, why: Refusal | ProtocolError, position: int = 0) -> TokenEvent:
     """The event that ends a request which was refused."""
     return TokenEvent(
-        request_id=refusal.request_id,
-        position=position,
-        token_ids=EMPTY_TOKENS,
+        request_id,
+        position,
+        EMPTY_TOKENS,
         finish_reason=FinishReason.ERROR,
-        error_code=refusal.code,
-        error_message=refusal.message,
+        error_code=why.code,
+        error_message=why.message,
     )
 
 
@@ -101,8 +101,8 @@ _PROPOSAL = record_codec(
         "laws": ByHand((), None, lambda message: NO_LAWS),
     },
 )
-_COMMIT = record_codec(Commit, draft_pb2.Commit, PARTS)
-COMMIT = FrameCodec(CommitFrame, draft_pb2.CommitFrame, [refusing(_COMMIT)])
+_COMMIT = refusing(record_codec(Commit, draft_pb2.Commit, PARTS))
+COMMIT = FrameCodec(CommitFrame, draft_pb2.CommitFrame, [_COMMIT])
 PROPOSAL = FrameCodec(ProposalFrame, draft_pb2.ProposalFrame, [_PROPOSAL])
 
 
@@ -210,5 +210,5 @@ COORDINATOR = Service(
     "ingress",
     SUBMIT,
     EVENT,
-    lambda refusals: EventFrame(tuple(map(error_event, refusals))),
+    lambda refusals: EventFrame(tuple(error_event(each.request_id, each) for each in refusals)),
 )

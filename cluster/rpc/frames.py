@@ -78,11 +78,6 @@ class FrameCodec(Generic[F]):
         return replace(whole, **sound), refusals
 
 
-def refusal_of(request_id: str, generation: int, error: ProtocolError) -> Refusal:
-    """The refusal of an item that could not be decoded."""
-    return Refusal(request_id, generation, error.code, error.message)
-
-
 def refusing(codec: Codec[V]) -> Codec[Any]:
     """The codec of a frame's items: one that cannot be decoded reads as its refusal."""
 
@@ -90,7 +85,7 @@ def refusing(codec: Codec[V]) -> Codec[Any]:
         try:
             return codec.decode(message)
         except ProtocolError as error:
-            return refusal_of(message.request_id, message.generation, error)
+            return Refusal(message.request_id, message.generation, error.code, error.message)
 
     return codec.read_by(decode_or_refuse)
 

@@ -137,10 +137,8 @@ async def test_what_no_frame_can_carry_is_too_large(asked: Request, message: str
 
 
 async def test_an_id_that_is_running_is_refused() -> None:
-    async with house() as stage:
-        target = ToyTarget()
-        target.gate.clear()
-        stage.add_target(target)
+    target = ToyTarget(is_held=True)
+    async with at_work(target) as stage:
         running = stage.begin()
         await target.wait_for_frames(1)
         with pytest.raises(RequestError, match="is running already"):
@@ -156,10 +154,8 @@ async def fill(stage: Any, count: int) -> list[asyncio.Task[Any]]:
 
 
 async def test_beyond_the_running_requests_wait_and_beyond_the_queue_are_sent_away() -> None:
-    async with house(max_running_sequences=2, max_queued_requests=3) as stage:
-        target = ToyTarget()
-        target.gate.clear()
-        stage.add_target(target)
+    target = ToyTarget(is_held=True)
+    async with at_work(target, max_running_sequences=2, max_queued_requests=3) as stage:
         tasks = await fill(stage, 5)
         assert stage.status()["num_running"] == 2
         assert stage.status()["num_waiting"] == 3
@@ -176,10 +172,8 @@ async def test_beyond_the_running_requests_wait_and_beyond_the_queue_are_sent_aw
 
 
 async def test_a_request_that_was_admitted_is_let_in_although_the_line_is_full() -> None:
-    async with house(max_running_sequences=1, max_queued_requests=0) as stage:
-        target = ToyTarget()
-        target.gate.clear()
-        stage.add_target(target)
+    target = ToyTarget(is_held=True)
+    async with at_work(target, max_running_sequences=1, max_queued_requests=0) as stage:
         tasks = [stage.begin(params=SEEDED)]
         await stage.settle(30)
         whole = plain_text([1, 2, 3], SEEDED)
@@ -237,9 +231,8 @@ async def test_a_request_that_came_before_the_first_target_is_served_by_it() -> 
 
 async def test_a_text_is_opened_once_with_its_params_and_where_it_ends() -> None:
     params = SamplingParams(max_tokens=6, seed=4)
-    async with house(drafters=()) as stage:
-        target = ToyTarget()
-        stage.add_target(target)
+    target = ToyTarget()
+    async with at_work(target, drafters=()) as stage:
         await stage.ask(params=params)
     (opened,) = target.opens
     assert (opened.params, opened.token_ids.tolist(), opened.max_len) == (params, [1, 2, 3], 9)

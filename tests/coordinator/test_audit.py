@@ -79,8 +79,9 @@ async def test_a_text_that_nobody_drew_is_found_named_and_kept(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     wrong: list[int] = []
-    async with house(audit=replace(ALL, folder=str(tmp_path / "kept"))) as stage:
-        stage.add_target(ToyTarget(says=changed_once(wrong)))
+    async with at_work(
+        ToyTarget(says=changed_once(wrong)), audit=replace(ALL, folder=str(tmp_path / "kept"))
+    ) as stage:
         told = text_of(await collect(stage.coordinator, request(params=SEEDED)))
         await stage.pass_time(1.0)
         assert outcomes(stage) == {"mismatch": 1.0}
@@ -96,8 +97,9 @@ async def test_a_text_that_nobody_drew_is_found_named_and_kept(
 
 
 async def test_a_token_that_rounding_could_give_is_a_near_tie() -> None:
-    async with house(audit=replace(ALL, tie_margin=1000.0)) as stage:
-        stage.add_target(ToyTarget(says=changed_once([])))
+    async with at_work(
+        ToyTarget(says=changed_once([])), audit=replace(ALL, tie_margin=1000.0)
+    ) as stage:
         await collect(stage.coordinator, request(params=SEEDED))
         await stage.pass_time(1.0)
         assert outcomes(stage) == {"near_tie": 1.0}
@@ -142,9 +144,8 @@ async def test_a_share_of_the_texts_is_looked_at_and_beams_and_scores_never() ->
 
 
 async def test_an_audit_waits_for_idle_time_but_not_for_ever() -> None:
-    async with house(audit=ALL) as stage:
-        toy = ToyTarget()
-        stage.add_target(toy)
+    toy = ToyTarget()
+    async with at_work(toy, audit=ALL) as stage:
         for number in range(33):
             await stage.ask((1, number % 32), replace(GREEDY, max_tokens=1))
         assert outcomes(stage) == {"skipped": 1.0}, "32 wait at most"

@@ -15,7 +15,7 @@ from cluster.requests.fields import BeamEnd, BeamSpec
 from cluster.text.completion import beam_event
 from cluster.worker.texts import TargetText
 from cluster.worker.verifier import StepAnswers
-from tests.support.coordinator.house import GREEDY, house
+from tests.support.coordinator.house import GREEDY, at_work
 from tests.support.coordinator.toy_target import Asked, Item, ToyVerifier
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain
 
@@ -76,9 +76,7 @@ class BeamTarget(ToyTarget):
 
 async def test_all_texts_come_in_one_event_and_drafters_are_not_asked() -> None:
     target, drafter = BeamTarget(), ToyDrafter("a", oracle_chain(7))
-    async with house() as stage:
-        stage.add_target(target)
-        stage.add_drafter(drafter)
+    async with at_work(target, drafter) as stage:
         (event,) = await stage.ask(params=SEARCH)
         await stage.settle()
         assert stage.status()["num_running"] == 0
@@ -111,8 +109,7 @@ async def test_all_texts_come_in_one_event_and_drafters_are_not_asked() -> None:
     ],
 )
 async def test_a_verdict_that_is_no_answer_to_a_search_is_not_believed(changes: Any) -> None:
-    async with house() as stage:
-        stage.add_target(BeamTarget(changes=changes))
+    async with at_work(BeamTarget(changes=changes)) as stage:
         (event,) = await stage.ask(params=SEARCH)
     assert event.finish_reason is FinishReason.ERROR
     assert "that cannot be" in event.error_message

@@ -59,10 +59,8 @@ class RefusingDrafter(ToyDrafter):
 async def test_a_prompt_is_read_beside_the_target_unless_that_holds_it_up(
     devices: tuple[str, ...], first_commit: int
 ) -> None:
-    async with house() as stage:
-        stage.add_target(ToyTarget(devices=("x/cpu0",)))
-        drafter = ToyDrafter("a", oracle_chain(4), devices=devices)
-        stage.add_drafter(drafter)
+    drafter = ToyDrafter("a", oracle_chain(4), devices=devices)
+    async with at_work(ToyTarget(devices=("x/cpu0",)), drafter) as stage:
         events = await stage.ask(prompt=[1, 2, 3])
         opened = drafter.commits[0]
         assert (opened.base_len, len(opened.token_ids)) == (0, first_commit)
@@ -96,11 +94,9 @@ async def test_a_request_that_a_drafter_cannot_serve_is_not_its_fault_nor_sent_a
 
 
 async def test_a_full_drafter_refuses_what_is_new_and_keeps_what_it_has() -> None:
-    async with house(breaker_failures=1) as stage:
-        target = ToyTarget()
-        stage.add_target(target)
-        drafter = RefusingDrafter("a", oracle_in_a_crowd(3), code=CapacityError.code)
-        stage.add_drafter(drafter)
+    target = ToyTarget()
+    drafter = RefusingDrafter("a", oracle_in_a_crowd(3), code=CapacityError.code)
+    async with at_work(target, drafter, breaker_failures=1) as stage:
         first = stage.begin(id="kept", params=LONGER)
         await target.wait_for_steps(4)
         short = replace(GREEDY, max_tokens=10)
@@ -112,11 +108,8 @@ async def test_a_full_drafter_refuses_what_is_new_and_keeps_what_it_has() -> Non
 
 
 async def test_a_request_that_a_drafter_fails_on_is_not_sent_to_it_again_and_again() -> None:
-    async with house(breaker_failures=3, breaker_reset_s=60.0) as stage:
-        target = ToyTarget()
-        stage.add_target(target)
-        drafter = RefusingDrafter("a", oracle_in_a_crowd(3), code=WorkerError.code)
-        stage.add_drafter(drafter)
+    drafter = RefusingDrafter("a", oracle_in_a_crowd(3), code=WorkerError.code)
+    async with at_work(drafter, breaker_failures=3, breaker_reset_s=60.0) as stage:
         await asyncio.gather(*(stage.ask(id=name, params=LONGER) for name in ("kept", "bad")))
         sent = [c for c in drafter.commits if c.request_id == "bad"]
         assert len(sent) <= 3
@@ -280,10 +273,8 @@ async def test_the_same_fault_is_said_once_a_minute(caplog: pytest.LogCaptureFix
 
 
 async def test_a_full_drafter_gets_no_more_texts_and_is_told_what_its_trees_are_worth() -> None:
-    async with house() as stage:
-        target = ToyTarget()
-        target.gate.clear()
-        stage.add_target(target)
+    target = ToyTarget(is_held=True)
+    async with at_work(target) as stage:
         drafter = ToyDrafter("a", oracle_chain())
         stage.add_drafter(drafter, max_running_sequences=2)
         tasks = [stage.begin(id=f"q{i}") for i in range(5)]
@@ -298,16 +289,3 @@ async def test_a_full_drafter_gets_no_more_texts_and_is_told_what_its_trees_are_
         assert said["worth"] > 10.0, "of 200 tokens in two seconds it has guessed some"
         await stage.ask(id="more")
         assert stage.coordinator.demand()["a"]["worth"] == 0.0, "in no time"
-
-
-async def test_stopping_cancels_what_runs() -> None:
-    async with house(drafters=()) as stage:
-        target = ToyTarget()
-        stage.add_target(target)
-        running = stage.begin(params=replace(GREEDY, max_tokens=4000))
-        await target.wait_for_steps(5)
-        await stage.coordinator.stop()
-        events = await running
-        assert events[-1].finish_reason == "cancelled"
-        await stage.settle(60)
-        assert target.contexts == {}

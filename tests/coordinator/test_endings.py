@@ -40,9 +40,7 @@ async def test_the_context_limit_ends_a_text() -> None:
 async def test_cancelling_frees_target_and_drafters_within_one_round(*, stops: bool) -> None:
     """stops: the coordinator cancels all that runs."""
     target, drafter = ToyTarget(), ToyDrafter("a", oracle_in_a_crowd(1))
-    async with house() as stage:
-        stage.add_target(target)
-        stage.add_drafter(drafter)
+    async with at_work(target, drafter) as stage:
         running = stage.begin(params=replace(GREEDY, max_tokens=4000))
         await target.wait_for_steps(10)
         if stops:
@@ -60,8 +58,7 @@ async def test_cancelling_frees_target_and_drafters_within_one_round(*, stops: b
 
 async def test_leaving_the_stream_early_cancels_the_request() -> None:
     target = ToyTarget()
-    async with house() as stage:
-        stage.add_target(target)
+    async with at_work(target) as stage:
         events = stage.coordinator.submit(request(params=replace(GREEDY, max_tokens=4000)))
         await anext(events)
         await events.aclose()
@@ -71,9 +68,7 @@ async def test_leaving_the_stream_early_cancels_the_request() -> None:
 
 async def test_statistics_follow_the_definitions() -> None:
     target = ToyTarget()
-    async with house() as stage:
-        stage.add_target(target)
-        stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(4)))
+    async with at_work(target, ToyDrafter("a", oracle_in_a_crowd(4))) as stage:
         events = await stage.ask(params=SEEDED)
         metrics = stage.metrics()
     stats = events[-1].stats
@@ -115,10 +110,7 @@ async def test_a_request_may_bound_its_drafts_and_choose_its_drafters() -> None:
     target = ToyTarget()
     chosen, other = ToyDrafter("b", oracle_in_a_crowd(1)), ToyDrafter("a", oracle_chain())
     options = SpeculationOptions(max_draft_tokens=2, drafters=("b",))
-    async with house() as stage:
-        stage.add_target(target)
-        stage.add_drafter(chosen)
-        stage.add_drafter(other)
+    async with at_work(target, chosen, other) as stage:
         await stage.ask(speculation=options)
     assert other.frames == []
     sizes = {len(item.tree) for item in target.items}
@@ -138,25 +130,21 @@ def refuse(error: type[DrafthouseError], times: int) -> ToyTarget:
 
 
 async def test_a_refused_request_ends_with_the_targets_error() -> None:
-    async with house(drafters=()) as stage:
-        stage.add_target(refuse(RequestError, 1))
+    async with at_work(refuse(RequestError, 1), drafters=()) as stage:
         events = await stage.ask(error=RequestError.code)
     assert events[-1].error_message == "because"
 
 
 async def test_worker_errors_are_tried_again_a_few_times_and_then_reported() -> None:
-    async with house() as stage:
-        stage.add_target(refuse(WorkerError, 3))
+    async with at_work(refuse(WorkerError, 3)) as stage:
         await stage.ask()
-    async with house() as stage:
-        stage.add_target(refuse(WorkerError, 4))
+    async with at_work(refuse(WorkerError, 4)) as stage:
         await stage.ask(error=WorkerError.code)
 
 
 async def test_a_target_that_never_keeps_anything_ends_in_an_error_not_in_a_loop() -> None:
     amnesiac = ToyTarget(keeps=lambda name: False)
-    async with house() as stage:
-        stage.add_target(amnesiac)
+    async with at_work(amnesiac) as stage:
         await stage.ask(error=WorkerError.code)
     assert len(amnesiac.steps) < 100
 
@@ -176,9 +164,8 @@ def short_of_pages() -> ToyTarget:
 async def test_a_text_that_waits_for_pages_does_not_hold_up_those_that_hold_them(
     others: list[str],
 ) -> None:
-    async with house(drafters=()) as stage:
-        target = short_of_pages()
-        stage.add_target(target)
+    target = short_of_pages()
+    async with at_work(target, drafters=()) as stage:
         done: list[str] = []
 
         async def run(name: str) -> None:

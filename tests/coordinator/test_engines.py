@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from cluster.messages import AdapterList
 from cluster.models.engine_state import EngineState
-from tests.support.coordinator.house import house
+from tests.support.coordinator.house import at_work
 from tests.support.coordinator.toys import ToyTarget
 
 SLOW = EngineState(
@@ -18,8 +18,7 @@ FAST = EngineState("lm", "cuda:0", "triton", "cuda", "triton", 2**20, 512)
 async def test_engines_of_drafters_that_were_made_anew_take_the_place_of_the_former() -> None:
     anew = replace(FAST, weights="int8", fallbacks=("graphs: none",))
     toy = ToyTarget()
-    async with house() as stage:
-        stage.add_target(toy)
+    async with at_work(toy) as stage:
         for engines in ((SLOW, FAST), (SLOW, anew)):
             toy.streams.engines = engines
             toy.streams.announce(AdapterList())

@@ -52,10 +52,8 @@ async def test_a_faulty_target_link_does_not_change_the_text(
         stage.add_target(toy, there=there, back=back)
         stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(seed)))
         running = [stage.begin([i, 2, 3], replace(params, seed=i), id=f"r{i}") for i in range(4)]
-        while not all(each.done() for each in running):
-            await stage.pass_time(1.0)
-        await asyncio.gather(*running)
-        assert [target["id"] for target in stage.status()["targets"]] == ["target-0"]
+        await stage.finish(*running)
+        assert stage.target_ids() == ["target-0"]
         for _ in range(20):  # what was lost of the cancels is made up for by heartbeats
             await stage.pass_time(1.0)
         assert toy.contexts == {}
@@ -82,8 +80,7 @@ async def test_sessions_of_a_replica_that_is_lost_or_stalls_move_to_another(
     *, is_lost: bool
 ) -> None:
     target, first, other = ToyTarget(), *(ToyDrafter("a", oracle_in_a_crowd(i)) for i in range(2))
-    async with house(breaker_reset_s=2.0) as stage:
-        stage.add_target(target)
+    async with at_work(target, breaker_reset_s=2.0) as stage:
         first.gate.clear()
         link = stage.add_drafter(first, "r0")
         running = stage.begin(params=replace(GREEDY, max_tokens=300))
@@ -101,10 +98,8 @@ async def test_sessions_of_a_replica_that_is_lost_or_stalls_move_to_another(
 
 
 async def test_requests_spread_over_the_replicas_of_a_drafter() -> None:
-    async with house() as stage:
-        target = ToyTarget()
-        target.gate.clear()
-        stage.add_target(target)
+    target = ToyTarget(is_held=True)
+    async with at_work(target) as stage:
         replicas = [ToyDrafter("a", oracle_in_a_crowd(i)) for i in range(3)]
         for index, toy in enumerate(replicas):
             stage.add_drafter(toy, f"r{index}")

@@ -18,7 +18,7 @@ from cluster.plan.controller import Controller
 from cluster.plan.fence import Fence
 from cluster.plan.roster import DraftScores
 from cluster.spec.statistics import TextStatistics
-from tests.support.coordinator.house import GREEDY, SEEDED, house
+from tests.support.coordinator.house import GREEDY, SEEDED, at_work, house
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_in_a_crowd
 from tests.support.worker.residents import GreedyOracle, resident
 
@@ -54,9 +54,8 @@ async def test_a_part_that_only_learns_may_fail_in_every_round(
             *(stage.ask(params=each, id=f"r{index}") for index, each in enumerate((GREEDY, SEEDED)))
         )
         await stage.pass_time(2.0)
-        status = stage.status()
-        assert [each["id"] for each in status["targets"]] == ["target-0"]
-        assert {each["breaker"] for each in status["drafters"]} == {"closed"}
+        assert stage.target_ids() == ["target-0"]
+        assert {each["breaker"] for each in stage.status()["drafters"]} == {"closed"}
         stage.metrics()
         monkeypatch.undo()
         metrics = stage.metrics()
@@ -91,9 +90,9 @@ async def test_a_report_of_times_that_are_none_is_left_aside(time_s: float) -> N
         report = frame.report or StepReport()
         return replace(frame, report=replace(report, step_time_s=time_s))
 
-    async with house(budget="adaptive") as stage:
-        stage.add_target(ToyTarget(says=confused))
-        stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(1)))
+    async with at_work(
+        ToyTarget(says=confused), ToyDrafter("a", oracle_in_a_crowd(1)), budget="adaptive"
+    ) as stage:
         await stage.ask()
         assert stage.status()["recent_steps"] == []
         metrics = stage.metrics()

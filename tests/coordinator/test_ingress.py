@@ -61,9 +61,8 @@ async def test_a_refused_request_is_answered_with_an_error_event() -> None:
 
 
 async def test_a_cancelled_request_is_freed_and_others_go_on() -> None:
-    async with house(drafters=()) as stage:
-        target = ToyTarget()
-        stage.add_target(target)
+    target = ToyTarget()
+    async with at_work(target, drafters=()) as stage:
         link = connect(stage)
         await link.send(SubmitFrame((request(params=LONG, id="x"), request(id="y"))))
         await target.wait_for_steps(4)
@@ -76,9 +75,8 @@ async def test_a_cancelled_request_is_freed_and_others_go_on() -> None:
 
 
 async def test_a_link_that_breaks_frees_its_requests_and_no_others() -> None:
-    async with house(drafters=()) as stage:
-        target = ToyTarget()
-        stage.add_target(target)
+    target = ToyTarget()
+    async with at_work(target, drafters=()) as stage:
         lost, other = connect(stage), connect(stage)
         await lost.send(SubmitFrame((request(params=LONG, id="x"),)))
         await other.send(SubmitFrame((request(id="x"),)))

@@ -16,7 +16,7 @@ from cluster.config.schema import (
 )
 from cluster.core import SpeculationOptions
 from cluster.errors import CapacityError, RequestError
-from tests.support.coordinator.house import House, house, request
+from tests.support.coordinator.house import House, at_work, house, request
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain
 
 CONFIG = Config(
@@ -39,8 +39,7 @@ async def opened_with(stage: House, target: ToyTarget, **options: Any) -> Any:
 
 async def test_new_texts_are_opened_by_the_new_values_and_the_old_ones_come_back() -> None:
     target = ToyTarget()
-    async with house() as stage:
-        stage.add_target(target)
+    async with at_work(target) as stage:
         assert (await opened_with(stage, target)).drafters == ("a", "b")
         tell(stage, tasks={"default": ["b"]}, coordinator={"max_draft_tokens": 3})
         opened = await opened_with(stage, target)
@@ -52,8 +51,7 @@ async def test_new_texts_are_opened_by_the_new_values_and_the_old_ones_come_back
 
 async def test_limits_hold_at_once() -> None:
     target = ToyTarget()
-    async with house() as stage:
-        stage.add_target(target)
+    async with at_work(target) as stage:
         tell(stage, coordinator={"max_running_sequences": 1, "max_queued_requests": 1})
         held: list[Any] = []
         for number in range(2):
@@ -69,8 +67,7 @@ async def test_limits_hold_at_once() -> None:
 async def test_classes_come_and_go() -> None:
     rush = SpeculationOptions(latency_class="rush")
     target = ToyTarget()
-    async with house() as stage:
-        stage.add_target(target)
+    async with at_work(target) as stage:
         with pytest.raises(RequestError, match="rush"):
             await stage.ask([1, 2], speculation=rush)
         tell(stage, coordinator={"latency_classes": {"rush": 2.0}})

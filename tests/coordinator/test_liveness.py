@@ -10,14 +10,10 @@ import pytest
 
 from cluster.errors import WorkerError
 from cluster.messages import StepFrame, VerdictFrame
-from tests.support.coordinator.house import GREEDY, SEEDED, House, house
+from tests.support.coordinator.house import GREEDY, SEEDED, at_work, house
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_in_a_crowd
 
 PROMPT = [1, 2, 3]
-
-
-def target_ids(stage: House) -> list[object]:
-    return [target["id"] for target in stage.status()["targets"]]
 
 
 def losing(is_lost: Callable[[Any], bool]) -> Callable[[Any], Any]:
@@ -49,10 +45,8 @@ def has_ended(frame: VerdictFrame) -> bool:
 async def test_a_lost_verdict_costs_a_moment_and_not_the_request(
     is_lost: Callable[[VerdictFrame], bool],
 ) -> None:
-    async with house() as stage:
-        toy = ToyTarget(says=losing(is_lost))
-        stage.add_target(toy)
-        stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(1)))
+    toy = ToyTarget(says=losing(is_lost))
+    async with at_work(toy, ToyDrafter("a", oracle_in_a_crowd(1))) as stage:
         running = stage.begin(params=SEEDED)
         await stage.settle(1500)
         # A gap is seen by the verdict that follows; for the last one it takes a heartbeat.
@@ -62,15 +56,14 @@ async def test_a_lost_verdict_costs_a_moment_and_not_the_request(
         first, again = toy.opens
         assert again.generation > first.generation
         assert again.token_ids[: len(PROMPT)].tolist() == PROMPT
-        assert target_ids(stage) == ["target-0"]
+        assert stage.target_ids() == ["target-0"]
         assert "drafthouse_failovers_total 0.0" in stage.metrics()
         assert toy.contexts == {}
 
 
 async def test_a_text_that_never_came_is_sent_again_after_a_heartbeat() -> None:
-    async with house() as stage:
-        toy = ToyTarget(hears=losing(lambda frame: bool(frame.opens)))
-        stage.add_target(toy)
+    toy = ToyTarget(hears=losing(lambda frame: bool(frame.opens)))
+    async with at_work(toy) as stage:
         running = stage.begin()
         await stage.settle(500)
         assert not toy.steps
@@ -78,14 +71,13 @@ async def test_a_text_that_never_came_is_sent_again_after_a_heartbeat() -> None:
         await stage.settle(1500)
         assert len(toy.opens) == 1
         await running
-        assert target_ids(stage) == ["target-0"]
+        assert stage.target_ids() == ["target-0"]
 
 
 async def test_a_text_on_its_way_is_not_missed_by_an_older_heartbeat() -> None:
     """A heartbeat is of what the engine had taken in, not of what has come."""
     toy = ToyTarget()
-    async with house() as stage:
-        stage.add_target(toy)
+    async with at_work(toy) as stage:
         await stage.ask(id="before")
         toy.gate.clear()
         running = stage.begin()
@@ -99,9 +91,8 @@ async def test_a_text_on_its_way_is_not_missed_by_an_older_heartbeat() -> None:
 
 
 async def test_a_text_whose_cancel_was_lost_is_freed_by_a_heartbeat() -> None:
-    async with house() as stage:
-        toy = ToyTarget(hears=losing(lambda frame: bool(frame.cancels)))
-        stage.add_target(toy)
+    toy = ToyTarget(hears=losing(lambda frame: bool(frame.cancels)))
+    async with at_work(toy) as stage:
         long = replace(GREEDY, max_tokens=4000)
         running = stage.begin(params=long)
         await toy.wait_for_steps(5)
@@ -130,7 +121,7 @@ async def test_a_text_that_every_target_loses_ends_in_an_error() -> None:
         running = stage.begin(error=WorkerError.code)
         await stage.pass_time(100.0)
         await running
-        assert target_ids(stage) == ["target-0", "target-1"]
+        assert stage.target_ids() == ["target-0", "target-1"]
 
 
 async def test_a_text_that_one_target_loses_again_and_again_goes_to_another() -> None:
@@ -141,7 +132,7 @@ async def test_a_text_that_one_target_loses_again_and_again_goes_to_another() ->
         stage.add_target(ToyTarget(), "other")
         await stage.pass_time(30.0)
         await running
-        assert target_ids(stage) == ["deaf", "other"]
+        assert stage.target_ids() == ["deaf", "other"]
 
 
 async def test_a_target_that_says_it_works_and_ends_no_step_is_left_in_the_end() -> None:
@@ -153,12 +144,12 @@ async def test_a_target_that_says_it_works_and_ends_no_step_is_left_in_the_end()
         await toy.wait_for_frames(1)
         stage.add_target(ToyTarget(), "other")
         await stage.pass_time(119.0)
-        assert target_ids(stage) == ["hung", "other"]
+        assert stage.target_ids() == ["hung", "other"]
         assert len(toy.opens) == 1, "nor was it asked again"
         await stage.pass_time(1.0)
         await stage.settle(1000)
         await running
-        assert target_ids(stage) == ["other"]
+        assert stage.target_ids() == ["other"]
 
 
 async def test_a_target_whose_steps_are_known_to_be_long_is_waited_for_longer() -> None:
@@ -177,9 +168,9 @@ async def test_a_target_whose_steps_are_known_to_be_long_is_waited_for_longer() 
         await slow.wait_for_frames(num_frames + 1)
         stage.add_target(other, "other")
         await stage.pass_time(100.0)
-        assert target_ids(stage) == ["slow", "other"]
+        assert stage.target_ids() == ["slow", "other"]
         await stage.pass_time(200.0)
-        assert target_ids(stage) == ["other"]
+        assert stage.target_ids() == ["other"]
         await second
 
 
@@ -195,30 +186,27 @@ async def test_a_silent_target_is_left_after_the_configured_time_and_its_request
         assert other.opens == []
         await stage.pass_time(0.5)
         await running
-        assert target_ids(stage) == ["other"]
+        assert stage.target_ids() == ["other"]
 
 
 async def test_an_idle_target_is_not_taken_for_a_silent_one() -> None:
-    async with house(target_silence_s=6.0) as stage:
-        stage.add_target(ToyTarget(is_mute=True))
+    async with at_work(ToyTarget(is_mute=True), target_silence_s=6.0) as stage:
         await stage.pass_time(100.0)
         running = stage.begin()
         await stage.settle(3)
         stage.coordinator.tick()
-        assert target_ids(stage) == ["target-0"]
+        assert stage.target_ids() == ["target-0"]
         await running
 
 
 async def test_time_in_which_the_coordinator_was_stopped_itself_is_nobodys_silence() -> None:
-    async with house(target_silence_s=6.0) as stage:
-        toy = ToyTarget(is_mute=True)
-        toy.gate.clear()
-        stage.add_target(toy)
+    toy = ToyTarget(is_mute=True, is_held=True)
+    async with at_work(toy, target_silence_s=6.0) as stage:
         running = stage.begin()
         await toy.wait_for_frames(1)
         await stage.pass_time(1.0)
         stage.clock.now += 3600.0
         stage.coordinator.tick()
-        assert target_ids(stage) == ["target-0"]
+        assert stage.target_ids() == ["target-0"]
         toy.gate.set()
         await running

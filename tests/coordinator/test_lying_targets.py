@@ -23,7 +23,7 @@ from cluster.messages import (
     VerdictFrame,
 )
 from cluster.requests.fields import PlainWhy
-from tests.support.coordinator.house import GREEDY, SEEDED, house, request
+from tests.support.coordinator.house import GREEDY, SEEDED, at_work, house, request
 from tests.support.coordinator.toys import (
     VOCAB_SIZE,
     ToyDrafter,
@@ -92,14 +92,9 @@ def told_now_and_then(lie: Lie) -> Callable[[VerdictFrame], VerdictFrame]:
 @pytest.mark.parametrize(("name", "lie"), {**WRONG, **STALE, **BESIDE}.items())
 async def test_what_cannot_be_costs_a_retry_and_not_the_text(name: str, lie: Lie) -> None:
     toy = ToyTarget(says=told_now_and_then(lie))
-    async with house(["a"]) as stage:
-        stage.add_target(toy)
-        stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(1)))
-        running = stage.begin(params=SEEDED, id="r")
-        while not running.done():
-            await stage.pass_time(1.0)
-        await running
-        assert [each["id"] for each in stage.status()["targets"]] == ["target-0"]
+    async with at_work(toy, ToyDrafter("a", oracle_in_a_crowd(1)), drafters=["a"]) as stage:
+        await stage.finish(stage.begin(params=SEEDED, id="r"))
+        assert stage.target_ids() == ["target-0"]
         metrics = stage.metrics()
         assert "drafthouse_bookkeeping_faults_total{" not in metrics
         num_opened = len(toy.opens)
@@ -112,8 +107,7 @@ async def test_log_probabilities_must_be_as_many_as_the_tokens() -> None:
     logprob = TokenLogprob(1, -0.5, ())
     params = replace(GREEDY, logprobs=0)
     lie = told_now_and_then(lambda verdict: replace(verdict, logprobs=(logprob,) * 9))
-    async with house([]) as stage:
-        stage.add_target(ToyTarget(says=lie))
+    async with at_work(ToyTarget(says=lie), drafters=[]) as stage:
         events = await stage.ask(params=params)
     assert sum(len(event.logprobs) for event in events) == params.max_tokens
 
@@ -168,13 +162,11 @@ async def test_what_a_target_says_of_itself_changes_no_text() -> None:
         return replace(frame, serial=lie.serial or frame.serial)
 
     toy.says = said
-    async with house(["a"]) as stage:
-        stage.add_target(toy)
-        stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(1)))
+    async with at_work(toy, ToyDrafter("a", oracle_in_a_crowd(1)), drafters=["a"]) as stage:
         for name in ("r", "s"):
             await stage.ask(params=replace(SEEDED, max_tokens=150), id=name)
         assert num_frames > 4 * len(FRAMES)
-        assert [each["id"] for each in stage.status()["targets"]] == ["target-0"]
+        assert stage.target_ids() == ["target-0"]
         assert "drafthouse_failovers_total 0.0" in stage.metrics()
 
 

@@ -11,7 +11,7 @@ import pytest
 from cluster.core import SamplingParams, TokenEvent
 from cluster.errors import CapacityError
 from tests.support.choices import by_day
-from tests.support.coordinator.house import House, collect, house, request
+from tests.support.coordinator.house import House, at_work, collect, request
 from tests.support.coordinator.toys import ToyTarget
 
 SEATS, NUM_TOKENS, STEP_S = 4, 10, 0.1
@@ -67,10 +67,8 @@ async def one_step(stage: House, target: ToyTarget) -> None:
 
 
 async def test_at_five_times_its_capacity_nine_tenths_of_it_are_answers_in_time() -> None:
-    async with house((), max_running_sequences=SEATS) as stage:
-        target = ToyTarget(step_turns=1)
-        stage.add_target(target)
-        target.gate.clear()
+    target = ToyTarget(step_turns=1, is_held=True)
+    async with at_work(target, drafters=(), max_running_sequences=SEATS) as stage:
         crowd, num_steps, owed = Crowd(stage, timeout_s=4.0), by_day(200, 400), 0.0
         for number in range(num_steps):
             owed += 5 * SEATS / NUM_TOKENS
@@ -98,10 +96,8 @@ async def fill(stage: House, *lengths: int) -> list[asyncio.Task[list[TokenEvent
 
 
 async def test_the_queue_is_bounded_in_tokens() -> None:
-    async with house(max_running_sequences=1, max_queued_tokens=100) as stage:
-        target = ToyTarget()
-        target.gate.clear()
-        stage.add_target(target)
+    target = ToyTarget(is_held=True)
+    async with at_work(target, max_running_sequences=1, max_queued_tokens=100) as stage:
         tasks = await fill(stage, 3, 300)  # one may wait, however long
         with pytest.raises(CapacityError, match="300 tokens of 1 prompts are waiting"):
             await stage.ask(id="late")
@@ -115,10 +111,8 @@ async def test_the_queue_is_bounded_in_tokens() -> None:
 
 
 async def test_nobody_is_refused_for_a_deadline_before_anybody_was_served() -> None:
-    async with house(max_running_sequences=1) as stage:
-        target = ToyTarget()
-        target.gate.clear()
-        stage.add_target(target)
+    target = ToyTarget(is_held=True)
+    async with at_work(target, max_running_sequences=1) as stage:
         tasks = await fill(stage, 3)
         hurried = request(id="hurried", timeout_s=0.001)
         tasks.append(asyncio.create_task(collect(stage.coordinator, hurried)))

@@ -10,7 +10,7 @@ import pytest
 from cluster.config.schema import Config, DrafterConfig
 from cluster.coordinator.idle import IdleReason
 from cluster.core import Commit, Observation
-from tests.support.coordinator.house import GREEDY, house
+from tests.support.coordinator.house import GREEDY, at_work, house
 from tests.support.coordinator.toy_law import toy_law
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain
 from tests.support.worker.residents import GreedyOracle, resident
@@ -51,9 +51,7 @@ async def test_a_resident_saves_steps_and_is_credited() -> None:
 
 async def test_a_resident_and_the_pool_draft_for_one_text() -> None:
     target, outside = host(), ToyDrafter("b", oracle_chain(6))
-    async with house(["a", "b"]) as stage:
-        stage.add_target(target)
-        stage.add_drafter(outside)
+    async with at_work(target, outside, drafters=["a", "b"]) as stage:
         events = await stage.ask()
     stats = events[-1].stats
     assert min(stats.accepted_by_drafter["a"], stats.accepted_by_drafter["b"]) > 0
@@ -68,8 +66,7 @@ class Raising(Insider):
 
 async def test_an_answer_says_that_its_residents_are_left_alone() -> None:
     target = ToyTarget(residents=[resident(Raising(), "a", failures=1, reset_s=600.0)])
-    async with house(["a"]) as stage:
-        stage.add_target(target)
+    async with at_work(target, drafters=["a"]) as stage:
         await stage.ask()
         await stage.pass_time(1.0)
         assert stage.status()["left_alone"] == ["a"]
@@ -79,9 +76,7 @@ async def test_an_answer_says_that_its_residents_are_left_alone() -> None:
 
 async def test_a_replica_in_the_pool_is_not_asked_for_what_the_target_has_inside() -> None:
     twin = ToyDrafter("a", oracle_chain())
-    async with house(["a"]) as stage:
-        stage.add_target(host())
-        stage.add_drafter(twin)
+    async with at_work(host(), twin, drafters=["a"]) as stage:
         await stage.ask()
     assert twin.frames == []
 
@@ -106,8 +101,9 @@ async def test_the_residents_of_a_target_that_is_gone_are_gone_as_well() -> None
 async def test_a_drafter_of_the_pool_on_the_targets_cores_is_warned_of_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with house(drafters=("shared", "apart"), kind="mine:Own") as stage:
-        stage.add_target(ToyTarget(devices=("host/cpu0",)))
+    async with at_work(
+        ToyTarget(devices=("host/cpu0",)), drafters=("shared", "apart"), kind="mine:Own"
+    ) as stage:
         for replica in ("r0", "r1"):
             stage.add_drafter(ToyDrafter("shared", oracle_chain(), devices=("host/cpu0",)), replica)
         stage.add_drafter(ToyDrafter("apart", oracle_chain(), devices=("host/cpu1",)))

@@ -94,9 +94,7 @@ async def test_a_blocked_drafter_link_gets_few_long_commits_instead_of_many_shor
 
 
 async def test_a_drafter_that_dies_and_returns_costs_only_speed() -> None:
-    async with house(breaker_failures=10) as stage:
-        target = ToyTarget()
-        stage.add_target(target)
+    async with at_work(breaker_failures=10) as stage:
         params = replace(SEEDED, max_tokens=120)
         running = stage.begin(params=params)
         for life in range(4):
@@ -112,9 +110,7 @@ async def test_a_drafter_that_dies_and_returns_costs_only_speed() -> None:
 async def test_a_target_that_forgets_a_text_is_sent_all_of_it_again() -> None:
     params = replace(SEEDED, max_tokens=200)
     toy = ToyTarget()
-    async with house() as stage:
-        stage.add_target(toy)
-        stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(2)))
+    async with at_work(toy, ToyDrafter("a", oracle_in_a_crowd(2))) as stage:
         running = stage.begin(params=params)
         for life in range(1, 4):
             await toy.wait_for_steps(len(toy.steps) + 5)
@@ -147,10 +143,9 @@ async def test_another_target_takes_over_in_mid_text() -> None:
 
 async def test_merged_drafters_do_not_change_the_text_and_save_steps() -> None:
     target = ToyTarget()
-    async with house() as stage:
-        stage.add_target(target)
-        stage.add_drafter(ToyDrafter("a", random_tree(5)))
-        stage.add_drafter(ToyDrafter("b", oracle_in_a_crowd(6)))
+    async with at_work(
+        target, ToyDrafter("a", random_tree(5)), ToyDrafter("b", oracle_in_a_crowd(6))
+    ) as stage:
         await stage.ask(params=SEEDED)
     assert len(target.steps) < SEEDED.max_tokens
 

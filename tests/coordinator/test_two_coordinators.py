@@ -17,7 +17,7 @@ from cluster.draft.breaker import CircuitBreaker
 from cluster.errors import CapacityError
 from cluster.messages import ProposalFrame
 from cluster.rpc.link import MemoryLink, memory_pair
-from tests.support.coordinator.house import GREEDY, SEEDED, House, house, text_of
+from tests.support.coordinator.house import GREEDY, SEEDED, House, at_work, house, text_of
 from tests.support.coordinator.toys import (
     ToyDrafter,
     ToyTarget,
@@ -52,9 +52,8 @@ async def texts_of(
 ) -> list[list[int]]:
     """Of so many requests with ids that the other coordinator uses as well; `begin` checks them."""
     running = [stage.begin([first + i, 2, 3], params, id=f"r{i}") for i in range(num_texts)]
-    while not all(each.done() for each in running):
-        await stage.pass_time(1.0)
-    return [text_of(await each) for each in running]
+    await stage.finish(*running)
+    return [text_of(each.result()) for each in running]
 
 
 @pytest.mark.usefixtures("budget")
@@ -211,8 +210,7 @@ async def test_a_text_runs_no_further_ahead_than_its_coordinator_has_heard(
     """To say of more than was sent that it came counts for what was sent."""
     target = ToyTarget()
     target.hears = lambda frame: replace(frame, acknowledged=acknowledged if frame.opens else 0)
-    async with house(drafters=()) as stage:
-        stage.add_target(target)
+    async with at_work(target, drafters=()) as stage:
         running = stage.begin(params=LONG)
         await stage.settle(4000)
         assert 60 <= len(target.steps) <= 70

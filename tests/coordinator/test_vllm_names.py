@@ -66,9 +66,8 @@ async def test_the_moment_has_its_pages_and_its_adapters() -> None:
 
 
 async def test_a_step_that_reads_a_short_prompt_counts_it_and_is_none_of_decoding() -> None:
-    async with house([]) as stage:
-        toy = ToyTarget()
-        stage.add_target(toy)
+    toy = ToyTarget()
+    async with at_work(toy, drafters=[]) as stage:
         first = stage.begin(id="a")
         await toy.wait_for_steps(5)
         second = await stage.ask((4, 5, 6, 7), id="b")

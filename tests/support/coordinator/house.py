@@ -122,6 +122,15 @@ class House:
     def status(self) -> dict[str, Any]:
         return self.coordinator.status()
 
+    def target_ids(self) -> list[str]:
+        return [each["id"] for each in self.status()["targets"]]
+
+    async def finish(self, *running: asyncio.Task[Any]) -> None:
+        """Let time pass until these are over."""
+        while not all(each.done() for each in running):
+            await self.pass_time(1.0)
+        await asyncio.gather(*running)
+
     async def pass_time(self, seconds: float) -> None:
         """Time passes as for workers that run: the coordinator's watch looks every half second, and
         targets beat every other time."""
@@ -169,12 +178,15 @@ async def house(
 
 
 @asynccontextmanager
-async def at_work(*drafters: ToyDrafter, **settings: Any) -> AsyncIterator[House]:
-    """A house with a target and these drafters."""
+async def at_work(*toys: ToyTarget | ToyDrafter, **settings: Any) -> AsyncIterator[House]:
+    """A house with these toys; its target comes first, a plain one where none is among them."""
+    targets = [each for each in toys if isinstance(each, ToyTarget)] or [ToyTarget()]
     async with house(**settings) as stage:
-        stage.add_target(ToyTarget())
-        for each in drafters:
-            stage.add_drafter(each)
+        for target in targets:
+            stage.add_target(target)
+        for each in toys:
+            if isinstance(each, ToyDrafter):
+                stage.add_drafter(each)
         yield stage
 
 

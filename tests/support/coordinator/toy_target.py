@@ -78,8 +78,9 @@ class ToyTarget:
     refuses: why the engine cannot serve an item, None = it can.  keeps: whether it answers the text
     of that name, and has not lost it by then.  waits: whether it has no pages yet for the text of
     that name.  hears, says: what comes, or is sent, in place of a frame; None = none.
-    `gate`: cleared, no step begins, as if the engine were in a long one.  is_mute: it does not beat
-    either.  frames: what has come.  steps: the items of each step.
+    `gate`: cleared, as it is at first where is_held, no step begins, as if the engine were in a
+    long one.  is_mute: it does not beat either.  frames: what has come.
+    steps: the items of each step.
     step_turns: turns of the event loop that a step takes, so that drafters get to answer meanwhile.
     step_s, row_s, free_rows: what a step takes by the target's own clock.
     """
@@ -93,6 +94,7 @@ class ToyTarget:
     steps: list[Sequence[Item]] = field(default_factory=list)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    is_held: bool = False
     is_mute: bool = False
     step_turns: int = 20
     step_s: float = 0.002
@@ -108,7 +110,8 @@ class ToyTarget:
         return [opened for frame in self.frames for opened in frame.opens]
 
     def __post_init__(self) -> None:
-        self.gate.set()
+        if not self.is_held:
+            self.gate.set()
         self._is_begun = False
         self._num_links = 0
         self._wake = asyncio.Event()

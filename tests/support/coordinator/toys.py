@@ -97,9 +97,11 @@ class ToyDrafter:
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     devices: tuple[str, ...] = ()
     model_hash: str = ""
+    is_held: bool = False  # what comes waits for the gate
 
     def __post_init__(self) -> None:
-        self.gate.set()
+        if not self.is_held:
+            self.gate.set()
 
     @property
     def commits(self) -> list[Commit]:
