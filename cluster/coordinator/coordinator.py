@@ -49,7 +49,7 @@ from cluster.metrics.recorder import Recorder, readable, side_by_side
 from cluster.metrics.told import COORDINATOR, TARGET
 from cluster.plan.autoscaling import WAITING, WORTH, Statistics
 from cluster.plan.fence import Fence
-from cluster.rpc.link import Link
+from cluster.rpc.link import Link, end_tasks
 from cluster.spec.native import trees
 
 log = logging.getLogger(__name__)
@@ -98,10 +98,8 @@ class Coordinator:
         """Cancel every request and leave every worker."""
         self._table.cancel_all()
         await self._present.links.stop()
-        watch, self._watch = self._watch, None
-        if watch is not None:
-            watch.cancel()
-            await asyncio.wait({watch})
+        if self._watch is not None:
+            await end_tasks(self._watch)
 
     async def export_learned(self) -> dict[str, Any]:
         """Return what was learned of the pool's drafters, as one record of plain values."""

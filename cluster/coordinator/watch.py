@@ -223,8 +223,8 @@ class Watches:
             status = self._status()
             name = status["id"]
             drafters = sorted({each["name"] for each in status["drafters"]})
-            targets = [each["id"] for each in status["targets"]]
-            yield encoded(Hello(name, self._model_name, drafters, targets))
+            ids = [each["id"] for each in status["targets"]]
+            yield encoded(Hello(name, self._model_name, drafters, ids))
             for tick in itertools.count():
                 if (rounds := watch.take(name)) is not None:
                     yield encoded(rounds)
@@ -233,14 +233,12 @@ class Watches:
                     states = status["drafters"], status["left_alone"], status["refused"]
                     yield encoded(Drafters(name, *states))
                     numbers = status["num_running"], status["num_waiting"]
-                    yield encoded(State(name, *numbers, _picked(status["targets"])))
+                    told = ("id", "sessions", "load")
+                    targets = [{key: each[key] for key in told} for each in status["targets"]]
+                    yield encoded(State(name, *numbers, targets))
                 if tick % _TICKS_OF_SCORES == 0:
                     inside = {each["id"]: each.get("scores", []) for each in status["targets"]}
                     yield encoded(Scores(name, status["scores"], inside))
                 await asyncio.sleep(_ROUNDS_EVERY_S)
         finally:
             self.open = tuple(each for each in self.open if each is not watch)
-
-
-def _picked(targets: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: each[key] for key in ("id", "sessions", "load")} for each in targets]

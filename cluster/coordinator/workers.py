@@ -17,7 +17,7 @@ from cluster.messages import AdapterList, WorkerDescription
 from cluster.metrics.recorder import Recorder
 from cluster.models.made_for import MadeFor, checkpoint_of
 from cluster.native_functions import NEEDED
-from cluster.rpc.link import Outbox, run_until_first_ends
+from cluster.rpc.link import Outbox, end_tasks, run_until_first_ends
 from cluster.spec.native import trees
 
 log = logging.getLogger(__name__)
@@ -127,10 +127,7 @@ class Links:
         self._tasks[worker].cancel()
 
     async def stop(self) -> None:
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*self._tasks.values())
 
 
 def added_up(faults: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:

@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 from cluster.errors import DrafthouseError, ProtocolError
 from cluster.messages import WorkerDescription
 from cluster.records import frozen
-from cluster.rpc.link import Link
+from cluster.rpc.link import Link, end_tasks
 
 log = logging.getLogger(__name__)
 
@@ -86,10 +86,7 @@ class Connections(Generic[AnyLink]):
 
     async def stop(self) -> None:
         """Close every link."""
-        tasks = [*self._keepers.values(), *([self._watcher] if self._watcher else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*self._keepers.values(), *([self._watcher] if self._watcher else []))
 
     async def _watch(self) -> None:
         wait_s = _FIRST_RETRY_S

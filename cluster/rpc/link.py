@@ -37,17 +37,22 @@ class Link(Protocol[Sent, Received]):
 # Reading and writing a link at the same time.
 
 
+async def end_tasks(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel tasks, and wait until they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def run_until_first_ends(*coroutines: Coroutine[Any, Any, None]) -> None:
     """Run all concurrently; when one returns or raises, cancel the rest and keep its outcome."""
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*tasks)
 
 
 class Outbox(Generic[S]):

@@ -13,7 +13,7 @@ import logging
 import signal
 import sys
 from argparse import ArgumentParser
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Protocol, TypeVar
 
 import grpc
@@ -26,7 +26,7 @@ from cluster.rpc.codec import DESCRIPTION
 from cluster.rpc.conversations import COORDINATOR, DRAFTER, TARGET, Answer, Ask, Service
 from cluster.rpc.frames import MAX_FRAME_BYTES
 from cluster.rpc.generated import coordinator_pb2
-from cluster.rpc.link import Link
+from cluster.rpc.link import Link, end_tasks
 from cluster.rpc.options import MAX_CALLS, server_options
 from cluster.rpc.status import abort
 from cluster.rpc.stream import StreamLink
@@ -189,13 +189,13 @@ def _methods(
 
 
 async def _serve_link(
-    serve: Callable[[Link[Any, Any]], Awaitable[None]],
+    serve: Callable[[Link[Any, Any]], Coroutine[Any, Any, None]],
     link: StreamLink[Any, Any],
     context: Any,
 ) -> None:
     """Run the worker on the link until either ends; the worker always gets time to clean up.
     The caller is told of its failure."""
-    serving = asyncio.ensure_future(serve(link))
+    serving = asyncio.create_task(serve(link))
     try:
         await asyncio.wait({serving, link.running}, return_when=asyncio.FIRST_COMPLETED)
         await asyncio.wait({serving}, timeout=_CLEANUP_GRACE_S)
@@ -205,8 +205,7 @@ async def _serve_link(
         await asyncio.wait({serving}, timeout=_CLEANUP_GRACE_S)
         raise
     finally:
-        serving.cancel()
-        await asyncio.wait({serving})
+        await end_tasks(serving)
         await link.close()
     error = None if serving.cancelled() else serving.exception()
     if isinstance(error, DrafthouseError):

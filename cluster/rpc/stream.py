@@ -16,8 +16,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from cluster.errors import DrafthouseError, WorkerError
 from cluster.messages import Refusal
-from cluster.rpc.frames import MAX_FRAME_BYTES, FrameCodec
-from cluster.rpc.link import Mailbox, MemoryLink
+from cluster.rpc.frames import FrameCodec
+from cluster.rpc.link import Mailbox, MemoryLink, end_tasks
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class StreamLink(MemoryLink[Any, R], Generic[S, R]):
         incoming: FrameCodec[R],
         refuse: Callable[[tuple[Refusal, ...]], S] | None = None,
         *,
-        max_frame_bytes: int = MAX_FRAME_BYTES,
+        max_frame_bytes: int,
     ) -> None:
         """refuse: makes the frame that tells the peer which of its items were malformed; None on
         the client's side, whose codec puts refusals into the frame."""
@@ -88,8 +88,7 @@ class StreamLink(MemoryLink[Any, R], Generic[S, R]):
         """Send the queued frames, end the stream and free it; idempotent."""
         await super().close()
         await asyncio.wait({self.running}, timeout=CLOSE_GRACE_S)
-        self.running.cancel()
-        await asyncio.wait({self.running})
+        await end_tasks(self.running)
 
     def sever(self, error: DrafthouseError | None = None) -> None:
         # Users of a link treat every failure as a lost worker, so every error becomes WorkerError.
@@ -119,9 +118,7 @@ class StreamLink(MemoryLink[Any, R], Generic[S, R]):
         finally:
             # This runs also if the task is cancelled; the link then closes at once.
             self.sever(WorkerError("the link is closed; open a new one"))
-            reader.cancel()
-            writer.cancel()
-            await asyncio.gather(reader, writer, return_exceptions=True)
+            await end_tasks(reader, writer)
             await self._stream.dispose()
 
     async def _read_all(self) -> None:
