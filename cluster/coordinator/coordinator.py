@@ -7,6 +7,7 @@ requests come from ingress links (`serve`) or from the same process (`submit`).
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import logging
 import time
@@ -18,7 +19,7 @@ from cluster.config.schema import Config
 from cluster.coordinator.audit import Auditor
 from cluster.coordinator.drafters import DrafterPool
 from cluster.coordinator.ingress import IngressLink
-from cluster.coordinator.moment import ActivityLog, record_moment, reported
+from cluster.coordinator.moment import ActivityLog, record_moment
 from cluster.coordinator.pool_scores import PoolScores
 from cluster.coordinator.present import Answered, Ended, Present, Series, Stepped
 from cluster.coordinator.replica import DrafterLink, DrafterReplica
@@ -275,7 +276,11 @@ class Coordinator:
                 [replicas.faults, *(seat.state.get("faults", {}) for seat in seats)]
             ),
             "left_alone": sorted(left_alone),
-            "engines": reported((*seats, *replicas)),
+            "engines": [
+                {"role": each.description.role, "worker": each.id, **dataclasses.asdict(engine)}
+                for each in (*seats, *replicas)
+                for engine in each.description.engines
+            ],
             "scores": self._scores.acceptance.table(),
             "rollouts": self._scores.roster.table(),
             "refused": {name: why for name, why in self._present.refused.items() if why},

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from cluster import metrics
 from cluster.coordinator.drafters import LEFT_ALONE, DrafterPool
@@ -16,8 +15,6 @@ from cluster.coordinator.targets import TargetSeat
 from cluster.messages import Load
 from cluster.metrics import vllm_metrics
 from cluster.requests.fields import PlainWhy
-
-Worker = TargetSeat | DrafterReplica
 
 _CLEARED = (
     metrics.BREAKERS_OPEN,
@@ -38,7 +35,7 @@ def record_moment(present: Present, replicas: DrafterPool) -> None:
         present.recorder.clear(metric)
     _record_texts(present)
     gauge, states = present.recorder.set, replicas.states()
-    workers: tuple[Worker, ...] = (*present.seats.values(), *replicas)
+    workers: tuple[TargetSeat | DrafterReplica, ...] = (*present.seats.values(), *replicas)
     for worker in workers:
         own = {"role": worker.description.role, "worker": worker.id}
         if worker.pages is not None:
@@ -101,15 +98,6 @@ def _record_texts(present: Present) -> None:
             waiting_lora_adapters=waiting,
             running_lora_adapters=running,
         )
-
-
-def reported(workers: Iterable[Worker]) -> list[dict[str, object]]:
-    """All engines as plain values, for status reports."""
-    return [
-        {"role": each.description.role, "worker": each.id, **dataclasses.asdict(engine)}
-        for each in workers
-        for engine in each.description.engines
-    ]
 
 
 # The coordinator's lines in the log: one every ten seconds while there is work.

@@ -169,9 +169,9 @@ class DrafterReplica(Outbox[CommitFrame]):
         self._released.clear()
         commits: list[Commit] = []
         room = self._max_frame_tokens
-        while self._news and room > 0:
-            name = next(iter(self._news))
-            own = self._news[name]
+        for name, own in list(self._news.items()):
+            if room <= 0:
+                break
             if not own.has_all:
                 commits.append(own.next_commit(room))
                 room -= len(commits[-1].token_ids)

@@ -46,7 +46,7 @@ class DecodeTimes:
 
     def _of(self, num_texts: int) -> Floats:
         above = next(size for size in self._sizes if size >= num_texts)
-        below = max((size for size in self._sizes if size <= num_texts), default=above)
+        below = max(size for size in self._sizes if size <= num_texts)
         if above == below:
             return self._replay(above)
         share = (num_texts - below) / (above - below)

@@ -119,11 +119,9 @@ class Simulation:
             num_rows = len(decoding) + size + sum(chunks)
             step_s = self._machine.step_s(num_rows, len(batch)) * jitter
             # A prompt's last row draws a token, as a row of a decoding text does.
-            running = [
-                *decoding,
-                *(own for own, rows in zip(new, chunks, strict=True) if rows == own.prompt_rows),
-            ]
-            only_step_s = self._machine.step_s(len(running), len(batch))
+            num_read = sum(rows == own.prompt_rows for own, rows in zip(new, chunks, strict=True))
+            num_drawing = len(decoding) + num_read
+            only_step_s = self._machine.step_s(num_drawing, len(batch))
             read_s = self._machine.step_s(num_rows - size, len(batch)) - only_step_s
             plain_s += read_s * jitter
             emitted = [
@@ -135,12 +133,10 @@ class Simulation:
                 self._commit(own, count, now)
             drafted_in = self._turns(decoding)
             draft_s = sum(turn.time_s for turn in drafted_in)
-            num_read = 0
             for own, chunk in zip(new, chunks, strict=True):
                 own.prompt_rows -= chunk
                 if own.prompt_rows:
                     continue
-                num_read += 1
                 policy.first_ask(own, now)
                 self._commit(own, 1, now)
                 draft_s += sum(turn.time_s for turn in self._turns([own]))
@@ -153,10 +149,9 @@ class Simulation:
                 decoding,
                 Round(texts, emitted, size, step_s, draft_s, drafted_in, prompt_rows),
             )
-            tokens += sum(emitted) + num_read
-            plain_s += (
-                (sum(emitted) + num_read) / len(running) * only_step_s * jitter if running else 0.0
-            )
+            num_emitted = sum(emitted) + num_read
+            tokens += num_emitted
+            plain_s += num_emitted / max(num_drawing, 1) * only_step_s * jitter
             for place, own in enumerate(batch):
                 if own.remaining == 0:
                     self.ended.append((own.recorded, now - own.began_s))
