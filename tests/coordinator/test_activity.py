@@ -64,7 +64,7 @@ def test_nothing_is_said_of_idle_times(caplog: pytest.LogCaptureFixture) -> None
 
 
 async def test_a_coordinator_tells_what_it_has_served(caplog: pytest.LogCaptureFixture) -> None:
-    async with at_work(ToyDrafter("a", oracle_chain()), drafters=["a"]) as stage:
+    async with at_work(ToyDrafter("a", oracle_chain())) as stage:
         await stage.ask(range(20))
         await stage.settle()
         await stage.pass_time(10.0)

@@ -21,6 +21,11 @@ from tests.support.coordinator.toys import (
 TOLD = SpeculationOptions(return_draft_sources=True)
 
 
+def three() -> list[ToyDrafter]:
+    grows = {"right": oracle_chain(4), "half": oracle_chain(2), "wrong": random_tree(1, 3)}
+    return [ToyDrafter(name, grow) for name, grow in grows.items()]
+
+
 async def served(stage: House, **fields: Any) -> tuple[list[TokenEvent], SpeculationStats]:
     events = await stage.ask(**fields)
     stats = events[-1].stats
@@ -29,12 +34,7 @@ async def served(stage: House, **fields: Any) -> tuple[list[TokenEvent], Specula
 
 
 async def test_every_token_names_the_drafters_that_had_proposed_it() -> None:
-    async with at_work(
-        ToyDrafter("right", oracle_chain(4)),
-        ToyDrafter("half", oracle_chain(2)),
-        ToyDrafter("wrong", random_tree(1, 3)),
-        drafters=["right", "half", "wrong"],
-    ) as stage:
+    async with at_work(*three()) as stage:
         events, stats = await served(stage, speculation=TOLD)
     sources = [drafters for event in events for drafters in event.draft_sources]
     assert len(sources) == len(text_of(events))
@@ -51,7 +51,7 @@ async def test_every_token_names_the_drafters_that_had_proposed_it() -> None:
 
 async def test_a_drafter_that_never_came_is_loading_for_a_while_and_one_that_went_is_down() -> None:
     other = SpeculationOptions(drafters=("b",))
-    async with at_work(drafters=["a", "b"]) as stage:
+    async with at_work() as stage:
         assert (await served(stage))[1].idle_because == "warming_up"
         link = stage.add_drafter(ToyDrafter("a", oracle_chain()))
         assert (await served(stage))[1].idle_because == ""
@@ -65,18 +65,13 @@ async def test_a_drafter_that_never_came_is_loading_for_a_while_and_one_that_wen
 
 @pytest.mark.parametrize("max_tokens", [1, 2])
 async def test_an_answer_without_room_for_a_draft_says_so(max_tokens: int) -> None:
-    async with at_work(ToyDrafter("a", oracle_chain()), drafters=["a"]) as stage:
+    async with at_work(ToyDrafter("a", oracle_chain())) as stage:
         _, stats = await served(stage, params=replace(GREEDY, max_tokens=max_tokens))
     assert stats.idle_because == "too_short"
 
 
 async def test_what_answers_and_the_metrics_count_is_the_same_and_adds_up() -> None:
-    async with at_work(
-        ToyDrafter("right", oracle_chain(4)),
-        ToyDrafter("half", oracle_chain(2)),
-        ToyDrafter("wrong", random_tree(1, 3)),
-        drafters=["right", "half", "wrong"],
-    ) as stage:
+    async with at_work(*three()) as stage:
         answers = [(await served(stage, id=f"r{index}"))[1] for index in range(4)]
     steps = sum(stats.num_spec_steps for stats in answers)
     drafted = sum(stats.num_draft_tokens for stats in answers)

@@ -92,7 +92,7 @@ def told_now_and_then(lie: Lie) -> Callable[[VerdictFrame], VerdictFrame]:
 @pytest.mark.parametrize(("name", "lie"), {**WRONG, **STALE, **BESIDE}.items())
 async def test_what_cannot_be_costs_a_retry_and_not_the_text(name: str, lie: Lie) -> None:
     toy = ToyTarget(says=told_now_and_then(lie))
-    async with at_work(toy, ToyDrafter("a", oracle_in_a_crowd(1)), drafters=["a"]) as stage:
+    async with at_work(toy, ToyDrafter("a", oracle_in_a_crowd(1))) as stage:
         await stage.finish(stage.begin(params=SEEDED, id="r"))
         assert stage.target_ids() == ["target-0"]
         metrics = stage.metrics()
@@ -162,7 +162,7 @@ async def test_what_a_target_says_of_itself_changes_no_text() -> None:
         return replace(frame, serial=lie.serial or frame.serial)
 
     toy.says = said
-    async with at_work(toy, ToyDrafter("a", oracle_in_a_crowd(1)), drafters=["a"]) as stage:
+    async with at_work(toy, ToyDrafter("a", oracle_in_a_crowd(1))) as stage:
         for name in ("r", "s"):
             await stage.ask(params=replace(SEEDED, max_tokens=150), id=name)
         assert num_frames > 4 * len(FRAMES)

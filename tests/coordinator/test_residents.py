@@ -76,7 +76,7 @@ async def test_an_answer_says_that_its_residents_are_left_alone() -> None:
 
 async def test_a_replica_in_the_pool_is_not_asked_for_what_the_target_has_inside() -> None:
     twin = ToyDrafter("a", oracle_chain())
-    async with at_work(host(), twin, drafters=["a"]) as stage:
+    async with at_work(host(), twin) as stage:
         await stage.ask()
     assert twin.frames == []
 

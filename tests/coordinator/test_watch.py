@@ -39,7 +39,7 @@ def names(told: Told) -> set[str]:
 
 
 async def test_a_watcher_sees_every_step_and_what_drafters_brought() -> None:
-    async with at_work(ToyDrafter("right", oracle_chain(4)), drafters=["right"]) as stage:
+    async with at_work(ToyDrafter("right", oracle_chain(4))) as stage:
         watcher = Watcher(stage.coordinator)
         await watcher.until(lambda told: {"drafters", "state", "scores"} <= names(told))
         events = await stage.ask()
@@ -70,7 +70,7 @@ async def test_a_watcher_sees_every_step_and_what_drafters_brought() -> None:
 
 
 async def test_a_plain_step_says_why() -> None:
-    async with at_work(drafters=["right"]) as stage:
+    async with at_work() as stage:
         watcher = Watcher(stage.coordinator)
         await watcher.until(lambda told: "scores" in names(told))
         await stage.ask()
@@ -81,7 +81,7 @@ async def test_a_plain_step_says_why() -> None:
 
 
 async def test_nothing_is_noted_without_watchers_and_the_text_is_the_same() -> None:
-    async with at_work(ToyDrafter("right", oracle_chain(4)), drafters=["right"]) as stage:
+    async with at_work(ToyDrafter("right", oracle_chain(4))) as stage:
         watches = stage.coordinator._watches
         assert watches.open == ()
         before = text_of(await stage.ask())

@@ -1,4 +1,4 @@
-"""Connecting refuses mismatched workers; servers answer health checks, and no reflection."""
+"""Connecting refuses mismatched workers; servers answer no reflection."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from cluster.errors import ConfigError, ProtocolError, WorkerError
 from cluster.messages import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION
 from cluster.rpc.channel import connect_drafter, connect_target
-from cluster.rpc.server import serve_coordinator, serve_drafter, serve_target
-from tests.support.rpc.toys import TARGET, EchoCoordinator, EchoDrafter, EchoTarget, stopping
+from cluster.rpc.server import serve_drafter, serve_target
+from tests.support.rpc.servers import KINDS, Kind
+from tests.support.rpc.toys import TARGET, EchoDrafter, EchoTarget, stopping
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
@@ -75,19 +75,11 @@ async def test_a_taken_port_is_a_configuration_error() -> None:
             await serve_target(EchoTarget(), port=server.port)
 
 
-async def test_every_server_answers_health_checks_and_shows_no_services() -> None:
-    for starting in (
-        serve_target(EchoTarget()),
-        serve_drafter(EchoDrafter()),
-        serve_coordinator(EchoCoordinator()),
-    ):
-        server = await starting
-        async with stopping(server), grpc.aio.insecure_channel(server.address) as channel:
-            health = health_pb2_grpc.HealthStub(channel)
-            answer = await health.Check(health_pb2.HealthCheckRequest())
-            assert answer.status == health_pb2.HealthCheckResponse.SERVING
-            request = reflection_pb2.ServerReflectionRequest(list_services="")
-            stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-            with pytest.raises(grpc.aio.AioRpcError) as raised:
-                await anext(aiter(stub.ServerReflectionInfo(iter([request]))))
-            assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+async def test_no_server_shows_its_services(kind: Kind) -> None:
+    async with kind.running() as server, server.raw() as channel:
+        request = reflection_pb2.ServerReflectionRequest(list_services="")
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await anext(aiter(stub.ServerReflectionInfo(iter([request]))))
+        assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED

@@ -118,27 +118,23 @@ async def test_a_secret_is_replaced_under_open_streams(kind: Kind) -> None:
             await link.close()
 
 
-def folders(root: Path, kind: Kind) -> tuple[Path, Path, Authority]:
-    """What a server and its caller are given."""
-    authority, service = Authority.new(), kind.service
-    return (
-        authority.write(root / "server", f"{service.role}.drafthouse"),
-        authority.write(root / "caller", f"{service.caller}.drafthouse"),
-        authority,
-    )
+def named(authority: Authority, folder: Path, role: str) -> Trust:
+    """What a process shows whose certificate, in that folder, names this role."""
+    authority.write(folder, f"{role}.drafthouse")
+    return trusting(SECRET, folder=folder, role=role)
 
 
-def both(kind: Kind, server: Path, caller: Path) -> tuple[Trust, Trust]:
-    return (
-        trusting(SECRET, folder=server, role=kind.service.role),
-        trusting(SECRET, folder=caller, role=kind.service.caller),
-    )
+def certified(root: Path, kind: Kind) -> tuple[Authority, Trust, Trust]:
+    """Who signs, and what a server and its caller are given, in folders with their roles' names."""
+    authority = Authority.new()
+    roles = kind.service.role, kind.service.caller
+    server, caller = (named(authority, root / role, role) for role in roles)
+    return authority, server, caller
 
 
 @kinds
 async def test_who_shows_no_valid_certificate_is_refused(kind: Kind, tmp_path: Path) -> None:
-    of_server, of_caller, authority = folders(tmp_path, kind)
-    serving, calling = both(kind, of_server, of_caller)
+    authority, serving, calling = certified(tmp_path, kind)
     caller = f"{kind.service.caller}.drafthouse"
     expired = authority.write(tmp_path / "expired", caller, days=-1)
     foreign = Authority.new("another").write(tmp_path / "foreign", caller)
@@ -154,10 +150,8 @@ async def test_who_shows_no_valid_certificate_is_refused(kind: Kind, tmp_path: P
 
 async def test_only_an_ingress_may_watch(tmp_path: Path) -> None:
     kind = KINDS["coordinator"]
-    of_server, of_caller, authority = folders(tmp_path, kind)
-    serving, calling = both(kind, of_server, of_caller)
-    folder = authority.write(tmp_path / "drafter", "drafter.drafthouse")
-    foreign = trusting(SECRET, folder=folder, role="drafter")
+    authority, serving, calling = certified(tmp_path, kind)
+    foreign = named(authority, tmp_path / "drafter", "drafter")
     async with kind.running(serving) as server:
         link = await server.link(calling)
         async with asyncio.timeout(PATIENCE_S), contextlib.aclosing(link.watch()) as events:
@@ -172,39 +166,36 @@ async def test_only_an_ingress_may_watch(tmp_path: Path) -> None:
 
 @every_kind
 async def test_a_certificate_of_another_role_is_refused(kind: Kind, tmp_path: Path) -> None:
-    of_server, of_caller, authority = folders(tmp_path, kind)
-    serving, calling = both(kind, of_server, of_caller)
+    authority, serving, calling = certified(tmp_path, kind)
     roles = {"ingress", "coordinator", "target", "drafter"} - {kind.service.caller}
     async with kind.running(serving) as server, server.neighbour(calling):
         for role in roles:
-            folder = authority.write(tmp_path / role, f"{role}.drafthouse")
-            named = rf"{role}\.drafthouse; {kind.service.caller}\.drafthouse alone"
-            with pytest.raises(ProtocolError, match=named):
-                await server.link(trusting(SECRET, folder=folder, role=role))
+            stranger = named(authority, tmp_path / "strangers" / role, role)
+            told = rf"{role}\.drafthouse; {kind.service.caller}\.drafthouse alone"
+            with pytest.raises(ProtocolError, match=told):
+                await server.link(stranger)
     # Nor may a server be of another role than the one that is called.
-    wrong = authority.write(tmp_path / "wrong", "ingress.drafthouse")
-    async with kind.running(trusting(SECRET, folder=wrong, role="ingress")) as server:
+    async with kind.running(named(authority, tmp_path / "wrong", "ingress")) as server:
         with pytest.raises(DrafthouseError, match=r"data_plane\.tls"):
             await server.link(calling)
 
 
 async def test_a_tls_caller_of_a_plain_server_is_told_so(tmp_path: Path) -> None:
     kind = KINDS["target"]
-    _, of_caller, _ = folders(tmp_path, kind)
+    _, _, calling = certified(tmp_path, kind)
     async with kind.running(TRUSTED) as server:
         with pytest.raises(WorkerError, match=r"data_plane\.tls"):
-            await server.link(trusting(SECRET, folder=of_caller, role=kind.service.caller))
+            await server.link(calling)
 
 
 @kinds
 async def test_certificates_are_replaced_under_open_streams(kind: Kind, tmp_path: Path) -> None:
-    of_server, of_caller, authority = folders(tmp_path, kind)
-    serving, calling = both(kind, of_server, of_caller)
+    authority, serving, calling = certified(tmp_path, kind)
     async with kind.running(serving) as server:
         links = [await server.link(calling) for _ in range(NUM_STREAMS)]
         for issuer in (authority, Authority.new("its successor")):
-            issuer.write(of_server, f"{kind.service.role}.drafthouse")
-            issuer.write(of_caller, f"{kind.service.caller}.drafthouse")
+            for role in (kind.service.role, kind.service.caller):
+                issuer.write(tmp_path / role, f"{role}.drafthouse")
             for number, link in enumerate(links):
                 await answered(kind, link, number)
             await (await server.link(calling)).close()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -33,6 +35,26 @@ def frame(*names: str, length: int = 3) -> StepFrame:
     return StepFrame(tuple(text(name, length) for name in names))
 
 
+@asynccontextmanager
+async def linked(worker: EchoTarget, **options: int) -> AsyncIterator[Any]:
+    """A client's link to a server of that worker."""
+    async with stopping(await serve_target(worker, **options)) as server:
+        _, link = await connect_target(server.address, **options)
+        yield link
+        await link.close()
+
+
+@asynccontextmanager
+async def streaming(worker: EchoTarget, *codec: Callable[..., Any]) -> AsyncIterator[Any]:
+    """The same stream by gRPC's own means."""
+    method = "/drafthouse.internal.v1.TargetService/Steps"
+    async with (
+        stopping(await serve_target(worker)) as server,
+        grpc.aio.insecure_channel(server.address) as channel,
+    ):
+        yield channel.stream_stream(method, *codec)()
+
+
 async def test_a_watcher_reads_events_until_it_leaves_and_no_other_call_waits() -> None:
     toy = EchoCoordinator()
     async with stopping(await serve_coordinator(toy)) as server:
@@ -49,8 +71,7 @@ async def test_a_watcher_reads_events_until_it_leaves_and_no_other_call_waits() 
 
 async def test_closing_the_link_ends_the_workers_iteration_after_all_frames() -> None:
     worker = EchoTarget()
-    async with stopping(await serve_target(worker)) as server:
-        _, link = await connect_target(server.address)
+    async with linked(worker) as link:
         await link.send(StepFrame(cancels=(TextName("a", 1), TextName("b", 1))))
         await link.close()
         await link.close()
@@ -63,16 +84,13 @@ async def test_closing_the_link_ends_the_workers_iteration_after_all_frames() ->
 
 async def test_a_client_that_vanishes_ends_the_workers_iteration() -> None:
     worker = EchoTarget()
-    async with stopping(await serve_target(worker)) as server:
-        channel = grpc.aio.insecure_channel(server.address)
-        call = channel.stream_stream("/drafthouse.internal.v1.TargetService/Steps")()
+    async with streaming(worker) as call:
         await call.initial_metadata()
         call.cancel()
         # gRPC reports a cancelled call's end of stream before or after the cancellation itself: the
         # worker may see either, and frees the stream's state after both.
         ending = await asyncio.wait_for(worker.endings.get(), PATIENCE_S)
         assert ending in {"closed", WorkerError.code}
-        await channel.close()
 
 
 async def test_a_server_that_stops_breaks_the_clients_link() -> None:
@@ -87,14 +105,12 @@ async def test_a_server_that_stops_breaks_the_clients_link() -> None:
 
 
 async def test_a_worker_that_closes_ends_the_clients_iteration_cleanly() -> None:
-    async with stopping(await serve_target(LeavingTarget())) as server:
-        _, link = await connect_target(server.address)
+    async with linked(LeavingTarget()) as link:
         await link.send(frame("a"))
         answers = [answer async for answer in link]
         assert [verdict.request_id for answer in answers for verdict in answer.verdicts] == ["a"]
         with pytest.raises(WorkerError):
             await link.send(frame("b"))
-        await link.close()
 
 
 @pytest.mark.parametrize(
@@ -118,8 +134,7 @@ async def test_a_worker_that_raises_breaks_that_stream_only(error: Exception) ->
 
 
 async def test_a_worker_that_does_not_read_blocks_its_sender() -> None:
-    async with stopping(await serve_target(HangingTarget())) as server:
-        _, link = await connect_target(server.address)
+    async with linked(HangingTarget()) as link:
         heavy = frame("a", length=100_000)
 
         async def flood() -> None:
@@ -131,12 +146,10 @@ async def test_a_worker_that_does_not_read_blocks_its_sender() -> None:
         done, _ = await asyncio.wait({flooding}, timeout=1.0)
         assert not done
         flooding.cancel()
-        await link.close()
 
 
 async def test_a_frame_over_the_limit_arrives_in_parts_and_an_item_over_it_is_refused() -> None:
-    async with stopping(await serve_target(EchoTarget(), max_frame_bytes=8192)) as server:
-        _, link = await connect_target(server.address, max_frame_bytes=8192)
+    async with linked(EchoTarget(), max_frame_bytes=8192) as link:
         names = [f"r{number}" for number in range(8)]
         await link.send(frame(*names, length=1000))
         answered: list[str] = []
@@ -149,17 +162,11 @@ async def test_a_frame_over_the_limit_arrives_in_parts_and_an_item_over_it_is_re
             await link.send(frame("huge", length=5000))
         await link.send(frame("fine"))
         assert (await anext(aiter(link))).verdicts[0].request_id == "fine"
-        await link.close()
 
 
 async def test_a_malformed_item_is_refused_over_the_wire_and_the_stream_continues() -> None:
-    async with stopping(await serve_target(EchoTarget())) as server:
-        channel = grpc.aio.insecure_channel(server.address)
-        call = channel.stream_stream(
-            "/drafthouse.internal.v1.TargetService/Steps",
-            target_pb2.StepFrame.SerializeToString,
-            target_pb2.VerdictFrame.FromString,
-        )()
+    codec = target_pb2.StepFrame.SerializeToString, target_pb2.VerdictFrame.FromString
+    async with streaming(EchoTarget(), *codec) as call:
         params = common_pb2.SamplingParams()
         torn = target_pb2.Open(request_id="torn", generation=2, token_ids=b"\x01", params=params)
         good = target_pb2.Open(request_id="good", token_ids=b"\x01\x00\x00\x00", params=params)
@@ -175,18 +182,14 @@ async def test_a_malformed_item_is_refused_over_the_wire_and_the_stream_continue
         ]
         assert [verdict.request_id for verdict in verdicts] == ["good"]
         call.cancel()
-        await channel.close()
 
 
 async def test_bytes_that_are_not_a_frame_end_the_senders_stream() -> None:
     worker = EchoTarget()
-    async with stopping(await serve_target(worker)) as server:
-        channel = grpc.aio.insecure_channel(server.address)
-        call = channel.stream_stream("/drafthouse.internal.v1.TargetService/Steps")()
+    async with streaming(worker) as call:
         await call.write(b"\xff\xff\xff\xff")
         assert await call.read() is grpc.aio.EOF
         assert await asyncio.wait_for(worker.endings.get(), PATIENCE_S) == WorkerError.code
-        await channel.close()
 
 
 async def test_no_task_outlives_its_link_or_server() -> None:

@@ -179,14 +179,18 @@ async def house(
 
 @asynccontextmanager
 async def at_work(*toys: ToyTarget | ToyDrafter, **settings: Any) -> AsyncIterator[House]:
-    """A house with these toys; its target comes first, a plain one where none is among them."""
+    """A house with these toys; its target comes first, a plain one where none is among them.
+
+    settings: as of `house`; where there are toys that draft, its drafters are these."""
     targets = [each for each in toys if isinstance(each, ToyTarget)] or [ToyTarget()]
+    drafters = [each for each in toys if isinstance(each, ToyDrafter)]
+    if drafters:
+        settings.setdefault("drafters", [each.name for each in drafters])
     async with house(**settings) as stage:
         for target in targets:
             stage.add_target(target)
-        for each in toys:
-            if isinstance(each, ToyDrafter):
-                stage.add_drafter(each)
+        for each in drafters:
+            stage.add_drafter(each)
         yield stage
 
 

@@ -38,6 +38,7 @@ FIXED = CoordinatorConfig(budget="fixed")
 
 
 def target_description(worker_id: str = "target-0", **limits: int) -> WorkerDescription:
+    usual = {"max_context_len": 4096, "max_running_sequences": 64, "max_batch_tokens": 512}
     return WorkerDescription(
         worker_id,
         "target",
@@ -45,9 +46,7 @@ def target_description(worker_id: str = "target-0", **limits: int) -> WorkerDesc
         model_hash="m",
         tokenizer_hash="t",
         vocab_size=VOCAB_SIZE,
-        max_context_len=limits.get("max_context_len", 4096),
-        max_running_sequences=limits.get("max_running_sequences", 64),
-        max_batch_tokens=limits.get("max_batch_tokens", 512),
+        **usual | limits,
     )
 
 
