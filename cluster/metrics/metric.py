@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 from cluster.records import frozen
@@ -91,8 +92,14 @@ SEGMENT_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 class Metric:
     """One time series family.  Counters are exported with `_total`."""
 
-    name: str
     kind: Kind
+    name: str
     help: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = _SECONDS
+
+
+# They take what follows the kind.
+counter = partial(Metric, "counter")
+gauge = partial(Metric, "gauge")
+histogram = partial(Metric, "histogram")

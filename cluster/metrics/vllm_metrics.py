@@ -19,6 +19,7 @@ from prometheus_client.utils import floatToGoString
 
 from cluster import metrics
 from cluster.metrics import Metric
+from cluster.metrics.metric import counter, gauge, histogram
 from cluster.records import frozen
 
 PREFIX = "vllm:"
@@ -56,39 +57,32 @@ _STEP_TOKENS = (1.0, *(float(2**exponent) for exponent in range(3, 15)))
 
 
 def _of_requests(name: str, text: str, buckets: tuple[float, ...] = _REQUEST_SECONDS) -> Metric:
-    return Metric(f"{PREFIX}{name}", "histogram", text, buckets=buckets)
+    return histogram(f"{PREFIX}{name}", text, buckets=buckets)
 
 
-KV_USAGE = Metric(
+KV_USAGE = gauge(
     "vllm:kv_cache_usage_perc",
-    "gauge",
     "Share of the targets' KV pages that requests hold, 0 to 1.",
 )
-CACHE_CONFIG = Metric(
+CACHE_CONFIG = gauge(
     "vllm:cache_config_info",
-    "gauge",
     "1, with the KV cache of all targets: tokens per page, and pages.",
     ("block_size", "num_gpu_blocks", "enable_prefix_caching"),
 )
-LORA_REQUESTS = Metric(
+LORA_REQUESTS = gauge(
     "vllm:lora_requests_info",
-    "gauge",
     "The time of the scrape, with the adapters of running and waiting requests, between commas. "
     "There where adapters are served. max_lora: their number.",
     ("max_lora", "waiting_lora_adapters", "running_lora_adapters"),
 )
-CACHED_TOKENS = Metric(
+CACHED_TOKENS = counter(
     "vllm:prompt_tokens_cached",
-    "counter",
     "Those of drafthouse_prompt_tokens that the prefix cache had; of several samples, as the first "
     "one found it; of a scored prompt none.",
 )
-PREEMPTIONS = Metric(
-    "vllm:num_preemptions", "counter", "Times that a text lost its KV pages to another one."
-)
-TIME_PER_OUTPUT_TOKEN = Metric(
+PREEMPTIONS = counter("vllm:num_preemptions", "Times that a text lost its KV pages to another one.")
+TIME_PER_OUTPUT_TOKEN = histogram(
     "vllm:request_time_per_output_token_seconds",
-    "histogram",
     "Of a text that is over, the time from its first token to its last, per token after the first.",
     buckets=metrics.ITL.buckets,
 )
