@@ -44,7 +44,6 @@ class Session:
     id: str
     request: Request
     deliver: Deliver
-    arrival: int
     arrived_at: float
     shunned_target: str = ""
     is_audit: bool = False

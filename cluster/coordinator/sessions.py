@@ -49,7 +49,6 @@ class SessionTable:
         # First come, first served: sessions that lost their target come back to the front.
         self._line: list[Session] = []
         self._placement = Placement(present.config.target.engine.page_size)
-        self._arrivals = itertools.count()
         # Never repeated within this process, so an answer meant for an earlier owner, or for an
         # earlier request of the same id, is always recognised.
         self._generations = itertools.count(1)
@@ -107,14 +106,13 @@ class SessionTable:
         return session
 
     def _session(self, session_id: str, request: Request, deliver: Deliver) -> Session:
-        arrival, now = next(self._arrivals), self._present.clock()
-        session = Session(session_id, request, deliver, arrival, now)
+        session = Session(session_id, request, deliver, self._present.clock())
         self._present.sessions[session_id] = session
         session.limit(self._present.served.max_context_len)
         return session
 
     def _wait(self, session: Session) -> None:
-        bisect.insort(self._line, session, key=lambda each: each.arrival)
+        bisect.insort(self._line, session, key=lambda each: each.arrived_at)
 
     def cancel(self, session_id: str, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """Free everything held for a session, and let another have its place; unknown and finished

@@ -100,9 +100,9 @@ def split(frame: F) -> tuple[F, F] | None:
     The items are the tuple fields of the dataclass.  Scalar fields go into the second half, because
     they describe the state after the items.
     """
-    names = [each.name for each in dataclasses.fields(frame)]  # type: ignore[arg-type]
+    fields = [each.name for each in dataclasses.fields(frame)]  # type: ignore[arg-type]
+    names = sorted(fields, key=lambda name: name not in _FIRST)
     tuples = [name for name in names if isinstance(getattr(frame, name), tuple)]
-    tuples.sort(key=lambda name: name not in _FIRST)
     items = [(name, item) for name in tuples for item in getattr(frame, name)]
     if len(items) < 2:
         return None

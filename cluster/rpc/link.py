@@ -104,8 +104,8 @@ class Mailbox(Generic[S]):
     """Passes messages from producers to a consumer on the same event loop, in order.
 
     put waits while `window` messages are unread.  After close the consumer reads the remaining
-    messages and then ends; after fail it reads them and then raises the error.  put raises in both
-    cases.
+    messages and then ends; after fail it reads them and then raises the error.  is_closed: after
+    both, when put raises.
     """
 
     def __init__(self, window: int = DEFAULT_WINDOW) -> None:
@@ -113,21 +113,16 @@ class Mailbox(Generic[S]):
         self._window = window
         self._messages: deque[S] = deque()
         self._error: DrafthouseError | None = None
-        self._closed = False
+        self.is_closed = False
         self._arrived = asyncio.Event()
         self._has_space = asyncio.Event()
         self._has_space.set()
 
-    @property
-    def is_closed(self) -> bool:
-        """True after close or fail: put raises."""
-        return self._closed
-
     async def put(self, message: S) -> None:
         """Add a message, waiting for space; raises the failure, or WorkerError when closed."""
-        while not self._closed and len(self._messages) >= self._window:
+        while not self.is_closed and len(self._messages) >= self._window:
             await self._has_space.wait()
-        if self._closed:
+        if self.is_closed:
             raise self._error or WorkerError("the link is closed; open a new one")
         self._messages.append(message)
         self._arrived.set()
@@ -139,7 +134,7 @@ class Mailbox(Generic[S]):
         while not self._messages:
             if self._error is not None:
                 raise self._error
-            if self._closed:
+            if self.is_closed:
                 raise StopAsyncIteration
             self._arrived.clear()
             await self._arrived.wait()
@@ -149,14 +144,14 @@ class Mailbox(Generic[S]):
 
     def close(self) -> None:
         """No more messages will come; idempotent, and without effect after fail."""
-        self._closed = True
+        self.is_closed = True
         # Wakes up both the producers and the consumer.
         self._arrived.set()
         self._has_space.set()
 
     def fail(self, error: DrafthouseError) -> None:
         """Like close, but the consumer and later producers raise `error`."""
-        if not self._closed:
+        if not self.is_closed:
             self._error = error
         self.close()
 

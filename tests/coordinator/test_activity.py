@@ -25,7 +25,7 @@ def _info(caplog: pytest.LogCaptureFixture) -> None:
 def answer(
     num_tokens: int, *, num_nodes: int = 0, why: PlainWhy = PlainWhy.NONE, is_first: bool = False
 ) -> Answered:
-    session = Session("r", request(range(50)), lambda event: None, 0, 0.0)
+    session = Session("r", request(range(50)), lambda event: None, 0.0)
     accepted = np.ones(num_tokens - 1 if num_nodes else 0, dtype=np.uint32)
     tokens = token_array(range(num_tokens))
     verdict = TextVerdict("r", 1, 5, tokens, accepted, num_nodes=num_nodes, why=why)

@@ -182,7 +182,7 @@ async def test_what_a_target_says_of_itself_changes_no_text() -> None:
     ],
 )
 def test_it_is_said_why_a_verdict_cannot_be(name: str, problem: str) -> None:
-    session = Session("r", request(), lambda event: None, 0, 0.0)
+    session = Session("r", request(), lambda event: None, 0.0)
     honest = TextVerdict("r", 0, 3, token_array([1]), np.empty(0, np.uint32))
     assert problem_of(honest, session, VOCAB_SIZE) is None
     assert problem in (problem_of(WRONG[name](honest), session, VOCAB_SIZE) or "")

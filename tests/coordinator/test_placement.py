@@ -35,7 +35,7 @@ def text(
 ) -> Session:
     params = SamplingParams(max_tokens=9, temperature=temperature)
     asked = request(tokens, params, id=f"r{next(_numbers)}", task=task, tenant=tenant)
-    return Session(asked.id, asked, lambda event: None, 0, 0.0)
+    return Session(asked.id, asked, lambda event: None, 0.0)
 
 
 def filled(name: str, *texts: Session, num_seats: int = 8) -> TargetSeat:
@@ -73,7 +73,7 @@ def test_a_prefix_of_another_tenant_or_adapter_is_none() -> None:
     assert placement.num_held("held", text(LONG, tenant=b"one")) == len(LONG)
     assert placement.num_held("held", text(LONG, tenant=b"other")) == 0
     asked = request(LONG, LAW, adapter="sql@1", tenant=b"one")
-    adapted = Session("s", asked, lambda event: None, 0, 0.0)
+    adapted = Session("s", asked, lambda event: None, 0.0)
     assert placement.num_held("held", adapted) == 0
 
 

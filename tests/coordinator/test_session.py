@@ -18,7 +18,7 @@ from tests.support.coordinator.house import at_work, request
 
 def session(max_tokens: int = 9) -> Session:
     asked = request([5, 6], SamplingParams(max_tokens=max_tokens), output_ids=token_array([7]))
-    return Session("r", asked, lambda event: None, 0, 0.0)
+    return Session("r", asked, lambda event: None, 0.0)
 
 
 @pytest.mark.parametrize(

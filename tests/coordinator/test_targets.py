@@ -45,7 +45,7 @@ class Target:
 
 def session(name: str, num_tokens: int = 3) -> Session:
     asked = request([1] * num_tokens, SamplingParams(max_tokens=9), id=name)
-    return Session(name, asked, lambda event: None, 0, 0.0)
+    return Session(name, asked, lambda event: None, 0.0)
 
 
 def tree(name: str, base_len: int = 3) -> PoolTree:
