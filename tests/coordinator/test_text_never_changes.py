@@ -43,21 +43,15 @@ def _lie(proposal: Proposal) -> Proposal:
     return replace(proposal, survival=proposal.survival[:-1])
 
 
-async def test_rubbish_is_counted_and_opens_the_breaker_and_the_text_goes_on() -> None:
-    liar = ToyDrafter("a", oracle_chain(), spoil=_lie)
-    async with at_work(liar, breaker_reset_s=60.0) as stage:
-        await stage.ask()
+async def test_rubbish_opens_the_breaker_until_the_drafter_behaves_and_the_text_goes_on() -> None:
+    drafter = ToyDrafter("a", oracle_chain(), spoil=_lie)
+    async with at_work(drafter, breaker_reset_s=5.0) as stage:
+        await stage.ask(id="one")
         await stage.settle()
         metrics = stage.metrics()
         assert 'drafthouse_drafter_faults_total{drafter="a",why="rubbish"} 3.0' in metrics
         assert stage.status()["drafters"][0]["breaker"] == "open"
-        assert liar.released == ["r"]
-
-
-async def test_an_open_breaker_closes_again_when_the_drafter_behaves() -> None:
-    drafter = ToyDrafter("a", oracle_chain(), spoil=_lie)
-    async with at_work(drafter, breaker_reset_s=5.0) as stage:
-        await stage.ask(id="one")
+        assert drafter.released == ["one"]
         drafter.spoil = lambda proposal: proposal
         before = len(drafter.frames)
         await stage.ask(id="two")
