@@ -53,11 +53,15 @@ async def until(setting: Stage, wanted: dict[str, str]) -> None:
     assert setting.ingress.adapters == wanted
 
 
-async def test_the_ingress_hears_of_every_change_and_of_the_refusals() -> None:
+async def test_the_ingress_asks_for_what_it_hears_of_and_hears_of_every_change() -> None:
     target = Telling()
     async with stage() as setting, house() as only:
         setting.add("a", only, target)
         await until(setting, {"a": "a@1"})
+        ticket = await setting.ingress.submit(request(adapter="a@1"), asyncio.Event())
+        await target.wait_for_frames(1)
+        assert [opened.adapter for opened in target.opens] == ["a@1"]
+        setting.ingress.close(ticket)
         target.tell(AdapterList(("a@9", "b@2"), "c does not fit"))
         await until(setting, {"a": "a@9", "b": "b@2"})
         assert only.status()["refused"] == {TARGET_CONFIG: "c does not fit"}
@@ -74,16 +78,3 @@ async def test_an_ingress_serves_what_all_of_its_coordinators_have() -> None:
         await until(setting, {"a": "a@1"})
         setting.links["b"].sever()
         await until(setting, {"a": "a@1", "b": "b@2"})
-
-
-async def test_the_content_that_was_asked_for_goes_to_the_target() -> None:
-    target = Telling()
-    async with stage() as setting, house() as only:
-        setting.add("a", only, target)
-        await until(setting, {"a": "a@1"})
-        asked = request(adapter="a@1")
-        ticket = await setting.ingress.submit(asked, asyncio.Event())
-        await target.wait_for_frames(1)
-        (opened,) = target.frames[0].opens
-        assert opened.adapter == "a@1"
-        setting.ingress.close(ticket)

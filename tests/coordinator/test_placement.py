@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from cluster.coordinator.admission import Placement
 from cluster.coordinator.session import Session
@@ -13,7 +14,6 @@ from cluster.rpc.link import memory_pair
 from tests.support.coordinator.house import request
 
 PAGE = 4
-LAW = SamplingParams(max_tokens=9)
 
 
 def seat(name: str, num_seats: int = 8) -> TargetSeat:
@@ -31,10 +31,10 @@ def text(
     task: str = "default",
     *,
     temperature: float = 0.0,
-    tenant: bytes = b"",
+    **fields: Any,
 ) -> Session:
     params = SamplingParams(max_tokens=9, temperature=temperature)
-    asked = request(tokens, params, id=f"r{next(_numbers)}", task=task, tenant=tenant)
+    asked = request(tokens, params, id=f"r{next(_numbers)}", task=task, **fields)
     return Session(asked.id, asked, lambda event: None, 0.0)
 
 
@@ -72,9 +72,7 @@ def test_a_prefix_of_another_tenant_or_adapter_is_none() -> None:
     placement.remember(held, text(LONG, tenant=b"one"))
     assert placement.num_held("held", text(LONG, tenant=b"one")) == len(LONG)
     assert placement.num_held("held", text(LONG, tenant=b"other")) == 0
-    asked = request(LONG, LAW, adapter="sql@1", tenant=b"one")
-    adapted = Session("s", asked, lambda event: None, 0.0)
-    assert placement.num_held("held", adapted) == 0
+    assert placement.num_held("held", text(LONG, tenant=b"one", adapter="sql@1")) == 0
 
 
 def test_like_goes_with_like_and_an_empty_target_is_like_all() -> None:
