@@ -11,17 +11,14 @@ from typing import Any
 
 import pytest
 
-from cluster.coordinator.replica import DrafterReplica
 from cluster.core import SamplingParams
-from cluster.draft.breaker import CircuitBreaker
 from cluster.errors import CapacityError
 from cluster.messages import ProposalFrame
-from cluster.rpc.link import MemoryLink, memory_pair
+from cluster.rpc.link import MemoryLink
 from tests.support.coordinator.house import GREEDY, SEEDED, House, at_work, house, text_of
 from tests.support.coordinator.toys import (
     ToyDrafter,
     ToyTarget,
-    drafter_description,
     oracle_in_a_crowd,
     random_tree,
 )
@@ -190,14 +187,14 @@ async def test_a_target_that_steps_for_another_is_not_taken_for_stuck() -> None:
 
 
 async def test_a_drafter_has_the_room_that_it_says_whoever_fills_it() -> None:
-    description = replace(drafter_description("d"), max_running_sequences=3)
-    breaker = CircuitBreaker(3, 1.0)
-    replica = DrafterReplica("d", "d", description, memory_pair()[0], breaker, 1000, lambda: 0.0)
-    assert (replica.has_room(), replica.num_held) == (True, 0)
-    replica.note_held(ProposalFrame(num_requests=3))
-    assert (replica.has_room(), replica.num_held) == (False, 3)
-    replica.note_held(ProposalFrame(num_requests=2))
-    assert replica.has_room()
+    async with house() as stage:
+        stage.add_drafter(ToyDrafter("a", random_tree(1)), max_running_sequences=3)
+        (replica,) = stage.coordinator._pool
+        assert (replica.has_room(), replica.num_held) == (True, 0)
+        replica.note_held(ProposalFrame(num_requests=3))
+        assert (replica.has_room(), replica.num_held) == (False, 3)
+        replica.note_held(ProposalFrame(num_requests=2))
+        assert replica.has_room()
 
 
 LONG = replace(GREEDY, max_tokens=200)
