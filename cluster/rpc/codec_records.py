@@ -140,15 +140,14 @@ def record_codec(
     message: type[Message],
     codecs: Iterable[Codec[Any]] = (),
     *,
-    names: Mapping[str, str] | None = None,
-    by_hand: Mapping[str, ByHand] | None = None,
+    names: Mapping[str, str] = {},
+    by_hand: Mapping[str, ByHand] = {},
 ) -> Codec[V]:
     """The codec of a dataclass and a message that have the same fields.
 
     codecs: of parts that follow from no rule.  names, by_hand: by fields of the dataclass.
     Raises TypeError where a field of either side has no counterpart of its type.
     """
-    names, by_hand = names or {}, by_hand or {}
     source = _Source(codecs)
     hints = get_type_hints(kind)
     unused: dict[str, Any] = dict(message.DESCRIPTOR.fields_by_name)
