@@ -21,7 +21,7 @@ from cluster.coordinator.drafters import DrafterPool
 from cluster.coordinator.ingress import IngressLink
 from cluster.coordinator.moment import ActivityLog, record_moment
 from cluster.coordinator.pool_scores import PoolScores
-from cluster.coordinator.present import Answered, Ended, Present, Series, Stepped
+from cluster.coordinator.present import Answered, Ended, Events, Present, Series, Stepped
 from cluster.coordinator.replica import DrafterLink, DrafterReplica
 from cluster.coordinator.sessions import SessionTable
 from cluster.coordinator.switchback import Switchback
@@ -69,7 +69,7 @@ class Coordinator:
     ) -> None:
         self.recorder = recorder or Recorder(only=COORDINATOR, model_name=config.model_name)
         self._id = worker_id or uuid.uuid4().hex[:12]
-        present = self._present = Present(config, self.recorder, clock)
+        present = self._present = Present(config, self.recorder, Events(self.recorder), clock)
         self._rendering = Fence(self.recorder, "metrics")
         self._scores = PoolScores(config)
         self._pool = DrafterPool(present, self._scores)

@@ -6,7 +6,6 @@ Those who count what happens are told once the tokens are gone.
 
 from __future__ import annotations
 
-import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -106,17 +105,14 @@ class Present:
 
     config: Config
     recorder: Recorder
-    clock: Clock = time.monotonic
+    events: Events
+    clock: Clock
     sessions: dict[str, Session] = field(default_factory=dict)
     seats: dict[str, TargetSeat] = field(default_factory=dict)
     served: WorkerDescription = NO_TARGET
     adapters: AdapterNews = field(default_factory=AdapterNews)
     links: Links = field(default_factory=Links)
     refused: dict[str, str] = field(default_factory=dict)
-    events: Events = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.events = Events(self.recorder)
 
 
 # What the metrics are told of steps and texts, and of how much drafters are asked for.

@@ -207,7 +207,7 @@ class Watches:
     def __init__(
         self, model_name: str, status: Callable[[], Mapping[str, Any]], clock: Clock
     ) -> None:
-        self.open: tuple[Watch, ...] = ()
+        self.open: list[Watch] = []
         self._model_name, self._status, self._clock = model_name, status, clock
 
     def hear(self, steps: Sequence[Stepped]) -> None:
@@ -218,7 +218,7 @@ class Watches:
     async def events(self) -> AsyncGenerator[tuple[str, str], None]:
         """Yield the events of one watcher, until it leaves: name and JSON."""
         watch = Watch(self._clock)
-        self.open += (watch,)
+        self.open.append(watch)
         try:
             status = self._status()
             name = status["id"]
@@ -241,4 +241,4 @@ class Watches:
                     yield encoded(Scores(name, status["scores"], inside))
                 await asyncio.sleep(_ROUNDS_EVERY_S)
         finally:
-            self.open = tuple(each for each in self.open if each is not watch)
+            self.open.remove(watch)

@@ -83,7 +83,7 @@ async def test_a_plain_step_says_why() -> None:
 async def test_nothing_is_noted_without_watchers_and_the_text_is_the_same() -> None:
     async with at_work(ToyDrafter("right", oracle_chain(4))) as stage:
         watches = stage.coordinator._watches
-        assert watches.open == ()
+        assert not watches.open
         before = text_of(await stage.ask())
         first, second = Watcher(stage.coordinator), Watcher(stage.coordinator)
         for each in (first, second):
@@ -93,7 +93,7 @@ async def test_nothing_is_noted_without_watchers_and_the_text_is_the_same() -> N
         await first.events.aclose()
         assert len(watches.open) == 1
         await second.events.aclose()
-        assert watches.open == ()
+        assert not watches.open
 
 
 def test_an_event_is_bounded_and_keeps_the_newest_steps() -> None:
