@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,8 +36,12 @@ Lie = Callable[[TextVerdict], TextVerdict]
 NAN = float("nan")
 
 
+def saying(**fields: Any) -> Lie:
+    return lambda verdict: replace(verdict, **fields)
+
+
 def tokens(*token_ids: int) -> Lie:
-    return lambda verdict: replace(verdict, token_ids=token_array(token_ids))
+    return saying(token_ids=token_array(token_ids))
 
 
 # What is seen to be wrong, so that the text begins anew from what is known.
@@ -44,32 +49,30 @@ WRONG: dict[str, Lie] = {
     "outside the vocabulary": tokens(VOCAB_SIZE),
     "negative": tokens(-1),
     "too many tokens": tokens(*[1] * 60),
-    "nothing": lambda verdict: replace(verdict, token_ids=token_array([]), finish_reason=None),
-    "more accepted than verified": lambda verdict: replace(
-        verdict, num_nodes=1, sources=np.ones(3, np.uint32)
-    ),
-    "credit for nobody": lambda verdict: replace(verdict, owners=(7,) * 3),
-    "beams": lambda verdict: replace(verdict, beams=("beam",)),  # type: ignore[arg-type]
+    "nothing": saying(token_ids=token_array([]), finish_reason=None),
+    "more accepted than verified": saying(num_nodes=1, sources=np.ones(3, np.uint32)),
+    "credit for nobody": saying(owners=(7,) * 3),
+    "beams": saying(beams=("beam",)),
     "a gap": lambda verdict: replace(verdict, context_len=verdict.context_len + 1),
-    "far ahead": lambda verdict: replace(verdict, context_len=2**32 - 1),
+    "far ahead": saying(context_len=2**32 - 1),
 }
 # What is of no text that is known: the target must be asked again once that is seen.
 STALE: dict[str, Lie] = {
-    "another request": lambda verdict: replace(verdict, request_id="another"),
-    "an older generation": lambda verdict: replace(verdict, generation=0),
-    "a later generation": lambda verdict: replace(verdict, generation=2**63),
+    "another request": saying(request_id="another"),
+    "an older generation": saying(generation=0),
+    "a later generation": saying(generation=2**63),
     "what is known": lambda verdict: replace(verdict, context_len=verdict.context_len - 1),
-    "the beginning": lambda verdict: replace(verdict, context_len=0),
+    "the beginning": saying(context_len=0),
 }
 # What is wrong beside the text.
 BESIDE: dict[str, Lie] = {
-    "names without end": lambda verdict: replace(verdict, verified=(2**31,) * 40),
+    "names without end": saying(verified=(2**31,) * 40),
     "bits of nobody": lambda verdict: replace(
         verdict, sources=np.full(len(verdict.sources), 2**32 - 1, np.uint32)
     ),
-    "no verified drafts": lambda verdict: replace(verdict, verified=()),
-    "a reason for drafts": lambda verdict: replace(verdict, why=PlainWhy.GUARD),
-    "cached tokens": lambda verdict: replace(verdict, num_cached=2**31),
+    "no verified drafts": saying(verified=()),
+    "a reason for drafts": saying(why=PlainWhy.GUARD),
+    "cached tokens": saying(num_cached=2**31),
 }
 
 
@@ -106,7 +109,7 @@ async def test_what_cannot_be_costs_a_retry_and_not_the_text(name: str, lie: Lie
 async def test_log_probabilities_must_be_as_many_as_the_tokens() -> None:
     logprob = TokenLogprob(1, -0.5, ())
     params = replace(GREEDY, logprobs=0)
-    lie = told_now_and_then(lambda verdict: replace(verdict, logprobs=(logprob,) * 9))
+    lie = told_now_and_then(saying(logprobs=(logprob,) * 9))
     async with at_work(ToyTarget(says=lie), drafters=[]) as stage:
         events = await stage.ask(params=params)
     assert sum(len(event.logprobs) for event in events) == params.max_tokens
