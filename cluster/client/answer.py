@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from .errors import ProtocolError
 from .generated.common_pb2 import FINISH_REASON_UNSPECIFIED
 from .generated.generation_pb2 import (
@@ -62,30 +64,18 @@ class Resumption:
         return True
 
 
-class Collector:
-    """Puts the pieces of an answer together."""
-
-    def __init__(self) -> None:
-        self._head = GenerateResponse()
-        self._choices: dict[int, ChoiceDelta] = {}
-        self._texts: dict[int, list[str]] = {}
-
-    def add(self, response: GenerateResponse) -> None:
-        """Take the next piece."""
+def whole_of(responses: Iterable[GenerateResponse]) -> GenerateResponse:
+    """The pieces of an answer as one response: a choice has its whole text and all its tokens."""
+    whole = GenerateResponse()
+    choices: dict[int, ChoiceDelta] = {}
+    texts: dict[int, list[str]] = {}
+    for response in responses:
+        whole.MergeFrom(response)
         for delta in response.choices:
-            self._choices.setdefault(delta.index, ChoiceDelta()).MergeFrom(delta)
-            self._texts.setdefault(delta.index, []).append(delta.text)
-        piece = GenerateResponse()
-        piece.CopyFrom(response)
-        piece.ClearField("choices")
-        self._head.MergeFrom(piece)
-
-    def answer(self) -> GenerateResponse:
-        """One response with everything: a choice has its whole text and all its tokens."""
-        whole = GenerateResponse()
-        whole.CopyFrom(self._head)
-        for index in sorted(self._choices):
-            choice = whole.choices.add()
-            choice.CopyFrom(self._choices[index])
-            choice.text = "".join(self._texts[index])
-        return whole
+            choices.setdefault(delta.index, ChoiceDelta()).MergeFrom(delta)
+            texts.setdefault(delta.index, []).append(delta.text)
+    whole.ClearField("choices")
+    for index in sorted(choices):
+        choices[index].text = "".join(texts[index])
+        whole.choices.append(choices[index])
+    return whole

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import grpc
 
-from .answer import Collector, Resumption
+from .answer import Resumption, whole_of
 from .endpoint import Endpoint
 from .generated.generation_pb2 import (
     DetokenizeRequest,
@@ -66,10 +66,7 @@ class AsyncClient:
         self, request: GenerateRequest, *, timeout_s: float | None = None
     ) -> GenerateResponse:
         """Wait for the whole answer; see `Client.complete`."""
-        collector = Collector()
-        async for response in self.generate(request, timeout_s=timeout_s):
-            collector.add(response)
-        return collector.answer()
+        return whole_of([each async for each in self.generate(request, timeout_s=timeout_s)])
 
     async def list_models(self, *, timeout_s: float | None = None) -> ListModelsResponse:
         """See `Client.list_models`."""

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import grpc
 
-from .answer import Collector, Resumption
+from .answer import Resumption, whole_of
 from .endpoint import Endpoint
 from .errors import CancelledError
 from .generated.generation_pb2 import (
@@ -54,10 +54,7 @@ class Client:
         self, request: GenerateRequest, *, timeout_s: float | None = None
     ) -> GenerateResponse:
         """Wait for the whole answer: one response that has all of it.  Errors as in `generate`."""
-        collector = Collector()
-        for response in self.generate(request, timeout_s=timeout_s):
-            collector.add(response)
-        return collector.answer()
+        return whole_of(self.generate(request, timeout_s=timeout_s))
 
     def list_models(self, *, timeout_s: float | None = None) -> ListModelsResponse:
         """The names that requests may give as their model.  Errors as in `generate`."""

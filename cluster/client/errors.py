@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
-import grpc
+from grpc import StatusCode
 
 # Trailing metadata of an error; cluster.rpc.status writes the first three.
 CODE_KEY = "drafthouse-code"
@@ -40,7 +40,7 @@ class ClientError(Exception):
         message: str,
         *,
         code: str = "",
-        status: grpc.StatusCode = grpc.StatusCode.UNKNOWN,
+        status: StatusCode = StatusCode.UNKNOWN,
         param: str | None = None,
     ) -> None:
         super().__init__(message)
@@ -77,24 +77,24 @@ class ProtocolError(ClientError):
 
 
 # A test checks that every status is here.
-_KINDS: dict[grpc.StatusCode, type[ClientError]] = {
-    grpc.StatusCode.OK: ProtocolError,  # a failed call that says it succeeded
-    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequestError,
-    grpc.StatusCode.NOT_FOUND: InvalidRequestError,
-    grpc.StatusCode.OUT_OF_RANGE: InvalidRequestError,
-    grpc.StatusCode.ALREADY_EXISTS: InvalidRequestError,
-    grpc.StatusCode.PERMISSION_DENIED: InvalidRequestError,
-    grpc.StatusCode.UNAUTHENTICATED: InvalidRequestError,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: BusyError,
-    grpc.StatusCode.UNAVAILABLE: UnavailableError,
-    grpc.StatusCode.ABORTED: UnavailableError,
-    grpc.StatusCode.DATA_LOSS: UnavailableError,
-    grpc.StatusCode.INTERNAL: UnavailableError,
-    grpc.StatusCode.UNKNOWN: UnavailableError,
-    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineError,
-    grpc.StatusCode.CANCELLED: CancelledError,
-    grpc.StatusCode.UNIMPLEMENTED: ProtocolError,
-    grpc.StatusCode.FAILED_PRECONDITION: ProtocolError,
+_KINDS: dict[StatusCode, type[ClientError]] = {
+    StatusCode.OK: ProtocolError,  # a failed call that says it succeeded
+    StatusCode.INVALID_ARGUMENT: InvalidRequestError,
+    StatusCode.NOT_FOUND: InvalidRequestError,
+    StatusCode.OUT_OF_RANGE: InvalidRequestError,
+    StatusCode.ALREADY_EXISTS: InvalidRequestError,
+    StatusCode.PERMISSION_DENIED: InvalidRequestError,
+    StatusCode.UNAUTHENTICATED: InvalidRequestError,
+    StatusCode.RESOURCE_EXHAUSTED: BusyError,
+    StatusCode.UNAVAILABLE: UnavailableError,
+    StatusCode.ABORTED: UnavailableError,
+    StatusCode.DATA_LOSS: UnavailableError,
+    StatusCode.INTERNAL: UnavailableError,
+    StatusCode.UNKNOWN: UnavailableError,
+    StatusCode.DEADLINE_EXCEEDED: DeadlineError,
+    StatusCode.CANCELLED: CancelledError,
+    StatusCode.UNIMPLEMENTED: ProtocolError,
+    StatusCode.FAILED_PRECONDITION: ProtocolError,
 }
 # In these words gRPC says that this side has cancelled the call, or closed the channel.
 _OWN_CANCELLATIONS = ("Locally cancelled by application!", "Channel closed!")
@@ -107,7 +107,7 @@ def error_of(call: Any, address: str) -> ClientError:
 
 
 def error_from_status(
-    status: grpc.StatusCode, details: str, metadata: Mapping[str, Any], address: str
+    status: StatusCode, details: str, metadata: Mapping[str, Any], address: str
 ) -> ClientError:
     """The error that a server, a proxy or gRPC itself ended a call with."""
     kind = _KINDS[status]
