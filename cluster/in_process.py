@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from cluster.config.schema import Config
 from cluster.coordinator.coordinator import Coordinator
-from cluster.rpc.link import memory_pair
+from cluster.rpc.link import Link, memory_pair
 from cluster.worker.build import build_drafter, build_target
 
 if TYPE_CHECKING:
@@ -34,10 +34,10 @@ class InProcessCluster:
         self._target = build_target(engine, config)
         self._config = config
         self._serving: set[asyncio.Task[None]] = set()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="drafthouse", daemon=True
-        )
+        # The caller's thread keeps its own loop: with a factory, this one is not made its current.
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._loop = self._runner.get_loop()
+        self._thread = threading.Thread(target=self._run_loop, name="drafthouse", daemon=True)
         self._thread.start()
         self.coordinator, self.leading = self.run(self._start(config))
 
@@ -61,38 +61,34 @@ class InProcessCluster:
         self._target.stop()
         for drafter in self._drafters.values():
             drafter.stop()
-        self.run(self._end_tasks())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._loop.close()
+
+    def _run_loop(self) -> None:
+        with self._runner:  # which cancels what is left, and closes the loop
+            self._loop.run_forever()
 
     async def _start(self, config: Config) -> tuple[Coordinator, asyncio.Task[None]]:
         """Returns the coordinator and the task that runs while it leads the target."""
         coordinator = Coordinator(config)
         await coordinator.start()
-        self._target.start()
-        here, there = memory_pair()
-        self._serve(self._target.serve(there))
-        leading = coordinator.add_target("target", self._target.describe(), here)
+        link = self._started(self._target)
+        leading = coordinator.add_target("target", self._target.describe(), link)
         for name, drafter in self._drafters.items():
-            drafter.start()
-            here, there = memory_pair()
-            self._serve(drafter.serve(there))
-            coordinator.add_drafter(name, name, drafter.describe(), here)
+            link = self._started(drafter)
+            coordinator.add_drafter(name, name, drafter.describe(), link)
         return coordinator, leading
 
-    def _serve(self, serving: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(serving)
+    def _started(self, worker: Any) -> Link[Any, Any]:
+        """Start a worker that serves the other end of the link."""
+        worker.start()
+        here, there = memory_pair()
+        task = self._loop.create_task(worker.serve(there))
         self._serving.add(task)
         task.add_done_callback(self._served)
+        return here
 
     def _served(self, task: asyncio.Task[None]) -> None:
         self._serving.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a worker has failed: %s", error)
-
-    async def _end_tasks(self) -> None:
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
