@@ -18,9 +18,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, cached_property
 from pathlib import Path
+from typing import Any
 
 from cluster.errors import ConfigError
 from cluster.records import frozen
@@ -55,6 +56,12 @@ _ABOUT_MODES = (
 )
 # Below a folder of sources: what was compiled ahead from them.
 _AHEAD = "ahead"
+
+
+NEEDED = (
+    "drafts need native code: install a C++ compiler (on Debian and Ubuntu: apt install g++) or "
+    "the wheel for this platform, or unset DRAFTHOUSE_NATIVE=0"
+)
 
 
 @frozen
@@ -142,6 +149,34 @@ def load(folder: Path) -> Native | None:
     return Native(library, path.stem.removeprefix("native-"), _digest(folder, ()))
 
 
+class NativeFunctions:
+    """Functions of the library of the sources in a folder, by name.  types: result and arguments
+    of each.  The first question may compile the library."""
+
+    def __init__(self, folder: Path, types: Mapping[str, tuple[Any, ...]]) -> None:
+        self._folder, self._types = folder, types
+
+    @cached_property
+    def _found(self) -> Mapping[str, Callable[..., Any]]:
+        native = load(self._folder)
+        if native is None:
+            return {}
+        # Calls of a few microseconds: to give the interpreter away for them is to wait for it.
+        return {
+            name: ctypes.PYFUNCTYPE(*types)((name, native.library))
+            for name, types in self._types.items()
+        }
+
+    def are_here(self) -> bool:
+        return bool(self._found)
+
+    def __getitem__(self, name: str) -> Callable[..., Any]:
+        """Raises ConfigError where there is no native code."""
+        if not self._found:
+            raise ConfigError(NEEDED)
+        return self._found[name]
+
+
 def check() -> None:
     """Warn, in one line for the process, where no native code is at hand and none can be compiled.
 
@@ -224,7 +259,7 @@ def compile_ahead(
             "the first start"
         )
     compiler = _compiler(machine)
-    told = hashlib.sha256(_version(compiler)).hexdigest()[:8]
+    told = hashlib.sha256(_output(compiler, "--version")).hexdigest()[:8]
     for folder in _folders(package):
         place = folder / _AHEAD
         shutil.rmtree(place, ignore_errors=True)
@@ -264,7 +299,7 @@ def _built(folder: Path, options: Sequence[str]) -> Path:
     # -march=native depends on the processor, and machines with different ones may share a home.
     told = hashlib.sha256(" ".join((compiler, *options, *sorted(cpu_flags()))).encode())
     told.update(_digest(folder, options).encode())
-    told.update(_version(compiler))
+    told.update(_output(compiler, "--version"))  # an upgrade does not change the path
     command = (compiler, *options)
     file_name = f"native-{told.hexdigest()[:16]}.so"
     try:
@@ -281,26 +316,19 @@ def _built(folder: Path, options: Sequence[str]) -> Path:
         return _compiled(command, folder, Path(tempfile.mkdtemp(prefix="drafthouse-")) / file_name)
 
 
-def _version(compiler: str) -> bytes:
-    """Return the compiler's version text, because an upgrade does not change the path."""
-    command = [compiler, "--version"]
-    return subprocess.run(
-        command, check=True, capture_output=True, timeout=_COMPILE_TIMEOUT_S
-    ).stdout
-
-
 def _compiled(command: Sequence[str], folder: Path, library: Path) -> Path:
     told = {"phase": "build", "folder": folder.parent.name}
     log.info("phase %(phase)s: native code of %(folder)s, once on this machine", told)
     fresh = library.with_suffix(".new")
-    subprocess.run(
-        [*command, "-o", fresh, *sorted(folder.glob("*.cpp"))],
-        check=True,
-        capture_output=True,
-        timeout=_COMPILE_TIMEOUT_S,
-    )
+    _output(*command, "-o", fresh, *sorted(folder.glob("*.cpp")))
     os.replace(fresh, library)  # at once: another process may be loading it
     return library
+
+
+def _output(*command: str | Path) -> bytes:
+    return subprocess.run(
+        command, check=True, capture_output=True, timeout=_COMPILE_TIMEOUT_S
+    ).stdout
 
 
 def _reason(error: Exception) -> str:

@@ -12,11 +12,11 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 from cluster import metrics
+from cluster.cpp import NEEDED
 from cluster.errors import ProtocolError, WorkerError
 from cluster.messages import AdapterList, WorkerDescription
 from cluster.metrics.recorder import Recorder
 from cluster.models.made_for import MadeFor, checkpoint_of
-from cluster.native_functions import NEEDED
 from cluster.rpc.link import Outbox, end_tasks, run_until_first_ends
 from cluster.spec.native import trees
 

@@ -24,10 +24,10 @@ from typing import Any, cast
 from cluster.config.parse import check_known, parse
 from cluster.config.processes import CASCADE, RECORDER
 from cluster.config.schema import DrafterConfig
+from cluster.cpp import NEEDED
 from cluster.draft.base import Drafter, DrafterContext
 from cluster.draft.plugin import TextDrafter
 from cluster.errors import ConfigError, DrafthouseError
-from cluster.native_functions import NEEDED
 from cluster.records import frozen
 from cluster.spec.native import trees
 

@@ -30,7 +30,10 @@ def program(compiler: str, *words: str | Path, header: Path | None = None) -> Pa
         command = [compiler, f"-I{CPU}", *words, "-o", folder / "made"]
         subprocess.run(command, check=True, timeout=900)
 
-    return _kept(make, compiler, cpp._version(compiler), cpp._digest(CPU, ()), made_of) / "made"
+    return (
+        _kept(make, compiler, cpp._output(compiler, "--version"), cpp._digest(CPU, ()), made_of)
+        / "made"
+    )
 
 
 def ahead(folder: Path, processors: Sequence[cpp.Processor], machine: str) -> Path:
@@ -41,7 +44,7 @@ def ahead(folder: Path, processors: Sequence[cpp.Processor], machine: str) -> Pa
         shutil.copytree(folder, place / folder.name, ignore=ignored)
         assert list(cpp.compile_ahead(place, processors, machine))
 
-    version, digest = cpp._version(cpp._compiler(machine)), cpp._digest(folder, ())
+    version, digest = cpp._output(cpp._compiler(machine), "--version"), cpp._digest(folder, ())
     kinds = [(each.name, each.options) for each in processors]
     return _kept(make, machine, version, digest, kinds) / folder.name
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cluster.core import FloatArray, SamplingParams, TokenArray, TokenTree
-from cluster.native_functions import NativeFunctions
+from cluster.cpp import NativeFunctions
 from cluster.spec.params import divisor
 
 # Tokens before a place that are compared with the end of a text at most; as in lookups.h.

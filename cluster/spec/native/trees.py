@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.core import FloatArray, TokenArray, TokenTree
-from cluster.native_functions import NativeFunctions
+from cluster.cpp import NativeFunctions
 from cluster.records import record
 from cluster.spec.step_profile import DRAFT_LENGTHS
 from cluster.spec.survival import NODE_DECAY, NUM_BINS, NUM_EQUAL_BINS, Calibrator
