@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from cluster.config.access import digest_of
+from cluster.config.doors import digest_of
 from cluster.config.parse import check_known
 from cluster.errors import ConfigError
 

@@ -23,7 +23,7 @@ import promql_parser
 import pytest
 import yaml
 
-from cluster.config.access import KeysFile
+from cluster.config.doors import KeysFile
 from cluster.config.file import load, parse_arguments
 from cluster.config.parse import key_of, parse
 from cluster.config.schema import Config

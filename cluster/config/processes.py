@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Annotated, Any, ClassVar, Literal
 
-from cluster.config.draft_length import DraftLengthConfig
 from cluster.config.parse import (
     MAX_SECONDS,
     Name,
@@ -23,7 +22,12 @@ from cluster.config.parse import (
     Share,
 )
 from cluster.config.placement import PlacementConfig
-from cluster.config.proof import AuditConfig, RolloutConfig, SwitchbackConfig
+from cluster.config.speculation import (
+    AuditConfig,
+    DraftLengthConfig,
+    RolloutConfig,
+    SwitchbackConfig,
+)
 from cluster.errors import ConfigError
 from cluster.records import frozen
 from cluster.requests.fields import REMOVED_LAWS, Law

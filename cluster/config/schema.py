@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Annotated, ClassVar, Literal
 
-from cluster.config.access import AccessConfig
 from cluster.config.addresses import Url
 from cluster.config.doors import (
+    AccessConfig,
     ApiConfig,
     DashboardConfig,
     DataPlaneConfig,
@@ -42,7 +42,6 @@ from cluster.config.processes import (
     EngineConfig,
     TargetConfig,
 )
-from cluster.config.proof import RolloutConfig
 from cluster.config.references import (
     check_elsewhere,
     check_rollouts,
@@ -50,6 +49,7 @@ from cluster.config.references import (
     check_tasks,
     stages_of,
 )
+from cluster.config.speculation import RolloutConfig
 from cluster.errors import ConfigError, NotFoundError
 from cluster.logs import LogFormat
 from cluster.records import frozen

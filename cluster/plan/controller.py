@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from cluster.config.draft_length import DraftLengthConfig
 from cluster.config.schema import CoordinatorConfig
+from cluster.config.speculation import DraftLengthConfig
 from cluster.plan.ensemble import Ensemble
 from cluster.plan.in_flight import (
     Moment,

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cluster.config.proof import RolloutConfig
+from cluster.config.speculation import RolloutConfig
 from cluster.core import EMPTY_TREE, Proposal, TokenTree
 from cluster.spec import evidence
 from cluster.spec.acceptance import JUDGED_RANK

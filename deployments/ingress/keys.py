@@ -18,7 +18,7 @@ from functools import partial
 from starlette.requests import Request
 
 from cluster import metrics
-from cluster.config.access import ClientKey, RateLimits, digest_of
+from cluster.config.doors import ClientKey, RateLimits, digest_of
 from cluster.config.pem import Reloaded
 from cluster.config.schema import Config
 from cluster.errors import CapacityError, ForbiddenError, TooLargeError, UnauthenticatedError

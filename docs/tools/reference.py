@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from cluster import metrics
-from cluster.config.access import ClientKey, KeysFile, RateLimits
+from cluster.config.doors import ClientKey, KeysFile, RateLimits
 from cluster.config.live import READ_BY
 from cluster.config.parse import key_of
 from cluster.config.schema import Config, DrafterConfig

@@ -11,8 +11,8 @@ from benchmarks.replay.grid import Bench, Cell, Found
 from benchmarks.replay.machines import CPU
 from benchmarks.replay.rivals import Fixed
 from benchmarks.replay.synthetic import texts
-from cluster.config.draft_length import DraftLengthConfig
 from cluster.config.schema import CoordinatorConfig
+from cluster.config.speculation import DraftLengthConfig
 from cluster.simulate.replay import Adaptive, Simulation
 from cluster.simulate.world import Pool, recorded
 from tests.support.choices import by_day, by_night, pairwise

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config.access import AccessConfig, digest_of
+from cluster.config.doors import AccessConfig, digest_of
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
 from deployments.access import read_keys

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.config.draft_length import DraftLengthConfig, DraftLengthOverride
 from cluster.config.file import load
 from cluster.config.processes import EngineConfig
-from cluster.config.proof import SwitchbackConfig
 from cluster.config.schema import AnswersConfig, Config, CoordinatorConfig
+from cluster.config.speculation import DraftLengthConfig, DraftLengthOverride, SwitchbackConfig
 from cluster.errors import ConfigError
 from tests.config.test_applications import DOCUMENT as TWO
 from tests.config.test_file import DOCUMENT as FILE

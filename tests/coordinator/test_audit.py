@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cluster import metrics
-from cluster.config.proof import AuditConfig
+from cluster.config.speculation import AuditConfig
 from cluster.core import SamplingParams, token_array
 from cluster.messages import VerdictFrame
 from cluster.metrics import vllm_metrics

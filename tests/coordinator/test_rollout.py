@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.config.proof import RolloutConfig
+from cluster.config.speculation import RolloutConfig
 from cluster.core import SamplingParams
 from cluster.spec.trials import Phase
 from tests.support.coordinator.house import SEEDED, House, house

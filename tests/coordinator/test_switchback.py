@@ -9,8 +9,8 @@ import pytest
 
 from cluster import metrics
 from cluster.config.parse import parse
-from cluster.config.proof import SwitchbackConfig
 from cluster.config.schema import Config, CoordinatorConfig
+from cluster.config.speculation import SwitchbackConfig
 from cluster.coordinator.switchback import Switchback
 from cluster.errors import ConfigError
 from cluster.metrics.recorder import Recorder

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cluster import metrics
 from cluster.client.generated import generation_pb2
-from cluster.config.access import AccessConfig, AdminConfig, digest_of
+from cluster.config.doors import AccessConfig, AdminConfig, digest_of
 from cluster.config.schema import Config, HttpConfig, IngressConfig
 from cluster.errors import ConfigError
 from cluster.text.tokenizer import Tokenizer

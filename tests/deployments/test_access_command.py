@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from cluster.config.access import digest_of
+from cluster.config.doors import digest_of
 from tests.conftest import Run
 
 

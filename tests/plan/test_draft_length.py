@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cluster.config.draft_length import DraftLengthConfig, DraftLengthOverride
+from cluster.config.speculation import DraftLengthConfig, DraftLengthOverride
 from cluster.plan.controller import next_len
 from cluster.plan.in_flight import Moment, Round
 from cluster.plan.texts import Text

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from cluster.config.proof import RolloutConfig
 from cluster.config.schema import Config, DrafterConfig
+from cluster.config.speculation import RolloutConfig
 from cluster.core import EMPTY_FLOATS, EMPTY_TREE, Proposal, TokenTree, token_array
 from cluster.plan.roster import DraftScores, Roster, lot_of
 from cluster.plan.texts import HeldTree, Resident, Text

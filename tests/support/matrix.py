@@ -10,13 +10,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from cluster.config.proof import RolloutConfig
 from cluster.config.schema import (
     Config,
     CoordinatorConfig,
     DrafterConfig,
     TargetConfig,
 )
+from cluster.config.speculation import RolloutConfig
 from cluster.core import FinishReason, Request, SamplingParams
 from cluster.local import LLM, Completion
 from deployments.ingress.openai_request import Chat

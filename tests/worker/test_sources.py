@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from cluster import metrics
-from cluster.config.proof import RolloutConfig
 from cluster.config.schema import Config, DrafterConfig
+from cluster.config.speculation import RolloutConfig
 from cluster.core import DraftTask, Proposal, SamplingParams, TokenTree
 from cluster.messages import TextVerdict
 from cluster.plan.roster import Roster

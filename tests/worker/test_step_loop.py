@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cluster.config.draft_length import DraftLengthConfig, DraftLengthOverride
+from cluster.config.speculation import DraftLengthConfig, DraftLengthOverride
 from cluster.core import FinishReason, SamplingParams, TokenArray, TokenTree
 from cluster.messages import Heartbeat, StepReport, TextName
 from cluster.requests.fields import PlainWhy

@@ -11,8 +11,8 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from cluster.config.proof import RolloutConfig
 from cluster.config.schema import Config, CoordinatorConfig, DrafterConfig, DrafterPlacement
+from cluster.config.speculation import RolloutConfig
 from cluster.coordinator.coordinator import Coordinator
 from cluster.core import (
     Request,

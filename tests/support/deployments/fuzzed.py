@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from cluster.config.access import AccessConfig, digest_of
+from cluster.config.doors import AccessConfig, digest_of
 from cluster.config.schema import Config
 from tests.support.deployments.scripted import scripted
 from tests.support.text.tokenizers_for_tests import byte_level_folder

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from cluster.client.generated import generation_pb2
-from cluster.config.access import AccessConfig, digest_of
+from cluster.config.doors import AccessConfig, digest_of
 from cluster.config.schema import Config, GrpcConfig
 from cluster.core import SamplingParams
 from cluster.text.tokenizer import Tokenizer
