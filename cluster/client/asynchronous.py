@@ -9,7 +9,6 @@ from typing import Any, Self
 import grpc
 
 from .answer import Resumption, whole_of
-from .endpoint import Endpoint
 from .generated.generation_pb2 import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -20,20 +19,13 @@ from .generated.generation_pb2 import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from .generated.generation_pb2_grpc import GenerationServiceStub
-from .retry import Attempts
+from .retry import Attempts, Caller
 
 
-class AsyncClient:
+class AsyncClient(Caller):
     """asyncio client; behaves like `Client`, on the event loop that created it."""
 
-    def __init__(self, endpoint: str | Endpoint, *, max_retries: int = 5) -> None:
-        """Arguments as for `Client`."""
-        where = endpoint if isinstance(endpoint, Endpoint) else Endpoint(endpoint)
-        self._channel = where.channel(grpc.aio)
-        self._stub: Any = GenerationServiceStub(self._channel)  # type: ignore[no-untyped-call]
-        self._endpoint = where
-        self._max_retries = max_retries
+    _grpc = grpc.aio
 
     async def generate(
         self, request: GenerateRequest, *, timeout_s: float | None = None

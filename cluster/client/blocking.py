@@ -10,7 +10,6 @@ from typing import Any, Self
 import grpc
 
 from .answer import Resumption, whole_of
-from .endpoint import Endpoint
 from .errors import CancelledError
 from .generated.generation_pb2 import (
     DetokenizeRequest,
@@ -22,24 +21,13 @@ from .generated.generation_pb2 import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from .generated.generation_pb2_grpc import GenerationServiceStub
-from .retry import Attempts
+from .retry import Attempts, Caller
 
 
-class Client:
+class Client(Caller):
     """Blocking client; safe to use from several threads."""
 
-    def __init__(self, endpoint: str | Endpoint, *, max_retries: int = 5) -> None:
-        """endpoint: "host:port" for a plain connection; it is made when first used.
-
-        max_retries: how many calls in a row may fail without a new token before the error is
-        raised.
-        """
-        where = endpoint if isinstance(endpoint, Endpoint) else Endpoint(endpoint)
-        self._channel = where.channel(grpc)
-        self._stub: Any = GenerationServiceStub(self._channel)  # type: ignore[no-untyped-call]
-        self._endpoint = where
-        self._max_retries = max_retries
+    _grpc = grpc
 
     def generate(self, request: GenerateRequest, *, timeout_s: float | None = None) -> Stream:
         """Stream the answer; the last response carries usage and statistics.

@@ -121,11 +121,9 @@ def error_from_status(
     message = details if code else f"gRPC status {status.name} from {address}: {details}"
     param = metadata.get(PARAM_KEY)
     error = kind(message, code=code, status=status, param=None if param is None else unquote(param))
-    pushback = metadata.get(PUSHBACK_KEY)
-    if pushback is not None:
-        seconds = _seconds(pushback)
-        error.is_final = seconds is None
-        error.retry_after_s = None if seconds is None else seconds / 1000.0
+    if PUSHBACK_KEY in metadata:
+        error.retry_after_s = _seconds(metadata[PUSHBACK_KEY], 1e-3)
+        error.is_final = error.retry_after_s is None
     else:
         error.retry_after_s = _seconds(metadata.get(RETRY_AFTER_KEY))
         if error.retry_after_s is None:
@@ -133,10 +131,10 @@ def error_from_status(
     return error
 
 
-def _seconds(value: Any) -> float | None:
-    """A number of 0 or more; None for anything else."""
+def _seconds(value: Any, unit_s: float = 1.0) -> float | None:
+    """A number of 0 or more, in seconds; None for anything else."""
     try:
         number = float(value)
     except (TypeError, ValueError):
         return None
-    return number if 0.0 <= number < float("inf") else None
+    return number * unit_s if 0.0 <= number < float("inf") else None

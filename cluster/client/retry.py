@@ -10,12 +10,31 @@ from typing import Any
 
 from .endpoint import Endpoint
 from .errors import BusyError, ClientError, DeadlineError, UnavailableError, error_of
+from .generated.generation_pb2_grpc import GenerationServiceStub
 
 _FIRST_DELAY_S = 0.1
 # Longer than it takes to replace a replica; a server that needs more says so.
 _MAX_DELAY_S = 5.0
 # Clients that were refused together come back apart.
 _JITTER = 0.25
+
+
+class Caller:
+    """What both clients have: the service, and how often it is called again."""
+
+    _grpc: Any  # what makes the channel
+
+    def __init__(self, endpoint: str | Endpoint, *, max_retries: int = 5) -> None:
+        """endpoint: "host:port" for a plain connection; it is made when first used.
+
+        max_retries: how many calls in a row may fail without a new token before the error is
+        raised.
+        """
+        where = endpoint if isinstance(endpoint, Endpoint) else Endpoint(endpoint)
+        self._channel = where.channel(self._grpc)
+        self._stub: Any = GenerationServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._endpoint = where
+        self._max_retries = max_retries
 
 
 class Attempts:
