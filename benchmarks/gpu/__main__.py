@@ -26,7 +26,6 @@ import argparse
 import contextlib
 import multiprocessing
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -41,7 +40,7 @@ from benchmarks.gpu.part import Row, run
 from benchmarks.gpu.report import markdown
 from benchmarks.support.options import add_options, parser_of
 from benchmarks.support.processes import exit_on_sigterm
-from benchmarks.support.record import OUT, ROOT, write_report
+from benchmarks.support.record import OUT, ROOT, asked_of_gpu, write_report
 from cluster.records import frozen
 
 _BUDGET_S = 540.0
@@ -166,13 +165,8 @@ def _reason(status: int | None, limit_s: float) -> str:
 
 def gpu_name() -> str:
     """The first GPU's, "" without one."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return ""
-    command = [program, "--query-gpu=name", "--format=csv,noheader"]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-        return (said.stdout.splitlines() or [""])[0].strip()
+        return asked_of_gpu("name")
     return ""
 
 

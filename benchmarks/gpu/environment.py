@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import platform
 import shutil
-import subprocess
 
 import torch
 
 from benchmarks.gpu.kernels import copy_bandwidth
 from benchmarks.gpu.part import Measurements, Row, Setting
-from benchmarks.support.record import commit, versions
+from benchmarks.support.record import asked_of_gpu, commit, versions
 
 _ASKED = (
     "name,driver_version,memory.total,memory.used,clocks.sm,clocks.max.sm,clocks.mem,"
@@ -37,13 +36,10 @@ def _software() -> Row:
 
 
 def _driver() -> Row:
-    program = shutil.which("nvidia-smi")
-    if program is None:
+    if shutil.which("nvidia-smi") is None:
         return {"skipped": "there is no nvidia-smi"}
-    command = [program, f"--query-gpu={_ASKED}", "--format=csv,noheader"]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
     return dict(
-        zip(_ASKED.split(","), map(str.strip, said.splitlines()[0].split(",")), strict=True)
+        zip(_ASKED.split(","), map(str.strip, asked_of_gpu(_ASKED).split(",")), strict=True)
     )
 
 

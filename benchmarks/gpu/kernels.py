@@ -120,12 +120,7 @@ def attention_row(problem: Problem, setting: Setting, bandwidth: float) -> Row:
     The error is absolute; values are standard normal.
     """
     batch, num_slots = _batch(problem)
-    device, sizes = setting.device, setting.sizes
-    generator = torch.Generator(device).manual_seed(1)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator, device=device).to(setting.dtype)
-
+    device, sizes, normal = setting.device, setting.sizes, _normals(setting)
     query = normal(sizes.heads, batch.num_rows, sizes.head_dim)
     kv = normal(num_slots, 2, sizes.kv_heads, sizes.head_dim)
     backend, reference, window = create_backend("triton"), SdpaBackend(), problem.window
@@ -137,24 +132,15 @@ def attention_row(problem: Problem, setting: Setting, bandwidth: float) -> Row:
     reference_s = seconds(_attend(reference, batch, query, kv, window), device, repeats=repeats)
     keys = sum(share.key_len - share.key_start(window) for share in batch.shares)
     read = keys * 2 * sizes.kv_heads * sizes.head_dim * kv.element_size()
-    row = _row(error, own_s, reference_s, read / own_s, bandwidth)
-    if backend.failure:
-        row["failed"] = backend.failure
-    elif not error <= tolerance(device):
-        row["failed"] = f"it differs from the reference by {error:.1e}"
-    return row
+    row = _row(error, tolerance(device), own_s, reference_s, read / own_s, bandwidth)
+    return {**row, "failed": backend.failure} if backend.failure else row
 
 
 def between_row(name: str, num_rows: int, setting: Setting, bandwidth: float) -> Row:
     """A kernel between the products of a layer; its reference is what transformers runs."""
     from cluster.engine.fused import kernels
 
-    sizes, device = setting.sizes, setting.device
-    generator = torch.Generator(device).manual_seed(1)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator, device=device).to(setting.dtype)
-
+    sizes, device, normal = setting.sizes, setting.device, _normals(setting)
     dim, heads = sizes.head_dim, sizes.heads + 2 * sizes.kv_heads
     norm = LlamaRMSNorm(sizes.hidden).to(device, setting.dtype)
     hidden, change = normal(num_rows, sizes.hidden), normal(num_rows, sizes.hidden)
@@ -194,11 +180,9 @@ def between_row(name: str, num_rows: int, setting: Setting, bandwidth: float) ->
         error = float((own().float() - expected).abs().max())
         repeats = 1 if setting.tiny else 20
         own_s, reference_s = (seconds(each, device, repeats=repeats) for each in (own, reference))
-    row = _row(error, own_s, reference_s, count * hidden.element_size() / own_s, bandwidth)
+    rate = count * hidden.element_size() / own_s
     # Of numbers up to 20, in the last place of their format.
-    if not error <= 4 * tolerance(device):
-        row["failed"] = f"it differs from the reference by {error:.1e}"
-    return row
+    return _row(error, 4 * tolerance(device), own_s, reference_s, rate, bandwidth)
 
 
 def draw_row(num_rows: int, vocab_size: int, device: torch.device, law: SamplingParams) -> Row:
@@ -234,15 +218,31 @@ def draw_row(num_rows: int, vocab_size: int, device: torch.device, law: Sampling
     return row
 
 
-def _row(error: float, own_s: float, reference_s: float, rate: float, bandwidth: float) -> Row:
-    """rate, bandwidth: bytes per second."""
-    return {
+def _normals(setting: Setting) -> Callable[..., torch.Tensor]:
+    """Return what draws tensors of these shapes, always the same ones."""
+    generator = torch.Generator(setting.device).manual_seed(1)
+
+    def normal(*shape: int) -> torch.Tensor:
+        found = torch.randn(shape, generator=generator, device=setting.device)
+        return found.to(setting.dtype)
+
+    return normal
+
+
+def _row(
+    error: float, limit: float, own_s: float, reference_s: float, rate: float, bandwidth: float
+) -> Row:
+    """rate, bandwidth: bytes per second.  An error beyond the limit is a failure."""
+    row: Row = {
         "largest_error": error,
         "us": own_s * 1e6,
         "reference_us": reference_s * 1e6,
         "gb_per_s": rate / 1e9,
         "share_of_copy": rate / bandwidth,
     }
+    if not error <= limit:
+        row["failed"] = f"it differs from the reference by {error:.1e}"
+    return row
 
 
 def tolerance(device: torch.device) -> float:

@@ -36,7 +36,7 @@ def _row(
     bandwidth: float,
     texts: dict[int, list[list[int]]],
 ) -> Row:
-    row, found = decoded(target, setting, batch, eager=mode == "eager", ahead=mode == "ahead")
+    row, found = decoded(target, setting, batch, mode=mode)
     read = target.read_bytes(batch, TINY_PROMPT_LEN if setting.tiny else PROMPT_LEN)
     row["limit_ms"] = 1e3 * read / bandwidth
     row["share_of_copy"] = row["limit_ms"] / row["round_ms"]
@@ -53,13 +53,11 @@ def decoded(
     *,
     nodes: int = 0,
     params: SamplingParams = GREEDY,
-    eager: bool = False,
-    ahead: bool = False,
+    mode: str = "graphs",
 ) -> tuple[Row, list[list[int]]]:
     """The figures of a run, and its texts."""
     prompt_len, rounds = (TINY_PROMPT_LEN, TINY_ROUNDS) if setting.tiny else (PROMPT_LEN, ROUNDS)
-    modes = {"eager": eager, "ahead": ahead}
-    times = target.run(batch, prompt_len, rounds, nodes=nodes, params=params, **modes)
+    times = target.run(batch, prompt_len, rounds, nodes=nodes, params=params, mode=mode)
     return times.row(), times.texts
 
 

@@ -176,23 +176,24 @@ class Target:
         *,
         nodes: int = 0,
         params: SamplingParams = GREEDY,
-        eager: bool = False,
-        ahead: bool = False,
+        mode: str = "graphs",
     ) -> Times:
-        """Read prompts of random tokens, then decode; the first rounds do not count.  ahead: each
-        step begins before the tokens of the last one are known."""
+        """Read prompts of random tokens, then decode; the first rounds do not count.
+
+        mode: in CUDA graphs, eagerly, or ahead: each step begins before the tokens of the last one
+        are known."""
         texts = [self._text(index, prompt_len, params) for index in range(batch)]
         graphs = self.engine.forward.graphs
         times, told = Times(), [0] * batch
         try:
-            if eager:
+            if mode == "eager":
                 self.engine.forward.graphs = None
             self._step(texts, [EMPTY_TREE] * batch)
             for number in range(_WARM_UP_ROUNDS + rounds):
                 begin = time.perf_counter()
                 trees = self._drafts(texts, told, nodes) if nodes else [EMPTY_TREE] * batch
                 drafted = time.perf_counter()
-                num_tokens, forward_s = self._step(texts, trees, ahead=ahead)
+                num_tokens, forward_s = self._step(texts, trees, ahead=mode == "ahead")
                 if number >= _WARM_UP_ROUNDS:
                     times.num_tokens += num_tokens
                     times.draft_s.append(drafted - begin)

@@ -15,7 +15,7 @@ from benchmarks.gpu.part import Measurements, Row, Setting
 from benchmarks.gpu.plain import PROMPT_LEN, TINY_PROMPT_LEN
 from benchmarks.gpu.target import Target
 
-_STEPS = (("plain", 0, False), ("plain, eager", 0, True), ("8 nodes", 8, False))
+_STEPS = (("plain", 0, "graphs"), ("plain, eager", 0, "eager"), ("8 nodes", 8, "graphs"))
 _ROUNDS = 3
 _MOST_NAMES, _TINY_NAMES = 40, 4
 # Of the same name but for its template's arguments.
@@ -25,21 +25,21 @@ _NAME_LEN = 90
 def rows(setting: Setting) -> Measurements:
     """Of each step one row for the whole, and one for each name."""
     target = Target(setting, head=True, agreement=0.75, max_running_sequences=8)
-    for step, nodes, eager in _STEPS:
+    for step, nodes, mode in _STEPS:
         events: list[Any] = []
-        yield {"step": step}, partial(_whole, target, setting, nodes, eager, events)
+        yield {"step": step}, partial(_whole, target, setting, nodes, mode, events)
         for name, own in _by_name(events)[: _TINY_NAMES if setting.tiny else _MOST_NAMES]:
             yield {"step": step}, partial(_of_name, name, own)
 
 
-def _whole(target: Target, setting: Setting, nodes: int, eager: bool, events: list[Any]) -> Row:
+def _whole(target: Target, setting: Setting, nodes: int, mode: str, events: list[Any]) -> Row:
     """Prompt and warm-up are in the trace too; the last rounds alone are told."""
     prompt_len = TINY_PROMPT_LEN if setting.tiny else PROMPT_LEN
     on_gpu = setting.device.type == "cuda"
     activities = [ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]
-    times = target.run(1, prompt_len, _ROUNDS, nodes=nodes, eager=eager)
+    times = target.run(1, prompt_len, _ROUNDS, nodes=nodes, mode=mode)
     with profile(activities=activities) as profiler:
-        traced = target.run(1, prompt_len, _ROUNDS, nodes=nodes, eager=eager)
+        traced = target.run(1, prompt_len, _ROUNDS, nodes=nodes, mode=mode)
     events += _of_device(profiler.events(), setting, 1e6 * _length_s(traced))
     gaps = [
         max(later.time_range.start - sooner.time_range.end, 0.0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -69,18 +70,20 @@ def held_out(count: int, kinds: Sequence[str], tokenizer: Any) -> list[Question]
     ]
 
 
-def categories(questions: Sequence[Question]) -> list[str]:
-    """The categories in the order of their first question."""
-    return list(dict.fromkeys(question.category for question in questions))
+def categories(questions: Sequence[Question]) -> dict[str, list[Question]]:
+    """The questions of each category, in the order of their first question."""
+    found: dict[str, list[Question]] = {}
+    for question in questions:
+        found.setdefault(question.category, []).append(question)
+    return found
 
 
 def share_out(questions: Sequence[Question], weights: Sequence[int]) -> list[list[Question]]:
     """Divide the questions into disjoint groups with sizes in proportion to `weights`; every
     category is divided in the same proportion as far as its number allows."""
     groups: list[list[Question]] = [[] for _ in weights]
-    order = categories(questions)
     owed = [0] * len(weights)
-    for question in sorted(questions, key=lambda question: order.index(question.category)):
+    for question in chain(*categories(questions).values()):
         # The group that is furthest behind its share gets the next one.
         owed = [debt + weight for debt, weight in zip(owed, weights, strict=True)]
         behind = owed.index(max(owed))
@@ -92,8 +95,7 @@ def share_out(questions: Sequence[Question], weights: Sequence[int]) -> list[lis
 def rotated(questions: Sequence[Question], share: float) -> list[Question]:
     """Rotate the questions of each category, so that they begin after `share` of it."""
     turned = []
-    for category in categories(questions):
-        own = [question for question in questions if question.category == category]
+    for own in categories(questions).values():
         start = int(share * len(own))
         turned += [*own[start:], *own[:start]]
     return turned
@@ -104,8 +106,7 @@ def limit(questions: Sequence[Question], per_category: int | None) -> list[Quest
     if per_category is None:
         return list(questions)
     chosen = []
-    for category in categories(questions):
-        own = [question for question in questions if question.category == category]
+    for own in categories(questions).values():
         count = min(per_category, len(own))
         chosen += [own[place * len(own) // count] for place in range(count)]
     return chosen

@@ -104,7 +104,8 @@ def _record(cell: Cell, cells: Mapping[str, Cell]) -> dict[str, Any]:
             category: acceptance_length(_of(cell.turns, category))
             for category in (ALL, *categories)
         },
-        "drafted_share": _share_drafted(cell.turns),
+        # Of the answers that had a draft verified at all.
+        "drafted_share": float(np.mean([turn.steps > 0 for turn in cell.turns])),
     }
 
 
@@ -207,11 +208,6 @@ def _table(turns: Sequence[Turn], ids: Sequence[int], fields: Work) -> Any:
         if turn.question_id in places:
             table[places[turn.question_id]] += fields(turn)
     return table
-
-
-def _share_drafted(turns: Sequence[Turn]) -> float:
-    """Share of the answers that had a draft verified at all."""
-    return float(np.mean([turn.steps > 0 for turn in turns]))
 
 
 def _quotients(table: np.ndarray, drawn: np.ndarray) -> np.ndarray:

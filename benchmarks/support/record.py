@@ -18,6 +18,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from cluster.models.cache import write_whole
+
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "docs" / "benchmarks"
 _WIDTH = 160  # of a line: a row of a record has a dozen figures
@@ -72,7 +74,7 @@ class Record:
         if (now := commit()) not in self._commits:
             self._commits.append(now)
         raw = {"settings": self.settings, "commits": self._commits, "results": self.results}
-        _write(self._raw_path, json.dumps(raw))
+        write_whole(self._raw_path, json.dumps(raw) + "\n")
 
     def publish(self, summary: Any, **more: Any) -> dict[str, Any]:
         """Write the report; returns it."""
@@ -97,7 +99,7 @@ def write_report(path: Path, report: Mapping[str, Any]) -> dict[str, Any]:
         "versions": versions(),
         **report,
     }
-    _write(path, rows(document))
+    write_whole(path, rows(document) + "\n")
     return document
 
 
@@ -131,12 +133,11 @@ def _has_parts(value: Any) -> bool:
     return isinstance(value, dict | list) and len(value) > 0
 
 
-def _write(path: Path, text: str) -> None:
-    # Atomically, so that a run that is interrupted here can be continued.
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_text(text + "\n", "utf-8")
-    partial.replace(path)
+def asked_of_gpu(asked: str) -> str:
+    """What nvidia-smi says of the first GPU; raises OSError and SubprocessError."""
+    command = ["nvidia-smi", f"--query-gpu={asked}", "--format=csv,noheader"]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+    return (said.splitlines() or [""])[0].strip()
 
 
 def command() -> str:
