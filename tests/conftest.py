@@ -75,9 +75,23 @@ def checkpoint_factory(tmp_path_factory: pytest.TempPathFactory) -> Callable[...
 
 def python(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run Python to its end, at the root of the repository."""
+    return command(sys.executable, *words, **environment)
+
+
+def said_by(*words: object, folder: Path = REPOSITORY, **environment: str) -> str:
+    """What a command prints that succeeds."""
+    done = command(*words, folder=folder, **environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def command(
+    *words: object, folder: Path = REPOSITORY, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, in a folder."""
     return subprocess.run(
-        [sys.executable, *map(str, words)],
-        cwd=REPOSITORY,
+        [*map(str, words)],
+        cwd=folder,
         env={**os.environ, **environment},
         stdin=subprocess.DEVNULL,
         capture_output=True,

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import os
 import platform
 import shutil
 import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -42,6 +40,13 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def answer(sources: Path) -> int:
+    """Of the library that is loaded."""
+    loaded = cpp.load(sources)
+    assert loaded is not None
+    return int(loaded.library.answer())
+
+
 def built(tmp_path: Path) -> list[Path]:
     return sorted(tmp_path.rglob("*.so"))
 
@@ -51,20 +56,15 @@ def test_an_equal_library_is_not_built_twice_and_a_changed_header_makes_another(
     sources: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
-        loaded = cpp.load(sources)
-        assert loaded is not None
-        assert cpp.load(sources) is not None
+        assert answer(sources) == answer(sources) == 42
     assert [each.message.partition(":")[0] for each in caplog.records] == ["phase build"]
-    assert loaded.library.answer() == 42
     (first,) = built(tmp_path)
     stamp = first.stat().st_mtime_ns
-    assert cpp.load(sources) is not None
+    assert answer(sources) == 42
     assert [path.stat().st_mtime_ns for path in built(tmp_path)] == [stamp]
 
     (sources / "answer.h").write_text("enum { ANSWER = 43 };\n", "utf-8")
-    changed = cpp.load(sources)
-    assert changed is not None
-    assert changed.library.answer() == 43
+    assert answer(sources) == 43
     assert len(built(tmp_path)) == 2
 
 
@@ -83,9 +83,7 @@ def test_without_a_home_to_write_to_it_is_built_elsewhere(
     else:
         monkeypatch.delenv("XDG_CACHE_HOME")
         monkeypatch.setattr(cpp.Path, "home", no_home)
-    loaded = cpp.load(sources)
-    assert loaded is not None
-    assert loaded.library.answer() == 42
+    assert answer(sources) == 42
     assert [path.parent.parent.name for path in built(tmp_path)] == ["scratch"]
 
 
@@ -257,13 +255,8 @@ def test_check_says_it_in_one_line(tmp_path: Path) -> None:
     """Not once more for each folder that it would load."""
     if list((REPOSITORY / "cluster").rglob("ahead")):
         pytest.skip("this checkout has native code that was compiled ahead")
-    done = subprocess.run(
-        [sys.executable, "-m", "deployments.cli", "check", "configs/tiny.yaml"],
-        cwd=REPOSITORY,
-        env={**os.environ, "PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
+    nothing = {"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+    done = python("-m", "deployments.cli", "check", "configs/tiny.yaml", **nothing)
     assert done.returncode == 0, done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith("WARNING cluster.cpp: decoding on a CPU")

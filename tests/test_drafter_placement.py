@@ -65,11 +65,10 @@ def test_a_resident_reserves_nothing_and_has_no_deployment() -> None:
         "target": {"engine": {"model": "m"}},
         "drafters": {"a": {"kind": "suffix"}},
     }
-    coordinator = build(arguments)._bound_deployment.init_args[1]._bound_deployment
-    assert coordinator.init_args[2] == {}
-    arguments["drafters"]["a"]["placement"] = {"num_cpus": 0.5}
-    coordinator = build(arguments)._bound_deployment.init_args[1]._bound_deployment
-    assert list(coordinator.init_args[2]) == ["a"]
+    for placement, deployed in (("auto", []), ({"num_cpus": 0.5}, ["a"])):
+        arguments["drafters"]["a"]["placement"] = placement
+        coordinator = build(arguments)._bound_deployment.init_args[1]._bound_deployment
+        assert list(coordinator.init_args[2]) == deployed
 
 
 def test_a_worker_by_hand_is_refused_for_a_drafter_inside_the_target() -> None:

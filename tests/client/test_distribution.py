@@ -6,7 +6,6 @@ How long its installation takes depends on the network: docs/benchmarks/clients 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import sysconfig
 import tomllib
@@ -16,9 +15,10 @@ from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
-from packaging.version import Version
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+from tests.conftest import REPOSITORY, said_by
+from tests.test_packaging import pins
+
 SOURCES = REPOSITORY / "cluster" / "client"
 PROBE = """
 import sys, time, json
@@ -40,13 +40,8 @@ def project(path: Path) -> dict[str, Any]:
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with nothing but what the wheel holds, as pip unpacks it."""
     built = tmp_path_factory.mktemp("built")
-    subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(built)],
-        cwd=SOURCES,
-        check=True,
-        capture_output=True,
-        timeout=120,
-    )
+    build = ("-m", "hatchling", "build", "-t", "wheel", "-d", built)
+    said_by(sys.executable, *build, folder=SOURCES)
     (wheel,) = built.glob("*.whl")
     folder = tmp_path_factory.mktemp("installed")
     zipfile.ZipFile(wheel).extractall(folder)
@@ -57,15 +52,7 @@ def probe(installed: Path, module: str = "drafthouse_client") -> dict[str, Any]:
     """Import a module in an interpreter that knows this repository not at all."""
     path = [str(installed), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
     code = f"import sys; sys.path[:0] = {path!r}\n" + PROBE.format(module=module)
-    output = subprocess.run(
-        [sys.executable, "-S", "-I", "-c", code],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=installed,
-    )
-    return dict(json.loads(output.stdout))
+    return dict(json.loads(said_by(sys.executable, "-S", "-I", "-c", code, folder=installed)))
 
 
 def test_the_wheel_imports_grpc_and_protobuf_and_nothing_else(installed: Path) -> None:
@@ -90,7 +77,5 @@ def test_client_and_server_carry_one_version_and_agree_on_what_they_need() -> No
     assert client["requires-python"] == server["requires-python"]
     needs = {Requirement(line).name: Requirement(line) for line in client["dependencies"]}
     assert set(needs) == {"grpcio", "protobuf"}
-    lines = (REPOSITORY / "constraints.txt").read_text("utf-8").splitlines()
-    pins = dict(line.split("==") for line in lines if "==" in line)
     for name, need in needs.items():
-        assert Version(pins[name]) in need.specifier
+        assert pins()[name] in need.specifier

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,21 +45,17 @@ DOCUMENT: dict[str, Any] = {
 }
 
 
-def loaded(folder: Path, change: Callable[[Any, Any], object], *overrides: str) -> ServeFile:
-    """Load the document after a change of its applications."""
-    document = copy.deepcopy(DOCUMENT)
-    change(*document["applications"])
+def loaded(folder: Path, *overrides: str, places: slice = slice(None), **changed: Any) -> ServeFile:
+    """Load some applications of the document.  changed: of the pool's."""
+    main, pool = DOCUMENT["applications"]
+    document = {"applications": [main, {**pool, **changed}][places]}
     path = folder / "serve.yaml"
     path.write_text(yaml.safe_dump(document))
     return load(path, overrides)
 
 
-def as_it_is(main: Any, pool: Any) -> None:
-    pass
-
-
 def test_a_configuration_has_the_drafters_of_both(tmp_path: Path) -> None:
-    config = loaded(tmp_path, as_it_is).config
+    config = loaded(tmp_path).config
     assert config.residents == ("inside",)
     assert config.pool == ("lm", "told")
     lm = config.drafters["lm"]
@@ -69,11 +63,9 @@ def test_a_configuration_has_the_drafters_of_both(tmp_path: Path) -> None:
 
 
 def test_the_order_of_the_applications_is_free(tmp_path: Path) -> None:
-    document = {"applications": DOCUMENT["applications"][::-1]}
-    path = tmp_path / "serve.yaml"
-    path.write_text(yaml.safe_dump(document))
-    assert load(path).config == loaded(tmp_path, as_it_is).config
-    assert [each["name"] for each in load(path).document["applications"]] == ["main", "pool"]
+    turned = loaded(tmp_path, places=slice(None, None, -1))
+    assert turned.config == loaded(tmp_path).config
+    assert [each["name"] for each in turned.document["applications"]] == ["main", "pool"]
 
 
 def test_each_application_is_built_of_its_own_deployments() -> None:
@@ -87,13 +79,8 @@ def test_each_application_is_built_of_its_own_deployments() -> None:
 
 
 def test_an_override_goes_to_the_application_that_has_the_key(tmp_path: Path) -> None:
-    found = loaded(
-        tmp_path,
-        as_it_is,
-        "drafters.lm.max_nodes=5",
-        "drafters.inside.max_nodes=6",
-        "network.interface=node",
-    )
+    own = ("drafters.lm.max_nodes=5", "drafters.inside.max_nodes=6")
+    found = loaded(tmp_path, *own, "network.interface=node")
     assert [found.config.drafters[name].max_nodes for name in ("lm", "inside")] == [5, 6]
     main, pool = (each["args"] for each in found.document["applications"])
     assert "max_nodes" not in main["drafters"]["lm"]
@@ -102,18 +89,14 @@ def test_an_override_goes_to_the_application_that_has_the_key(tmp_path: Path) ->
 
 def test_what_a_file_says_of_a_drafter_of_the_pool_counts(tmp_path: Path) -> None:
     given = {"user_config": {"max_nodes": 5}, "num_replicas": 2}
-    found = loaded(
-        tmp_path, lambda main, pool: pool.update(deployments=[{"name": "drafter-lm", **given}])
-    )
+    found = loaded(tmp_path, deployments=[{"name": "drafter-lm", **given}])
     assert found.config.drafters["lm"].max_nodes == 5
     assert found.deployments == {"drafter-lm": given}
 
 
 def test_a_drafter_of_an_application_that_is_not_in_the_file_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "serve.yaml"
-    path.write_text(yaml.safe_dump({"applications": DOCUMENT["applications"][:1]}))
     with pytest.raises(ConfigError, match="there is no application 'pool' in this file"):
-        load(path)
+        loaded(tmp_path, places=slice(1))
 
 
 def test_a_replica_refuses_arguments_of_a_pool_that_break_a_rule() -> None:

@@ -16,9 +16,10 @@ from tests.support.architectures import MAX_POSITIONS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FILES = sorted((REPOSITORY / "configs").glob("*.yaml"))
+shipped = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@shipped
 def test_a_shipped_configuration_is_accepted_everywhere(path: Path) -> None:
     file = load(path)
     for name, drafter in file.config.drafters.items():
@@ -32,7 +33,7 @@ def test_a_shipped_configuration_is_accepted_everywhere(path: Path) -> None:
     assert set(file.document["applications"][0]) <= set(type(application).model_fields)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@shipped
 def test_a_shipped_configuration_is_for_one_machine_or_for_a_cluster(path: Path) -> None:
     """On one machine everything listens on loopback; a cluster has its own network."""
     config = load(path).config

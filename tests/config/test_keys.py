@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config.doors import AccessConfig, digest_of
+from cluster.config.doors import AccessConfig, KeysFile, digest_of
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
 from deployments.access import read_keys
@@ -26,23 +26,20 @@ classes:
 """
 
 
-def read(folder: Path, text: str) -> object:
+def read(folder: Path, text: str) -> KeysFile:
     path = folder / "keys.yaml"
     path.write_text(text)
     return read_keys(Config(access=AccessConfig(str(path)), tasks={"code": ()}))
 
 
 def test_a_good_file_is_read_as_yaml_and_as_json(tmp_path: Path) -> None:
-    path = tmp_path / "keys.yaml"
-    path.write_text(GOOD)
-    found = read_keys(Config(access=AccessConfig(str(path))))
+    found = read(tmp_path, GOOD)
     alice, bob = found.keys["alice"], found.keys["bob"]
     assert (alice.sha256, alice.requests_per_minute, alice.admin) == (ALICE, 60, False)
     assert (alice.classes, alice.default_class) == (("interactive",), "interactive")
     assert (bob.admin, bob.classes, bob.tokens_per_minute) == (True, None, None)
     assert found.classes["interactive"].concurrent_requests == 4
-    path.write_text(f'{{"keys": {{"bob": {{"sha256": "{BOB}"}}}}}}')
-    assert read_keys(Config(access=AccessConfig(str(path)))).keys["bob"].sha256 == BOB
+    assert read(tmp_path, f'{{"keys": {{"bob": {{"sha256": "{BOB}"}}}}}}').keys["bob"].sha256 == BOB
 
 
 @pytest.mark.parametrize(
