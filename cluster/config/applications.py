@@ -86,11 +86,11 @@ def with_deployments(
     of its deployments."""
     own = [name for name in config.pool if name not in config.elsewhere]
     named = (INGRESS, COORDINATOR, TARGET, *map(drafter_deployment, own))
-    found = _deployments(application, place, named)
+    overrides = _deployments(application, place, named)
     told: dict[str, Any] = {}
-    for where, (name, options) in found.items():
+    for number, (name, options) in enumerate(overrides.items()):
         given = options.get("user_config")
-        path = f"{where}.user_config"
+        path = f"{place}.deployments[{number}].user_config"
         if name in (INGRESS, COORDINATOR, TARGET):
             changed(config, given, path)
             told[name] = given
@@ -99,7 +99,6 @@ def with_deployments(
     check_told(told, f"{place}.deployments")
     for given in told.values():
         config = changed(config, given)
-    overrides = dict(found.values())
     num_replicas = overrides.get(INGRESS, {}).get("num_replicas", config.ingress.replicas)
     if num_replicas != config.ingress.replicas:
         raise ConfigError.at(
@@ -133,14 +132,14 @@ def with_pool(
             )
     for name in named:
         reason = f"application {app_name} has no drafter {name!r}"
-        place = f"drafters.{name}.placement.application"
-        check_known(name, pool.on_their_own, place, reason, "it has")
-    found = _deployments(application, place, [*map(drafter_deployment, pool.on_their_own)])
-    for where, (deployment, options) in found.items():
-        path = f"{where}.user_config"
+        path = f"drafters.{name}.placement.application"
+        check_known(name, pool.on_their_own, path, reason, "it has")
+    overrides = _deployments(application, place, [*map(drafter_deployment, pool.on_their_own)])
+    for number, (deployment, options) in enumerate(overrides.items()):
+        path = f"{place}.deployments[{number}].user_config"
         name = deployment.removeprefix(_DRAFTER)
         pool = changed_drafter(pool, name, options.get("user_config"), path)
-    return _joined(config, pool), dict(found.values())
+    return _joined(config, pool), overrides
 
 
 def _joined(config: Config, pool: Config) -> Config:
@@ -179,24 +178,24 @@ def _check_shared(config: Config, pool: Config) -> None:
 
 def _deployments(
     application: Mapping[str, Any], place: str, known: Collection[str]
-) -> dict[str, tuple[str, Mapping[str, Any]]]:
-    """Return what the file says of single deployments, by the place where: a name and the rest."""
+) -> Overrides:
+    """Return what the file says of single deployments, in its order."""
     path = f"{place}.deployments"
     listed = application.get("deployments") or []
     if not isinstance(listed, list):
         raise ConfigError.at(path, "a list of deployments is expected")
-    found: dict[str, tuple[str, Mapping[str, Any]]] = {}
+    found: Overrides = {}
     for number, each in enumerate(listed):
         where = f"{path}[{number}]"
         options = dict(mapping(each, where))
         check_keys(options, _DEPLOYMENT_KEYS, where)
         name = str(options.pop("name", ""))
         check_known(name, known, f"{where}.name", f"{name!r} is no deployment", "deployments")
-        if name in (other for other, _ in found.values()):
+        if name in found:
             raise ConfigError.at(f"{where}.name", f"{name!r} stands twice; name it once")
         if not application.get("autoscaling_policy"):
             _check_scaled(name, options.get("autoscaling_config"), f"{where}.autoscaling_config")
-        found[where] = name, options
+        found[name] = options
     return found
 
 
