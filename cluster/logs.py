@@ -94,9 +94,9 @@ class OnceAMinute:
 
     def is_due(self, key: Hashable, now: float) -> int:
         """Return how often `key` has come, with this time, where it is to be said now; else 0."""
-        said_at, count = self._said.get(key, (None, 0))
-        is_due = said_at is None or now - said_at >= _PERIOD_S
+        said_at, count = self._said.get(key, (float("-inf"), 0))
+        is_due = now - said_at >= _PERIOD_S
         if len(self._said) >= _MAX_KEYS and key not in self._said:
             del self._said[next(iter(self._said))]
-        self._said[key] = now if said_at is None or is_due else said_at, count + 1
+        self._said[key] = now if is_due else said_at, count + 1
         return count + 1 if is_due else 0

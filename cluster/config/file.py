@@ -21,21 +21,19 @@ from cluster.errors import ConfigError
 from cluster.models.names import served_name
 from cluster.records import frozen
 
-# The keys of Ray Serve's own schemas that we let through, by the place where they stand.
-_SERVE_KEYS: Mapping[str, Sequence[str]] = {
-    "": ("proxy_location", "logging_config", "applications"),
-    "applications": (
-        "name",
-        "route_prefix",
-        "import_path",
-        "runtime_env",
-        "args",
-        "deployments",
-        "logging_config",
-        "external_scaler_enabled",
-        "autoscaling_policy",
-    ),
-}
+# The keys of Ray Serve's own schemas that we let through.
+_FILE_KEYS = ("proxy_location", "logging_config", "applications")
+_APPLICATION_KEYS = (
+    "name",
+    "route_prefix",
+    "import_path",
+    "runtime_env",
+    "args",
+    "deployments",
+    "logging_config",
+    "external_scaler_enabled",
+    "autoscaling_policy",
+)
 
 # Keys of Serve's that are for its proxies, with the section of ours that replaces each.
 _PROXIES: Mapping[str, str] = {"http_options": "http", "grpc_options": "grpc"}
@@ -159,13 +157,13 @@ def read_document(path: Path, example: str = "configs/own-model.yaml") -> dict[s
 
 def _checked(path: Path, document: dict[str, Any], overrides: Sequence[str]) -> ServeFile:
     _check_proxies(document)
-    check_keys(document, _SERVE_KEYS[""])
+    check_keys(document, _FILE_KEYS)
     applications = _applications(document)
     document["applications"] = list(applications.values())
     for override in overrides:
         _override([application["args"] for application in applications.values()], override)
     for place, application in applications.items():
-        check_keys(application, _SERVE_KEYS["applications"], place)
+        check_keys(application, _APPLICATION_KEYS, place)
     (place, application), *pools = applications.items()
     if application.get("route_prefix") not in (None, "/"):
         reason = f"{application['route_prefix']!r} is for Ray Serve's proxies; remove it"

@@ -13,7 +13,7 @@ from ray.serve._private.deploy_utils import get_app_code_version
 from ray.serve.schema import ServeApplicationSchema
 
 from cluster.config.applications import _DEPLOYMENT_KEYS
-from cluster.config.file import _SERVE_KEYS, load
+from cluster.config.file import _APPLICATION_KEYS, load
 from cluster.errors import ConfigError
 from deployments.diff import INSIDE, difference
 from tests.config.test_refused import change
@@ -44,7 +44,7 @@ def test_a_changed_key_is_told_with_what_it_restarts(case: dict[str, Any]) -> No
 
 def test_serve_itself_restarts_all_for_the_other_keys_of_an_application_alone() -> None:
     plain = ServeApplicationSchema(import_path="a:b")
-    for key in {*_SERVE_KEYS["applications"]} - {*INSIDE, "name", "deployments"}:
+    for key in {*_APPLICATION_KEYS} - {*INSIDE, "name", "deployments"}:
         changed = plain.model_copy(update={key: "c:d"})
         assert get_app_code_version(plain) != get_app_code_version(changed), key
     for key in {*_DEPLOYMENT_KEYS} - {"name"}:
