@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cluster.config.schema import Config
@@ -31,8 +31,7 @@ class InProcessCluster:
     def __init__(self, config: Config, engine: Engine) -> None:
         """Load the drafters and start everything.  engine: the target's, already loaded."""
         self._drafters = {name: build_drafter(config, name) for name in config.pool}
-        self._target = build_target(engine, config)
-        self._config = config
+        self.target = build_target(engine, config)
         self._serving: set[asyncio.Task[None]] = set()
         # The caller's thread keeps its own loop: with a factory, this one is not made its current.
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
@@ -50,15 +49,10 @@ class InProcessCluster:
             future.cancel()
             raise
 
-    def reconfigure(self, user_config: Mapping[str, Any]) -> str:
-        """Go on with other values of the target's live keys; returns why nothing has changed, "" if
-        all has."""
-        return self._target.reconfigure(self._config, user_config)
-
     def stop(self) -> None:
         """Cancel all tasks and end every thread."""
         self.run(self.coordinator.stop())
-        self._target.stop()
+        self.target.stop()
         for drafter in self._drafters.values():
             drafter.stop()
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -72,8 +66,8 @@ class InProcessCluster:
         """Returns the coordinator and the task that runs while it leads the target."""
         coordinator = Coordinator(config)
         await coordinator.start()
-        link = self._started(self._target)
-        leading = coordinator.add_target("target", self._target.describe(), link)
+        link = self._started(self.target)
+        leading = coordinator.add_target("target", self.target.describe(), link)
         for name, drafter in self._drafters.items():
             link = self._started(drafter)
             coordinator.add_drafter(name, name, drafter.describe(), link)

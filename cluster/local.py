@@ -180,7 +180,7 @@ class LLM:
         `user_config` in docs/configuration.md has them: say, another model of a drafter inside it.
 
         Raises ConfigError for what cannot be; then nothing has changed."""
-        if refused := self._running_cluster().reconfigure(user_config):
+        if refused := self._running_cluster().target.reconfigure(self.config, user_config):
             raise ConfigError(refused)
 
     def metrics(self) -> str:
