@@ -16,12 +16,7 @@ from cluster.core import (
 )
 from cluster.errors import NotFoundError, RequestError, WorkerError
 from cluster.local import LLM
-from tests.support.local_models import (
-    GREEDY,
-    SEEDED,
-    drafters,
-    target,
-)
+from tests.support.local_models import GREEDY, SEEDED, drafters, ids_of, target
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +51,7 @@ def test_a_stop_string_ends_the_text_before_it(small: LLM) -> None:
 
 def test_equal_prompts_with_one_seed_give_different_texts_every_time_the_same(small: LLM) -> None:
     first, second = (
-        [c.token_ids for c in small.generate([[5, 6, 7]] * 4, SEEDED, ignore_eos=True)]
-        for _ in range(2)
+        ids_of(small.generate([[5, 6, 7]] * 4, SEEDED, ignore_eos=True)) for _ in range(2)
     )
     assert first == second
     assert len({tuple(token_ids) for token_ids in first}) == 4

@@ -13,7 +13,7 @@ from cluster.errors import NotFoundError
 from cluster.local import LLM
 from tests.support.checkpoints import noisy_copy
 from tests.support.engine.adapters import ATTENTION, EVERYTHING, write_adapter
-from tests.support.local_models import PLAIN, PROMPTS, drafters, drafting, metrics_once
+from tests.support.local_models import PLAIN, PROMPTS, drafters, drafting, ids_of, metrics_once
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
 SEEDED = SamplingParams(temperature=0.8, seed=5, max_tokens=20)
@@ -45,7 +45,7 @@ def llm(
 
 def test_a_seeded_text_is_the_same_with_and_without_drafts(llm: LLM) -> None:
     texts = [
-        [each.token_ids for each in llm.generate(PROMPTS, SEEDED, adapter="a", speculation=how)]
+        ids_of(llm.generate(PROMPTS, SEEDED, adapter="a", speculation=how))
         for how in (SpeculationOptions(), PLAIN)
     ]
     assert texts[0] == texts[1]

@@ -17,7 +17,7 @@ from cluster.local import LLM
 from cluster.requests.fields import BeamSpec, EarlyStopping
 from tests.engine.test_beam_search import expected
 from tests.support.engine.driver import load_oracle, prompt
-from tests.support.local_models import PROMPTS, drafters, drafting, hf_greedy, target
+from tests.support.local_models import PROMPTS, drafters, drafting, hf_greedy, ids_of, target
 
 pytestmark = pytest.mark.usefixtures("tireless_residents")
 
@@ -50,12 +50,12 @@ def test_requests_beside_a_search_go_on_with_their_drafts(
         searched = pool.submit(llm.beam_search, PROMPTS * 2, asked(5), ignore_eos=True)
         texts = [each for _ in range(3) for each in llm.generate(PROMPTS, greedy)]
         found = searched.result()
-    assert [one.token_ids for one in texts] == 3 * hf_greedy(llama_folder, PROMPTS, 40)
+    assert ids_of(texts) == 3 * hf_greedy(llama_folder, PROMPTS, 40)
     assert sum(one.stats.num_accepted_draft_tokens for one in texts) > 0
     spec = BeamSpec(5)
     for ids, completions in zip(PROMPTS * 2, found, strict=True):
         wanted = expected(oracle, token_array(ids), spec, NUM_TOKENS, STOPS)
-        assert [one.token_ids for one in completions] == [
+        assert ids_of(completions) == [
             text[:-1] if text[-1] in STOPS else text for text, _ in wanted
         ]
 
@@ -89,7 +89,5 @@ def test_a_search_that_might_not_find_room_is_refused_with_the_reason(
             llm.beam_search([ids], asked(5, max_tokens=100), ignore_eos=True)
         # Nothing is left behind, and four searches that take each other's pages end as one does.
         texts = llm.beam_search([ids] * 4, asked(4, max_tokens=100), ignore_eos=True)
-        assert all(
-            [one.token_ids for one in each] == [one.token_ids for one in found] for each in texts
-        )
+        assert all(ids_of(each) == ids_of(found) for each in texts)
         assert np.isfinite([one.beam.score for one in found if one.beam is not None]).all()

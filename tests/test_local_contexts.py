@@ -12,7 +12,7 @@ import pytest
 
 from cluster.core import SamplingParams, SpeculationOptions
 from cluster.local import LLM
-from tests.support.local_models import PLAIN, drafters, drafting, hf_greedy
+from tests.support.local_models import PLAIN, drafters, drafting, hf_greedy, ids_of
 
 pytestmark = pytest.mark.usefixtures("tireless_residents")
 
@@ -31,7 +31,7 @@ def llm(llama_folder: Path, draft_folder: Path) -> Iterator[LLM]:
 
 def test_a_model_drafts_along_texts_beyond_its_window(llm: LLM, llama_folder: Path) -> None:
     completions = llm.generate(PROMPTS, GREEDY)
-    assert [each.token_ids for each in completions] == hf_greedy(llama_folder, PROMPTS, 64)
+    assert ids_of(completions) == hf_greedy(llama_folder, PROMPTS, 64)
     assert all(each.stats.accepted_by_drafter.get("lm", 0) > 0 for each in completions)
 
 

@@ -43,6 +43,7 @@ from tests.support.local_models import (
     drafting,
     has_misses,
     hf_greedy,
+    ids_of,
     metrics_once,
 )
 
@@ -204,7 +205,7 @@ def test_no_drafter_changes_a_text(
     def check(expected: list[list[int]], *asked: Any) -> list[Completion]:
         for _ in range(MANY_TRIES):
             found = llm.generate(*asked)
-            assert [each.token_ids for each in found] == expected
+            assert ids_of(found) == expected
             if any(is_of_use(each.stats) for each in found):
                 return found
         raise AssertionError("its drafts are of no use")
@@ -216,7 +217,7 @@ def test_no_drafter_changes_a_text(
         metrics_once(llm, has_misses)
         plain = llm.generate(prompts, params, speculation=PLAIN)
         assert all(each.stats.num_draft_tokens == 0 for each in plain)
-        drafted = check([each.token_ids for each in plain], prompts, params)
+        drafted = check(ids_of(plain), prompts, params)
         for before, after in zip(plain, drafted, strict=True):
             assert after.finish_reason is before.finish_reason
         free = 'drafthouse_kv_pages_in_use{role="target",worker="target"} 0.0'
@@ -254,7 +255,7 @@ def test_numbers_without_sense_cost_speed_only(
     else:
         folder, make = llama_folder, head(*SENSELESS[name], fill=fill)
     with LLM(drafting(folder, make(tmp_path, folder))) as llm:
-        texts = [each.token_ids for each in llm.generate(PROMPTS, GREEDY)]
+        texts = ids_of(llm.generate(PROMPTS, GREEDY))
     assert texts == hf_greedy(folder, PROMPTS, GREEDY.max_tokens)
 
 
@@ -288,8 +289,8 @@ def test_texts_follow_the_targets_law(name: str, tmp_path: Path) -> None:
         )
     # Of 3,840 tokens.
     assert sum(each.stats.num_accepted_draft_tokens for each in found) > 50
-    assert p_value([each.token_ids for each in found], 2.0) > 1e-3
-    assert p_value([each.token_ids for each in colder], 2.0) < 1e-6
+    assert p_value(ids_of(found), 2.0) > 1e-3
+    assert p_value(ids_of(colder), 2.0) < 1e-6
 
 
 def p_value(texts: list[list[int]], temperature: float) -> float:

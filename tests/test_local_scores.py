@@ -15,7 +15,7 @@ from cluster.config.schema import Config, DrafterConfig
 from cluster.core import FinishReason, SamplingParams, SpeculationOptions, TokenLogprob
 from cluster.errors import RequestError
 from cluster.local import LLM, Completion
-from tests.support.local_models import drafting, target
+from tests.support.local_models import drafting, ids_of, target
 
 NUM_TOP = 4
 TOLERANCE = 1e-4  # float32 on both sides, sums in another order
@@ -92,11 +92,11 @@ def test_scores_are_those_of_transformers(
 def test_scores_beside_texts_that_are_written_are_the_same(llm: LLM, folder: Path) -> None:
     greedy = SamplingParams(temperature=0.0, max_tokens=60)
     prompts = [tokens_of(30, seed) for seed in (5, 6)]
-    alone = [each.token_ids for each in llm.generate(prompts, greedy, ignore_eos=True)]
+    alone = ids_of(llm.generate(prompts, greedy, ignore_eos=True))
     with ThreadPoolExecutor(5) as pool:
         written = pool.submit(llm.generate, prompts, greedy, ignore_eos=True)
         found = list(pool.map(lambda text: scored(llm, text), TEXTS))
-        assert [each.token_ids for each in written.result()] == alone
+        assert ids_of(written.result()) == alone
     for text, completion in zip(TEXTS, found, strict=True):
         check(completion.logprobs, laws_of(folder, text), text)
 

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from cluster.config.schema import Config, CoordinatorConfig, DrafterConfig
-from cluster.core import SamplingParams, SpeculationOptions, TokenTree
+from cluster.core import SamplingParams, TokenTree
 from cluster.draft.base import DrafterContext
 from cluster.draft.committed_text import RequestState
 from cluster.draft.plugin import Draft, TextDrafter
@@ -26,7 +26,7 @@ from cluster.records import frozen
 from cluster.worker.models import check_room
 from tests.support.choices import by_day
 from tests.support.draft.heads import random_eagle3
-from tests.support.local_models import PROMPTS, drafters, target
+from tests.support.local_models import PLAIN, PROMPTS, drafters, ids_of, target
 
 pytestmark = pytest.mark.usefixtures("tireless_residents")
 
@@ -34,7 +34,6 @@ NUM_STREAMS = by_day(12, 32)
 # The accepted tokens of a model that is the target itself.  Beside busy cores residents may have
 # time for one node of a tree, which is accepted.
 OWN = 0.9
-PLAIN = SpeculationOptions(enabled=False)
 FIXED = CoordinatorConfig(budget="fixed", max_draft_tokens=6, max_running_sequences=NUM_STREAMS)
 PARAMS = [
     SamplingParams(temperature=float(index % 2), seed=index, max_tokens=24)
@@ -137,7 +136,7 @@ def test_texts_under_way_are_the_targets_own_whatever_takes_the_drafters_place(
         try:
             for _ in range(2):
                 found = llm.generate(TEXTS, PARAMS)
-                assert [each.token_ids for each in found] == [each.token_ids for each in expected]
+                assert ids_of(found) == ids_of(expected)
         finally:
             done.set()
         assert exchanging.result() >= 3
@@ -211,7 +210,7 @@ def test_a_load_that_takes_long_holds_nobody_up_and_one_that_dies_leaves_the_dra
         try:
             assert LateDrafter.is_there.wait(120)
             found = llm.generate(TEXTS[:4], PARAMS[:4])
-            assert [each.token_ids for each in found] == [each.token_ids for each in expected]
+            assert ids_of(found) == ids_of(expected)
             assert not swapping.done()
         finally:
             LateDrafter.leave.set()

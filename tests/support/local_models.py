@@ -19,7 +19,7 @@ from cluster.config.schema import (
     TargetConfig,
 )
 from cluster.core import SamplingParams, SpeculationOptions
-from cluster.local import LLM
+from cluster.local import LLM, Completion
 from tests.support.clock import wait_until
 from tests.support.engine.tiny import tiny
 
@@ -79,6 +79,11 @@ def drafters(folder: Path, pool: Collection[str] = ()) -> dict[str, DrafterConfi
     }
     places = {name: DrafterPlacement(host="" if name in pool else "target") for name in found}
     return {name: replace(each, placement=places[name]) for name, each in found.items()}
+
+
+def ids_of(found: Sequence[Completion]) -> list[list[int]]:
+    """The texts, in tokens."""
+    return [each.token_ids for each in found]
 
 
 def hf_greedy(folder: Path, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
