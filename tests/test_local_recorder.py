@@ -58,6 +58,7 @@ def test_texts_are_the_same_and_what_is_recorded_is_the_targets_law(
     folder = checkpoint_factory("llama")
     texts = texts_of(folder, tmp_path)
     assert texts == texts_of(folder, None)
+    assert texts[: len(texts) // 2] == texts[len(texts) // 2 :], "a salt changes no text"
     origin = Origin(model_hash(folder), folder_tokenizer_hash(folder), 288)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     answers = answers_in(tmp_path, len(texts), origin)
