@@ -125,14 +125,29 @@ def test_every_setting_that_a_page_names_is_one() -> None:
     assert wrong == []
 
 
+def has_test(file: str, name: str) -> bool:
+    """Whether there is that file, with that test, or with one."""
+    path, wanted = ROOT / file, f"{name}(" if name else "test_" * ("/test_" in file)
+    return path.exists() and f"def {wanted}" in path.read_text("utf-8")
+
+
 def test_every_test_that_a_page_names_is_one() -> None:
     named = {
-        path
+        found
         for page in pages()
-        for path in re.findall(r"tests/[\w/]+\.py", page.read_text("utf-8"))
+        for found in re.findall(r"(tests/[\w/]+\.py)(?:::(\w+))?", page.read_text("utf-8"))
     }
     assert len(named) > 50
-    assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
+    assert [found for found in named if not has_test(*found)] == []
+
+
+def test_every_door_of_the_threat_model_names_the_test_that_shows_its_defence() -> None:
+    page = (ROOT / "docs" / "threat-model.md").read_text("utf-8")
+    doors = page[page.index("## Doors") : page.index("## What is not defended")]
+    rows = [line for line in doors.splitlines() if line.startswith("| ")]
+    claims = [row for row in rows if not row.startswith("| what somebody tries")]
+    assert len(claims) > 30
+    assert [row for row in claims if "`tests/" not in row] == []
 
 
 def fence(page: str, language: str) -> str:

@@ -16,7 +16,6 @@ from cluster.client import (
     InvalidRequestError,
     ProtocolError,
     ResumedChoice,
-    UnavailableError,
 )
 from cluster.client.answer import Resumption
 from cluster.client.errors import error_from_status
@@ -102,16 +101,6 @@ def test_delays_double_to_a_limit_and_jitter_makes_them_longer() -> None:
 def test_a_delay_that_the_server_asks_for_is_never_shortened() -> None:
     full = Failure(grpc.StatusCode.RESOURCE_EXHAUSTED, "30")
     assert attempts(1).delay_after(full) == 30.0
-
-
-def test_progress_resets_the_retries() -> None:
-    calls = attempts(1)
-    for _ in range(5):
-        calls.delay_after(GONE)
-        calls.progress()
-    calls.delay_after(GONE)
-    with pytest.raises(UnavailableError):
-        calls.delay_after(GONE)
 
 
 def test_what_the_caller_resumes_is_continued() -> None:
