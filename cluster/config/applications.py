@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import Any
 
 from cluster.config.live import COORDINATOR, INGRESS, TARGET, changed, changed_drafter, check_told
-from cluster.config.parse import check_keys, check_known, mapping, parse
+from cluster.config.parse import check_keys, check_known, check_that, mapping, parse
 from cluster.config.references import check_stages
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
@@ -60,8 +60,8 @@ def parse_pool(arguments: Mapping[str, Any]) -> Config:
     check_keys(mapping(arguments.get("coordinator")), ("max_frame_bytes",), "coordinator")
     config = parse(Config, arguments)
     check_stages(config.drafters)
-    if not config.on_their_own:
-        raise ConfigError.at("drafters", "there is none; name one, or remove the application")
+    reason = "there is none; name one, or remove the application"
+    check_that(config.on_their_own, "drafters", reason)
     for name in config.on_their_own:
         drafter = config.drafters[name]
         for key, is_said in (
@@ -70,12 +70,12 @@ def parse_pool(arguments: Mapping[str, Any]) -> Config:
             ("shadow", drafter.shadow),
             ("rollout", drafter.rollout is not None),
         ):
-            if is_said:
-                raise ConfigError.at(
-                    f"drafters.{name}.{key}",
-                    "this is an application of drafters alone; remove it here (shadow and rollout "
-                    "are said beside the target)",
-                )
+            check_that(
+                not is_said,
+                f"drafters.{name}.{key}",
+                "this is an application of drafters alone; remove it here (shadow and rollout are "
+                "said beside the target)",
+            )
     return config
 
 
@@ -100,13 +100,12 @@ def with_deployments(
     for given in told.values():
         config = changed(config, given)
     num_replicas = overrides.get(INGRESS, {}).get("num_replicas", config.ingress.replicas)
-    if num_replicas != config.ingress.replicas:
-        raise ConfigError.at(
-            f"{place}.deployments",
-            f"{num_replicas} replicas of {INGRESS} share what keys may have by their number, and "
-            f"ingress.replicas is {config.ingress.replicas}; set both, the latter in its "
-            "user_config",
-        )
+    check_that(
+        num_replicas == config.ingress.replicas,
+        f"{place}.deployments",
+        f"{num_replicas} replicas of {INGRESS} share what keys may have by their number, and "
+        f"ingress.replicas is {config.ingress.replicas}; set both, the latter in its user_config",
+    )
     return config, overrides
 
 
@@ -118,18 +117,18 @@ def with_pool(
     with ConfigError.below(f"{place}.args"):
         pool = parse_pool(mapping(application.get("args"), "args"))
         _check_shared(config, pool)
-    if application.get("route_prefix", "/") is not None:
-        reason = "drafters answer no HTTP; write `route_prefix: null`"
-        raise ConfigError.at(f"{place}.route_prefix", reason)
+    answers = application.get("route_prefix", "/")
+    reason = "drafters answer no HTTP; write `route_prefix: null`"
+    check_that(answers is None, f"{place}.route_prefix", reason)
     app_name = str(application.get("name"))
     named = [name for name, where in config.elsewhere.items() if where == app_name]
     for name in pool.on_their_own:
-        if name not in named:
-            raise ConfigError.at(
-                f"{place}.args.drafters.{name}",
-                "nobody would ask it; add `placement: {application: "
-                f"{app_name}}}` below drafters.{name} of the target's application",
-            )
+        check_that(
+            name in named,
+            f"{place}.args.drafters.{name}",
+            f"nobody would ask it; add `placement: {{application: {app_name}}}` below "
+            f"drafters.{name} of the target's application",
+        )
     for name in named:
         reason = f"application {app_name} has no drafter {name!r}"
         path = f"drafters.{name}.placement.application"
@@ -146,16 +145,15 @@ def _joined(config: Config, pool: Config) -> Config:
     drafters = dict(config.drafters)
     for name, drafter in pool.drafters.items():
         former = config.drafters.get(name)
-        if former is not None and name in pool.stage_of:
-            raise ConfigError.at(f"drafters.{name}", "two drafters have this name; change one")
         if former is not None:
-            said, kind = former.kind, drafter.kind
+            path, said, kind = f"drafters.{name}", former.kind, drafter.kind
+            check_that(name not in pool.stage_of, path, "two drafters have this name; change one")
             # The target's application would take it for another.
-            if said not in ("", kind) or (kind == "prediction" and not said):
-                raise ConfigError.at(
-                    f"drafters.{name}.kind",
-                    f"{said!r} here and {kind!r} in its own application; say so",
-                )
+            check_that(
+                said == kind or (not said and kind != "prediction"),
+                f"{path}.kind",
+                f"{said!r} here and {kind!r} in its own application; say so",
+            )
             drafter = replace(
                 drafter,
                 shadow=former.shadow,
@@ -171,19 +169,15 @@ def _joined(config: Config, pool: Config) -> Config:
 def _check_shared(config: Config, pool: Config) -> None:
     for key in SHARED:
         value_in = attrgetter(key)
-        if value_in(config) != value_in(pool):
-            reason = "it must be as in the target's application; write it once, as a YAML anchor"
-            raise ConfigError.at(key, reason)
+        reason = "it must be as in the target's application; write it once, as a YAML anchor"
+        check_that(value_in(config) == value_in(pool), key, reason)
 
 
-def _deployments(
-    application: Mapping[str, Any], place: str, known: Collection[str]
-) -> Overrides:
+def _deployments(application: Mapping[str, Any], place: str, known: Collection[str]) -> Overrides:
     """Return what the file says of single deployments, in its order."""
     path = f"{place}.deployments"
     listed = application.get("deployments") or []
-    if not isinstance(listed, list):
-        raise ConfigError.at(path, "a list of deployments is expected")
+    check_that(isinstance(listed, list), path, "a list of deployments is expected")
     found: Overrides = {}
     for number, each in enumerate(listed):
         where = f"{path}[{number}]"
@@ -191,8 +185,7 @@ def _deployments(
         check_keys(options, _DEPLOYMENT_KEYS, where)
         name = str(options.pop("name", ""))
         check_known(name, known, f"{where}.name", f"{name!r} is no deployment", "deployments")
-        if name in found:
-            raise ConfigError.at(f"{where}.name", f"{name!r} stands twice; name it once")
+        check_that(name not in found, f"{where}.name", f"{name!r} stands twice; name it once")
         if not application.get("autoscaling_policy"):
             _check_scaled(name, options.get("autoscaling_config"), f"{where}.autoscaling_config")
         found[name] = options
@@ -203,13 +196,12 @@ def _check_scaled(name: str, autoscaling: Any, where: str) -> None:
     """Raise ConfigError for autoscaling that would not see the load, or that nobody counts with."""
     if autoscaling is None:
         return
-    if name == INGRESS:
-        reason = "its replicas share what keys may have by their number; set num_replicas instead"
-        raise ConfigError.at(where, reason)
+    reason = "its replicas share what keys may have by their number; set num_replicas instead"
+    check_that(name != INGRESS, where, reason)
     policy = mapping(mapping(autoscaling, where).get("policy"), f"{where}.policy")
-    if not policy.get("policy_function"):
-        raise ConfigError.at(
-            f"{where}.policy.policy_function",
-            "Ray Serve's own policy counts the calls that pass through Serve, and texts do not; "
-            f"set it to {POLICY}",
-        )
+    check_that(
+        policy.get("policy_function"),
+        f"{where}.policy.policy_function",
+        "Ray Serve's own policy counts the calls that pass through Serve, and texts do not; "
+        f"set it to {POLICY}",
+    )

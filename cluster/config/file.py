@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from cluster.config.applications import is_pool, is_shared, with_deployments, with_pool
-from cluster.config.parse import check_keys, is_text, mapping, parse
+from cluster.config.parse import check_keys, check_that, is_text, mapping, parse
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
 from cluster.models.names import served_name
@@ -165,9 +165,9 @@ def _checked(path: Path, document: dict[str, Any], overrides: Sequence[str]) -> 
     for place, application in applications.items():
         check_keys(application, _APPLICATION_KEYS, place)
     (place, application), *pools = applications.items()
-    if application.get("route_prefix") not in (None, "/"):
-        reason = f"{application['route_prefix']!r} is for Ray Serve's proxies; remove it"
-        raise ConfigError.at(f"{place}.route_prefix", reason)
+    prefix = application.get("route_prefix")
+    reason = f"{prefix!r} is for Ray Serve's proxies; remove it"
+    check_that(prefix in (None, "/"), f"{place}.route_prefix", reason)
     config = parse_arguments(application["args"])
     config, deployments = with_deployments(config, application, place)
     for place, pool in pools:
@@ -183,18 +183,18 @@ def _applications(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return copies of the file's applications, with their arguments, by the place of each; the
     target's is the first."""
     listed = document.get("applications", [])
-    if not isinstance(listed, list) or not 1 <= len(listed) <= 2:
-        raise ConfigError.at("applications", "one application is expected, or two")
+    is_list = isinstance(listed, list) and 1 <= len(listed) <= 2
+    check_that(is_list, "applications", "one application is expected, or two")
     found: dict[str, dict[str, Any]] = {}
     for number, each in enumerate(listed):
         place = f"applications[{number}]"
         found[place] = dict(mapping(each, place))
         found[place]["args"] = dict(mapping(found[place].get("args"), f"{place}.args"))
-    if sum(map(is_pool, found.values())) != len(found) - 1:
-        raise ConfigError.at(
-            "applications",
-            "one has import_path deployments.app:build, a second one deployments.app:build_pool",
-        )
+    check_that(
+        sum(map(is_pool, found.values())) == len(found) - 1,
+        "applications",
+        "one has import_path deployments.app:build, a second one deployments.app:build_pool",
+    )
     return dict(sorted(found.items(), key=lambda each: is_pool(each[1])))
 
 
@@ -237,16 +237,16 @@ def _set(node: dict[str, Any], parts: Sequence[str], value: Any) -> None:
 def _check_proxies(document: Mapping[str, Any]) -> None:
     """Raise ConfigError for keys of Serve's proxies: the ingress listens itself."""
     for key, face in _PROXIES.items():
-        if document.get(key):
-            raise ConfigError.at(
-                key,
-                "for Ray Serve's proxies, and the ingress listens itself; remove it, and write "
-                f"host and port into {face} below applications[0].args",
-            )
-    location = document.get("proxy_location") or "Disabled"
-    if location != "Disabled":
-        raise ConfigError.at(
-            "proxy_location",
-            f"{location!r} starts Ray Serve's proxies, and the ingress listens itself, at http "
-            "and grpc below applications[0].args; write Disabled",
+        check_that(
+            not document.get(key),
+            key,
+            "for Ray Serve's proxies, and the ingress listens itself; remove it, and write host "
+            f"and port into {face} below applications[0].args",
         )
+    location = document.get("proxy_location") or "Disabled"
+    check_that(
+        location == "Disabled",
+        "proxy_location",
+        f"{location!r} starts Ray Serve's proxies, and the ingress listens itself, at http and "
+        "grpc below applications[0].args; write Disabled",
+    )

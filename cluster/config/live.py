@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from cluster.config.parse import check_keys, check_known, mapping, overlaid
+from cluster.config.parse import check_keys, check_known, check_that, mapping, overlaid
 from cluster.config.references import check_stages, check_tasks
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
@@ -94,14 +94,14 @@ def changed(config: Config, user_config: Any, path: str = "user_config") -> Conf
             check_known(known_as(key), READ_BY, key, _FIXED, "keys that can")
         for name in (each for each in told if each not in inside):
             former, drafter = config.drafters.get(name), result.drafters[name]
-            if not drafter.application or (former is not None and not former.application):
-                raise ConfigError.at(
-                    f"{DRAFTERS}.{name}",
-                    "only a drafter of another application comes and goes while the parts run, and "
-                    "of one inside the target its options may change; give it placement: "
-                    "{application: NAME}, set it below args, or name options alone (those of a "
-                    f"drafter with a process of its own: in the user_config of drafter-{name})",
-                )
+            check_that(
+                drafter.application and (former is None or former.application),
+                f"{DRAFTERS}.{name}",
+                "only a drafter of another application comes and goes while the parts run, and of "
+                "one inside the target its options may change; give it placement: {application: "
+                "NAME}, set it below args, or name options alone (those of a drafter with a "
+                f"process of its own: in the user_config of drafter-{name})",
+            )
         if adapters is not None:
             result = _with_adapters(result, adapters)
     result.check()
@@ -130,13 +130,13 @@ def check_told(told: Mapping[str, Any], path: str) -> None:
     for name, given in values.items():
         for key, value in given.items():
             for reader in READ_BY[known_as(key)]:
-                if values.get(reader, {}).get(key) != value:
-                    raise ConfigError.at(
-                        path,
-                        f"{name} is told {key} and {reader} reads it, too, and is told something "
-                        "else or nothing; give all of them the same user_config (write it once, as "
-                        "a YAML anchor)",
-                    )
+                check_that(
+                    values.get(reader, {}).get(key) == value,
+                    path,
+                    f"{name} is told {key} and {reader} reads it, too, and is told something else "
+                    "or nothing; give all of them the same user_config (write it once, as a YAML "
+                    "anchor)",
+                )
 
 
 def known_as(key: str) -> str:
@@ -154,12 +154,12 @@ def _is_of_options(told: Any) -> bool:
 def _with_adapters(config: Config, adapters: Any) -> Config:
     engine = overlaid(config.target.engine, {"adapters": adapters})
     for name, folder in engine.adapters.items():
-        if not Path(folder).is_absolute():
-            raise ConfigError.at(
-                f"adapters.{name}",
-                f"{folder!r} is a relative path; a target runs in another folder, so give an "
-                "absolute one",
-            )
+        check_that(
+            Path(folder).is_absolute(),
+            f"adapters.{name}",
+            f"{folder!r} is a relative path; a target runs in another folder, so give an absolute "
+            "one",
+        )
     return replace(config, target=replace(config.target, engine=engine))
 
 

@@ -160,9 +160,8 @@ def mapping(value: Any, path: str = "") -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise ConfigError.at(path, f"{value!r} is not a mapping")
     for key in value:
-        if not isinstance(key, str):
-            reason = f"the key that YAML reads as {key!r} is no text; put it in quotes"
-            raise ConfigError.at(path, reason)
+        reason = f"the key that YAML reads as {key!r} is no text; put it in quotes"
+        check_that(isinstance(key, str), path, reason)
     return value
 
 
@@ -170,6 +169,12 @@ def check_keys(section: Mapping[str, Any], known: Collection[str], path: str = "
     """Raise ConfigError for a key that is not known, with the nearest one that is."""
     for key in section:
         check_known(key, known, joined(path, key), "unknown key", "known keys")
+
+
+def check_that(holds: object, path: str, reason: str) -> None:
+    """Raise ConfigError where a rule does not hold."""
+    if not holds:
+        raise ConfigError.at(path, reason)
 
 
 def check_known(name: str, known: Collection[str], path: str, reason: str, title: str) -> None:

@@ -20,6 +20,7 @@ from cluster.config.parse import (
     Range,
     Seconds,
     Share,
+    check_that,
 )
 from cluster.config.placement import PlacementConfig
 from cluster.config.speculation import (
@@ -28,7 +29,6 @@ from cluster.config.speculation import (
     RolloutConfig,
     SwitchbackConfig,
 )
-from cluster.errors import ConfigError
 from cluster.records import frozen
 from cluster.requests.fields import REMOVED_LAWS, Law
 
@@ -117,22 +117,23 @@ class EngineConfig:
     """The largest rank that an adapter may have."""
 
     def __post_init__(self) -> None:
-        if self.weights != "auto" and self.quantization is not None:
-            raise ConfigError.at(
-                "weights", f"{self.weights} and quantization exclude each other; remove one of them"
-            )
-        if self.is_rounded and self.tensor_parallel > 1:
-            raise ConfigError.at(
-                "weights",
-                f"{self.weights} is for one process, not for tensor_parallel "
-                f"{self.tensor_parallel}; set tensor_parallel: 1, or weights: bf16",
-            )
-        if self.device_map is not None and self.tensor_parallel > 1:
-            raise ConfigError.at(
-                "device_map",
-                f"{self.device_map!r} cannot be combined with tensor_parallel "
-                f"{self.tensor_parallel}; a device map spreads one process over its devices",
-            )
+        check_that(
+            self.weights == "auto" or self.quantization is None,
+            "weights",
+            f"{self.weights} and quantization exclude each other; remove one of them",
+        )
+        check_that(
+            self.tensor_parallel == 1 or not self.is_rounded,
+            "weights",
+            f"{self.weights} is for one process, not for tensor_parallel {self.tensor_parallel}; "
+            "set tensor_parallel: 1, or weights: bf16",
+        )
+        check_that(
+            self.tensor_parallel == 1 or self.device_map is None,
+            "device_map",
+            f"{self.device_map!r} cannot be combined with tensor_parallel {self.tensor_parallel}; "
+            "a device map spreads one process over its devices",
+        )
 
     @property
     def is_rounded(self) -> bool:
@@ -168,19 +169,18 @@ class TargetConfig:
     def check(self, model_name: str) -> None:
         """Raise ConfigError where keys do not fit each other, or an adapter the model's name."""
         engine, path = self.engine, "target.engine"
-        if not engine.model:
-            reason = "no model is named; set it to a Hugging Face folder or hub name"
-            raise ConfigError.at(f"{path}.model", reason)
-        if len(engine.adapters) > _MAX_ADAPTERS:
-            reason = f"{len(engine.adapters)} adapters; at most {_MAX_ADAPTERS} are served"
-            raise ConfigError.at(f"{path}.adapters", reason)
+        reason = "no model is named; set it to a Hugging Face folder or hub name"
+        check_that(engine.model, f"{path}.model", reason)
+        count = len(engine.adapters)
+        reason = f"{count} adapters; at most {_MAX_ADAPTERS} are served"
+        check_that(count <= _MAX_ADAPTERS, f"{path}.adapters", reason)
         for name in engine.adapters:
-            if not _MODEL_NAME.fullmatch(name) or name == model_name:
-                raise ConfigError.at(
-                    f"{path}.adapters.{name}",
-                    "an adapter's name may hold up to 128 letters, digits, '.', '_', '/' and '-', "
-                    "and may not be the model's own",
-                )
+            check_that(
+                _MODEL_NAME.fullmatch(name) and name != model_name,
+                f"{path}.adapters.{name}",
+                "an adapter's name may hold up to 128 letters, digits, '.', '_', '/' and '-', and "
+                "may not be the model's own",
+            )
 
 
 @frozen
@@ -247,12 +247,12 @@ class DrafterConfig:
             "price": self.price > 0,
         }
         for key, is_set in own.items():
-            if is_set:
-                raise ConfigError.at(
-                    f"{path}.{key}",
-                    f"the drafter runs inside the target ({why}) and has no process of its own to "
-                    f"place; remove this{', or `with`' * self.is_hosted}",
-                )
+            check_that(
+                not is_set,
+                f"{path}.{key}",
+                f"the drafter runs inside the target ({why}) and has no process of its own to "
+                f"place; remove this{', or `with`' * self.is_hosted}",
+            )
 
 
 @frozen
@@ -332,12 +332,11 @@ class CoordinatorConfig:
         return self.max_frame_bytes // 8
 
     def __post_init__(self) -> None:
-        if self.replicas > self.max_running_sequences:
-            raise ConfigError.at(
-                "replicas",
-                f"{self.replicas} coordinators share the {self.max_running_sequences} places of "
-                "coordinator.max_running_sequences, so that some would have none; lower replicas "
-                "or raise that",
-            )
-        if not self.laws:
-            raise ConfigError.at("laws", "empty; name at least one, such as coupled")
+        check_that(
+            self.replicas <= self.max_running_sequences,
+            "replicas",
+            f"{self.replicas} coordinators share the {self.max_running_sequences} places of "
+            "coordinator.max_running_sequences, so that some would have none; lower replicas or "
+            "raise that",
+        )
+        check_that(self.laws, "laws", "empty; name at least one, such as coupled")

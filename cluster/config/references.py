@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from cluster.config.parse import check_known
+from cluster.config.parse import check_known, check_that
 from cluster.config.processes import CASCADE, RECORDER, DrafterConfig, DrafterPlacement
 from cluster.errors import ConfigError, nearest
 
@@ -24,12 +24,10 @@ def check_tasks(tasks: Tasks, drafters: Drafters) -> None:
     for task, names in tasks.items():
         path = f"tasks.{task}"
         for name in names:
-            if names.count(name) > 1:
-                raise ConfigError.at(path, f"{name!r} stands twice; name it once")
+            check_that(names.count(name) == 1, path, f"{name!r} stands twice; name it once")
             _check_drafter(name, drafters, path)
-            if name in cascades:
-                reason = f"{name!r} is a stage of {cascades[name]!r}; name that one"
-                raise ConfigError.at(path, reason)
+            reason = f"{name!r} is a stage of {cascades.get(name)!r}; name that one"
+            check_that(name not in cascades, path, reason)
             rollout = drafters[name].rollout
             if rollout is not None:
                 reason = f"takes the place of {rollout.replaces!r} by itself; name that one alone"
@@ -43,12 +41,10 @@ def check_stages(drafters: Drafters) -> None:
         path = f"drafters.{name}.options.stages"
         for stage in drafter.stages:
             _check_drafter(stage, drafters, path)
-            if drafters[stage].kind == CASCADE:
-                raise ConfigError.at(path, f"{stage!r} is a cascade; name its stages instead")
-            if drafters[stage].kind == RECORDER:
-                raise ConfigError.at(path, f"{stage!r} is a recorder, which drafts nothing")
-            if (owner := cascades[stage]) != name:
-                raise ConfigError.at(path, f"{stage!r} is a stage of {owner!r} already")
+            kind, owner = drafters[stage].kind, cascades[stage]
+            check_that(kind != CASCADE, path, f"{stage!r} is a cascade; name its stages instead")
+            check_that(kind != RECORDER, path, f"{stage!r} is a recorder, which drafts nothing")
+            check_that(owner == name, path, f"{stage!r} is a stage of {owner!r} already")
             drafters[stage].check_resident(f"drafters.{stage}")
 
 
@@ -65,13 +61,13 @@ def check_rollouts(drafters: Drafters, residents: Collection[str]) -> None:
         path, former = f"drafters.{name}.rollout.replaces", drafter.rollout.replaces
         for reason in _problems(name, former, drafters, replaced):
             raise ConfigError.at(path, reason)
-        if (name in residents) != (former in residents):
-            inside = name if name in residents else former
-            raise ConfigError.at(
-                path,
-                f"{inside!r} runs inside the target and the other one does not, so nobody sees the "
-                "trees of both; give both the same placement",
-            )
+        inside = name if name in residents else former
+        check_that(
+            (name in residents) == (former in residents),
+            path,
+            f"{inside!r} runs inside the target and the other one does not, so nobody sees the "
+            "trees of both; give both the same placement",
+        )
         replaced[former] = name
 
 
@@ -108,9 +104,9 @@ def check_elsewhere(name: str, drafter: DrafterConfig) -> None:
         rollout=drafter.rollout,
         placement=DrafterPlacement(application=drafter.application),
     )
-    if drafter != named:
-        raise ConfigError.at(
-            f"drafters.{name}",
-            f"the drafter is part of application {drafter.application}; beside placement: "
-            "{application: NAME} only kind, shadow and rollout may be said here, all else there",
-        )
+    check_that(
+        drafter == named,
+        f"drafters.{name}",
+        f"the drafter is part of application {drafter.application}; beside placement: "
+        "{application: NAME} only kind, shadow and rollout may be said here, all else there",
+    )

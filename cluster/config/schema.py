@@ -33,6 +33,7 @@ from cluster.config.parse import (
     PositiveInt,
     Range,
     check_known,
+    check_that,
 )
 from cluster.config.placement import PlacementConfig
 from cluster.config.processes import (
@@ -50,7 +51,7 @@ from cluster.config.references import (
     stages_of,
 )
 from cluster.config.speculation import RolloutConfig
-from cluster.errors import ConfigError, NotFoundError
+from cluster.errors import NotFoundError
 from cluster.logs import LogFormat
 from cluster.records import frozen
 
@@ -282,12 +283,12 @@ class Config:
     def check(self) -> None:
         """Raise ConfigError for the first reference between keys that does not hold."""
         self.target.check(self.model_name)
-        if self.target.engine.reproducible and set(self.coordinator.laws) != {"coupled"}:
-            raise ConfigError.at(
-                "coordinator.laws",
-                "only coupled goes with target.engine.reproducible: under the others a text "
-                "depends on drafts, which nobody repeats",
-            )
+        check_that(
+            not self.target.engine.reproducible or set(self.coordinator.laws) == {"coupled"},
+            "coordinator.laws",
+            "only coupled goes with target.engine.reproducible: under the others a text depends on "
+            "drafts, which nobody repeats",
+        )
         for name in self.residents:
             self.drafters[name].check_resident(f"drafters.{name}")
         for name in self.elsewhere:
@@ -299,9 +300,9 @@ class Config:
             path = "ingress.public_latency_classes"
             check_known(name, classes, path, f"{name!r} is no class", "classes")
         segments = self.ingress.segments
-        if len(segments) > MAX_SEGMENTS or OTHER_SEGMENT in segments:
-            reason = f"{len(segments)} names; name at most {MAX_SEGMENTS}, none of them `other`"
-            raise ConfigError.at("ingress.segments", reason)
+        are_good = len(segments) <= MAX_SEGMENTS and OTHER_SEGMENT not in segments
+        reason = f"{len(segments)} names; name at most {MAX_SEGMENTS}, none of them `other`"
+        check_that(are_good, "ingress.segments", reason)
         check_rollouts(self.drafters, self.residents)
         check_tasks(self.tasks, self.drafters)
         self._check_ports()
@@ -311,9 +312,8 @@ class Config:
         taken: dict[int, str] = {}
         for name, (_, port) in self.listeners.items():
             path = f"{name}.port"
-            if port in taken:
-                raise ConfigError.at(path, f"{port} is already {taken[port]}; change one")
-            taken[port] = path
+            former = taken.setdefault(port, path)
+            check_that(former == path, path, f"{port} is already {former}; change one")
 
     def check_in_pool(self, name: str) -> None:
         """Raise NotFoundError unless a drafter of that name runs in a process of its own."""

@@ -15,8 +15,8 @@ from cluster.config.parse import (
     Range,
     Share,
     check_known,
+    check_that,
 )
-from cluster.errors import ConfigError
 from cluster.records import frozen
 
 # Twice its length before a window and after it is compared with it.
@@ -128,12 +128,12 @@ class SwitchbackConfig:
     around it."""
 
     def __post_init__(self) -> None:
-        if 0.0 < self.period_s < _LEAST_WINDOWS * self.window_s:
-            raise ConfigError.at(
-                "period_s",
-                f"{self.period_s:g} s are less than {_LEAST_WINDOWS} windows of "
-                f"{self.window_s:g} s; raise it or lower window_s",
-            )
+        check_that(
+            self.period_s == 0.0 or self.period_s >= _LEAST_WINDOWS * self.window_s,
+            "period_s",
+            f"{self.period_s:g} s are less than {_LEAST_WINDOWS} windows of {self.window_s:g} s; "
+            "raise it or lower window_s",
+        )
 
 
 @frozen
