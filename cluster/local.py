@@ -42,6 +42,9 @@ from cluster.text.tokenizer import Tokenizer
 T = TypeVar("T")
 
 Prompt = str | Sequence[int]
+Prompts = Prompt | Sequence[Prompt]
+# For all prompts, or one for each.
+Params = SamplingParams | Sequence[SamplingParams]
 Messages = Sequence[Mapping[str, Any]]
 
 
@@ -99,8 +102,8 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        prompts: Prompts,
+        params: Params | None = None,
         **options: Unpack[Options],
     ) -> list[Completion]:
         """Continue every prompt; returns the results in the order of the prompts.
@@ -116,7 +119,7 @@ class LLM:
     def chat(
         self,
         messages: Messages | Sequence[Messages],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        params: Params | None = None,
         **options: Unpack[Options],
     ) -> list[Completion]:
         """Answer one conversation, or several, in OpenAI's format; the rest as in `generate`."""
@@ -129,7 +132,7 @@ class LLM:
 
     def beam_search(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompts,
         params: SamplingParams,
         **options: Unpack[Options],
     ) -> list[list[Completion]]:
@@ -143,8 +146,8 @@ class LLM:
 
     def _generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None,
+        prompts: Prompts,
+        params: Params | None,
         *,
         task: str = "default",
         cache_salt: str | None = None,
@@ -308,7 +311,7 @@ def _apart(params: SamplingParams, count: int) -> list[SamplingParams]:
     return [dataclasses.replace(params, stream=params.stream + index) for index in range(count)]
 
 
-def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+def _as_prompts(prompts: Prompts) -> list[Prompt]:
     """A list of prompts; a text or a sequence of token ids counts as one prompt."""
     if isinstance(prompts, str):
         return [prompts]

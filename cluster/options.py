@@ -23,15 +23,18 @@ T = TypeVar("T")
 N = TypeVar("N", int, float)
 
 
-def _read(text: str, kind: type[N], fits: Callable[[N], bool], what: str) -> N:
-    # Python would take `1_000`, and digits of other scripts.
-    try:
-        value = kind(text if text.isascii() and "_" not in text else "")
-        if math.isfinite(value) and fits(value):
-            return value
-    except (ValueError, OverflowError):
-        pass
-    raise ArgumentTypeError(f"{text!r} is no {what}")
+def _reader(kind: type[N], fits: Callable[[N], bool], what: str) -> Callable[[str], N]:
+    def read(text: str) -> N:
+        # Python would take `1_000`, and digits of other scripts.
+        try:
+            value = kind(text if text.isascii() and "_" not in text else "")
+            if math.isfinite(value) and fits(value):
+                return value
+        except (ValueError, OverflowError):
+            pass
+        raise ArgumentTypeError(f"{text!r} is no {what}")
+
+    return read
 
 
 def _is_visible(text: str) -> bool:
@@ -45,28 +48,22 @@ def _bound(most: float) -> str:
 def whole(least: int = 1, most: int = _MANY) -> Callable[[str], int]:
     """Return what reads a whole number from `least` to `most`."""
     what = f"whole number of at least {least}{_bound(most)}"
-    return lambda text: _read(text, int, lambda value: least <= value <= most, what)
+    return _reader(int, lambda value: least <= value <= most, what)
 
 
 def number(least: float = 0.0) -> Callable[[str], float]:
     """Return what reads a finite number of at least `least`."""
-    what = f"number of at least {least:g}"
-    return lambda text: _read(text, float, lambda value: least <= value, what)
+    return _reader(float, lambda value: least <= value, f"number of at least {least:g}")
 
 
 def positive(most: float = math.inf) -> Callable[[str], float]:
     """Return what reads a finite number above 0."""
-    what = f"number above 0{_bound(most)}"
-    return lambda text: _read(text, float, lambda value: 0.0 < value <= most, what)
+    return _reader(float, lambda value: 0.0 < value <= most, f"number above 0{_bound(most)}")
 
 
 seed = whole(0, _MAX_SEED)
 port = whole(0, 65_535)
-
-
-def share(text: str) -> float:
-    """Read a share, from 0 to below 1."""
-    return _read(text, float, lambda value: 0.0 <= value < 1.0, "share, from 0 to below 1")
+share = _reader(float, lambda value: 0.0 <= value < 1.0, "share, from 0 to below 1")
 
 
 def listed(read: Callable[[str], T]) -> Callable[[str], list[T]]:
