@@ -18,22 +18,16 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
 
-from cluster.config.schema import (
-    Config,
-    CoordinatorConfig,
-    DrafterConfig,
-    EngineConfig,
-    TargetConfig,
-)
+from cluster.config.schema import Config
 from cluster.core import SamplingParams, SpeculationOptions
 from cluster.local import LLM
 from cluster.models.gguf import convert
 from cluster.text.completion import Completion
+from tests.support import matrix
 from tests.support.choices import by_day
 from tests.support.engine.native import needs_native
 from tests.support.grammar.specs import FOLDER, SPECS
-from tests.support.local_models import ids_of
-from tests.support.matrix import DRAFT, PLAIN
+from tests.support.local_models import PLAIN, ids_of
 from tests.support.models.gguf_files import write_gguf
 
 pytestmark = [needs_native, pytest.mark.usefixtures("tireless_residents")]
@@ -76,25 +70,13 @@ def blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config(folder: Path, **settings: Any) -> Config:
-    lm = {"engine": {"model": str(DRAFT), "device": "cpu", "num_pages": 256}}
-    return Config(
-        target=TargetConfig(
-            engine=EngineConfig(
-                model=str(folder),
-                device="cpu",
-                num_pages=512,
-                max_context_len=512,
-                **settings,
-            ),
-            generation_config="none",
-        ),
-        drafters={
-            "lm": DrafterConfig(kind="lm", options=lm),
-            "suffix": DrafterConfig(kind="suffix"),
-            "grammar": DrafterConfig(kind="grammar"),
-        },
-        # A fixed budget verifies drafts in every step.
-        coordinator=CoordinatorConfig(budget="fixed", max_draft_tokens=4, keep_learned=False),
+    whole = matrix.config(num_pages=512)
+    engine = replace(whole.target.engine, model=str(folder), dtype="auto", **settings)
+    return replace(
+        whole,
+        target=replace(whole.target, engine=engine),
+        drafters={name: whole.drafters[name] for name in ("lm", "suffix", "grammar")},
+        tasks={},
     )
 
 
