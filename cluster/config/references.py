@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from cluster.config.parse import check_known, check_that
 from cluster.config.processes import CASCADE, RECORDER, DrafterConfig, DrafterPlacement
-from cluster.errors import ConfigError, nearest
+from cluster.errors import ConfigError
 
 Drafters = Mapping[str, DrafterConfig]
 Tasks = Mapping[str, Sequence[str]]
@@ -54,13 +54,32 @@ def _check_drafter(name: str, drafters: Drafters, path: str) -> None:
 
 def check_rollouts(drafters: Drafters, residents: Collection[str]) -> None:
     """Raise ConfigError for a rollout that makes no sense.  residents: run inside the target."""
-    replaced: dict[str, str] = {}
+    cascades, replaced = stages_of(drafters), dict[str, str]()
     for name, drafter in drafters.items():
         if drafter.rollout is None:
             continue
         path, former = f"drafters.{name}.rollout.replaces", drafter.rollout.replaces
-        for reason in _problems(name, former, drafters, replaced):
-            raise ConfigError.at(path, reason)
+        check_that(former, path, "empty; name the drafter whose place it is to take")
+        reason = "a drafter cannot replace itself; name the one that serves now"
+        check_that(former != name, path, reason)
+        reason = f"{former!r} is a stage of {cascades.get(former)!r}; replace that one"
+        check_that(former not in cascades, path, reason)
+        others = [each for each in drafters if each not in (name, *cascades)]
+        reason = f"no drafter of its own is named {former!r}"
+        check_known(former, others, path, reason, "drafters")
+        reason = f"{name!r} is a stage of {cascades.get(name)!r}; roll that one out"
+        check_that(name not in cascades, path, reason)
+        other = drafters[former]
+        reason = "a recorder drafts nothing; it neither takes nor leaves a drafter's place"
+        check_that(RECORDER not in (drafter.kind, other.kind), path, reason)
+        reason = f"{former!r} is in a rollout itself; end that one first"
+        check_that(other.rollout is None, path, reason)
+        reason = (
+            f"{replaced.get(former)!r} is to replace {former!r} already; roll out one at a time"
+        )
+        check_that(former not in replaced, path, reason)
+        reason = "a shadow is never verified; remove shadow: true"
+        check_that(not drafter.shadow and not other.shadow, path, reason)
         inside = name if name in residents else former
         check_that(
             (name in residents) == (former in residents),
@@ -69,31 +88,6 @@ def check_rollouts(drafters: Drafters, residents: Collection[str]) -> None:
             "trees of both; give both the same placement",
         )
         replaced[former] = name
-
-
-def _problems(
-    name: str, former: str, drafters: Drafters, replaced: Mapping[str, str]
-) -> Iterator[str]:
-    cascades = stages_of(drafters)
-    if not former:
-        yield "empty; name the drafter whose place it is to take"
-    elif former == name:
-        yield "a drafter cannot replace itself; name the one that serves now"
-    elif former in cascades:
-        yield f"{former!r} is a stage of {cascades[former]!r}; replace that one"
-    elif former not in drafters:
-        others = [each for each in drafters if each not in (name, *cascades)]
-        yield f"no drafter of its own is named {former!r} ({nearest(former, others, 'drafters')})"
-    elif name in cascades:
-        yield f"{name!r} is a stage of {cascades[name]!r}; roll that one out"
-    elif RECORDER in (drafters[name].kind, drafters[former].kind):
-        yield "a recorder drafts nothing; it neither takes nor leaves a drafter's place"
-    elif drafters[former].rollout is not None:
-        yield f"{former!r} is in a rollout itself; end that one first"
-    elif former in replaced:
-        yield f"{replaced[former]!r} is to replace {former!r} already; roll out one at a time"
-    elif drafters[name].shadow or drafters[former].shadow:
-        yield "a shadow is never verified; remove shadow: true"
 
 
 def check_elsewhere(name: str, drafter: DrafterConfig) -> None:
