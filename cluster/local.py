@@ -95,7 +95,9 @@ class LLM:
         folder = resolve(target.engine.model)
         template = self.config.answers.chat_template
         self.tokenizer = _tokenizer(folder, target.generation_config, template)
-        self.default_params = _default_params(folder, target.generation_config)
+        params = load_sampling_defaults(folder, target.generation_config)
+        max_tokens = params.max_tokens or SamplingParams().max_tokens
+        self.default_params = dataclasses.replace(params, max_tokens=max_tokens)
         own = self.tokenizer.eos_token_ids if self.tokenizer else ()
         self._stop_ids = {*engine.eos_token_ids, *own}
         self._cluster: InProcessCluster | None = InProcessCluster(self.config, engine)
@@ -293,11 +295,6 @@ def _tokenizer(folder: Path, generation_config: str, chat_template: str) -> Toke
         )
     except ConfigError:
         return None  # prompts and results are token ids only
-
-
-def _default_params(folder: Path, generation_config: str) -> SamplingParams:
-    params = load_sampling_defaults(folder, generation_config)
-    return dataclasses.replace(params, max_tokens=params.max_tokens or SamplingParams().max_tokens)
 
 
 async def _called(function: Callable[[], T]) -> T:

@@ -11,7 +11,6 @@ ClientError
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
@@ -101,15 +100,11 @@ _OWN_CANCELLATIONS = ("Locally cancelled by application!", "Channel closed!")
 
 
 def error_of(call: Any, address: str) -> ClientError:
-    """The error behind a failed call (`grpc.RpcError` with code, details and metadata)."""
-    metadata = dict(call.trailing_metadata() or ())
-    return error_from_status(call.code(), call.details() or "", metadata, address)
+    """The error that a server, a proxy or gRPC itself ended a call with.
 
-
-def error_from_status(
-    status: StatusCode, details: str, metadata: Mapping[str, Any], address: str
-) -> ClientError:
-    """The error that a server, a proxy or gRPC itself ended a call with."""
+    call: the `grpc.RpcError`, with code, details and metadata."""
+    status, details = call.code(), call.details() or ""
+    metadata: dict[str, Any] = dict(call.trailing_metadata() or ())
     kind = _KINDS[status]
     # gRPC refuses messages over its limit with the status of a full server: the next is as long.
     if "larger than max" in details:

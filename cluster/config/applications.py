@@ -116,7 +116,10 @@ def with_pool(
     that the file says of its deployments."""
     with ConfigError.below(f"{place}.args"):
         pool = parse_pool(mapping(application.get("args"), "args"))
-        _check_shared(config, pool)
+        for key in SHARED:
+            value_in = attrgetter(key)
+            reason = "it must be as in the target's application; write it once, as a YAML anchor"
+            check_that(value_in(config) == value_in(pool), key, reason)
     answers = application.get("route_prefix", "/")
     reason = "drafters answer no HTTP; write `route_prefix: null`"
     check_that(answers is None, f"{place}.route_prefix", reason)
@@ -164,13 +167,6 @@ def _joined(config: Config, pool: Config) -> Config:
     result = replace(config, drafters=drafters)
     result.check()
     return result
-
-
-def _check_shared(config: Config, pool: Config) -> None:
-    for key in SHARED:
-        value_in = attrgetter(key)
-        reason = "it must be as in the target's application; write it once, as a YAML anchor"
-        check_that(value_in(config) == value_in(pool), key, reason)
 
 
 def _deployments(application: Mapping[str, Any], place: str, known: Collection[str]) -> Overrides:

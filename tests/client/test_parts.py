@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import grpc
 import pytest
 
@@ -18,21 +20,25 @@ from cluster.client import (
     ResumedChoice,
 )
 from cluster.client.answer import Resumption
-from cluster.client.errors import error_from_status
+from cluster.client.errors import error_of
 from cluster.client.retry import Attempts
 from cluster.errors import ERRORS, CapacityError, DrafthouseError
 from cluster.rpc.status import status_code, trailing_metadata
 
 REQUEST = GenerateRequest(model="toy", text="prompt")
+FULL = grpc.StatusCode.RESOURCE_EXHAUSTED
+Metadata = Sequence[tuple[str, str]]
 
 
 class Failure(grpc.RpcError):  # type: ignore[misc]  # grpc has no types
     """A call that a server, or its absence, has ended."""
 
-    def __init__(self, status: grpc.StatusCode, asked: str = "") -> None:
+    def __init__(
+        self, status: grpc.StatusCode, details: str = "why", metadata: Metadata = ()
+    ) -> None:
         self.code = lambda: status
-        self.details = lambda: "why"
-        self.trailing_metadata = lambda: (("retry-after", asked),)
+        self.details = lambda: details
+        self.trailing_metadata = lambda: metadata
 
 
 GONE = Failure(grpc.StatusCode.UNAVAILABLE)
@@ -49,8 +55,8 @@ def response(*choices: ChoiceDelta, seed: int = 1) -> GenerateResponse:
 @pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.code)
 def test_every_error_of_the_server_is_one_of_the_client(kind: type[DrafthouseError]) -> None:
     sent = kind("what and what to do", param="messages[0].rôle")
-    metadata = dict(trailing_metadata(sent))
-    read = error_from_status(status_code(sent), sent.message, metadata, "host:1")
+    failure = Failure(status_code(sent), sent.message, trailing_metadata(sent))
+    read = error_of(failure, "host:1")
     assert type(read) is not ClientError
     assert (read.message, read.code, read.param) == (sent.message, sent.code, sent.param)
     if isinstance(sent, CapacityError):
@@ -59,7 +65,7 @@ def test_every_error_of_the_server_is_one_of_the_client(kind: type[DrafthouseErr
 
 @pytest.mark.parametrize("status", list(grpc.StatusCode))
 def test_every_status_has_an_error(status: grpc.StatusCode) -> None:
-    error = error_from_status(status, "why", {}, "host:1")
+    error = error_of(Failure(status), "host:1")
     assert type(error) is not ClientError
     assert (error.status, error.code, error.retry_after_s) == (status, "", None)
     assert "host:1" in error.message
@@ -80,15 +86,14 @@ def test_every_status_has_an_error(status: grpc.StatusCode) -> None:
 def test_the_delay_that_a_server_asks_for(
     metadata: dict[str, str], seconds: float | None, is_final: bool
 ) -> None:
-    error = error_from_status(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", metadata, "host:1")
+    error = error_of(Failure(FULL, "full", [*metadata.items()]), "host:1")
     assert isinstance(error, BusyError)
     assert (error.retry_after_s, error.is_final) == (seconds, is_final)
 
 
 def test_a_message_over_a_limit_of_grpc_is_not_sent_again() -> None:
     details = "CLIENT: Received message larger than max (20 vs. 10)"
-    error = error_from_status(grpc.StatusCode.RESOURCE_EXHAUSTED, details, {}, "host:1")
-    assert isinstance(error, InvalidRequestError)
+    assert isinstance(error_of(Failure(FULL, details), "host:1"), InvalidRequestError)
 
 
 def test_delays_double_to_a_limit_and_jitter_makes_them_longer() -> None:
@@ -99,7 +104,7 @@ def test_delays_double_to_a_limit_and_jitter_makes_them_longer() -> None:
 
 
 def test_a_delay_that_the_server_asks_for_is_never_shortened() -> None:
-    full = Failure(grpc.StatusCode.RESOURCE_EXHAUSTED, "30")
+    full = Failure(FULL, metadata=[("retry-after", "30")])
     assert attempts(1).delay_after(full) == 30.0
 
 
