@@ -40,8 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: argparse.Namespace) -> None:
     config = load(arguments.config, arguments.overrides).config
     logs.configure(config.log_format, LOG_FORMAT, arguments.log_level)
-    drafters = [_drafter_address(text, config) for text in arguments.drafter]
-    asyncio.run(_lead(config, arguments, drafters))
+    asyncio.run(_lead(config, arguments))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -64,16 +63,15 @@ def _drafter_address(text: str, config: Config) -> tuple[str, str]:
     return name, address
 
 
-async def _lead(
-    config: Config, arguments: argparse.Namespace, drafters: Sequence[tuple[str, str]]
-) -> None:
+async def _lead(config: Config, arguments: argparse.Namespace) -> None:
     lower_priority(config.coordinator.nice)
     trust = trust_of(config.data_plane, "coordinator")
     coordinator = Coordinator(config)
-    await coordinator.start()
     joined = [led_by(coordinator, config, Known(arguments.target), trust=trust)]
-    for name, address in drafters:
+    for text in arguments.drafter:
+        name, address = _drafter_address(text, config)
         joined.append(led_by(coordinator, config, Known([address]), name, trust))
+    await coordinator.start()
     for each in joined:
         each.start()
     try:

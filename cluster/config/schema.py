@@ -305,10 +305,6 @@ class Config:
         check_that(are_good, "ingress.segments", reason)
         check_rollouts(self.drafters, self.residents)
         check_tasks(self.tasks, self.drafters)
-        self._check_ports()
-
-    def _check_ports(self) -> None:
-        """Raise ConfigError when two of our servers would listen on the same port."""
         taken: dict[int, str] = {}
         for name, (_, port) in self.listeners.items():
             path = f"{name}.port"
