@@ -297,10 +297,10 @@ def _built(folder: Path, options: Sequence[str]) -> Path:
     """Return the path of the shared library, which is compiled unless it is there already."""
     compiler = _compiler()
     # -march=native depends on the processor, and machines with different ones may share a home.
-    told = hashlib.sha256(" ".join((compiler, *options, *sorted(cpu_flags()))).encode())
+    command = (compiler, *options)
+    told = hashlib.sha256(" ".join((*command, *sorted(cpu_flags()))).encode())
     told.update(_digest(folder, options).encode())
     told.update(_output(compiler, "--version"))  # an upgrade does not change the path
-    command = (compiler, *options)
     file_name = f"native-{told.hexdigest()[:16]}.so"
     try:
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"

@@ -162,8 +162,6 @@ def _checked(path: Path, document: dict[str, Any], overrides: Sequence[str]) -> 
     document["applications"] = list(applications.values())
     for override in overrides:
         _override([application["args"] for application in applications.values()], override)
-    for place, application in applications.items():
-        check_keys(application, _APPLICATION_KEYS, place)
     (place, application), *pools = applications.items()
     prefix = application.get("route_prefix")
     reason = f"{prefix!r} is for Ray Serve's proxies; remove it"
@@ -189,6 +187,7 @@ def _applications(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     for number, each in enumerate(listed):
         place = f"applications[{number}]"
         found[place] = dict(mapping(each, place))
+        check_keys(found[place], _APPLICATION_KEYS, place)
         found[place]["args"] = dict(mapping(found[place].get("args"), f"{place}.args"))
     check_that(
         sum(map(is_pool, found.values())) == len(found) - 1,

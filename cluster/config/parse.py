@@ -133,7 +133,9 @@ def parse(kind: type[T], value: Any, path: str = "") -> T:
 
     path: where `value` stands in the file, for messages.
     """
-    return typing.cast(T, _at(path, kind, value))
+    with ConfigError.below(path):
+        found: T = _parse(kind, value)
+        return found
 
 
 def overlaid(base: T, value: Any, path: str = "") -> T:
@@ -198,12 +200,6 @@ def key_of(field: dataclasses.Field[Any]) -> str:
     return str(field.metadata.get("key", field.name))
 
 
-def _at(place: str, kind: Any, value: Any) -> Any:
-    """`_parse` of what stands at a place, which errors name."""
-    with ConfigError.below(place):
-        return _parse(kind, value)
-
-
 def _parse(kind: Any, value: Any) -> Any:
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
@@ -221,11 +217,13 @@ def _parse(kind: Any, value: Any) -> Any:
         return _chosen(arguments, value)
     if origin is not None and issubclass(origin, Mapping):
         keys, values = arguments
-        return {_at(key, keys, key): _at(key, values, item) for key, item in mapping(value).items()}
+        return {
+            parse(keys, key, key): parse(values, item, key) for key, item in mapping(value).items()
+        }
     if origin is tuple:
         if not isinstance(value, Sequence) or isinstance(value, str):
             raise ConfigError(f"{value!r} is not a list")
-        return tuple(_at(f"[{i}]", arguments[0], item) for i, item in enumerate(value))
+        return tuple(parse(arguments[0], item, f"[{i}]") for i, item in enumerate(value))
     if kind is float and type(value) is int:
         return float(value)
     if type(value) is not kind:  # bool is an int to isinstance, but not to an operator
@@ -265,5 +263,5 @@ def _parse_dataclass(kind: Any, value: Any) -> Any:
             if gone in removed:
                 raise ConfigError.at(key, f"{named} is gone; {removed[gone]}")
         check_known(key, names, key, "unknown key", "known keys")
-        found[names[key]] = _at(key, hints[names[key]], item)
+        found[names[key]] = parse(hints[names[key]], item, key)
     return kind(**found)
