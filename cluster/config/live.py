@@ -90,8 +90,8 @@ def changed(config: Config, user_config: Any, path: str = "user_config") -> Conf
         }
         drafters = {**config.drafters, **told, **inside}
         result = overlaid(config, {**section, DRAFTERS: drafters})
-        for key, _ in _told(section):
-            check_known(known_as(key), READ_BY, key, _FIXED, "keys that can")
+        for key, (name, _) in _told(section):
+            check_known(name, READ_BY, key, _FIXED, "keys that can")
         for name in (each for each in told if each not in inside):
             former, drafter = config.drafters.get(name), result.drafters[name]
             check_that(
@@ -128,22 +128,15 @@ def check_told(told: Mapping[str, Any], path: str) -> None:
     told: user_configs by deployment."""
     values = {name: dict(_told(mapping(given, path))) for name, given in told.items()}
     for name, given in values.items():
-        for key, value in given.items():
-            for reader in READ_BY[known_as(key)]:
+        for key, (known, _) in given.items():
+            for reader in READ_BY[known]:
                 check_that(
-                    values.get(reader, {}).get(key) == value,
+                    values.get(reader, {}).get(key) == given[key],
                     path,
                     f"{name} is told {key} and {reader} reads it, too, and is told something else "
                     "or nothing; give all of them the same user_config (write it once, as a YAML "
                     "anchor)",
                 )
-
-
-def known_as(key: str) -> str:
-    """The name of READ_BY for the path of a key."""
-    if key.startswith(f"{DRAFTERS}."):
-        return OPTIONS if key.count(".") > 1 else DRAFTERS
-    return key
 
 
 def _is_of_options(told: Any) -> bool:
@@ -163,19 +156,19 @@ def _with_adapters(config: Config, adapters: Any) -> Config:
     return replace(config, target=replace(config.target, engine=engine))
 
 
-def _told(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the keys that a `user_config` sets with their values: as READ_BY names them, and all
-    others as deep as that goes."""
+def _told(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, tuple[str, Any]]]:
+    """Yield the paths of the keys that a `user_config` sets, each with its name in READ_BY and its
+    value; all others as deep as that goes."""
     for key, value in section.items():
         path = f"{prefix}{key}"
         is_above = any(known.startswith(f"{path}.") for known in READ_BY)
         if path == DRAFTERS:
             for name, each in mapping(value).items():
                 if _is_of_options(each):
-                    yield f"{path}.{name}.options", each["options"]
+                    yield f"{path}.{name}.options", (OPTIONS, each["options"])
                 else:
-                    yield f"{path}.{name}", each
+                    yield f"{path}.{name}", (DRAFTERS, each)
         elif is_above and isinstance(value, Mapping):
             yield from _told(value, f"{path}.")
         elif not (is_above and value is None):  # a block that was left empty
-            yield path, value
+            yield path, (path, value)

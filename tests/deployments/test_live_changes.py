@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from cluster.config.file import ServeFile
-from cluster.config.live import COORDINATOR, INGRESS, READ_BY, TARGET, _told, known_as
+from cluster.config.live import COORDINATOR, INGRESS, READ_BY, TARGET, _told
 from cluster.config.schema import Config
 from cluster.core import token_array
 from cluster.records import frozen
@@ -144,7 +144,7 @@ def is_whole(live: Live) -> bool:
 def test_streams_survive_every_edit_and_a_wrong_one_leaves_all_as_it_was(
     live: Live, long_folder: Path, tmp_path: Path
 ) -> None:
-    assert {known_as(key) for key, _ in _told(EDITS)} == READ_BY.keys() - {"adapters"}
+    assert {known for _, (known, _) in _told(EDITS)} == READ_BY.keys() - {"adapters"}
     adapter = write_adapter(long_folder, tmp_path / "a")
     told = EDITS | {"adapters": {"pirate": str(adapter)}}
     before, writers = live.pids(), live.writers()
