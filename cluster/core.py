@@ -43,10 +43,9 @@ def token_array(token_ids: Iterable[int] | TokenArray) -> TokenArray:
     return np.fromiter(token_ids, dtype=np.int32)
 
 
-EMPTY_TOKENS: TokenArray = np.empty(0, dtype=np.int32)
-EMPTY_TOKENS.setflags(write=False)
-EMPTY_FLOATS: FloatArray = np.empty(0, dtype=np.float32)
-EMPTY_FLOATS.setflags(write=False)
+# Of bytes that never change, so that nobody writes what everybody shares.
+EMPTY_TOKENS: TokenArray = np.frombuffer(b"", dtype=np.int32)
+EMPTY_FLOATS: FloatArray = np.frombuffer(b"", dtype=np.float32)
 
 
 class FinishReason(enum.StrEnum):

@@ -62,7 +62,7 @@ class InProcessCluster:
         with self._runner:  # which cancels what is left, and closes the loop
             self._loop.run_forever()
 
-    async def _start(self, config: Config) -> tuple[Coordinator, asyncio.Task[None]]:
+    async def _start(self, config: Config) -> tuple[Coordinator, asyncio.Future[Any]]:
         """Returns the coordinator and the task that runs while it leads the target."""
         coordinator = Coordinator(config)
         await coordinator.start()

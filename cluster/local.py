@@ -226,17 +226,16 @@ class LLM:
                 return await self._complete(cluster.coordinator, request, stop)
 
         tasks = [asyncio.ensure_future(complete(request)) for request in requests]
-        ends: list[asyncio.Future[Any]] = [asyncio.gather(*tasks), cluster.leading]
+        answered = asyncio.gather(*tasks)
         try:
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            if not ends[0].done():
+            await asyncio.wait([answered, cluster.leading], return_when=asyncio.FIRST_COMPLETED)
+            if not answered.done():
                 raise WorkerError("the target has failed, its log says why; create a new LLM")
-            completions: list[list[Completion]] = ends[0].result()
-            return completions
+            return answered.result()
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, ends[0], return_exceptions=True)
+            await asyncio.gather(*tasks, answered, return_exceptions=True)
 
     async def _complete(
         self, coordinator: Coordinator, request: Request, stop: tuple[str, ...]
