@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import field, fields
+from dataclasses import asdict, field
 from typing import Annotated, ClassVar, Literal
 
 from cluster.config.addresses import Host, is_loopback
@@ -18,17 +18,14 @@ from cluster.config.parse import (
     Range,
     Readable,
     Seconds,
+    check_that,
     matching,
 )
 from cluster.config.pem import Pem, PemFiles, Reloaded
-from cluster.errors import ConfigError
 from cluster.records import frozen
 
 # Each part has one of them.
 ROLES = ("ingress", "coordinator", "target", "drafter")
-
-# Stands for the role in the names of files.
-_ROLE = "{role}"
 
 
 def dns_name(role: str) -> str:
@@ -159,11 +156,10 @@ class TlsConfig:
     """A PEM file with its private key, without a passphrase."""
 
     def __post_init__(self) -> None:
-        keys = [each.name for each in fields(self)]
-        missing = [key for key in keys if not getattr(self, key)]
-        if missing and len(missing) < len(keys):
-            reason = f"empty; name {', '.join(keys)} together, or none of them"
-            raise ConfigError.at(missing[0], reason)
+        files = asdict(self)
+        reason = f"empty; name {', '.join(files)} together, or none of them"
+        for key, path in files.items():
+            check_that(path or not any(files.values()), key, reason)
 
     def pem(self) -> Reloaded[Pem] | None:
         """Return what the files hold; None without TLS.  Raises ConfigError for files that cannot
@@ -187,9 +183,7 @@ class PartsTlsConfig(TlsConfig):
         """`pem` of one part."""
         if not self.cert_file:
             return None
-        cert, key, ca = (
-            each.replace(_ROLE, role) for each in (self.cert_file, self.key_file, self.ca_file)
-        )
+        cert, key, ca = (path.replace("{role}", role) for path in asdict(self).values())
         return PemFiles("data_plane.tls", cert, key, ca, dns_name(role)).held()
 
 
