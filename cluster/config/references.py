@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 
 from cluster.config.parse import check_known, check_that
 from cluster.config.processes import CASCADE, RECORDER, DrafterConfig, DrafterPlacement
-from cluster.errors import ConfigError
 
 Drafters = Mapping[str, DrafterConfig]
 Tasks = Mapping[str, Sequence[str]]
@@ -29,9 +28,9 @@ def check_tasks(tasks: Tasks, drafters: Drafters) -> None:
             reason = f"{name!r} is a stage of {cascades.get(name)!r}; name that one"
             check_that(name not in cascades, path, reason)
             rollout = drafters[name].rollout
-            if rollout is not None:
-                reason = f"takes the place of {rollout.replaces!r} by itself; name that one alone"
-                raise ConfigError.at(path, f"{name!r} {reason}")
+            former = rollout.replaces if rollout else ""
+            reason = f"{name!r} takes the place of {former!r} by itself; name that one alone"
+            check_that(rollout is None, path, reason)
 
 
 def check_stages(drafters: Drafters) -> None:
