@@ -43,11 +43,16 @@ def write(checkout: Path, items: str) -> None:
     (checkout / "README.md").write_text(f"On an AMD EPYC:\n\n{items}\nAnd more.\n")
 
 
+def complaint(checkout: Path, most_commits: int = 3) -> str:
+    (found,) = complaints(checkout, most_commits)
+    return found
+
+
 def test_a_headline_of_a_recent_build_stands_and_one_of_an_old_build_does_not(
     checkout: Path,
 ) -> None:
     assert list(complaints(checkout, most_commits=3)) == []
-    (old,) = complaints(checkout, most_commits=2)
+    old = complaint(checkout, most_commits=2)
     assert "3 commits before the last change of cluster/engine" in old
     (checkout / "docs" / "later.md").write_text("what changes no figure ages no record\n")
     assert list(complaints(checkout, most_commits=3)) == []
@@ -66,19 +71,16 @@ def test_a_headline_that_leaves_out_what_it_rests_on_is_refused(
     checkout: Path, old: str, new: str, wrong: str
 ) -> None:
     write(checkout, GOOD.replace(old, new))
-    (found,) = complaints(checkout, most_commits=3)
-    assert wrong in found
+    assert wrong in complaint(checkout)
 
 
 def test_a_record_of_another_processor_or_history_is_refused(checkout: Path) -> None:
     record = checkout / "docs" / "record.md"
     text = record.read_text()
     record.write_text(text.replace("AMD EPYC", "Intel Xeon"))
-    (found,) = complaints(checkout, most_commits=3)
-    assert "the processor was 'Intel Xeon'" in found
+    assert "the processor was 'Intel Xeon'" in complaint(checkout)
     record.write_text(RECORD.format(commit="0123456"))
-    (found,) = complaints(checkout, most_commits=3)
-    assert "commit 0123456 of its record is none of this history" in found
+    assert "commit 0123456 of its record is none of this history" in complaint(checkout)
 
 
 def test_a_figure_in_the_text_is_no_headline(checkout: Path) -> None:
