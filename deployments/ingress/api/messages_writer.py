@@ -33,20 +33,18 @@ class MessagesWriter(ItemWriter):
     def whole(self, deltas: Sequence[Delta]) -> bytes:
         self.chunks(deltas)
         self._filled()
-        content = list(map(_complete, self._items))
-        body = self._message(content, self._generation.num_output_tokens)
+        body = self._message(list(map(_complete, self._items)))
         return json.dumps({**body, **self._end(), "metrics": metrics(self._generation)}).encode()
 
     def opening(self) -> bytes:
-        return event("message_start", message=self._message([], 0)) + event("ping")
+        return event("message_start", message=self._message([])) + event("ping")
 
     def closing(self) -> bytes:
-        usage = self._usage(self._generation.num_output_tokens)
         told = metrics(self._generation)
         return (
             self._filled()
             + self._told("ended", self._items[-1], "")
-            + event("message_delta", delta=self._end(), usage=usage, metrics=told)
+            + event("message_delta", delta=self._end(), usage=self._usage(), metrics=told)
             + event("message_stop")
         )
 
@@ -71,7 +69,7 @@ class MessagesWriter(ItemWriter):
             reason = "max_tokens"
         return {"stop_reason": reason, "stop_sequence": None}
 
-    def _message(self, content: list[dict[str, Any]], num_output_tokens: int) -> dict[str, Any]:
+    def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
         return {
             "id": self._generation.id,
             "type": "message",
@@ -80,15 +78,15 @@ class MessagesWriter(ItemWriter):
             "content": content,
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": self._usage(num_output_tokens),
+            "usage": self._usage(),
         }
 
-    def _usage(self, num_output_tokens: int) -> dict[str, Any]:
+    def _usage(self) -> dict[str, Any]:
         num_cached = self._generation.num_cached_tokens
         return {
             # Anthropic's: without those that were in the cache.
             "input_tokens": self._generation.num_prompt_tokens - num_cached,
-            "output_tokens": num_output_tokens,
+            "output_tokens": self._generation.num_output_tokens,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": num_cached,
         }
