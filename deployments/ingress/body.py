@@ -29,7 +29,7 @@ from cluster.errors import (
     UnsupportedCodingError,
 )
 from cluster.text.json_text import parse_json
-from deployments.ingress.fields import json_kind
+from deployments.ingress.wording import json_kind
 
 if sys.version_info >= (3, 14):
     from compression import zstd

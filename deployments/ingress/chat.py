@@ -13,11 +13,10 @@ from pydantic import Field, WithJsonSchema
 from cluster.errors import RequestError
 from cluster.text.chat import text_of, tool_calls_of
 from deployments.ingress.api.contract import REQUIRED, Body, Read, instead, supported
-from deployments.ingress.api.wording import TEXT_OR_OBJECTS
-from deployments.ingress.fields import json_kind
 from deployments.ingress.sampling import Sampling
 from deployments.ingress.spec import GenerationSpec, Limits, Message
 from deployments.ingress.tools import TEXT_ARGUMENT, ToolUse
+from deployments.ingress.wording import TEXT_OR_OBJECTS, json_kind
 
 MAX_MESSAGES = 4096
 _MAX_ID_LEN = 256

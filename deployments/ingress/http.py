@@ -26,8 +26,6 @@ from deployments.ingress.api.messages_writer import MessagesWriter
 from deployments.ingress.api.pages import Pages
 from deployments.ingress.api.response_request import RESPONSES
 from deployments.ingress.api.response_writer import ResponseWriter
-from deployments.ingress.api.unserved import reason_of
-from deployments.ingress.api.wording import warning_header
 from deployments.ingress.api.writer import Writer
 from deployments.ingress.body import error_body, error_response, hidden, read_object
 from deployments.ingress.choice import Delta
@@ -48,6 +46,7 @@ from deployments.ingress.request_scope import (
     timeout_of,
 )
 from deployments.ingress.sampling import Sampling
+from deployments.ingress.wording import reason_of, warning_header
 from deployments.page.routes import PageFiles
 
 EVENTS = "/ui/events"

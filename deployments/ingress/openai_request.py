@@ -15,7 +15,6 @@ from cluster.core import TokenArray
 from cluster.errors import RequestError
 from cluster.requests.fields import GrammarSpec
 from deployments.ingress.api.contract import REQUIRED, Body, PostEndpoint, instead, supported
-from deployments.ingress.api.wording import Schema
 from deployments.ingress.chat import (
     OF_MESSAGES,
     AnsweredConversation,
@@ -24,7 +23,6 @@ from deployments.ingress.chat import (
     TextOrParts,
     Turns,
 )
-from deployments.ingress.fields import json_kind, shown
 from deployments.ingress.sampling import (
     OF_MODEL,
     Alternatives,
@@ -35,6 +33,7 @@ from deployments.ingress.sampling import (
 )
 from deployments.ingress.spec import ChatUse, GenerationSpec, Limits, Prompt
 from deployments.ingress.tools import ToolUse
+from deployments.ingress.wording import Schema, json_kind, shown
 
 _TEXT: Schema = {"type": "string", "minLength": 1}
 _TOKEN: Schema = {"type": "integer", "minimum": 0, "maximum": "max_token_id"}

@@ -13,10 +13,10 @@ from cluster.errors import NotFoundError, RequestError
 from cluster.requests.fields import DEFAULT_TENANT, BeamSpec, asked_seed, tenant_of
 from cluster.spec.beam_search import MAX_LENGTH_PENALTY
 from deployments.ingress.api.contract import Body, Read, or_text, supported, up_to
-from deployments.ingress.fields import shown
 from deployments.ingress.spec import ChatUse, GenerationSpec, Limits, Prompt
 from deployments.ingress.speculation import Speculation
 from deployments.ingress.structured import Held, ResponseFormat, StructuredOutputs
+from deployments.ingress.wording import shown
 
 MAX_NAME_LEN = 256
 _PENALTIES: Sequence[str] = ("presence_penalty", "frequency_penalty", "repetition_penalty")

@@ -18,8 +18,8 @@ from cluster.records import frozen, record
 from cluster.requests.fields import DEFAULT_TENANT, GrammarSpec
 from cluster.text.dialect import Dialect
 from deployments.ingress.api.response_store import ResponseStore
-from deployments.ingress.fields import Names
 from deployments.ingress.keys import ANYBODY, Caller
+from deployments.ingress.wording import Names
 
 Message = Mapping[str, Any]  # as chat templates read them; content is a text, "" for none
 

@@ -11,8 +11,8 @@ from cluster.core import SpeculationOptions
 from cluster.errors import ForbiddenError, RequestError
 from cluster.requests.fields import REMOVED_LAWS, Law
 from deployments.ingress.api.contract import Body, Read, supported, up_to
-from deployments.ingress.fields import shown
 from deployments.ingress.spec import Limits
+from deployments.ingress.wording import shown
 
 
 def _open(name: str, allowed: Sequence[str], setting: str) -> str:

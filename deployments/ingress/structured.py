@@ -12,8 +12,7 @@ from cluster.grammar.json_schema import lenient
 from cluster.requests.fields import GrammarSpec
 from cluster.text.json_text import parse_json
 from deployments.ingress.api.contract import REQUIRED, Body, supported
-from deployments.ingress.api.wording import TEXT
-from deployments.ingress.fields import json_kind
+from deployments.ingress.wording import TEXT, json_kind
 
 _MAX_CHOICES, _MAX_CHOICE_LEN = 4096, 65536
 KINDS = ("json", "regex", "choice", "grammar", "structural_tag")

@@ -16,9 +16,8 @@ from cluster.text.chat import RESERVED_ARGUMENTS
 from cluster.text.dialect import Dialect
 from cluster.text.tool_calls.base import NAME
 from deployments.ingress.api.contract import REQUIRED, Body, Read, instead, supported
-from deployments.ingress.api.wording import TEXT
-from deployments.ingress.fields import shown
 from deployments.ingress.spec import ChatUse, Limits, Message, Prompt
+from deployments.ingress.wording import TEXT, shown
 
 MAX_TOOLS = 128
 _ANY_ARGUMENTS = {"type": "object"}

@@ -11,9 +11,9 @@ from typing import Any
 import yaml
 
 from cluster.coordinator.idle import MEANINGS
-from deployments.ingress.api.wording import Rule, Schema
 from deployments.ingress.generation import Generation
 from deployments.ingress.prompts import prediction_counts, prediction_idle
+from deployments.ingress.wording import Rule, Schema
 
 STATISTICS_PATH = "metrics.speculative_decoding"
 _TABLES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))

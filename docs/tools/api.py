@@ -10,9 +10,8 @@ from pathlib import Path
 
 from deployments.ingress.api.contract import PostEndpoint
 from deployments.ingress.api.openapi import ENDPOINTS, PAGES
-from deployments.ingress.api.unserved import UNSERVED
-from deployments.ingress.api.wording import Rule, Status, described
 from deployments.ingress.usage import STATISTICS, STATISTICS_PATH, TIMES, WORDS
+from deployments.ingress.wording import UNSERVED, Rule, Status, described
 from docs.tools import commands
 from docs.tools.fields import rules_of
 from docs.tools.from_vllm import FIELDS, tables

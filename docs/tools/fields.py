@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from deployments.ingress.api.contract import Body, PostEndpoint
 from deployments.ingress.api.messages import ToolChoice
-from deployments.ingress.api.wording import Rule
 from deployments.ingress.structured import NamedSchema, ResponseFormat
 from deployments.ingress.tools import Function, Tool
+from deployments.ingress.wording import Rule
 
 # Each is told in the row of the field that holds it.
 _FOLDED = (Function, NamedSchema, ResponseFormat, Tool, ToolChoice)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from cluster.metrics.vllm_metrics import IMITATED, PREFIX, RECORDED
 from deployments.ingress.api.openapi import ENDPOINTS
-from deployments.ingress.api.wording import Status
+from deployments.ingress.wording import Status
 from deployments.vllm_options import ANSWERS, KEYS, METHODS, SETTINGS
 from docs.tools.fields import rules_of
 from docs.tools.markdown import table

@@ -25,7 +25,6 @@ from deployments.ingress.api.messages import (
 )
 from deployments.ingress.api.openapi import ENDPOINTS, body_schema, openapi
 from deployments.ingress.api.response_request import RESPONSES, Response
-from deployments.ingress.api.wording import Rule, Status, resolved, warning_header
 from deployments.ingress.choice import combined
 from deployments.ingress.openai_request import (
     CHAT,
@@ -36,6 +35,7 @@ from deployments.ingress.openai_request import (
     CompletionBody,
 )
 from deployments.ingress.spec import Limits
+from deployments.ingress.wording import Rule, Status, resolved, warning_header
 from docs.tools import api
 from docs.tools.fields import rules_of
 from docs.tools.markdown import DOCS

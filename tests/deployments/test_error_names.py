@@ -19,8 +19,8 @@ from cluster.client import (
 )
 from cluster.client.generated.common_pb2 import BeamSearch
 from cluster.errors import RequestError
-from deployments.ingress.fields import Names
 from deployments.ingress.grpc_request import prompt_of, to_spec
+from deployments.ingress.wording import Names
 from tests.deployments.test_openai_request import LIMITS, refused
 from tests.deployments.test_wrong_fields import BODIES
 from tests.support.choices import pairwise

@@ -13,9 +13,9 @@ from cluster.config.schema import Config
 from cluster.core import SamplingParams
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.api.openapi import ENDPOINTS, PAGES
-from deployments.ingress.api.unserved import UNSERVED, reason_of
 from deployments.ingress.http import create_app
 from deployments.ingress.ingress import Ingress
+from deployments.ingress.wording import UNSERVED, reason_of
 from tests.support.deployments.stage import Nowhere
 
 NAME = "tiny & <small>"

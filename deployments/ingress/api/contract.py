@@ -24,12 +24,21 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError, core_schema
 
-from cluster.errors import RequestError
+from cluster.errors import RequestError, did_you_mean
 from cluster.records import record
-from deployments.ingress.api.unserved import unserved
-from deployments.ingress.api.wording import Rule, Schema, Status, plain, refusal, told_names
-from deployments.ingress.fields import MAX_SHOWN_KEY_LEN, Names, shown, unknown
 from deployments.ingress.spec import Limits
+from deployments.ingress.wording import (
+    MAX_SHOWN_KEY_LEN,
+    Names,
+    Rule,
+    Schema,
+    Status,
+    plain,
+    refusal,
+    shown,
+    told_names,
+    unserved,
+)
 
 REQUIRED: Any = ...
 
@@ -59,7 +68,7 @@ class Body(BaseModel):
         except ValidationError as error:
             # Without its cause, which would show the values in a log.
             raise error.errors()[0]["ctx"]["error"] from None
-        body._given, body._ignored = values, told_names(body._without_effect(), limits)
+        body._given, body._ignored = values, told_names(body._without_effect(), limits.logged)
         return body
 
     @classmethod
@@ -163,7 +172,8 @@ class Body(BaseModel):
                 if cls.is_listed and value in (None, [], {}):
                     continue
                 if not limits.is_lenient:
-                    raise unknown(name, key, rules)
+                    hint = did_you_mean(name, rules) or "remove it"
+                    raise RequestError.at(name, f"unknown field; {hint}")
                 ignored.append(name)
             elif rule.status is Status.SUPPORTED:
                 # A kind that is not served is told before what stands beside it.

@@ -14,8 +14,6 @@ from cluster.records import frozen
 from cluster.text.chat import part_text, text_of
 from deployments.ingress import sampling
 from deployments.ingress.api.contract import REQUIRED, Body, PostEndpoint, instead, supported
-from deployments.ingress.api.unserved import KINDS_ELSEWHERE
-from deployments.ingress.api.wording import TEXT_OR_OBJECTS
 from deployments.ingress.chat import (
     MAX_MESSAGES,
     OF_MESSAGES,
@@ -23,7 +21,6 @@ from deployments.ingress.chat import (
     TextOrParts,
     check_call,
 )
-from deployments.ingress.fields import json_kind
 from deployments.ingress.spec import Limits, Message
 from deployments.ingress.structured import FlatFormat, Held
 from deployments.ingress.tools import (
@@ -35,6 +32,7 @@ from deployments.ingress.tools import (
     Function,
     ToolUse,
 )
+from deployments.ingress.wording import KINDS_ELSEWHERE, TEXT_OR_OBJECTS, json_kind
 
 _ERROR_TYPES: Mapping[int, str] = {
     400: "invalid_request_error",

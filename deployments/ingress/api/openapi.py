@@ -14,10 +14,10 @@ from cluster.records import frozen
 from deployments.ingress.api.contract import Body, PostEndpoint
 from deployments.ingress.api.messages import COUNT_TOKENS, MESSAGES
 from deployments.ingress.api.response_request import RESPONSES
-from deployments.ingress.api.wording import Rule, Status, resolved
 from deployments.ingress.openai_request import CHAT, COMPLETIONS, DETOKENIZE, TOKENIZE
 from deployments.ingress.spec import Limits
 from deployments.ingress.usage import STATISTICS_PATH, statistics_schema, times_schema
+from deployments.ingress.wording import Rule, Status, resolved
 
 _DOCUMENT, _PAGES = yaml.safe_load_all(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
 

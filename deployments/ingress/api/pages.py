@@ -15,13 +15,13 @@ from cluster.errors import ForbiddenError, UnauthenticatedError
 from deployments.ingress.api.contract import Body
 from deployments.ingress.api.messages import COUNT_TOKENS, Counted
 from deployments.ingress.api.openapi import ENDPOINTS, PAGES, openapi
-from deployments.ingress.api.wording import warning_header
 from deployments.ingress.body import read_object
 from deployments.ingress.ingress import Ingress
 from deployments.ingress.keys import Operators
 from deployments.ingress.metrics_page import seen_by
 from deployments.ingress.openai_request import DETOKENIZE, TOKENIZE, Detokenize, Tokenize
 from deployments.ingress.sampling import check_model
+from deployments.ingress.wording import warning_header
 from deployments.page.routes import wants_html
 from deployments.report import rendered
 

@@ -13,8 +13,6 @@ from cluster.text.json_text import json_or_text
 from deployments.ingress import sampling
 from deployments.ingress.api.contract import REQUIRED, Body, PostEndpoint, or_text, supported
 from deployments.ingress.api.response_store import StoredResponse
-from deployments.ingress.api.unserved import KINDS_ELSEWHERE
-from deployments.ingress.api.wording import TEXT, TEXT_OR_OBJECTS
 from deployments.ingress.chat import (
     MAX_MESSAGES,
     AnsweredConversation,
@@ -22,7 +20,6 @@ from deployments.ingress.chat import (
     Role,
     check_call,
 )
-from deployments.ingress.fields import shown
 from deployments.ingress.spec import GenerationSpec, Limits, Message
 from deployments.ingress.structured import FlatFormat, Held
 from deployments.ingress.tools import (
@@ -33,6 +30,7 @@ from deployments.ingress.tools import (
     Effort,
     Function,
 )
+from deployments.ingress.wording import KINDS_ELSEWHERE, TEXT, TEXT_OR_OBJECTS, shown
 
 _CALLS = ("function_call", "custom_tool_call", "local_shell_call")
 _LOGPROBS = "message.output_text.logprobs"

@@ -14,7 +14,6 @@ from deployments.ingress.api.response_request import Response
 from deployments.ingress.api.writer import ItemWriter, OutputItem, event
 from deployments.ingress.chat import read_calls
 from deployments.ingress.choice import Delta
-from deployments.ingress.fields import whole_characters
 from deployments.ingress.logprob_writer import LogprobWriter
 from deployments.ingress.spec import Message
 from deployments.ingress.usage import metrics
@@ -201,4 +200,9 @@ def _repeated(item: OutputItem) -> OutputItem:
         text = text or "{}"
         with suppress(ValueError, RecursionError):  # who reads them next tells what is wrong
             text = json.dumps(json.loads(text), ensure_ascii=False)
-    return replace(item, name=whole_characters(item.name), text=whole_characters(text))
+    return replace(item, name=_whole_characters(item.name), text=_whole_characters(text))
+
+
+def _whole_characters(text: str) -> str:
+    """`text` with U+FFFD for each half of a surrogate pair that stands alone."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

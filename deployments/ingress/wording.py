@@ -1,24 +1,89 @@
-"""What is said of the fields of a body, what a schema allows in words, and what is wrong with a
-body that a model has refused."""
+"""What is said of the fields of a body: in errors, where a client's values are shortened; in the
+document of the API; and of those without effect in a header and in the log.
+
+What others serve and this server does not stands in unserved.yaml.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import json
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import field
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import ValidationError
 
 from cluster.errors import RequestError, joined
 from cluster.records import frozen
-from deployments.ingress.fields import MAX_SHOWN_KEY_LEN, json_kind, shown
-from deployments.ingress.spec import Limits
 
 log = logging.getLogger(__name__)
+
+
+@frozen
+class Names:
+    """own: a path as the parsers know it, to that in the body; what lies below it moves with it.
+
+    What runs a request knows fields by the names of OpenAI's chats and completions.  An error that
+    it raises is raised again with the field of the body; its other words are never touched.
+    """
+
+    own: Mapping[str, str] = field(default_factory=dict)
+
+    def of(self, path: str) -> str:
+        """`path` as the body has it."""
+        known = path
+        while known and known not in self.own:
+            known = known[: max(known.rfind("."), known.rfind("["), 0)]
+        return self.own[known] + path[len(known) :] if known else path
+
+    @contextlib.contextmanager
+    def told(self) -> Iterator[None]:
+        """RequestErrors that are raised inside name the body's field."""
+        try:
+            yield
+        except RequestError as error:
+            own = None if error.param is None else self.of(error.param)
+            if own is None or own == error.param:
+                raise
+            raise type(error)(f"{own}: {error.reason}", param=own) from None
+
+
+# Of a client's own names.
+MAX_SHOWN_KEY_LEN = 40
+
+_JSON_NAMES: dict[type, str] = {
+    dict: "an object",
+    list: "a list",
+    str: "a string",
+    bool: "a boolean",
+    int: "an integer",
+    float: "a number",
+    type(None): "null",
+}
+
+
+def json_kind(value: Any) -> str:
+    """The JSON type of `value`, with an article."""
+    return _JSON_NAMES.get(type(value), type(value).__name__)
+
+
+def shown(value: Any) -> str:
+    """`value` for an error message: at most 60 characters, containers only by their type."""
+    if isinstance(value, dict | list):
+        return json_kind(value)
+    if isinstance(value, int) and value.bit_length() > 128:
+        # Formatting a huge integer takes quadratic time, and Python refuses it above a limit.
+        return f"a {value.bit_length()}-bit integer"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
 
 # What a header may carry of a client's own names.
 _MAX_WARNED = 16
@@ -27,12 +92,12 @@ _NOT_PRINTED = re.compile(r"[^A-Za-z0-9_.\[\]\-]")
 _MAX_LOGGED = 1000
 
 
-def told_names(names: Iterable[str], limits: Limits) -> tuple[str, ...]:
-    """Each name once; those that the log does not have yet are written there."""
+def told_names(names: Iterable[str], logged: set[str]) -> tuple[str, ...]:
+    """Each name once; those that the log does not have yet are written there.  logged: by name."""
     found = tuple(dict.fromkeys(names))
     for name in found:
-        if name not in limits.logged and len(limits.logged) < _MAX_LOGGED:
-            limits.logged.add(name)
+        if name not in logged and len(logged) < _MAX_LOGGED:
+            logged.add(name)
             log.info("requests have a field without effect: %s", _NOT_PRINTED.sub("?", name))
     return found
 
@@ -116,6 +181,27 @@ class Rule:
     def has_no_effect(self, *, is_lenient: bool) -> bool:
         """True if it is ignored, and not refused, where it asks for something."""
         return self.status is Status.IGNORED or (is_lenient and self.status is Status.UNNEEDED)
+
+
+_TEXT = Path(__file__).with_name("unserved.yaml").read_text("utf-8")
+_FIELDS, KINDS_ELSEWHERE, UNSERVED = yaml.safe_load_all(_TEXT)
+
+
+def unserved(body: type) -> Iterator[Rule]:
+    """The fields that this body has elsewhere, without those of its bases."""
+    for name, (status, note, *harmless) in _FIELDS.get(body.__name__, {}).items():
+        yield Rule(name, note, {}, False, Status[status.upper()], (None, *harmless))
+
+
+def reason_of(path: str) -> str:
+    """Return why a path is not served, "" for one that no server has."""
+    for version in ("/v1", "/v2"):
+        path = path.removeprefix(version)
+    for beginning in sorted(UNSERVED, key=len, reverse=True):
+        if path == beginning or path.startswith(f"{beginning}/"):
+            what, remedy = UNSERVED[beginning]
+            return f"{what}: not served here; {remedy}"
+    return ""
 
 
 def plain(schema: Schema) -> Schema:
