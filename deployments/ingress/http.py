@@ -20,9 +20,8 @@ from starlette.routing import BaseRoute, Match, Route
 from cluster.errors import ContextLengthError, DrafthouseError, NotFoundError, RequestError
 from cluster.records import frozen
 from deployments.ingress.api.contract import PostEndpoint
-from deployments.ingress.api.messages import MESSAGES
+from deployments.ingress.api.messages import MESSAGES, MessagesWriter
 from deployments.ingress.api.messages import error_body as messages_error
-from deployments.ingress.api.messages_writer import MessagesWriter
 from deployments.ingress.api.pages import Pages
 from deployments.ingress.api.response_request import RESPONSES
 from deployments.ingress.api.response_writer import ResponseWriter

@@ -1,19 +1,19 @@
-"""/v1/messages: Anthropic's bodies, and errors in Anthropic's format."""
+"""/v1/messages: Anthropic's bodies, and answers and errors in Anthropic's format."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import field
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr, WithJsonSchema
 
-from cluster.errors import ContextLengthError, DrafthouseError, RequestError
-from cluster.records import frozen
+from cluster.core import FinishReason
+from cluster.errors import ContextLengthError, DrafthouseError, RequestError, joined
 from cluster.text.chat import part_text, text_of
 from deployments.ingress import sampling
-from deployments.ingress.api.contract import REQUIRED, Body, PostEndpoint, instead, supported
+from deployments.ingress.api.contract import REQUIRED, Body, PostEndpoint, supported
+from deployments.ingress.api.writer import ItemWriter, OutputItem, event
 from deployments.ingress.chat import (
     MAX_MESSAGES,
     OF_MESSAGES,
@@ -21,6 +21,7 @@ from deployments.ingress.chat import (
     TextOrParts,
     check_call,
 )
+from deployments.ingress.choice import Delta
 from deployments.ingress.spec import Limits, Message
 from deployments.ingress.structured import FlatFormat, Held
 from deployments.ingress.tools import (
@@ -32,6 +33,7 @@ from deployments.ingress.tools import (
     Function,
     ToolUse,
 )
+from deployments.ingress.usage import metrics
 from deployments.ingress.wording import KINDS_ELSEWHERE, TEXT_OR_OBJECTS, json_kind
 
 _ERROR_TYPES: Mapping[int, str] = {
@@ -48,34 +50,6 @@ _ERROR_TYPES: Mapping[int, str] = {
 }
 _NO_PART = ("thinking", "redacted_thinking")  # of a prompt
 _CHOICES = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
-
-
-@frozen
-class MessageBlocks:
-    """What the blocks of a message say: texts, calls of tools, and results by their places."""
-
-    texts: list[str] = field(default_factory=list)
-    calls: list[Mapping[str, Any]] = field(default_factory=list)
-    results: dict[str, Message] = field(default_factory=dict)
-
-
-def _said(content: Any, limits: Limits) -> MessageBlocks:
-    if isinstance(content, str):
-        return MessageBlocks([content])
-    if not isinstance(content, list):
-        raise RequestError.at("", f"{json_kind(content)}; send a string or a list of blocks")
-    said = MessageBlocks()
-    for place, block in ((f"[{index}]", block) for index, block in enumerate(content)):
-        kind = block.get("type") if isinstance(block, dict) else None
-        if kind == "tool_use":
-            said.calls.append(_call(block, place))
-        elif kind == "tool_result":
-            said.results[place] = _result(block, place)
-        elif kind in _NO_PART or (limits.is_lenient and kind in KINDS_ELSEWHERE["blocks"]):
-            continue
-        else:
-            said.texts.append(_text_of_block(block, place))
-    return said
 
 
 def _text_of_block(block: Any, place: str) -> str:
@@ -123,22 +97,35 @@ class Turn(Body):
     role: Literal["user", "assistant", "system"] = supported(
         "user, assistant or system; a last assistant message is continued", REQUIRED
     )
-    content: Annotated[MessageBlocks, instead(_said, TEXT_OR_OBJECTS)] = supported(
+    content: Annotated[Any, WithJsonSchema(TEXT_OR_OBJECTS)] = supported(
         "a text, or blocks: text, tool_use, tool_result", REQUIRED
     )
+    # As templates read it, each message with its place below this one: results stand by themselves.
+    _messages: list[tuple[str, Message]] = PrivateAttr(default_factory=list)
 
     def check(self, limits: Limits) -> None:
-        if self.content.calls and self.role != "assistant":
-            raise RequestError.at("content", "only an assistant calls tools; remove tool_use")
-
-    def messages(self, place: str) -> list[tuple[str, Message]]:
-        """As templates read it, each message with its place: results are messages of their own."""
-        said = self.content
-        found = [(f"{place}.content{below}", message) for below, message in said.results.items()]
-        if said.texts or said.calls or not found:
-            calls = {"tool_calls": said.calls} if said.calls else {}
-            found.append((place, {"role": self.role, "content": "\n".join(said.texts), **calls}))
-        return found
+        texts, calls, blocks = list[str](), list[Mapping[str, Any]](), self.content
+        if isinstance(blocks, str):
+            blocks = [{"type": "text", "text": blocks}]
+        if not isinstance(blocks, list):
+            raise self.wrong("content", f"{json_kind(blocks)}; send a string or a list of blocks")
+        for index, block in enumerate(blocks):
+            kind = block.get("type") if isinstance(block, dict) else None
+            place = f"content[{index}]"
+            if kind == "tool_use":
+                calls.append(_call(block, place))
+            elif kind == "tool_result":
+                self._messages.append((place, _result(block, place)))
+            elif kind in _NO_PART or (limits.is_lenient and kind in KINDS_ELSEWHERE["blocks"]):
+                continue
+            else:
+                texts.append(_text_of_block(block, place))
+        if calls and self.role != "assistant":
+            raise self.wrong("content", "only an assistant calls tools; remove tool_use")
+        if texts or calls or not self._messages:
+            told = {"tool_calls": calls} if calls else {}
+            own = {"role": self.role, "content": "\n".join(texts), **told}
+            self._messages.append(("", own))
 
 
 # fmt: off
@@ -202,7 +189,7 @@ class Counted(ToolUse, sampling.Named):
         system = {"role": "system", "content": self.system}
         found: list[tuple[str, Message]] = [] if self.system is None else [("system", system)]
         for index, turn in enumerate(self.messages):
-            found += turn.messages(f"messages[{index}]")
+            found += [(joined(f"messages[{index}]", place), told) for place, told in turn._messages]
         return found
 
 
@@ -243,3 +230,102 @@ MESSAGES = PostEndpoint(
 COUNT_TOKENS = PostEndpoint(
     "/v1/messages/count_tokens", "How many tokens a conversation has", Counted
 )
+
+
+# The block of each kind of item, its field that grows, and the delta that brings more of it.
+_TEXT = {"type": "text", "text": ""}, "text", "text_delta"
+_THINKING = {"type": "thinking", "thinking": "", "signature": ""}, "thinking", "thinking_delta"
+_CALL = {"type": "tool_use"}, "partial_json", "input_json_delta"
+_BLOCKS: dict[str, tuple[dict[str, str], str, str]] = {
+    "text": _TEXT,
+    "reasoning": _THINKING,
+    "function": _CALL,
+    "custom": _CALL,
+}
+
+
+class MessagesWriter(ItemWriter):
+    """Writes one answer: whole, or as the events of a stream."""
+
+    _request: AnthropicMessages
+
+    def whole(self, deltas: Sequence[Delta]) -> bytes:
+        self.chunks(deltas)
+        self._filled()
+        body = self._message(list(map(_complete, self._items)))
+        return json.dumps({**body, **self._end(), "metrics": metrics(self._generation)}).encode()
+
+    def opening(self) -> bytes:
+        return event("message_start", message=self._message([])) + event("ping")
+
+    def closing(self) -> bytes:
+        told = metrics(self._generation)
+        return (
+            self._filled()
+            + self._told("ended", self._items[-1], "")
+            + event("message_delta", delta=self._end(), usage=self._usage(), metrics=told)
+            + event("message_stop")
+        )
+
+    def failing(self, error: DrafthouseError) -> bytes:
+        return b"event: error\ndata: " + error_body(error, self._request_id) + b"\n\n"
+
+    def _told(self, what: str, item: OutputItem, text: str) -> bytes:
+        if what == "begun":
+            return event("content_block_start", index=item.index, content_block=_block(item))
+        if what == "ended":
+            return event("content_block_stop", index=item.index)
+        _, field, kind = _BLOCKS[item.kind]
+        delta = {"type": kind, field: text}
+        return event("content_block_delta", index=item.index, delta=delta) if text else b""
+
+    def _end(self) -> dict[str, Any]:
+        last = self._last
+        if last.stop is not None:
+            return {"stop_reason": "stop_sequence", "stop_sequence": last.stop}
+        reason = "tool_use" if last.has_calls and not last.is_cut else "end_turn"
+        if last.finish_reason is FinishReason.LENGTH:
+            reason = "max_tokens"
+        return {"stop_reason": reason, "stop_sequence": None}
+
+    def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self._generation.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._request.model,
+            "content": content,
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": self._usage(),
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        num_cached = self._generation.num_cached_tokens
+        return {
+            # Anthropic's: without those that were in the cache.
+            "input_tokens": self._generation.num_prompt_tokens - num_cached,
+            "output_tokens": self._generation.num_output_tokens,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": num_cached,
+        }
+
+
+def _block(item: OutputItem) -> dict[str, Any]:
+    """A block that begins."""
+    block = _BLOCKS[item.kind][0]
+    call = {"id": f"toolu_{item.mark[:24]}", "name": item.name, "input": {}}
+    return {**block, **call} if item.is_call else {**block}
+
+
+def _complete(item: OutputItem) -> dict[str, Any]:
+    """A block of a whole answer."""
+    block = _block(item)
+    if not item.is_call:
+        return {**block, block["type"]: item.text}
+    try:
+        given = json.loads(item.text or "{}")
+        json.dumps(given, allow_nan=False)  # what is told must be JSON
+    except (ValueError, RecursionError):  # the call is cut off, or its arguments are no JSON
+        given = {}
+    return {**block, "input": given if isinstance(given, dict) else {}}

@@ -13,8 +13,7 @@ from cluster.text.reasoning import ReasoningMarkers
 from cluster.text.stream import TextStream
 from cluster.text.tokenizer import Tokenizer
 from cluster.text.tool_calls.registry import FORMATS
-from deployments.ingress.api.messages import AnthropicMessages
-from deployments.ingress.api.messages_writer import MessagesWriter
+from deployments.ingress.api.messages import AnthropicMessages, MessagesWriter
 from deployments.ingress.api.response_request import Response
 from deployments.ingress.api.response_writer import ResponseWriter
 from deployments.ingress.choice import Choice, Delta, Reading
