@@ -22,9 +22,10 @@ from cluster.requests.fields import DraftStep
 from cluster.text.completion import GrowingText, beam_event
 from cluster.text.dialect import Dialect
 from cluster.text.stream import TextStream
+from cluster.text.tokenizer import Tokenizer
 from cluster.text.tool_calls.base import CallPiece, Part, Said
 from cluster.text.tool_calls.json_call import TextArgument
-from deployments.ingress.spec import ChatUse
+from deployments.ingress.spec import ChatUse, GenerationSpec
 from deployments.ingress.ticket import Ticket
 
 
@@ -69,23 +70,33 @@ class Choice(GrowingText):
     def __init__(
         self,
         index: int,
-        rank: int,
         request: Request,
-        text: TextStream,
-        reading: Reading,
+        spec: GenerationSpec,
+        tokenizer: Tokenizer,
+        dialect: Dialect,
         *,
         is_over: bool = False,
     ) -> None:
-        """rank: which of its prompt's samples it is.  request: what is submitted."""
-        super().__init__(text)
+        """request: what is submitted.  is_over: its text was whole before a stream broke."""
+        self.text = TextStream(
+            tokenizer,
+            spec.stop,
+            include_stop=spec.include_stop,
+            skip_special_tokens=spec.skip_special_tokens and skips_specials(spec.chat, dialect),
+            min_tokens=spec.params.min_tokens,
+            prompt_ids=request.prompt_ids,
+        )
+        super().__init__(self.text)
         self.index = index
-        self.rank = rank
+        self.rank = index % spec.num_choices  # among its prompt's samples
         self.request = request
-        self.text = text
-        self.reading = reading
+        self.reading = Reading(spec.chat, dialect, request.prompt_ids)
+        if len(request.output_ids):
+            # The text was delivered before the stream broke; only the position is needed.
+            self.reading.push(self.text.push(request.output_ids).text, is_last=False)
         self.ticket: Ticket | None = None  # it is over, or not submitted yet
         self.queue_time_s = self.prefill_time_s = 0.0
-        self._is_over = is_over
+        self._is_over = is_over or self.text.is_finished
 
     @property
     def done(self) -> bool:

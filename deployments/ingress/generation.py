@@ -14,9 +14,8 @@ from cluster.errors import DeadlineError, DrafthouseError
 from cluster.metrics.told import Tokens, ToldRequest
 from cluster.requests.fields import draw_seed
 from cluster.text.dialect import Dialect
-from cluster.text.stream import TextStream
 from cluster.text.tokenizer import Tokenizer
-from deployments.ingress.choice import Choice, Delta, Reading, combined, skips_specials
+from deployments.ingress.choice import Choice, Delta, combined
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.keys import Use
 from deployments.ingress.logprob_writer import PromptLogprobs, PromptScore
@@ -73,8 +72,11 @@ class Generation:
         self.closed = asyncio.Event()
         self._alarm: asyncio.TimerHandle | None = None
         if timeout_s is not None:  # one timer, so that a wait for events costs none
-            loop = asyncio.get_running_loop()
-            self._alarm = loop.call_later(timeout_s, self._end_late, timeout_s)
+            late = DeadlineError(
+                f"the answer was not ready within {timeout_s:g} s; allow more time in "
+                "x-request-timeout-ms, up to api.max_request_timeout_s"
+            )
+            self._alarm = asyncio.get_running_loop().call_later(timeout_s, self.fail, late)
         self._dialect = dialect or Dialect()
         self._use = use
         self.told: ToldRequest | None = None  # what counts it, once it has started
@@ -175,32 +177,21 @@ class Generation:
                             request, spec.prompt_logprobs, self._coordinators, self._news
                         )
                     )
-                self._open(index, request, is_finished=resumed.is_finished)
+                choice = Choice(
+                    index,
+                    request,
+                    spec,
+                    self.tokenizer,
+                    self._dialect,
+                    is_over=resumed.is_finished,
+                )
+                self.choices.append(choice)
         if not self._scores:
             await self._submit()
 
-    def _open(self, index: int, request: Request, *, is_finished: bool) -> None:
-        text = TextStream(
-            self.tokenizer,
-            self.spec.stop,
-            include_stop=self.spec.include_stop,
-            skip_special_tokens=(
-                self.spec.skip_special_tokens and skips_specials(self.spec.chat, self._dialect)
-            ),
-            min_tokens=self.spec.params.min_tokens,
-            prompt_ids=request.prompt_ids,
-        )
-        reading = Reading(self.spec.chat, self._dialect, request.prompt_ids)
-        if len(request.output_ids):
-            # The text was delivered before the stream broke; only the position is needed.
-            reading.push(text.push(request.output_ids).text, is_last=False)
-        is_over = is_finished or text.is_finished
-        rank = index % self.spec.num_choices
-        self.choices.append(Choice(index, rank, request, text, reading, is_over=is_over))
-
     async def _submit(self) -> None:
         for choice in self.choices:
-            if choice.done or choice.ticket is not None or self.spec.is_prompt_only:
+            if choice.done or self.spec.is_prompt_only:
                 continue
             if choice.rank and choice.request.params.beams is not None:
                 # One search finds all texts.
@@ -253,14 +244,6 @@ class Generation:
         """Until its time is up; 0 = it has no limit."""
         alarm = self._alarm
         return 0.0 if alarm is None else alarm.when() - asyncio.get_running_loop().time()
-
-    def _end_late(self, timeout_s: float) -> None:
-        self.fail(
-            DeadlineError(
-                f"the answer was not ready within {timeout_s:g} s; allow more time in "
-                "x-request-timeout-ms, up to api.max_request_timeout_s"
-            )
-        )
 
     def fail(self, error: DrafthouseError) -> None:
         """End it with an error, which whoever iterates is told."""

@@ -10,17 +10,16 @@ from cluster.core import FinishReason, Request, SamplingParams, TokenEvent, toke
 from cluster.records import frozen
 from cluster.text.dialect import Dialect
 from cluster.text.reasoning import ReasoningMarkers
-from cluster.text.stream import TextStream
 from cluster.text.tokenizer import Tokenizer
 from cluster.text.tool_calls.registry import FORMATS
 from deployments.ingress.api.messages import AnthropicMessages, MessagesWriter
 from deployments.ingress.api.response_request import Response
 from deployments.ingress.api.response_writer import ResponseWriter
-from deployments.ingress.choice import Choice, Delta, Reading
+from deployments.ingress.choice import Choice, Delta
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.generation import Generation
 from deployments.ingress.openai_response import delta_fields, finish_reason, whole_message
-from deployments.ingress.spec import ChatUse
+from deployments.ingress.spec import ChatUse, GenerationSpec
 from tests.deployments.test_openai_request import LIMITS
 
 MARKERS = ReasoningMarkers("<think>", "</think>", (7,), (8,))
@@ -138,9 +137,11 @@ def asked(name: str, *, is_reasoning: bool = False, **more: Any) -> Asked:
 def read_answer(tokenizer: Tokenizer, asked: Asked, events: Sequence[Sequence[int]]) -> list[Delta]:
     """The deltas of an answer whose tokens come in these events."""
     prompt_ids = token_array(asked.prompt_ids)
-    reading = Reading(asked.use, asked.dialect, prompt_ids)
-    stream = TextStream(tokenizer, asked.stop, skip_special_tokens=False)
-    choice = Choice(0, 0, Request("a", prompt_ids, SamplingParams()), stream, reading)
+    request = Request("a", prompt_ids, SamplingParams())
+    spec = GenerationSpec(
+        (), request.params, stop=asked.stop, skip_special_tokens=False, chat=asked.use
+    )
+    choice = Choice(0, request, spec, tokenizer, asked.dialect)
     deltas: list[Delta] = []
     for place, token_ids in enumerate(events):
         reason = asked.end if place + 1 == len(events) else None
