@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
@@ -116,17 +117,14 @@ _OPENING = b": watching\n\n"
 News = asyncio.Queue[bytes | None]
 
 
+@dataclass(slots=True)
 class Watchers:
-    """All of one ingress."""
+    """All of one ingress.  links: to the coordinators that are connected now."""
 
-    def __init__(
-        self, links: Mapping[str, CoordinatorLink], coordinators: Coordinators, draining: Draining
-    ) -> None:
-        """links: to the coordinators that are connected now."""
-        self._links = links
-        self._coordinators = coordinators
-        self._draining = draining
-        self._num_streams = 0
+    _links: Mapping[str, CoordinatorLink]
+    _coordinators: Coordinators
+    _draining: Draining
+    _num_streams: int = 0
 
     def stream(self) -> EventStream:
         """Return the answer to one more; raises UnavailableError where there are enough."""

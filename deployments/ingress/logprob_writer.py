@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from cluster.core import Request, SamplingParams, SpeculationOptions, TokenArray, TokenLogprob
+from cluster.records import record
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.ticket import Ticket
@@ -14,12 +16,15 @@ from deployments.ingress.ticket import Ticket
 PromptLogprobs = Sequence[TokenLogprob | None]
 
 
+@dataclass(slots=True)
 class PromptScore:
-    """Of one prompt.  ticket: None = it has one token, of which nothing can be said."""
+    """Of one prompt.  ticket: None = it has one token, of which nothing can be said.
 
-    def __init__(self, ticket: Ticket | None) -> None:
-        self.ticket = ticket
-        self._found: list[TokenLogprob | None] = [None]  # of the first token: nothing is before it
+    logprobs: one entry for each token, once all have come; None for the first, before which there
+    is nothing."""
+
+    ticket: Ticket | None
+    logprobs: list[TokenLogprob | None] = field(default_factory=lambda: [None])
 
     @classmethod
     async def start(
@@ -47,26 +52,22 @@ class PromptScore:
         """Read what has come; True once it is complete.  Raises the error that ended it."""
         if self.ticket is not None:
             for event in self.ticket.take():
-                self._found += event.logprobs
+                self.logprobs += event.logprobs
         return self.ticket is None or self.ticket.finished
-
-    @property
-    def logprobs(self) -> PromptLogprobs:
-        """One entry for each token of the prompt, None for the first; of a complete score."""
-        return self._found
 
 
 # Decoders depend on at most the last word of the prompt.
 _NUM_CONTEXT_TOKENS = 8
 
 
+@record
 class LogprobWriter:
-    """Formats the log-probabilities of one answer."""
+    """Formats the log-probabilities of one answer.
 
-    def __init__(self, tokenizer: Tokenizer, *, names_token_ids: bool = False) -> None:
-        """names_token_ids: tokens are named `token_id:N`, which no two of them share."""
-        self._tokenizer = tokenizer
-        self._names_token_ids = names_token_ids
+    names_token_ids: tokens are named `token_id:N`, which no two of them share."""
+
+    tokenizer: Tokenizer
+    names_token_ids: bool = False
 
     def entries(
         self, token_ids: Sequence[int], logprobs: PromptLogprobs
@@ -122,22 +123,22 @@ class LogprobWriter:
 
     def _name(self, token: int) -> str:
         """The token's text; incomplete characters as OpenAI writes them."""
-        if self._names_token_ids:
+        if self.names_token_ids:
             return f"token_id:{token}"
-        data = self._tokenizer.token_bytes(token)
+        data = self.tokenizer.token_bytes(token)
         try:
             return data.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
     def _text(self, token: int) -> str:
-        return f"token_id:{token}" if self._names_token_ids else self._tokenizer.token_text(token)
+        return f"token_id:{token}" if self.names_token_ids else self.tokenizer.token_text(token)
 
     def _alternative(self, token: int, value: float) -> dict[str, Any]:
         return {
             "token": self._text(token),
             "logprob": value,
-            "bytes": list(self._tokenizer.token_bytes(token)),
+            "bytes": list(self.tokenizer.token_bytes(token)),
         }
 
 

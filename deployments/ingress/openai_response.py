@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from cluster.core import FinishReason, TokenLogprob
@@ -20,14 +21,14 @@ from deployments.ingress.usage import metrics, usage
 DONE = b"data: [DONE]\n\n"
 
 
+@dataclass
 class Answer(Writer):
     """Collects or streams the deltas of one generation in the format that its client asked for."""
 
     _request: Chat | CompletionBody
 
-    def __init__(self, *what: Any) -> None:
-        super().__init__(*what)
-        request = self._request
+    def __post_init__(self) -> None:
+        request, self._tokenizer = self._request, self._generation.tokenizer
         self._is_chat = isinstance(request, Chat)
         self._echoes = isinstance(request, CompletionBody) and request.echo
         self._options = request.stream_options or StreamOptions()
@@ -148,9 +149,8 @@ class Answer(Writer):
         ]
 
     def _prompt_ids(self, choice: int) -> list[int]:
-        number = choice // self._spec.num_choices
-        ids: list[int] = self._generation.prompt_ids[number].tolist()
-        return ids
+        ids = self._generation.prompt_ids[choice // self._spec.num_choices]
+        return list(map(int, ids))
 
     def _echoed(self, choice: int) -> str:
         if not self._echoes:

@@ -12,6 +12,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 
 from cluster.coordinator.idle import MEANINGS
 from cluster.errors import ForbiddenError, UnauthenticatedError
+from cluster.records import record
 from deployments.ingress.api.contract import Body
 from deployments.ingress.api.messages import COUNT_TOKENS, Counted
 from deployments.ingress.api.openapi import ENDPOINTS, PAGES, openapi
@@ -31,14 +32,15 @@ Asked = TypeVar("Asked", bound=Body)
 _VERSION = importlib.metadata.version("drafthouse")
 
 
+@record
 class Pages:
-    """Answers GET requests, and those about tokens."""
+    """Answers GET requests, and those about tokens.
 
-    def __init__(self, ingress: Ingress, created: int, operators: Operators) -> None:
-        """created: when the model was created, as clients see it; seconds since 1970."""
-        self._ingress = ingress
-        self._created = created
-        self._operators = operators
+    created: when the model was created, as clients see it; seconds since 1970."""
+
+    _ingress: Ingress
+    _created: int
+    _operators: Operators
 
     def routes(self) -> list[tuple[str, str, Handler]]:
         """Every method and path with its handler."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import field
 from typing import Any
 
 from cluster.errors import NotFoundError
@@ -21,16 +22,16 @@ class StoredResponse:
     owner: str = ""
 
 
+@record
 class ResponseStore:
     """At most so many answers, and so many bytes of them; the oldest go first.
 
     Ids are random, so whoever knows one has been given the answer; with keys only its owner is.
     """
 
-    def __init__(self, max_responses: int, max_bytes: int) -> None:
-        self._max_responses = max_responses
-        self._max_bytes = max_bytes
-        self._stored: OrderedDict[str, tuple[StoredResponse, int]] = OrderedDict()
+    max_responses: int
+    max_bytes: int
+    _stored: OrderedDict[str, tuple[StoredResponse, int]] = field(default_factory=OrderedDict)
 
     @property
     def num_bytes(self) -> int:
@@ -40,9 +41,9 @@ class ResponseStore:
     def put(self, response: StoredResponse) -> None:
         """Keep it, as long as there is room."""
         size = len(json.dumps(response.body)) + len(json.dumps(response.messages))
-        if size <= self._max_bytes:
+        if size <= self.max_bytes:
             self._stored[response.body["id"]] = (response, size)
-        while len(self._stored) > self._max_responses or self.num_bytes > self._max_bytes:
+        while len(self._stored) > self.max_responses or self.num_bytes > self.max_bytes:
             self._stored.popitem(last=False)
 
     def get(self, response_id: str, owner: str, param: str) -> StoredResponse:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cluster.core import FinishReason
@@ -28,16 +28,14 @@ _TYPES = {
 }
 
 
+@dataclass
 class ResponseWriter(ItemWriter):
     """One answer; it is kept when it has ended, if its request wants that."""
 
     _request: Response
-
-    def __init__(self, *what: Any) -> None:
-        super().__init__(*what)
-        self._writer = LogprobWriter(self._tokenizer)
-        self._num_events = 0
-        self._logprobs: list[dict[str, Any]] = []  # of tokens whose text has not come yet
+    _num_events: int = 0
+    # Of tokens whose text has not come yet.
+    _logprobs: list[dict[str, Any]] = field(default_factory=list)
 
     def whole(self, deltas: Sequence[Delta]) -> bytes:
         self.chunks(deltas)
@@ -61,7 +59,8 @@ class ResponseWriter(ItemWriter):
     def _take(self, delta: Delta) -> None:
         super()._take(delta)
         if self._request.num_logprobs() is not None:
-            written = self._writer.chat(delta.token_ids.tolist(), delta.logprobs)
+            writer = LogprobWriter(self._generation.tokenizer)
+            written = writer.chat(delta.token_ids.tolist(), delta.logprobs)
             self._logprobs += written["content"]
 
     def _told(self, what: str, item: OutputItem, text: str) -> bytes:

@@ -68,15 +68,14 @@ def begin(items: list[OutputItem], kind: str, name: str = "") -> OutputItem:
     return items[-1]
 
 
+@dataclass
 class Writer:
     """Writes one answer in the format of one endpoint: `whole`, or the others in their order."""
 
-    def __init__(self, request: Any, generation: Generation, request_id: str) -> None:
-        self._request = request
-        self._generation = generation
-        self._tokenizer = generation.tokenizer
-        self._request_id = request_id
-        self._created = int(time.time())
+    _request: Any
+    _generation: Generation
+    _request_id: str
+    _created: int = field(default_factory=lambda: int(time.time()))
 
     def whole(self, deltas: Sequence[Delta]) -> bytes:
         """The answer to a request without `stream`."""
@@ -99,13 +98,12 @@ class Writer:
         raise NotImplementedError
 
 
+@dataclass
 class ItemWriter(Writer):
     """Writes an answer that is told item by item."""
 
-    def __init__(self, *what: Any) -> None:
-        super().__init__(*what)
-        self._items: list[OutputItem] = []
-        self._last = Delta(0, "")
+    _items: list[OutputItem] = field(default_factory=list)
+    _last: Delta = field(default_factory=lambda: Delta(0))
 
     def chunks(self, deltas: Sequence[Delta]) -> bytes:
         events = []
