@@ -63,16 +63,16 @@ def check_range(low: int, high: int, name: str, limits: Limits) -> None:
 
 def _prompts(value: Any, limits: Limits) -> tuple[Prompt, ...]:
     """A string, a list of strings, token ids, or a list of lists of token ids."""
-    kinds = set(map(type, value)) if isinstance(value, list) else {type(value)}
-    if isinstance(value, list) and kinds == {int}:
+    values = value if isinstance(value, list) else [value]
+    kinds = set(map(type, values))
+    if kinds == {int} and values is value:
         return (Prompt(token_ids=token_ids_of(value, limits)),)
     if kinds == {list}:
-        return tuple(Prompt(token_ids=token_ids_of(item, limits)) for item in value)
+        return tuple(Prompt(token_ids=token_ids_of(item, limits)) for item in values)
     if kinds == {str}:
-        texts = value if isinstance(value, list) else [value]
-        if "" in texts:
+        if "" in values:
             raise RequestError.at("", "an empty string; send at least one character")
-        return tuple(Prompt(text=text) for text in texts)
+        return tuple(Prompt(text=text) for text in values)
     found = json_kind(value)
     if isinstance(value, list):
         found = "a list of " + (", ".join(sorted({*map(json_kind, value)})) or "nothing")

@@ -20,10 +20,7 @@ from deployments.ingress.spec import ChatUse, Limits, Message, Prompt
 from deployments.ingress.wording import TEXT, shown
 
 MAX_TOOLS = 128
-_ANY_ARGUMENTS = {"type": "object"}
-_NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-_KINDS = frozenset({"function", "custom"})
 # The one argument of a custom tool.
 TEXT_ARGUMENT = "input"
 
@@ -54,27 +51,24 @@ def _effort(value: str, limits: Limits) -> str:
 
 def _choice(value: Any, limits: Limits) -> CallChoice:
     """OpenAI's: a function's name stands in `function` (chats) or beside the type (Responses)."""
-    if isinstance(value, str) and value in ("none", "auto", "required"):
-        return CallChoice(value)
-    if not isinstance(value, dict):
-        remedy = "send none, auto, required, or an object that names a function"
-        raise RequestError.at("", f"{shown(value)}; {remedy}")
-    kind = value.get("type")
-    if kind not in ("function", "custom"):
-        remedy = "send function and a name, or tool_choice none, auto or required"
-        raise RequestError.at("type", f"{shown(kind)} is not served; {remedy}")
-    inner = value.get(kind)
-    if isinstance(inner, dict):
-        return CallChoice("named", inner.get("name"), f"{kind}.name")
-    return CallChoice("named", value.get("name"), "name" if inner is None else kind)
+    match value:
+        case "none" | "auto" | "required":
+            return CallChoice(value)
+        case {"type": "function" | "custom" as kind}:
+            inner = value.get(kind)
+            if isinstance(inner, dict):
+                return CallChoice("named", inner.get("name"), f"{kind}.name")
+            return CallChoice("named", value.get("name"), "name" if inner is None else kind)
+        case dict():
+            remedy = "send function and a name, or tool_choice none, auto or required"
+            raise RequestError.at("type", f"{shown(value.get('type'))} is not served; {remedy}")
+    remedy = "send none, auto, required, or an object that names a function"
+    raise RequestError.at("", f"{shown(value)}; {remedy}")
 
 
 Effort = Annotated[str, Read(_effort)]
 OF_EFFORT = "for the model's template, where that uses it"
 OF_TOOLS = "functions that the answer may call"
-
-
-OF_FORMAT = "of a custom tool: told to the model, which is not held to it"
 
 
 class Function(Body):
@@ -86,7 +80,9 @@ class Function(Body):
     description: str | None = supported("for the model", max_length=65536)
     parameters: dict[str, Any] | None = supported("a JSON schema")
     strict: bool = supported("calls obey the schema", False)
-    format: dict[str, Any] | None = supported(OF_FORMAT)
+    format: dict[str, Any] | None = supported(
+        "of a custom tool: told to the model, which is not held to it"
+    )
     is_custom: ClassVar[bool] = False  # then its calls are one text each
 
     def named(self) -> Function:
@@ -116,17 +112,16 @@ class Function(Body):
         own = self.parameters or {}
         if not self.strict:
             own = lenient(own) if is_held else {}
-        return {**_ANY_ARGUMENTS, **own}  # arguments are an object in any case
+        return {"type": "object", **own}  # arguments are an object in any case
 
     def told(self) -> Mapping[str, Any]:
         """The tool as chat templates know it."""
         # Templates write the fields in this order.
-        fields = {"name", "description", "parameters", "strict"}
-        own = self.model_dump(include=fields, exclude_unset=True)
-        return {
-            "type": "function",
-            "function": {**own, "parameters": self.parameters or _NO_PARAMETERS},
-        }
+        own = self.model_dump(
+            include={"name", "description", "parameters", "strict"}, exclude_unset=True
+        )
+        parameters = self.parameters or {"type": "object", "properties": {}}
+        return {"type": "function", "function": {**own, "parameters": parameters}}
 
 
 class _OfText(Function):
@@ -139,7 +134,7 @@ class Custom(Function):
 
 class Tool(Body):
     is_listed = True
-    kinds = _KINDS
+    kinds = frozenset({"function", "custom"})
     type: Literal["function", "custom"] = supported("function or custom", REQUIRED)
     function: Function | None = supported("its name, description, parameters and strict")
     custom: Custom | None = supported("its name, description and format")
@@ -247,7 +242,8 @@ class ToolUse(Body):
                 "the model's chat template shows no known format of tool calls; remove them, or "
                 "set answers.tool_parser for a template that writes tools",
             )
-        is_parallel = self.parallel_tool_calls and not choice.is_single
+        is_single = choice.is_single or choice.kind == "named"
+        is_parallel = self.parallel_tool_calls and not is_single
         # Messages in channels are calls or text, and no form holds the calls.
         has_form = choice.kind == "auto" and not dialect.is_harmony
         has_form = has_form and form is not None and form.kind == "json_schema"
@@ -298,7 +294,6 @@ class ToolUse(Body):
         # that are strict.
         wanted = [one for one in functions if choice.kind != "named" or choice.name == one.name]
         schemas = [(one.name, one.arguments(is_held=is_required)) for one in wanted]
-        is_parallel = is_parallel and choice.kind != "named"
         source = dialect.calls.grammar(
             schemas,
             is_required=is_required,

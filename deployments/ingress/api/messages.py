@@ -54,16 +54,15 @@ _CHOICES = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
 
 def _text_of_block(block: Any, place: str) -> str:
     """What a block says in words; raises RequestError for one that says nothing in words."""
-    kind = block.get("type") if isinstance(block, dict) else None
-    source = block.get("source") if kind == "document" else None
-    if isinstance(source, dict) and source.get("type") == "text":
-        block = {"type": "text", "text": source.get("data")}
-    elif isinstance(source, dict) and source.get("type") == "content":
-        return _text_of_blocks(source.get("content"), f"{place}.source.content")
-    elif kind == "search_result":
-        return _text_of_blocks(block.get("content"), f"{place}.content")
-    elif kind == "tool_reference":
-        block = {"type": "text", "text": block.get("tool_name")}
+    match block:
+        case {"type": "document", "source": {"type": "text"} as source}:
+            block = {"type": "text", "text": source.get("data")}
+        case {"type": "document", "source": {"type": "content"} as source}:
+            return _text_of_blocks(source.get("content"), f"{place}.source.content")
+        case {"type": "search_result"}:
+            return _text_of_blocks(block.get("content"), f"{place}.content")
+        case {"type": "tool_reference"}:
+            block = {"type": "text", "text": block.get("tool_name")}
     return part_text(block, place)
 
 
