@@ -33,7 +33,7 @@ from cluster.simulate.settings import Settings
 from deployments import vllm_options
 from deployments.asked import DEMONSTRATION
 from deployments.command_line import parser_for
-from deployments.ingress.api.openapi import ENDPOINTS, PAGES
+from deployments.ingress.api.pages import ENDPOINTS, PAGES
 from tests.test_docs import ROOT, pages
 
 _FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from deployments.ingress.api.contract import PostEndpoint
-from deployments.ingress.api.openapi import ENDPOINTS, PAGES
+from deployments.ingress.api.pages import ENDPOINTS, PAGES
 from deployments.ingress.usage import STATISTICS, STATISTICS_PATH, TIMES, WORDS
 from deployments.ingress.wording import UNSERVED, Rule, Status, described
 from docs.tools import commands

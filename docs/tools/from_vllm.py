@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from cluster.metrics.vllm_metrics import IMITATED, PREFIX, RECORDED
-from deployments.ingress.api.openapi import ENDPOINTS
+from deployments.ingress.api.pages import ENDPOINTS
 from deployments.ingress.wording import Status
 from deployments.vllm_options import ANSWERS, KEYS, METHODS, SETTINGS
 from docs.tools.fields import rules_of

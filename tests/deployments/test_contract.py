@@ -23,7 +23,7 @@ from deployments.ingress.api.messages import (
     AnthropicMessages,
     error_body,
 )
-from deployments.ingress.api.openapi import ENDPOINTS, body_schema, openapi
+from deployments.ingress.api.pages import ENDPOINTS, body_schema, openapi
 from deployments.ingress.api.response_request import RESPONSES, Response
 from deployments.ingress.choice import combined
 from deployments.ingress.openai_request import (

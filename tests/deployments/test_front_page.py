@@ -12,7 +12,7 @@ from cluster.config.doors import UiConfig
 from cluster.config.schema import Config
 from cluster.core import SamplingParams
 from cluster.text.tokenizer import Tokenizer
-from deployments.ingress.api.openapi import ENDPOINTS, PAGES
+from deployments.ingress.api.pages import ENDPOINTS, PAGES
 from deployments.ingress.http import create_app
 from deployments.ingress.ingress import Ingress
 from deployments.ingress.wording import UNSERVED, reason_of
