@@ -154,10 +154,7 @@ def combined(stats: Sequence[SpeculationStats]) -> SpeculationStats:
         if name.startswith("num_"):
             sums[name] = sum(values)
         elif name.endswith("_by_drafter"):
-            counts: Counter[str] = Counter()
-            for value in values:
-                counts.update(value)
-            sums[name] = dict(counts)
+            sums[name] = dict(sum(map(Counter, values), Counter()))
     histograms = [one.acceptance_histogram for one in stats]
     reasons = [one.idle_because for one in stats if one.idle_because]
     return SpeculationStats(

@@ -8,6 +8,7 @@ import dataclasses
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import field
 
 from cluster.core import FinishReason, Request, SpeculationStats, TokenArray
 from cluster.errors import DeadlineError, DrafthouseError
@@ -27,62 +28,56 @@ from deployments.ingress.ticket import Ticket
 _LAST_EVENT_PATIENCE_S = 1.0
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Generation:
     """Runs all samples of all prompts of one request.
 
-    Use: `await start()`, iterate `deltas()`, and `close()` in any case.  spec: what it was asked.
+    Use: `await start()`, iterate `deltas()`, and `close()` in any case.
+
+    id: in the answer, possibly chosen by the client.  spec: what it was asked.
+    max_chars_per_token: longer prompts are refused as too long without tokenising them.
+    timeout_s: from now on; then `deltas` raises DeadlineError.  dialect: the model's.
+    use: of its key's limits.
+    is_cut: of each prompt, whether it has lost tokens to truncate_prompt_tokens.
+    arrived_at, first_token_at: seconds of time.monotonic.  error_code: of what has ended it.
+    told: what counts it, once it has started.
+    when_grown, when_closed: who hears of its tokens as they come, and of its end.
     """
 
-    def __init__(
-        self,
-        request_id: str,
-        spec: GenerationSpec,
-        tokenizer: Tokenizer,
-        coordinators: Coordinators,
-        max_chars_per_token: float,
-        *,
-        timeout_s: float | None = None,
-        dialect: Dialect | None = None,
-        use: Use | None = None,
-    ) -> None:
-        """request_id: the id in the answer, possibly chosen by the client.  dialect: the model's.
+    id: str
+    spec: GenerationSpec
+    tokenizer: Tokenizer
+    coordinators: Coordinators
+    max_chars_per_token: float
+    timeout_s: dataclasses.InitVar[float | None] = None
+    dialect: Dialect = field(default_factory=Dialect)
+    use: Use | None = None
+    prompt_ids: list[TokenArray] = field(default_factory=list)
+    is_cut: list[bool] = field(default_factory=list)
+    choices: list[Choice] = field(default_factory=list)
+    first_token_at: float | None = None
+    error_code: str = ""
+    told: ToldRequest | None = None
+    when_grown: list[Callable[[int], None]] = field(default_factory=list)
+    when_closed: list[Callable[[Generation], None]] = field(default_factory=list)
+    # One per prompt, where they are asked for.
+    _scores: list[PromptScore] = field(default_factory=list)
+    _failure: DrafthouseError | None = None
+    _alarm: asyncio.TimerHandle | None = None
 
-        max_chars_per_token: longer prompts are refused as too long without tokenising them.
-        timeout_s: from now on; then `deltas` raises DeadlineError.
-        use: of its key's limits.
-        """
-        self.id = request_id
+    def __post_init__(self, timeout_s: float | None) -> None:
         # Clients may choose equal ids; between our processes every request has a unique one.
         self._wire_id = uuid.uuid4().hex
-        self._seeds = [draw_seed() if spec.seed is None else spec.seed for _ in spec.prompts]
-        self.prompt_ids: list[TokenArray] = []
-        self.is_cut: list[bool] = []  # whether each has lost tokens to truncate_prompt_tokens
-        self.spec = spec
-        self.tokenizer = tokenizer
-        self._coordinators = coordinators
-        self._max_chars_per_token = max_chars_per_token
-        self._news = asyncio.Event()
-        self.choices: list[Choice] = []
-        self._scores: list[PromptScore] = []  # one per prompt, where they are asked for
-        # Seconds of time.monotonic.
         self.arrived_at = time.monotonic()
-        self.first_token_at: float | None = None
-        self.error_code = ""  # of what has ended it
-        self._failure: DrafthouseError | None = None
-        self.closed = asyncio.Event()
-        self._alarm: asyncio.TimerHandle | None = None
+        self._news, self.closed = asyncio.Event(), asyncio.Event()
+        seed = self.spec.seed
+        self._seeds = [draw_seed() if seed is None else seed for _ in self.spec.prompts]
         if timeout_s is not None:  # one timer, so that a wait for events costs none
             late = DeadlineError(
                 f"the answer was not ready within {timeout_s:g} s; allow more time in "
                 "x-request-timeout-ms, up to api.max_request_timeout_s"
             )
             self._alarm = asyncio.get_running_loop().call_later(timeout_s, self.fail, late)
-        self._dialect = dialect or Dialect()
-        self._use = use
-        self.told: ToldRequest | None = None  # what counts it, once it has started
-        # Who hears of its tokens as they come, and of its end.
-        self.when_grown: list[Callable[[int], None]] = []
-        self.when_closed: list[Callable[[Generation], None]] = []
 
     def seed_of(self, choice: int) -> int:
         """The seed of the choice, given or drawn."""
@@ -134,23 +129,23 @@ class Generation:
     async def start(self) -> None:
         """Tokenise and submit; raises RequestError for prompts that do not fit, before any work."""
         spec = self.spec
-        await self._coordinators.wait_connected()
+        await self.coordinators.wait_connected()
         for kept, is_cut in await read_prompts(
-            spec, self.tokenizer, self._coordinators.max_context_len, self._max_chars_per_token
+            spec, self.tokenizer, self.coordinators.max_context_len, self.max_chars_per_token
         ):
             self.prompt_ids.append(kept)
             self.is_cut.append(is_cut)
-        if self._use is not None:
-            self._use.take_tokens(self.num_prompt_tokens)
-        prediction = await prediction_ids(spec, self.tokenizer, self._max_chars_per_token)
+        if self.use is not None:
+            self.use.take_tokens(self.num_prompt_tokens)
+        prediction = await prediction_ids(spec, self.tokenizer, self.max_chars_per_token)
         for number, prompt_ids in enumerate(self.prompt_ids):
             params = dataclasses.replace(
                 spec.params,
                 seed=self._seeds[number],
-                max_tokens=max_tokens(len(prompt_ids), spec, self._coordinators.max_context_len),
+                max_tokens=max_tokens(len(prompt_ids), spec, self.coordinators.max_context_len),
                 stop_token_ids=stop_token_ids(spec, self.tokenizer),
                 prediction=prediction,
-                grammar=self._dialect.held_to(spec.params.grammar, prompt_ids),
+                grammar=self.dialect.held_to(spec.params.grammar, prompt_ids),
             )
             for sample in range(spec.num_choices):
                 index = number * spec.num_choices + sample
@@ -174,7 +169,7 @@ class Generation:
                 if spec.prompt_logprobs is not None and sample == 0:
                     self._scores.append(
                         await PromptScore.start(
-                            request, spec.prompt_logprobs, self._coordinators, self._news
+                            request, spec.prompt_logprobs, self.coordinators, self._news
                         )
                     )
                 choice = Choice(
@@ -182,7 +177,7 @@ class Generation:
                     request,
                     spec,
                     self.tokenizer,
-                    self._dialect,
+                    self.dialect,
                     is_over=resumed.is_finished,
                 )
                 self.choices.append(choice)
@@ -197,7 +192,7 @@ class Generation:
                 # One search finds all texts.
                 choice.ticket = self.choices[choice.index - choice.rank].ticket
                 continue
-            choice.ticket = await self._coordinators.submit(choice.request, self._news)
+            choice.ticket = await self.coordinators.submit(choice.request, self._news)
 
     async def _scored(self) -> None:
         """Submit the samples once all prompts are scored."""
@@ -290,7 +285,7 @@ class Generation:
             if choice.done:
                 # Without this the coordinator would continue after a stop string; its last event
                 # has the statistics.
-                self._coordinators.end(choice.ticket)
+                self.coordinators.end(choice.ticket)
         if self.first_token_at is None and any(len(one.token_ids) for one in pieces):
             self.first_token_at = time.monotonic()
         return pieces
@@ -314,9 +309,9 @@ class Generation:
             unfinished = FinishReason.ERROR if self.error_code else FinishReason.CANCELLED
             reasons = [choice.finish_reason or unfinished for choice in self.choices]
             self.told.end(reasons, self.error_code)
-        if self._use is not None:
-            self._use.leave(Tokens() if self.told is None else self.told.tokens)
+        if self.use is not None:
+            self.use.leave(Tokens() if self.told is None else self.told.tokens)
         for ticket in self._tickets():
-            self._coordinators.close(ticket)
+            self.coordinators.close(ticket)
         for hear in self.when_closed:
             hear(self)
