@@ -9,14 +9,13 @@ from typing import Any
 
 from cluster.core import FinishReason, TokenLogprob
 from cluster.errors import DrafthouseError
-from deployments.ingress.api.writer import OutputItem, Writer, grow
+from deployments.ingress.api.writer import OutputItem, Writer, grow, metrics, usage
 from deployments.ingress.body import error_body
 from deployments.ingress.choice import Delta
 from deployments.ingress.logprob_writer import LogprobWriter, TextOffsets
 from deployments.ingress.openai_request import Chat, CompletionBody
 from deployments.ingress.sampling import StreamOptions
 from deployments.ingress.ticket import written
-from deployments.ingress.usage import metrics, usage
 
 DONE = b"data: [DONE]\n\n"
 

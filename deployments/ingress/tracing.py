@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from cluster.core import FinishReason
 from cluster.errors import ConfigError
 from cluster.logs import UNKNOWN
+from deployments.ingress.api.writer import times
 from deployments.ingress.generation import Generation
-from deployments.ingress.usage import times
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from deployments.ingress.api.contract import PostEndpoint
 from deployments.ingress.api.pages import ENDPOINTS, PAGES
-from deployments.ingress.usage import STATISTICS, STATISTICS_PATH, TIMES, WORDS
+from deployments.ingress.api.writer import STATISTICS, STATISTICS_PATH, TIMES, WORDS
 from deployments.ingress.wording import UNSERVED, Rule, Status, described
 from docs.tools import commands
 from docs.tools.fields import rules_of

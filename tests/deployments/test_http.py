@@ -14,7 +14,7 @@ import torch
 from openai import OpenAI
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from deployments.ingress.usage import STATISTICS, statistics_schema
+from deployments.ingress.api.writer import STATISTICS, statistics_schema
 from tests.deployments.conftest import Served, wait_until
 from tests.support.deployments.api import MODEL
 

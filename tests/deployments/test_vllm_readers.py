@@ -13,8 +13,8 @@ from cluster.config.schema import Config, DrafterConfig
 from cluster.coordinator.coordinator import Coordinator
 from cluster.metrics.recorder import Recorder
 from cluster.text.tokenizer import Tokenizer
+from deployments.ingress.api.writer import TIMES, times_schema
 from deployments.ingress.metrics_page import stats_of
-from deployments.ingress.usage import TIMES, times_schema
 from tests.support.coordinator.toys import ToyDrafter, oracle_chain
 from tests.support.deployments.place import Place, place
 

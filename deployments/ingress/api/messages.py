@@ -13,7 +13,7 @@ from cluster.errors import ContextLengthError, DrafthouseError, RequestError, jo
 from cluster.text.chat import part_text, text_of
 from deployments.ingress import sampling
 from deployments.ingress.api.contract import REQUIRED, Body, PostEndpoint, supported
-from deployments.ingress.api.writer import ItemWriter, OutputItem, event
+from deployments.ingress.api.writer import ItemWriter, OutputItem, event, metrics
 from deployments.ingress.chat import (
     MAX_MESSAGES,
     OF_MESSAGES,
@@ -33,7 +33,6 @@ from deployments.ingress.tools import (
     Function,
     ToolUse,
 )
-from deployments.ingress.usage import metrics
 from deployments.ingress.wording import KINDS_ELSEWHERE, TEXT_OR_OBJECTS, json_kind
 
 _ERROR_TYPES: Mapping[int, str] = {

@@ -20,6 +20,7 @@ from cluster.records import frozen, record
 from deployments.ingress.api.contract import Body, PostEndpoint
 from deployments.ingress.api.messages import COUNT_TOKENS, MESSAGES, Counted
 from deployments.ingress.api.response_request import RESPONSES
+from deployments.ingress.api.writer import STATISTICS_PATH, statistics_schema, times_schema
 from deployments.ingress.body import read_object
 from deployments.ingress.ingress import Ingress
 from deployments.ingress.keys import Operators
@@ -34,7 +35,6 @@ from deployments.ingress.openai_request import (
 )
 from deployments.ingress.sampling import check_model
 from deployments.ingress.spec import Limits
-from deployments.ingress.usage import STATISTICS_PATH, statistics_schema, times_schema
 from deployments.ingress.wording import Rule, Status, resolved, warning_header
 from deployments.page.routes import wants_html
 from deployments.report import rendered

@@ -11,12 +11,11 @@ from typing import Any
 from cluster.core import FinishReason
 from cluster.errors import ContextLengthError, DrafthouseError, RequestError
 from deployments.ingress.api.response_request import Response
-from deployments.ingress.api.writer import ItemWriter, OutputItem, event
+from deployments.ingress.api.writer import ItemWriter, OutputItem, event, metrics
 from deployments.ingress.chat import read_calls
 from deployments.ingress.choice import Delta
 from deployments.ingress.logprob_writer import LogprobWriter
 from deployments.ingress.spec import Message
-from deployments.ingress.usage import metrics
 
 # Of each kind of item: its type, how its id begins, what grows in it by the names of events, and
 # its field.
