@@ -15,23 +15,18 @@ from openai.types.responses import (
 )
 
 from cluster.core import FinishReason
-from cluster.text.dialect import Dialect
 from cluster.text.tokenizer import Tokenizer
 from cluster.text.tool_calls.json_call import TextArgument
-from cluster.text.tool_calls.registry import FORMATS
 from deployments.ingress.api.response_request import Response
 from deployments.ingress.api.response_store import ResponseStore
-from deployments.ingress.api.response_writer import ResponseWriter
 from deployments.ingress.choice import Delta
-from deployments.ingress.coordinators import Coordinators
-from deployments.ingress.generation import Generation
 from deployments.ingress.openai_request import Chat
 from deployments.ingress.openai_response import delta_fields, finish_reason, whole_message
 from deployments.ingress.spec import ChatUse, GenerationSpec
-from tests.deployments.test_openai_request import LENIENT, LIMITS, chat
-from tests.support.text.answers import asked, read_text, streamed
+from tests.deployments.test_openai_request import LIMITS, chat
+from tests.deployments.test_wrong_fields import LENIENT as SERVED
+from tests.support.text.answers import asked, read_text, response_writer, streamed
 
-SERVED = dataclasses.replace(LENIENT, dialect=Dialect(FORMATS["hermes"], template="{{ tools }}"))
 PATCH = '*** Begin\n+é "東京" 🙂\\d\t/\n*** End'
 GRAMMAR = {"syntax": "lark", "definition": 'start: "x"'}
 FLAT = {"type": "custom", "name": "patch", "description": "d"}
@@ -143,11 +138,8 @@ def test_a_chat_has_the_call_in_its_own_shape(tokenizer: Tokenizer) -> None:
 def test_a_response_has_the_call_in_its_own_shape(tokenizer: Tokenizer) -> None:
     store = ResponseStore(4, 10**6)
     limits = dataclasses.replace(LIMITS, store=store)
-    request = Response.parse({"model": "demo", "input": "x"}, limits)
-    made = Generation("resp_1", request.spec, tokenizer, Coordinators(), 8.0)
-    writer = ResponseWriter(request, made, "id")
     deltas = answer(tokenizer)
-    whole = json.loads(writer.whole(deltas))
+    whole = json.loads(response_writer(tokenizer, limits).whole(deltas))
     item = ResponseCustomToolCall.model_validate(whole["output"][1])
     assert (item.type, item.name, item.input) == ("custom_tool_call", "patch", PATCH)
     assert [each["type"] for each in whole["output"]] == [
@@ -158,7 +150,7 @@ def test_a_response_has_the_call_in_its_own_shape(tokenizer: Tokenizer) -> None:
     (_, kept) = store.get("resp_1", "", "x").messages
     assert kept["tool_calls"][0]["function"] == {"name": "patch", "arguments": {"input": PATCH}}
 
-    told = streamed(ResponseWriter(request, made, "id"), deltas)
+    told = streamed(response_writer(tokenizer, limits), deltas)
     own = [event for event in told if "custom_tool_call_input" in event["type"]]
     *grown, done = own
     texts = [ResponseCustomToolCallInputDeltaEvent.model_validate(one).delta for one in grown]

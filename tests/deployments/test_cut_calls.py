@@ -13,15 +13,20 @@ from cluster.core import FinishReason, TokenLogprob
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.api.response_request import Response
 from deployments.ingress.api.response_store import ResponseStore
-from deployments.ingress.api.response_writer import ResponseWriter
 from deployments.ingress.choice import Delta
-from deployments.ingress.coordinators import Coordinators
-from deployments.ingress.generation import Generation
 from deployments.ingress.openai_request import Chat
 from deployments.ingress.openai_response import whole_message
 from deployments.ingress.spec import ChatUse, Limits
 from tests.deployments.test_openai_request import LIMITS, chat
-from tests.support.text.answers import ARGUMENTS, WRITTEN, Apis, Asked, asked, read_answer
+from tests.support.text.answers import (
+    ARGUMENTS,
+    WRITTEN,
+    Apis,
+    Asked,
+    asked,
+    read_answer,
+    response_writer,
+)
 
 FORCED = ChatUse(reads_calls=True, is_forced=True)
 HEAD = '<tool_call>\n{"name": "ci'
@@ -124,9 +129,7 @@ def test_arguments_that_are_no_json_leave_a_message_valid(
 def response_of(
     tokenizer: Tokenizer, deltas: Sequence[Delta], limits: Limits = LIMITS, **more: Any
 ) -> dict[str, Any]:
-    request = Response.parse({"model": "demo", "input": "x", **more}, limits)
-    made = Generation("resp_1", request.spec, tokenizer, Coordinators(), 8.0)
-    return dict(json.loads(ResponseWriter(request, made, "id").whole(deltas)))
+    return dict(json.loads(response_writer(tokenizer, limits, **more).whole(deltas)))
 
 
 def test_logprobs_of_calls_and_reasoning_make_no_items(tokenizer: Tokenizer) -> None:

@@ -22,8 +22,8 @@ def deep(depth: int, *, is_list: bool = False) -> Any:
     return value
 
 
-def with_schema(path: str, value: Any) -> dict[str, Any]:
-    """A body of the endpoint with `value` where a schema may stand."""
+def with_schema(value: Any) -> dict[str, dict[str, Any]]:
+    """A body of each endpoint with `value` where a schema may stand."""
     tool = {"name": "f", "parameters": value}
     messages = {"messages": [HELLO], "max_tokens": 1}
     custom = {"tools": [{"name": "f", "input_schema": value}]}
@@ -35,18 +35,11 @@ def with_schema(path: str, value: Any) -> dict[str, Any]:
         "/v1/messages/count_tokens": {"messages": [HELLO], **custom},
         "/tokenize": {"messages": [HELLO], "chat_template_kwargs": {"x": value}},
         "/detokenize": {"tokens": value},
-    }[path]
+    }
 
 
-PATHS = (
-    "/v1/completions",
-    "/v1/chat/completions",
-    "/v1/responses",
-    "/v1/messages",
-    "/v1/messages/count_tokens",
-    "/tokenize",
-    "/detokenize",
-)
+PATHS = tuple(with_schema({}))
+PATH = PATHS[0]
 
 
 @pytest.mark.parametrize("is_list", [False, True])
@@ -55,8 +48,8 @@ def test_what_is_too_deep_is_refused_in_few_lines(
 ) -> None:
     caplog.set_level(logging.INFO)
     for depth in (MAX_DEPTH, 500, 900):
-        body = {"model": MODEL, **with_schema(PATHS[0], deep(depth, is_list=is_list))}
-        response = http.post(PATHS[0], json=body)
+        body = {"model": MODEL, **with_schema(deep(depth, is_list=is_list))[PATH]}
+        response = http.post(PATH, json=body)
         assert response.status_code == 400
         assert "nested too deeply" in response.json()["error"]["message"]
     own = [one for one in caplog.text.splitlines() if "httpx" not in one]
@@ -66,7 +59,7 @@ def test_what_is_too_deep_is_refused_in_few_lines(
 @pytest.mark.parametrize("path", PATHS)
 def test_what_is_just_not_too_deep_is_no_fault_of_ours(http: httpx.Client, path: str) -> None:
     # The tool's schema begins five levels down.
-    body = {"model": MODEL, **with_schema(path, deep(MAX_DEPTH - 5))}
+    body = {"model": MODEL, **with_schema(deep(MAX_DEPTH - 5))[path]}
     response = http.post(path, json=body)
     assert response.status_code < 500, response.text
     assert "nested too deeply" not in response.text
@@ -84,11 +77,7 @@ def test_a_text_of_json_in_a_body_is_bounded_too(http: httpx.Client, depth: int)
         ("/v1/chat/completions", arguments, said),
         ("/tokenize", arguments, said),
         ("/v1/responses", "input[0].arguments", {"input": [item]}),
-        (
-            PATHS[0],
-            "structured_outputs.json",
-            {"prompt": "x", "structured_outputs": {"json": text}},
-        ),
+        (PATH, "structured_outputs.json", with_schema(text)[PATH]),
     ):
         response = http.post(path, json={"model": MODEL, **body})
         assert (response.status_code, response.json()["error"]["param"]) == (400, param)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 
 from cluster.client.generated import generation_pb2
 from cluster.config.schema import Config, DrafterConfig
-from cluster.core import EMPTY_TOKENS, TokenArray
+from cluster.core import EMPTY_TOKENS, TokenArray, token_array
 from cluster.requests.fields import DraftStep
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.ticket import MAX_NODES, StepTrace, written
@@ -102,25 +103,22 @@ async def test_grpc_shows_the_same_to_the_same(tokenizer: Tokenizer) -> None:
     assert [token for step in steps for token in step.own_token_ids] == tokens
 
 
-def step(num_nodes: int) -> DraftStep:
-    return step_of(np.arange(num_nodes, dtype=np.int32), EMPTY_TOKENS)
-
-
-def step_of(chain: TokenArray, own: TokenArray) -> DraftStep:
-    size = len(chain)
-    parents = np.arange(-1, size - 1, dtype=np.int32)
-    ones = np.ones(size, np.float32), np.ones(size, np.uint32)
-    return DraftStep(("a",), chain, parents, *ones, EMPTY_TOKENS, own)
+def step(token_ids: Sequence[int], own: TokenArray = EMPTY_TOKENS) -> DraftStep:
+    """One that has verified a chain of these."""
+    count = len(token_ids)
+    parents = token_array(range(-1, count - 1))
+    ones = np.ones(count, np.float32), np.ones(count, np.uint32)
+    return DraftStep(("a",), token_array(token_ids), parents, *ones, EMPTY_TOKENS, own)
 
 
 @pytest.mark.parametrize("num_nodes", [0, 1, 60])
 def test_what_a_choice_shows_is_bounded_and_has_no_holes(num_nodes: int) -> None:
     trace = StepTrace()
-    kept = [each for _ in range(5000) for each in trace.take([step(num_nodes)])]
+    kept = [each for _ in range(5000) for each in trace.take([step(range(num_nodes))])]
     assert len(kept) == MAX_NODES // max(num_nodes, 1)
     assert trace.num_dropped == 5000 - len(kept)
     assert [each.number for each in kept] == list(range(len(kept)))
-    assert trace.take([step(0)]) == ()
+    assert trace.take([step(())]) == ()
 
 
 async def test_an_answer_says_how_many_steps_it_left_out(
@@ -140,7 +138,7 @@ def test_a_piece_of_a_character_is_text_in_json(make: Any, tmp_path: Path) -> No
     tokenizer = Tokenizer.load(make(tmp_path))
     ids = tokenizer.encode("\N{OGHAM LETTER BEITH}", add_special_tokens=False)
     assert len(ids) > 1
-    shown = written(step_of(ids, ids[:1]), tokenizer)
+    shown = written(step(ids, own=ids[:1]), tokenizer)
     assert json.loads(json.dumps(shown)) == json.loads(json.dumps(shown, ensure_ascii=False))
     assert all(isinstance(node[2], str) for node in shown["nodes"])
     assert "\N{REPLACEMENT CHARACTER}" in {node[2] for node in shown["nodes"]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -69,34 +70,32 @@ async def test_a_prompt_without_tokens_is_refused(tokenizer: Tokenizer) -> None:
             await generation.start()
 
 
-@pytest.mark.parametrize("is_chat", [False, True])
-async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(
-    tokenizer: Tokenizer, is_chat: bool
-) -> None:
-    def asked(num_characters: int) -> GenerationSpec:
-        text = "q" * num_characters
-        messages = ({"role": "user", "content": text},)
-        return spec(Prompt(messages=messages) if is_chat else Prompt(text=text))
+def said(text: str, **more: Any) -> Prompt:
+    return Prompt(messages=({"role": "user", "content": text},), **more)
 
-    async with alone(context=64) as (ingress, *_):
+
+TOO_LONG = r"prompt is too long: \d+ tokens > 63 maximum"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "reason"),
+    [
         # Sixteen characters per token of context: one more is refused for its characters.
-        generation = create(asked(1025), tokenizer, ingress)
-        with pytest.raises(RequestError, match=r"1025 characters.*max_chars_per_token") as caught:
-            await generation.start()
-        assert caught.value.param == "prompt"
-        generation = create(asked(1024), tokenizer, ingress)
-        with pytest.raises(RequestError, match=r"prompt is too long: \d+ tokens > 63 maximum"):
-            await generation.start()
-
-
-async def test_what_a_template_is_given_counts_before_it_is_rendered(tokenizer: Tokenizer) -> None:
-    given = {"documents_of_ours": ["q" * 600, "q" * 600]}
-    asked = spec(Prompt(messages=({"role": "user", "content": "q"},), arguments=given))
+        (Prompt(text="q" * 1025), rf"{TOO_LONG}.*1025 characters.*max_chars_per_token"),
+        (said("q" * 1025), rf"{TOO_LONG}.*1025 characters.*max_chars_per_token"),
+        (Prompt(text="q" * 1024), TOO_LONG),
+        (said("q" * 1024), TOO_LONG),
+        # What a template is given counts before it is rendered.
+        (said("q", arguments={"ours": ["q" * 600, "q" * 600]}), f"{TOO_LONG}.*characters"),
+    ],
+)
+async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(
+    tokenizer: Tokenizer, prompt: Prompt, reason: str
+) -> None:
     async with alone(context=64) as (ingress, *_):
-        with pytest.raises(
-            RequestError, match=r"prompt is too long: \d+ tokens > 63 maximum.*characters"
-        ):
-            await create(asked, tokenizer, ingress).start()
+        with pytest.raises(RequestError, match=reason) as caught:
+            await create(spec(prompt), tokenizer, ingress).start()
+        assert caught.value.param == "prompt"
 
 
 async def test_many_long_prompts_are_encoded_as_each_would_be(tokenizer: Tokenizer) -> None:

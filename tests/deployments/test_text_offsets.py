@@ -28,18 +28,21 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return Tokenizer.load(FOLDERS[request.param](folder))
 
 
+def of(tokenizer: Tokenizer, *, skips: bool = True) -> TextOffsets:
+    return TextOffsets(tokenizer, EMPTY_TOKENS, skip_special_tokens=skips)
+
+
 @given(text=st.text("ab 日é\n😀", max_size=12))
 def test_every_token_stands_where_its_characters_do(tokenizer: Tokenizer, text: str) -> None:
     token_ids = tokenizer.encode(text, add_special_tokens=False).tolist()
     shown = tokenizer.decode(token_ids)
-    offsets = TextOffsets(tokenizer, EMPTY_TOKENS, skip_special_tokens=True)
-    found = offsets.of_output(token_ids)
+    found = of(tokenizer).of_output(token_ids)
     assert found == sorted(found)
     assert all(place <= len(shown) for place in found)
-    pieces = TextOffsets(tokenizer, EMPTY_TOKENS, skip_special_tokens=True)
+    pieces = of(tokenizer)
     assert [place for token in token_ids for place in pieces.of_output([token])] == found
     # A prompt's tokens stand in its echo as the same tokens do in an output.
-    echoed = TextOffsets(tokenizer, EMPTY_TOKENS, skip_special_tokens=True)
+    echoed = of(tokenizer)
     assert echoed.of_prompt(token_ids, shown) == found
     assert echoed.of_output(token_ids[:1]) == [len(shown)] * len(token_ids[:1])
 
@@ -48,15 +51,12 @@ def test_special_tokens_have_width_where_they_are_shown(tokenizer: Tokenizer) ->
     special = min(tokenizer.special_ids)
     (letter,) = tokenizer.encode("a", add_special_tokens=False).tolist()[-1:]
     width = len(tokenizer.token_text(special))
-    hidden = TextOffsets(tokenizer, EMPTY_TOKENS, skip_special_tokens=True)
-    assert hidden.of_output([special, letter]) == [0, 0]
-    shown = TextOffsets(tokenizer, EMPTY_TOKENS, skip_special_tokens=False)
-    assert shown.of_output([special, letter]) == [0, width]
+    assert of(tokenizer).of_output([special, letter]) == [0, 0]
+    assert of(tokenizer, skips=False).of_output([special, letter]) == [0, width]
     # One that the tokenizer has put before a text is not in it; one in the text is.
     echo = tokenizer.token_text(special) + "a"
-    prompt = TextOffsets(tokenizer, EMPTY_TOKENS, skip_special_tokens=True)
-    assert prompt.of_prompt([special, letter], echo) == [0, width]
-    assert prompt.of_prompt([special, letter], "a") == [0, 0]
+    assert of(tokenizer).of_prompt([special, letter], echo) == [0, width]
+    assert of(tokenizer).of_prompt([special, letter], "a") == [0, 0]
 
 
 def answers(server: Server, **body: Any) -> list[dict[str, Any]]:

@@ -19,8 +19,8 @@ from deployments.ingress.choice import Choice, Delta
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.generation import Generation
 from deployments.ingress.openai_response import delta_fields, finish_reason, whole_message
-from deployments.ingress.spec import ChatUse, GenerationSpec
-from tests.deployments.test_openai_request import LIMITS
+from deployments.ingress.spec import ChatUse, GenerationSpec, Limits
+from tests.deployments.test_openai_request import LIMITS, chat
 
 MARKERS = ReasoningMarkers("<think>", "</think>", (7,), (8,))
 # Prompts that say nothing of the reasoning, begin it, and end it.
@@ -155,21 +155,23 @@ def read_text(tokenizer: Tokenizer, asked: Asked, text: str) -> list[Delta]:
     return read_answer(tokenizer, asked, [[token] for token in tokens])
 
 
+def response_writer(tokenizer: Tokenizer, limits: Limits = LIMITS, **more: Any) -> ResponseWriter:
+    """What writes an answer of /v1/responses.  more: of its body."""
+    request = Response.parse({"model": "demo", "input": "x", **more}, limits)
+    made = Generation("resp_1", request.spec, tokenizer, Coordinators(), 8.0)
+    return ResponseWriter(request, made, "id")
+
+
+@frozen
 class Apis:
     """What the three APIs make of an answer, whole and streamed, without what is random in it."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        body: Mapping[str, Any] = {"model": "demo", "input": "x", "store": False}
-        self._response = Response.parse(body, LIMITS)
-        spec = self._response.spec
-        self._generation = Generation("resp_1", spec, tokenizer, Coordinators(), 8.0)
-        body = {"model": "demo", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
-        self._message = AnthropicMessages.parse(body, LIMITS)
+    tokenizer: Tokenizer
 
     def whole(self, deltas: Sequence[Delta]) -> list[Any]:
         message = whole_message(deltas)
         calls = [call["function"] for call in message.get("tool_calls", ())]
-        response = json.loads(self._responses().whole(deltas))
+        response = json.loads(response_writer(self.tokenizer).whole(deltas))
         answer = json.loads(self._messages().whole(deltas))
         return [
             (message["content"] or "", message.get("reasoning_content", ""), calls),
@@ -187,7 +189,7 @@ class Apis:
                 calls.append({"name": piece["function"]["name"], "arguments": ""})
             calls[piece["index"]]["arguments"] += piece["function"]["arguments"]
         said = ["".join(c.get(key, "") for c in chunks) for key in ("content", "reasoning_content")]
-        response = streamed(self._responses(), deltas)
+        response = streamed(response_writer(self.tokenizer), deltas)
         answer = streamed(self._messages(), deltas)
         return [
             (*said, calls),
@@ -197,11 +199,10 @@ class Apis:
             next(e["delta"]["stop_reason"] for e in answer if e["type"] == "message_delta"),
         ]
 
-    def _responses(self) -> ResponseWriter:
-        return ResponseWriter(self._response, self._generation, "id")
-
     def _messages(self) -> MessagesWriter:
-        return MessagesWriter(self._message, self._generation, "id")
+        request = AnthropicMessages.parse(chat(max_tokens=1), LIMITS)
+        made = Generation("msg_1", request.spec, self.tokenizer, Coordinators(), 8.0)
+        return MessagesWriter(request, made, "id")
 
 
 def streamed(writer: Any, deltas: Sequence[Delta]) -> list[dict[str, Any]]:
