@@ -13,7 +13,6 @@ from cluster.client.generated.common_pb2 import EARLY_STOPPING_NEVER, BeamSearch
 from cluster.errors import RequestError
 from cluster.requests.fields import BeamSpec
 from cluster.text.tokenizer import Tokenizer
-from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.generation import Generation
 from deployments.ingress.grpc_request import to_spec
 from deployments.ingress.openai_request import CompletionBody
@@ -43,20 +42,6 @@ def test_what_shapes_a_draw_has_no_effect() -> None:
     assert found == plain
 
 
-async def answered(
-    asked: CompletionBody, tokenizer: Tokenizer, ingress: Coordinators
-) -> dict[str, Any]:
-    generation = Generation("name", asked.spec, tokenizer, ingress, max_chars_per_token=16.0)
-    try:
-        async with asyncio.timeout(20):
-            await generation.start()
-            deltas = [delta async for pieces in generation.deltas() for delta in pieces]
-        whole = Answer(asked, generation, "id").whole(deltas)
-    finally:
-        generation.close()
-    return dict(json.loads(whole))
-
-
 @pytest.mark.parametrize("num_prompts", [1, 2])
 async def test_one_search_answers_with_the_best_texts_in_order(
     tokenizer: Tokenizer, num_prompts: int
@@ -67,10 +52,14 @@ async def test_one_search_answers_with_the_best_texts_in_order(
         completion(**{**BEAMS, "n": 2, "best_of": 3, "return_token_ids": True, "prompt": prompts}),
         LIMITS,
     )
-    async with stage() as setting, house() as only:
+    async with stage() as setting, house() as only, asyncio.timeout(20):
         setting.add("a", only, target)
         await asyncio.sleep(0)
-        body = await answered(asked, tokenizer, setting.ingress)
+        generation = Generation("a", asked.spec, tokenizer, setting.ingress, 16.0)
+        await generation.start()
+        deltas = [delta async for pieces in generation.deltas() for delta in pieces]
+        body = json.loads(Answer(asked, generation, "id").whole(deltas))
+        generation.close()
         await only.settle()
         assert only.coordinator.status()["num_running"] == 0
     items = target.items

@@ -72,20 +72,34 @@ async def test_one_process_checks_every_kind_and_its_verdicts_outlive_it(make: M
     assert children() == before
 
 
-async def test_a_long_grammar_is_refused_by_its_length(make: MakeCheck) -> None:
-    with pytest.raises(RequestError, match="has 101 bytes"):
-        await make(max_grammar_bytes=100).check(GrammarSpec("regex", "a" * 101), ONE)
+WIDE = {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(2500)}}
 
 
-async def test_a_grammar_that_is_too_large_is_refused_before_anything_is_queued(
-    make: MakeCheck,
+@pytest.mark.parametrize(
+    ("settings", "grammar", "reason"),
+    [
+        ({"max_grammar_bytes": 100}, GrammarSpec("regex", "a" * 101), "has 101 bytes"),
+        # It compiles, and has too many ways to go on from its first token.
+        (
+            {"grammar_timeout_s": 60},
+            GrammarSpec("json_schema", json.dumps(WIDE)),
+            r"it is too large: .*max is 2000",
+        ),
+        (
+            {"grammar_memory_bytes": 2**24},
+            large(0),
+            r"and 16777216 bytes of .*grammar_memory_bytes",
+        ),
+    ],
+)
+async def test_a_grammar_that_is_too_much_is_refused_and_the_next_one_is_not(
+    make: MakeCheck, settings: dict[str, float], grammar: GrammarSpec, reason: str
 ) -> None:
-    # It compiles, and has too many ways to go on from its first token.
-    properties = {f"p{index}": {"type": "string"} for index in range(2500)}
-    wide = GrammarSpec("json_schema", json.dumps({"type": "object", "properties": properties}))
-    with pytest.raises(RequestError, match=r"it is too large: .*max is 2000") as caught:
-        await make(grammar_timeout_s=60).check(wide, ONE)
+    check = make(**settings)
+    with pytest.raises(RequestError, match=reason) as caught:
+        await check.check(grammar, ONE)
     assert caught.value.param == "grammar"
+    await check.check(GrammarSpec("regex", "small"), ONE)
 
 
 async def test_grammars_that_take_too_long_are_ended_and_others_are_not(make: MakeCheck) -> None:
@@ -99,13 +113,6 @@ async def test_grammars_that_take_too_long_are_ended_and_others_are_not(make: Ma
     for task in stuck:
         with pytest.raises(RequestError, match=r"not compiled within 0\.05 s .*grammar_timeout_s"):
             await task
-
-
-async def test_a_grammar_that_takes_too_much_memory_is_ended(make: MakeCheck) -> None:
-    check = make(grammar_memory_bytes=2**24)
-    with pytest.raises(RequestError, match=r"and 16777216 bytes of .*grammar_memory_bytes"):
-        await check.check(large(0), ONE)
-    await check.check(GrammarSpec("regex", "small"), ONE)
 
 
 async def test_one_tenants_grammars_are_bounded_and_others_do_not_notice(make: MakeCheck) -> None:
