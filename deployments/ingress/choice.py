@@ -106,7 +106,7 @@ class Choice(GrowingText):
     def end(self) -> Delta:
         """End it without a token: only its prompt was asked about."""
         self.finish_reason = FinishReason.LENGTH
-        return Delta(self.index, "", finish_reason=self.finish_reason)
+        return Delta(self.index, finish_reason=self.finish_reason)
 
     def feed(self, event: TokenEvent) -> list[Delta]:
         """The new text and tokens in `event`; the last delta has the tokens."""

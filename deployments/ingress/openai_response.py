@@ -100,7 +100,7 @@ class Answer(Writer):
 
     def _choice(self, index: int, parts: Sequence[Delta], *, is_whole: bool) -> dict[str, Any]:
         """What a choice has said in `parts`: all of it, or what is new."""
-        request, last = self._request, parts[-1] if parts else Delta(index, "")
+        request, last = self._request, parts[-1] if parts else Delta(index)
         token_ids = [token for part in parts for token in part.token_ids.tolist()]
         # An echo with log-probabilities comes with the first text: they are known then.
         begins = is_whole or (self._echoes_logprobs and index not in self._begun)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
@@ -156,6 +157,8 @@ class Sampling(Named):
     # fmt: on
 
     default_max_tokens: ClassVar[int] = 0  # 0 = the server's
+    # Where it says what the answer must be; the first that is given holds.
+    forms: ClassVar[Sequence[str]] = ("response_format",)
     _spec: GenerationSpec
     _expected: str = ""  # what its client expects the output to be
 
@@ -223,8 +226,8 @@ class Sampling(Named):
 
     def form(self) -> Held | None:
         """What its form holds the answer to."""
-        form = self.response_format
-        return form.held("response_format") if form else None
+        given = ((place, attrgetter(place)(self)) for place in self.forms)
+        return next((form.held(place) for place, form in given if form is not None), None)
 
     def _held(self, use: ChatUse | None) -> Held | None:
         """What holds the answer."""
@@ -268,8 +271,7 @@ class Sampling(Named):
         task = limits.task_class(self.metadata.get("task") or limits.caller.key.default_task)
         # What only shapes a draw (temperature, seed, ...) has no effect with a search, as in vLLM;
         # and drafts have no place in it.
-        kept = defaults.repetition_penalty
-        law = SamplingParams(temperature=0.0, repetition_penalty=kept)
+        law = SamplingParams(temperature=0.0, repetition_penalty=defaults.repetition_penalty)
         speculation, named = SpeculationOptions(enabled=False), _PENALTIES
         if not self.use_beam_search:
             law, named = defaults, (*_PENALTIES, *_OF_DRAWS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import PrivateAttr
@@ -152,9 +153,12 @@ class Tool(Body):
 
 
 class ToolUse(Body):
-    """A conversation: its tools, and how it becomes a prompt.  conversation: the field with it."""
+    """A conversation: its tools, and how it becomes a prompt.
+
+    conversation: the field with it.  effort: where it says how much to reason."""
 
     conversation: ClassVar[str] = "messages"
+    effort: ClassVar[str] = "reasoning_effort"
     tools: list[Tool] = supported(OF_TOOLS, (), max_length=MAX_TOOLS)
     tool_choice: Annotated[CallChoice, instead(_choice, {"anyOf": [TEXT, {"type": "object"}]})] = (
         supported(
@@ -170,10 +174,10 @@ class ToolUse(Body):
 
     def check(self, limits: Limits) -> None:
         super().check(limits)
-        place, effort = self.effort()
         given = {f"chat_template_kwargs.{key[:40]}": (key, value) for key, value in self.given()}
+        effort = attrgetter(self.effort)(self)
         if effort:
-            given[place] = "reasoning_effort", effort
+            given[self.effort] = "reasoning_effort", effort
         for name, (key, value) in given.items():
             reason = "the model's chat template does not use it; remove it"
             if key in RESERVED_ARGUMENTS:
@@ -190,10 +194,6 @@ class ToolUse(Body):
     def choice(self) -> CallChoice:
         """Who chooses what is called."""
         return self.tool_choice
-
-    def effort(self) -> tuple[str, str | None]:
-        """Where it says how much to reason, and how much."""
-        return "reasoning_effort", self.reasoning_effort
 
     def shows_reasoning(self) -> bool:
         """True if the answer has it."""
@@ -245,9 +245,8 @@ class ToolUse(Body):
         is_single = choice.is_single or choice.kind == "named"
         is_parallel = self.parallel_tool_calls and not is_single
         # Messages in channels are calls or text, and no form holds the calls.
-        has_form = choice.kind == "auto" and not dialect.is_harmony
-        has_form = has_form and form is not None and form.kind == "json_schema"
-        held = form if has_form else None
+        is_free = choice.kind == "auto" and not dialect.is_harmony
+        held = form if is_free and form and form.kind == "json_schema" else None
         return ChatUse(
             grammar=self._grammar_of_calls(functions, dialect, held, is_parallel=is_parallel),
             reads_calls=True,
@@ -255,7 +254,7 @@ class ToolUse(Body):
             is_parallel=is_parallel,
             shows_reasoning=shows,
             custom=frozenset(function.name for function in functions if function.is_custom),
-            has_form=has_form,
+            has_form=held is not None,
         )
 
     def _check_choice(self, names: Sequence[str]) -> None:

@@ -23,7 +23,7 @@ from deployments.ingress.chat import (
 )
 from deployments.ingress.choice import Delta
 from deployments.ingress.spec import Limits, Message
-from deployments.ingress.structured import FlatFormat, Held
+from deployments.ingress.structured import FlatFormat
 from deployments.ingress.tools import (
     MAX_TOOLS,
     OF_EFFORT,
@@ -153,6 +153,7 @@ class Counted(ToolUse, sampling.Named):
     """What makes the prompt."""
 
     hidden = ToolUse.all_but("tools", "tool_choice")
+    effort = "output_config.effort"
 
     messages: Annotated[list[Turn], Field(min_length=1, max_length=MAX_MESSAGES)] = supported(
         OF_MESSAGES, REQUIRED)
@@ -162,7 +163,7 @@ class Counted(ToolUse, sampling.Named):
         "its type is auto, any, tool or none; calls that are forced obey their schemas")
     thinking: Thinking | None = supported(
         "enabled or adaptive = the reasoning has blocks of its own")
-    output_config: OutputConfig | None = supported("what the answer must be")
+    output_config: OutputConfig = supported("what the answer must be", OutputConfig())
     output_format: FlatFormat | None = supported("the older name of output_config.format")
     # fmt: on
 
@@ -171,9 +172,6 @@ class Counted(ToolUse, sampling.Named):
         if asked is None:
             return CallChoice()
         return CallChoice(_CHOICES[asked.type], asked.name, "name", asked.disable_parallel_tool_use)
-
-    def effort(self) -> tuple[str, str | None]:
-        return "output_config.effort", (self.output_config or OutputConfig()).effort
 
     def shows_reasoning(self) -> bool:
         return self.thinking is not None and self.thinking.type != "disabled"
@@ -200,16 +198,11 @@ _SHARED = (
 # fmt: off
 class AnthropicMessages(Counted, AnsweredConversation):
     hidden = Counted.hidden | sampling.Sampling.all_but(*_SHARED)
+    forms = ("output_config.format", "output_format")
 
     max_tokens: sampling.PositiveCount = supported(sampling.OF_TOKENS, REQUIRED)
     stop: sampling.StopTexts = supported(sampling.OF_STOP, (), alias="stop_sequences")
     # fmt: on
-
-    def form(self) -> Held | None:
-        form, older = self.output_config and self.output_config.format, self.output_format
-        if form:
-            return form.held("output_config.format")
-        return older.held("output_format") if older else None
 
 
 def error_body(error: DrafthouseError, request_id: str) -> bytes:

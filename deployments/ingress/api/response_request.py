@@ -21,7 +21,7 @@ from deployments.ingress.chat import (
     check_call,
 )
 from deployments.ingress.spec import GenerationSpec, Limits, Message
-from deployments.ingress.structured import FlatFormat, Held
+from deployments.ingress.structured import FlatFormat
 from deployments.ingress.tools import (
     MAX_TOOLS,
     OF_EFFORT,
@@ -120,7 +120,8 @@ class TextOptions(Body):
 
 
 class Response(AnsweredConversation, Harmless):
-    conversation = "input"
+    conversation, effort = "input", "reasoning.effort"
+    forms = ("text.format", "response_format")
     hidden = frozenset(
         {"n", "return_token_ids", "return_draft_sources", "return_draft_trees", "prompt_logprobs",
          "add_special_tokens", "return_tokens_as_token_ids", "early_stopping", "functions",
@@ -140,8 +141,8 @@ class Response(AnsweredConversation, Harmless):
     include: list[str] = supported(
         f"{_LOGPROBS}: with top_logprobs alternatives", (), max_length=16)
     top_logprobs: sampling.Alternatives = supported("alternatives per token", 0)
-    reasoning: Reasoning | None = supported("how the model reasons")
-    text: TextOptions | None = supported("what the answer must be")
+    reasoning: Reasoning = supported("how the model reasons", Reasoning())
+    text: TextOptions = supported("what the answer must be", TextOptions())
     tools: list[ResponseTool] = supported(OF_TOOLS, (), max_length=MAX_TOOLS)  # type: ignore[assignment]
     # fmt: on
     _limits: Limits
@@ -153,16 +154,9 @@ class Response(AnsweredConversation, Harmless):
         for kind in self.include:
             if kind != _LOGPROBS:
                 self.ignore("include", f"{shown(kind)}; send {_LOGPROBS}", limits)
-
-    def effort(self) -> tuple[str, str | None]:
-        return "reasoning.effort", (self.reasoning or Reasoning()).effort
-
-    def form(self) -> Held | None:
-        form = self.text and self.text.format
-        if form and self.response_format is not None:
+        if self.text.format and self.response_format:
             reason = "response_format says what the answer must be, too; send one"
             raise RequestError.at("text.format", reason)
-        return form.held("text.format") if form else super().form()
 
     def num_logprobs(self) -> int | None:
         is_asked = self.top_logprobs or _LOGPROBS in self.include
