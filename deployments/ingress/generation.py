@@ -172,15 +172,16 @@ class Generation:
                             request, spec.prompt_logprobs, self.coordinators, self._news
                         )
                     )
-                choice = Choice(
-                    index,
-                    request,
-                    spec,
-                    self.tokenizer,
-                    self.dialect,
-                    is_over=resumed.is_finished,
+                self.choices.append(
+                    Choice(
+                        index,
+                        request,
+                        spec,
+                        self.tokenizer,
+                        self.dialect,
+                        is_over=resumed.is_finished,
+                    )
                 )
-                self.choices.append(choice)
         if not self._scores:
             await self._submit()
 
@@ -193,17 +194,6 @@ class Generation:
                 choice.ticket = self.choices[choice.index - choice.rank].ticket
                 continue
             choice.ticket = await self.coordinators.submit(choice.request, self._news)
-
-    async def _scored(self) -> None:
-        """Submit the samples once all prompts are scored."""
-        if not self._scores:
-            return
-        while not all(score.take() for score in self._scores):
-            await self._wait()
-        for choice in self.choices:
-            # The score before it was admitted: it need not queue again.
-            choice.request = dataclasses.replace(choice.request, was_admitted=True)
-        await self._submit()
 
     async def admitted(self) -> None:
         """Wait until every choice is admitted, or what scores its prompt; raises the error of one
@@ -251,7 +241,13 @@ class Generation:
         Raises the error of the first choice that fails.
         """
         with self.noted():
-            await self._scored()
+            if self._scores:
+                while not all(score.take() for score in self._scores):
+                    await self._wait()
+                for choice in self.choices:
+                    # The score before it was admitted: it need not queue again.
+                    choice.request = dataclasses.replace(choice.request, was_admitted=True)
+                await self._submit()
             pieces: list[Delta] = []
             if self.spec.is_prompt_only:
                 pieces = [choice.end() for choice in self.choices if not choice.done]

@@ -143,7 +143,10 @@ class Ticket:
             event = dataclasses.replace(event, draft_steps=self.trace.take(event.draft_steps))
         self._output.extend(event.token_ids.tolist())
         if event.error_code:
-            self.fail(_error_of(event))
+            error = error_from_code(event.error_code, event.error_message)
+            if isinstance(error, CapacityError):
+                error.retry_after_s = event.retry_after_s
+            self.fail(error)
             return
         self._arrived.append(event)
         if len(self._arrived) > MAX_PIECES:
@@ -183,13 +186,6 @@ class Ticket:
         return dataclasses.replace(
             self.request, id=self.wire_id, output_ids=output_ids, was_admitted=True
         )
-
-
-def _error_of(event: TokenEvent) -> DrafthouseError:
-    error = error_from_code(event.error_code, event.error_message)
-    if isinstance(error, CapacityError):
-        error.retry_after_s = event.retry_after_s
-    return error
 
 
 class CoordinatorPeer:

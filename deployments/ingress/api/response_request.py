@@ -82,21 +82,15 @@ class Item(Body):
             content = text_of(self.output, "output", _TEXT_PARTS)
             self._message = {"role": "tool", "content": content, **call_id}
         elif self.type != "reasoning":
-            remedy = "send messages, function_call and function_call_output"
-            raise self.wrong("type", f"{shown(self.type)} is not served; {remedy}")
+            raise self.wrong(
+                "type",
+                f"{shown(self.type)} is not served; send messages, function_call and "
+                "function_call_output",
+            )
 
     @classmethod
     def leaves_out(cls, values: Mapping[str, Any]) -> bool:
         return values.get("type") in KINDS_ELSEWHERE["items"]
-
-    def after(self, said: list[tuple[str, Message]], place: str) -> None:
-        """Add its message.  Calls that follow each other, or the model's text, are of one."""
-        message, last = self._message, said[-1][1] if said else {}
-        if message is not None and "tool_calls" in message and last.get("role") == "assistant":
-            calls = [*last.get("tool_calls", ()), *message["tool_calls"]]
-            said[-1] = (said[-1][0], {**last, "tool_calls": calls})
-        elif message is not None:
-            said.append((place, message))
 
 
 # fmt: off
@@ -155,8 +149,9 @@ class Response(AnsweredConversation, Harmless):
             if kind != _LOGPROBS:
                 self.ignore("include", f"{shown(kind)}; send {_LOGPROBS}", limits)
         if self.text.format and self.response_format:
-            reason = "response_format says what the answer must be, too; send one"
-            raise RequestError.at("text.format", reason)
+            raise RequestError.at(
+                "text.format", "response_format says what the answer must be, too; send one"
+            )
 
     def num_logprobs(self) -> int | None:
         is_asked = self.top_logprobs or _LOGPROBS in self.include
@@ -165,14 +160,23 @@ class Response(AnsweredConversation, Harmless):
     def asked(self, limits: Limits) -> GenerationSpec:
         self._limits, earlier = limits, self.previous_response_id
         if earlier:
-            found = limits.store.get(earlier, limits.caller.name, "previous_response_id")
-            self._earlier = found.messages
+            self._earlier = limits.store.get(
+                earlier, limits.caller.name, "previous_response_id"
+            ).messages
         return super().asked(limits)
 
     def said(self) -> list[tuple[str, Message]]:
         own: list[tuple[str, Message]] = []
         for index, item in enumerate(self.input):
-            item.after(own, f"input[{index}]")
+            message, (place, last) = item._message, own[-1] if own else ("", {})
+            if message is None:
+                continue
+            # Calls that follow each other, or the model's text, are of one message.
+            if "tool_calls" in message and last.get("role") == "assistant":
+                calls = [*last.get("tool_calls", ()), *message["tool_calls"]]
+                own[-1] = place, {**last, "tool_calls": calls}
+            else:
+                own.append((f"input[{index}]", message))
         told: Message = {"role": "system", "content": self.instructions}
         return [
             *([("instructions", told)] if self.instructions else []),
@@ -184,8 +188,9 @@ class Response(AnsweredConversation, Harmless):
         """Keep its answer, if that is wanted.  message: what it says, for who goes on with it."""
         if self.store:
             said = [told for place, told in self.said() if place != "instructions"]
-            kept = StoredResponse(body, (*said, message), self._limits.caller.name)
-            self._limits.store.put(kept)
+            self._limits.store.put(
+                StoredResponse(body, (*said, message), self._limits.caller.name)
+            )
 
     def repeated(self) -> Mapping[str, Any]:
         """Values that the answer repeats, as they were sent."""
