@@ -45,8 +45,8 @@ class EventStream(StreamingResponse):
         """heartbeat_s: after so long without an event a comment is sent; 0 = never.  on_end: called
         at the end, also if it is cancelled."""
         # Proxies must forward every event at once.
-        always = {"X-Accel-Buffering": "no", "Cache-Control": "no-cache"}
-        super().__init__(events, media_type="text/event-stream", headers={**always, **headers})
+        headers = {"X-Accel-Buffering": "no", "Cache-Control": "no-cache", **headers}
+        super().__init__(events, media_type="text/event-stream", headers=headers)
         self._events = events
         self._heartbeat_s = heartbeat_s
         self._on_end = on_end

@@ -135,6 +135,5 @@ class GrammarCheck:
         ours, theirs = socket.socketpair()
         with theirs:
             # Forks may not find other threads in the process.
-            single = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-            environment = {**os.environ, **single}
-            return subprocess.Popen(self._command, stdin=theirs.fileno(), env=environment), ours
+            single = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+            return subprocess.Popen(self._command, stdin=theirs.fileno(), env=single), ours

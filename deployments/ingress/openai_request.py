@@ -57,8 +57,9 @@ def check_range(low: int, high: int, name: str, limits: Limits) -> None:
     """Raise RequestError, naming the field, unless all tokens from `low` to `high` are known."""
     if low < 0 or high >= limits.vocab_size:
         bad, known = shown(low if low < 0 else high), limits.vocab_size
-        reason = f"token id {bad} is out of range; the vocabulary has {known} tokens"
-        raise RequestError.at(name, reason)
+        raise RequestError.at(
+            name, f"token id {bad} is out of range; the vocabulary has {known} tokens"
+        )
 
 
 def _prompts(value: Any, limits: Limits) -> tuple[Prompt, ...]:
@@ -76,8 +77,9 @@ def _prompts(value: Any, limits: Limits) -> tuple[Prompt, ...]:
     found = json_kind(value)
     if isinstance(value, list):
         found = "a list of " + (", ".join(sorted({*map(json_kind, value)})) or "nothing")
-    remedy = "send one string or several, token ids, or lists of token ids"
-    raise RequestError.at("", f"{found}; {remedy}")
+    raise RequestError.at(
+        "", f"{found}; send one string or several, token ids, or lists of token ids"
+    )
 
 
 # fmt: off
@@ -104,11 +106,13 @@ class CompletionBody(Sampling, Harmless):
         if best_of < n:
             raise self.wrong("best_of", f"{best_of} is less than n={n}; raise it")
         if best_of > n and self.stream:
-            remedy = "which cannot be streamed; send stream: false"
-            raise self.wrong("best_of", f"{best_of} exceeds n={n}, {remedy}")
+            raise self.wrong(
+                "best_of", f"{best_of} exceeds n={n}, which cannot be streamed; send stream: false"
+            )
         if self.use_beam_search and self.echo and self.logprobs is not None:
-            reason = "a beam search has none of the prompt's; remove echo or logprobs"
-            raise self.wrong("logprobs", reason)
+            raise self.wrong(
+                "logprobs", "a beam search has none of the prompt's; remove echo or logprobs"
+            )
 
     def num_logprobs(self) -> int | None:
         return self.logprobs

@@ -38,8 +38,9 @@ class Answer(Writer):
         self._echoes_logprobs = self._echoes and self._shows_logprobs
         self._spec = spec = request.spec
         self._choices = range(len(spec.prompts) * spec.num_choices)
-        names_ids = request.return_tokens_as_token_ids
-        self._logprobs = LogprobWriter(self._tokenizer, names_token_ids=names_ids)
+        self._logprobs = LogprobWriter(
+            self._tokenizer, names_token_ids=request.return_tokens_as_token_ids
+        )
         # Of completions with log-probabilities.
         self._offsets = [
             TextOffsets(self._tokenizer, prompt_ids, skip_special_tokens=spec.skip_special_tokens)
@@ -95,8 +96,8 @@ class Answer(Writer):
             values = [one.logprob for part in collected[sample] for one in part.logprobs]
             return sample // count, -sum(values) / max(len(values), 1)
 
-        ranked = sorted(samples, key=rank)
-        return [sample for place, sample in enumerate(ranked) if place % count < kept]
+        ranked = enumerate(sorted(samples, key=rank))
+        return [sample for place, sample in ranked if place % count < kept]
 
     def _choice(self, index: int, parts: Sequence[Delta], *, is_whole: bool) -> dict[str, Any]:
         """What a choice has said in `parts`: all of it, or what is new."""
@@ -171,8 +172,7 @@ class Answer(Writer):
         if echoes and self._echoes:
             prompt_ids = self._prompt_ids(choice)
             places += offsets.of_prompt(prompt_ids, self._echoed(choice))
-            num_top = self._spec.params.logprobs or 0
-            echoed += self._generation.prompt_logprobs(choice, num_top)
+            echoed += self._generation.prompt_logprobs(choice, self._spec.params.logprobs or 0)
         places += offsets.of_output(token_ids)
         return self._logprobs.completion(prompt_ids + token_ids, [*echoed, *logprobs], places)
 
@@ -196,9 +196,9 @@ class Answer(Writer):
             said: dict[str, Any] = {"text": self._echoed(index)}
             if self._is_chat:
                 said = {"delta": {"role": "assistant", "content": "", "refusal": None}}
-            seed = self._generation.seed_of(index)
-            empty = {"logprobs": None, "finish_reason": None, "seed": seed}
-            parts.append(self._chunk({"index": index, **said, **empty}))
+            said |= {"logprobs": None, "finish_reason": None}
+            said["seed"] = self._generation.seed_of(index)
+            parts.append(self._chunk({"index": index, **said}))
         return b"".join(parts)
 
     def chunks(self, deltas: Sequence[Delta]) -> bytes:
@@ -208,8 +208,8 @@ class Answer(Writer):
             if self._is_brief and delta.says_nothing:
                 continue
             is_last = self._generation.is_over and delta is deltas[-1]
-            is_told = is_last and not self._options.include_usage
-            tail = {"metrics": metrics(self._generation)} if is_told else {}
+            tells = is_last and not self._options.include_usage
+            tail = {"metrics": metrics(self._generation)} if tells else {}
             parts.append(self._chunk(self._choice(delta.index, [delta], is_whole=False), **tail))
         return b"".join(parts)
 

@@ -36,8 +36,9 @@ def _biases(bias: dict[str, float], limits: Limits) -> dict[str, float]:
     for key in bias:
         is_token = key.isascii() and key.isdigit() and len(key) < 10
         if not is_token or int(key) >= limits.vocab_size:
-            known = f"the vocabulary has {limits.vocab_size} tokens"
-            raise RequestError.at("", f"{shown(key)} is not a token id; {known}")
+            raise RequestError.at(
+                "", f"{shown(key)} is not a token id; the vocabulary has {limits.vocab_size} tokens"
+            )
     return bias
 
 
@@ -189,21 +190,27 @@ class Sampling(Named):
     def check(self, limits: Limits) -> None:
         super().check(limits)
         if self.stream_options is not None and not self.stream:
-            reason = "only for streams; send stream: true or remove it"
-            self.ignore("stream_options", reason, limits)
+            self.ignore(
+                "stream_options", "only for streams; send stream: true or remove it", limits
+            )
         if self.prompt_logprobs is not None and self.stream:
             raise self.wrong("prompt_logprobs", "not for streams, as in vLLM; send stream: false")
         length, most = self.length()
         if most == 0 and not self.is_prompt_wanted():
-            remedy = "send prompt_logprobs with it, or at least 1"
-            raise self.wrong(length, f"0 asks for nothing; {remedy}")
+            raise self.wrong(
+                length, "0 asks for nothing; send prompt_logprobs with it, or at least 1"
+            )
         if most is not None and self.min_tokens > most:
-            reason = f"exceeds the {most} tokens that may be generated; lower it"
-            raise self.wrong("min_tokens", f"{self.min_tokens} {reason}")
+            raise self.wrong(
+                "min_tokens",
+                f"{self.min_tokens} exceeds the {most} tokens that may be generated; lower it",
+            )
         if self.return_draft_trees and self.tenant(limits) == DEFAULT_TENANT:
-            reason = "rejected drafts of stores that all share show other people's text"
-            remedy = "send a cache_salt of your own with it"
-            raise self.wrong("return_draft_trees", f"{reason}; {remedy}")
+            raise self.wrong(
+                "return_draft_trees",
+                "rejected drafts of stores that all share show other people's text; send a "
+                "cache_salt of your own with it",
+            )
         # What would change the texts of samples, and what belongs to a search.
         for name in ("stop", "min_tokens", "prediction", "prompt_logprobs", "stream"):
             value = getattr(self, name, None)
@@ -213,8 +220,11 @@ class Sampling(Named):
                 raise self.wrong(name, "not served with beam search; remove it, or the search")
         for name, nothing in (("length_penalty", 1.0), ("early_stopping", False)):
             if not self.use_beam_search and getattr(self, name) != nothing:
-                remedy = "remove it or send use_beam_search: true"
-                raise self.wrong(name, f"{getattr(self, name)} belongs to beam search; {remedy}")
+                raise self.wrong(
+                    name,
+                    f"{getattr(self, name)} belongs to beam search; remove it or send "
+                    "use_beam_search: true",
+                )
 
     def tenant(self, limits: Limits) -> bytes:
         """Whose earlier texts may help it."""
@@ -241,9 +251,11 @@ class Sampling(Named):
         if use is None or use.grammar is None:
             return found
         if found and not use.has_form:
-            remedy = "remove it, or send tool_choice auto and tools that are not strict"
-            reason = f"the tools say what the answer must be, too; {remedy}"
-            raise RequestError.at(found[1], reason)
+            raise RequestError.at(
+                found[1],
+                "the tools say what the answer must be, too; remove it, or send tool_choice auto "
+                "and tools that are not strict",
+            )
         return use.grammar, found[1] if found else "tools"
 
     def generation(

@@ -61,10 +61,14 @@ def _choice(value: Any, limits: Limits) -> CallChoice:
                 return CallChoice("named", inner.get("name"), f"{kind}.name")
             return CallChoice("named", value.get("name"), "name" if inner is None else kind)
         case dict():
-            remedy = "send function and a name, or tool_choice none, auto or required"
-            raise RequestError.at("type", f"{shown(value.get('type'))} is not served; {remedy}")
-    remedy = "send none, auto, required, or an object that names a function"
-    raise RequestError.at("", f"{shown(value)}; {remedy}")
+            raise RequestError.at(
+                "type",
+                f"{shown(value.get('type'))} is not served; send function and a name, or "
+                "tool_choice none, auto or required",
+            )
+    raise RequestError.at(
+        "", f"{shown(value)}; send none, auto, required, or an object that names a function"
+    )
 
 
 Effort = Annotated[str, Read(_effort)]
@@ -265,8 +269,10 @@ class ToolUse(Body):
         if choice.kind == "required" and not names:
             raise RequestError.at("tool_choice", "required needs tools; send functions")
         if choice.kind == "named" and choice.name not in names:
-            reason = f"{shown(choice.name)} is not one of the tools that can be called"
-            raise RequestError.at(f"tool_choice.{choice.place}", reason)
+            raise RequestError.at(
+                f"tool_choice.{choice.place}",
+                f"{shown(choice.name)} is not one of the tools that can be called",
+            )
 
     def _grammar_of_calls(
         self,

@@ -80,11 +80,10 @@ class Body(BaseModel):
         for base in cls.__mro__:
             for attribute in filter(cls.model_fields.get, inspect.get_annotations(base)):
                 declared = cls.model_fields[attribute]
-                schema = plain(schemas[cls.called(attribute)])
                 rule = Rule(
                     cls.called(attribute),
                     declared.description or "",
-                    schema,
+                    plain(schemas[cls.called(attribute)]),
                     declared.is_required(),
                     below=_body_in(declared.annotation),
                 )
@@ -172,14 +171,15 @@ class Body(BaseModel):
                 if cls.is_listed and value in (None, [], {}):
                     continue
                 if not limits.is_lenient:
-                    hint = did_you_mean(name, rules) or "remove it"
-                    raise RequestError.at(name, f"unknown field; {hint}")
+                    raise RequestError.at(
+                        name, f"unknown field; {did_you_mean(name, rules) or 'remove it'}"
+                    )
                 ignored.append(name)
             elif rule.status is Status.SUPPORTED:
                 # A kind that is not served is told before what stands beside it.
                 if cls.kinds and key == "type" and value not in (None, *cls.kinds):
-                    remedy = f"send {' or '.join(sorted(cls.kinds))}"
-                    raise RequestError.at(name, f"{shown(value)} is not served; {remedy}")
+                    served = " or ".join(sorted(cls.kinds))
+                    raise RequestError.at(name, f"{shown(value)} is not served; send {served}")
                 if isinstance(value, dict) and "additionalProperties" in rule.schema:
                     value = {below: one for below, one in value.items() if one is not None}
                 if value is not None:

@@ -207,10 +207,11 @@ class AnthropicMessages(Counted, AnsweredConversation):
 
 def error_body(error: DrafthouseError, request_id: str) -> bytes:
     """`error` as Anthropic has it."""
-    kind = _ERROR_TYPES.get(error.http_status, "api_error")
-    # By the first words of the message clients know a full context.
-    message = error.reason if isinstance(error, ContextLengthError) else error.message
-    content = {"type": kind, "message": message}
+    content = {
+        "type": _ERROR_TYPES.get(error.http_status, "api_error"),
+        # By the first words of the message clients know a full context.
+        "message": error.reason if isinstance(error, ContextLengthError) else error.message,
+    }
     return json.dumps({"type": "error", "error": content, "request_id": request_id}).encode()
 
 

@@ -52,8 +52,9 @@ class ResponseWriter(ItemWriter):
     def failing(self, error: DrafthouseError) -> bytes:
         code = error.code if isinstance(error, ContextLengthError) else "server_error"
         body = self._body("failed", []) | {"error": {"code": code, "message": error.message}}
-        told = {"code": error.code, "message": error.message, "param": error.param}
-        return self._event("error", **told) + self._event("failed", response=body)
+        return self._event(
+            "error", code=error.code, message=error.message, param=error.param
+        ) + self._event("failed", response=body)
 
     def _take(self, delta: Delta) -> None:
         super()._take(delta)
