@@ -102,8 +102,7 @@ class GrammarCheck:
                 del self._lines[tenant]
         if verdict is not None:
             return verdict
-        loop = asyncio.get_running_loop()
-        loop.call_later(_KEPT_WHERE_ENDED_S, self._judging.pop, digest, None)
+        asyncio.get_running_loop().call_later(_KEPT_WHERE_ENDED_S, self._judging.pop, digest, None)
         return (
             f"the grammar has not compiled within {self._config.grammar_timeout_s:g} s and "
             f"{self._config.grammar_memory_bytes} bytes of memory; make it simpler, or raise "

@@ -94,7 +94,7 @@ class Function(Body):
         """What is called."""
         return self
 
-    def custom(self) -> Function:
+    def as_function(self) -> Function:
         """A custom tool as models know it: a function of one text."""
         form = self.format or {}
         grammar = form.get("grammar", form)  # chats have it one level deeper
@@ -136,6 +136,9 @@ class _OfText(Function):
 class Custom(Function):
     hidden = frozenset({"parameters", "strict"})
 
+    def named(self) -> Function:
+        return self.as_function()
+
 
 class Tool(Body):
     is_listed = True
@@ -150,10 +153,8 @@ class Tool(Body):
 
     def named(self) -> Function:
         """What is called."""
-        if self.type == "custom" and self.custom is not None:
-            return self.custom.custom()
-        assert self.function is not None, "checked"
-        return self.function
+        function: Function = getattr(self, self.type)
+        return function.named()
 
 
 class ToolUse(Body):
@@ -287,8 +288,7 @@ class ToolUse(Body):
         if not is_required and form is None and not any(function.strict for function in functions):
             return None
         if dialect.is_harmony:
-            name = "tool_choice" if is_required else "tools"
-            what = choice.kind if is_required else "strict"
+            name, what = ("tool_choice", choice.kind) if is_required else ("tools", "strict")
             raise RequestError.at(
                 name,
                 f"{what} is not served for models that answer in channels; send tool_choice auto "

@@ -258,8 +258,7 @@ def _bound(value: Any) -> str:
 
 def refusal(body: Any, error: ValidationError, limits: object) -> RequestError:
     """What a client is told: of what is wrong, else of what is missing."""
-    errors = error.errors(include_url=False)
-    first = min(errors, key=lambda one: one["type"] == "missing")
+    first = min(error.errors(include_url=False), key=lambda one: one["type"] == "missing")
     path, schema, note = _place(body, first["loc"])
     about, value = first.get("ctx", {}), first["input"]
     if first["type"] == "placed":

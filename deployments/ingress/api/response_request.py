@@ -100,9 +100,7 @@ class ResponseTool(Function):
     type: Literal["function", "custom"] | None = supported("function or custom")
 
     def named(self) -> Function:
-        if self.type == "custom":
-            return self.custom()
-        return self
+        return self.as_function() if self.type == "custom" else self
 
 
 class Reasoning(Body):

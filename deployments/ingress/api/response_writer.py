@@ -60,8 +60,7 @@ class ResponseWriter(ItemWriter):
         super()._take(delta)
         if self._request.num_logprobs() is not None:
             writer = LogprobWriter(self._generation.tokenizer)
-            written = writer.chat(delta.token_ids.tolist(), delta.logprobs)
-            self._logprobs += written["content"]
+            self._logprobs += writer.chat(delta.token_ids.tolist(), delta.logprobs)["content"]
 
     def _told(self, what: str, item: OutputItem, text: str) -> bytes:
         if what == "grown":
