@@ -43,29 +43,28 @@ def chat_spec(tool: dict[str, Any], **fields: Any) -> GenerationSpec:
     return Chat.parse(chat(tools=[tool], **fields), SERVED).spec
 
 
-def test_a_model_knows_it_as_a_function_of_one_text() -> None:
-    told = [
+OF_GRAMMAR = {"format": {"type": "grammar", "grammar": GRAMMAR}}
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
         flat_spec({**FLAT, "format": {"type": "grammar", **GRAMMAR}}),
         chat_spec(
-            {
-                "type": "custom",
-                "custom": {**OF_CHAT["custom"], "format": {"type": "grammar", "grammar": GRAMMAR}},
-            }
+            {"type": "custom", "custom": {"name": "patch", "description": "d", **OF_GRAMMAR}}
         ),
-    ]
-    for spec in told:
-        (tool,) = spec.prompts[0].tools
-        function = tool["function"]
-        assert (tool["type"], function["name"], function["description"]) == (
-            "function",
-            "patch",
-            "d",
-        )
-        schema = function["parameters"]
-        assert schema["required"] == ["input"]
-        assert GRAMMAR["definition"] in schema["properties"]["input"]["description"]
-        assert spec.chat.custom == {"patch"}
-        assert spec.params.grammar is None
+    ],
+)
+def test_a_model_knows_it_as_a_function_of_one_text(spec: GenerationSpec) -> None:
+    (tool,) = spec.prompts[0].tools
+    function = tool["function"]
+    told = (tool["type"], function["name"], function["description"])
+    assert told == ("function", "patch", "d")
+    schema = function["parameters"]
+    assert schema["required"] == ["input"]
+    assert GRAMMAR["definition"] in schema["properties"]["input"]["description"]
+    assert spec.chat.custom == {"patch"}
+    assert spec.params.grammar is None
 
 
 @pytest.mark.parametrize(
