@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from cluster.core import FinishReason, Request, SamplingParams, TokenEvent, token_array
 from cluster.records import frozen
@@ -32,89 +35,14 @@ def deepseek(text: str) -> str:
     return text.replace("|", "\uff5c").replace("_", "\u2581")
 
 
-ARGUMENTS = '{"name": "Oslo", "s": "}{\\" é"}'
-_OBJECT = f'{{"name": "city", "arguments": {ARGUMENTS}}}'
-# One call as each model writes it.
-WRITTEN: Mapping[str, str] = {
-    "hermes": f"<tool_call>\n{_OBJECT}\n</tool_call>",
-    "llama3": f'{{"name": "city", "parameters": {ARGUMENTS}}}',
-    "mistral": f"[TOOL_CALLS]city[ARGS]{ARGUMENTS}",
-    "deepseek": deepseek("<|tool_calls_begin|><|tool_call_begin|>city<|tool_sep|>")
-    + ARGUMENTS
-    + deepseek("<|tool_call_end|><|tool_calls_end|>"),
-    "harmony": "<|start|>assistant to=functions.city<|channel|>commentary json<|message|>"
-    f"{ARGUMENTS}<|call|>",
-}
-# What may stand around calls, or break them.
-_ANYWHERE = (
-    " ",
-    "\n\n",
-    "\t",
-    "Yes",
-    "x = 1",
-    "é🙂",
-    "{",
-    "}",
-    '"',
-    "[",
-    "]",
-    ",",
-    ";",
-    "```",
-    "\\",
-    _OBJECT,
-    '{"name": "\\q", "arguments": {}}',
-    '{"arguments": {"a": 1}, "name": "f"}',
-    '{"name": "f", "arguments": {}',
-    '{"name": "f", "arguments": {}, "id": "1"}',
-    '{"name": "',
-    '{"name": "", "arguments": {}}',
-    '{"a": [1, {}]}',
-    "<think>",
-    "</think>",
-    "<",
-    "name",
-)
-_MARKERS: Mapping[str, Sequence[str]] = {
-    "hermes": ("<tool_call>", "</tool_call>", "<tool_", "call>", "</"),
-    "llama3": ("<|python_tag|>", "<|python", "; "),
-    "mistral": ("[TOOL_CALLS]", "[TOOL_CALLS] [", "[ARGS]", "[TOOL_", "CALLS]", "[CALL_ID]9"),
-    "deepseek": tuple(
-        map(
-            deepseek,
-            (
-                "<|tool_calls_begin|>",
-                "<|tool_call_begin|>",
-                "function<|tool_sep|>",
-                "\n```json",
-                "<|tool_call_end|>",
-                "<|tool_calls_end|>",
-                "<|tool_call",
-                "s_begin|>",
-            ),
-        )
-    ),
-    "harmony": (
-        "<|channel|>",
-        "final",
-        "analysis",
-        "<|message|>",
-        "<|end|>",
-        "<|start|>assistant",
-        "<|",
-        "<|channel|>final<|message|>",
-        "<|channel|>analysis<|message|>",
-        " to=functions.f",
-        "<|call|>",
-        "<|return|>",
-        "<|constrain|>json",
-    ),
-}
+TEXTS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+ARGUMENTS: str = TEXTS["arguments"]
+WRITTEN: Mapping[str, str] = TEXTS["written"]
 
 
 def texts_of(name: str) -> Sequence[str]:
     """Texts of which the answers of a model with this format are put together."""
-    return (WRITTEN[name], *_MARKERS[name], *_ANYWHERE)
+    return (WRITTEN[name], *TEXTS["markers"][name], *TEXTS["anywhere"])
 
 
 @frozen
