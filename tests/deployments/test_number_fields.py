@@ -7,71 +7,14 @@ import json
 import httpx
 import pytest
 
+from tests.deployments.test_wrong_fields import BODIES
 from tests.support.choices import by_day
 from tests.support.deployments.server import MODEL
 
-EDGES = ("true", "1e-46", "3.5e38", "NaN", "2147483648", "9" * 5000)
-OTHERS = (
-    "0",
-    "-1",
-    "1.0",
-    '"1"',
-    "5e-324",
-    "1e400",
-    "-Infinity",
-    "18446744073709551616",
-    "-0.0",
-    "1",
-    "2",
-    "2.0000000000000004",
-    "0.9999999999999999",
-    "-5e-324",
-    "1e-45",
-    "1e-38",
-    "1.1754943e-38",
-    "1e-30",
-    "1e38",
-    "1e308",
-    "-1e308",
-    "-1e400",
-    "Infinity",
-    "2147483647",
-    "-2147483649",
-    "4294967295",
-    "4294967296",
-    "9007199254740993",
-    "-9223372036854775808",
-    "9223372036854775808",
-    "18446744073709551615",
-    "9" * 400,
-)
-# Each field of a completion with a number in it, and what stands beside it.
-MEMBERS = {
-    **{
-        name: f'"{name}": %s'
-        for name in (
-            "top_k",
-            "min_p",
-            "presence_penalty",
-            "frequency_penalty",
-            "seed",
-            "max_tokens",
-            "min_tokens",
-            "n",
-            "best_of",
-            "logprobs",
-            "prompt_logprobs",
-            "truncate_prompt_tokens",
-        )
-    },
-    "temperature": '"temperature": %s, "min_p": 0.1',
-    "top_p": '"top_p": %s, "temperature": 1e-46',
-    "repetition_penalty": '"repetition_penalty": %s, "temperature": 0',
-    "length_penalty": '"length_penalty": %s, "use_beam_search": true, "n": 2',
-    "logit_bias": '"logit_bias": {"7": %s}',
-    "stop_token_ids": '"stop_token_ids": [%s]',
-    "speculation": '"speculation": {"max_draft_tokens": %s}',
-}
+NUMBERS = BODIES["numbers"]
+EDGES = (*NUMBERS["edges"], "9" * 5000)
+OTHERS = (*NUMBERS["others"], "9" * 400)
+MEMBERS = {name: f'"{name}": %s' for name in NUMBERS["plain"]} | NUMBERS["members"]
 
 
 @pytest.mark.parametrize("field", MEMBERS)
