@@ -44,8 +44,12 @@ class GrammarCheck:
 
     def __init__(self, tokenizer: Tokenizer, config: AnswersConfig) -> None:
         self._config = config
-        folder = tokenizer.pretrained.name_or_path
-        what = (folder, asdict(config), tokenizer.vocab_size, tokenizer.eos_token_ids)
+        what = (
+            tokenizer.pretrained.name_or_path,
+            asdict(config),
+            tokenizer.vocab_size,
+            tokenizer.eos_token_ids,
+        )
         self._command = [sys.executable, "-m", compiler.__name__, json.dumps(what)]
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None

@@ -16,7 +16,6 @@ from deployments.ingress.wording import TEXT, json_kind
 
 _MAX_CHOICES, _MAX_CHOICE_LEN = 4096, 65536
 KINDS = ("json", "regex", "choice", "grammar", "structural_tag")
-OF_STRICT = "the schema holds either way; true = what is not served of it is refused"
 _ANY_OBJECT = GrammarSpec("json_schema", '{"type": "object"}')
 _ObjectOrText = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "object"}, TEXT]})]
 _Text = Annotated[str, Field(min_length=1)]
@@ -80,7 +79,9 @@ class NamedSchema(Body):
     description: str | None = supported("of the schema", max_length=65536)
     schema_: dict[str, Any] = supported("a JSON schema", REQUIRED, alias="schema")
     # The schema holds either way: an answer that is not asked to be strict may be so too.
-    strict: bool = supported(OF_STRICT, False)
+    strict: bool = supported(
+        "the schema holds either way; true = what is not served of it is refused", False
+    )
 
 
 class ResponseFormat(Body):

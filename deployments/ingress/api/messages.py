@@ -189,15 +189,11 @@ class Counted(ToolUse, sampling.Named):
         return found
 
 
-_SHARED = (
-    "model", "temperature", "top_p", "top_k", "seed", "stop", "max_tokens", "stream", "metadata",
-    "cache_salt", "speculation",
-)
-
-
 # fmt: off
 class AnthropicMessages(Counted, AnsweredConversation):
-    hidden = Counted.hidden | sampling.Sampling.all_but(*_SHARED)
+    hidden = Counted.hidden | sampling.Sampling.all_but(
+        "model", "temperature", "top_p", "top_k", "seed", "stop", "max_tokens", "stream",
+        "metadata", "cache_salt", "speculation")
     forms = ("output_config.format", "output_format")
 
     max_tokens: sampling.PositiveCount = supported(sampling.OF_TOKENS, REQUIRED)
