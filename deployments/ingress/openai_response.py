@@ -35,7 +35,6 @@ class Answer(Writer):
             self._options.include_usage and self._options.continuous_usage_stats
         )
         self._shows_logprobs = request.num_logprobs() is not None
-        self._echoes_logprobs = self._echoes and self._shows_logprobs
         self._spec = spec = request.spec
         self._choices = range(len(spec.prompts) * spec.num_choices)
         self._logprobs = LogprobWriter(
@@ -103,8 +102,7 @@ class Answer(Writer):
         """What a choice has said in `parts`: all of it, or what is new."""
         request, last = self._request, parts[-1] if parts else Delta(index)
         token_ids = [token for part in parts for token in part.token_ids.tolist()]
-        # An echo with log-probabilities comes with the first text: they are known then.
-        begins = is_whole or (self._echoes_logprobs and index not in self._begun)
+        begins = is_whole or index not in self._begun
         self._begun.add(index)
         choice: dict[str, Any] = {"index": index}
         if not self._is_chat:
@@ -189,7 +187,8 @@ class Answer(Writer):
 
     def opening(self) -> bytes:
         """Chunks before the first token: the roles of a chat, the echo of a prompt."""
-        if not self._is_chat and (not self._echoes or self._echoes_logprobs):
+        # An echo with log-probabilities comes with the first text: they are known then.
+        if not self._is_chat and (not self._echoes or self._shows_logprobs):
             return b""
         parts = []
         for index in self._choices:
@@ -198,6 +197,7 @@ class Answer(Writer):
                 said = {"delta": {"role": "assistant", "content": "", "refusal": None}}
             said |= {"logprobs": None, "finish_reason": None}
             said["seed"] = self._generation.seed_of(index)
+            self._begun.add(index)
             parts.append(self._chunk({"index": index, **said}))
         return b"".join(parts)
 

@@ -106,3 +106,8 @@ def test_prompts_of_one_token_and_echoes_alone_are_answered(server: Server) -> N
     assert (choice["text"], choice["logprobs"]) == (PROMPT, None)
     choice = complete(server, prompt=[5], max_tokens=2, echo=True, logprobs=0)
     assert len(choice["logprobs"]["tokens"]) == 3
+    echoed: dict[str, Any] = {**ENDLESS, "prompt": PROMPT, "max_tokens": 2, "echo": True}
+    first, *later = server.stream("/v1/completions", **echoed)
+    assert first["choices"][0]["text"] == PROMPT
+    text = "".join(chunk["choices"][0]["text"] for chunk in (first, *later))
+    assert text == complete(server, **echoed)["text"]
