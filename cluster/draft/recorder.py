@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster.core import Commit, DraftTask, FinishReason, Observation, Proposal, TokenArray
+from cluster.core import Commit, DraftTask, Observation, Proposal, TokenArray
 from cluster.draft.base import DrafterContext
 from cluster.draft.inside import WANTS_NOTHING, StepRows, StepWants, host_of
 from cluster.draft.options import RecorderOptions
@@ -42,7 +42,6 @@ from cluster.draft.recorded import (
 from cluster.logs import OnceAMinute
 from cluster.plan.roster import lot_of
 from cluster.requests.fields import DEFAULT_TENANT, PROFILE_TENANT
-from cluster.spec.ending import cut
 
 log = logging.getLogger(__name__)
 
@@ -82,10 +81,7 @@ class _Recording:
         assert rows.next_token is not None
         nodes = rows.token_ids[rows.num_context :]
         drawn = np.append(nodes[rows.path], rows.next_token)
-        params, stops = self.rows.params, self.rows.params.stop_token_ids
-        remaining = params.max_tokens - self.length
-        num, ended = cut(drawn, self.length, remaining, stops, params.min_tokens)
-        num += ended is FinishReason.STOP  # that token is recorded too
+        num = self._length_of(drawn)
         at = (np.append(-1, rows.path) + 1)[:num]  # that of the text's end is the first
         rejected, places, parents = self._rejected(rows)
         part = {
@@ -102,7 +98,16 @@ class _Recording:
         for name, array in part.items():
             self.parts[name].append(array)
         self.length += num
-        self.is_open = ended is None
+        self.is_open = num == len(drawn) and drawn[-1] not in self.rows.params.stop_token_ids
+
+    def _length_of(self, drawn: TokenArray) -> int:
+        """How many of a step's tokens belong to the answer, a stop token included."""
+        params = self.rows.params
+        for index, token in enumerate(drawn.tolist()):
+            is_late = self.length + index >= params.min_tokens
+            if is_late and token in params.stop_token_ids:
+                return index + 1
+        return len(drawn)
 
     def _rejected(self, rows: StepRows) -> NDArray[np.int32]:
         """Of the nodes that did not become text: [node, place, parent among all of them]."""
