@@ -8,14 +8,9 @@ from dataclasses import replace
 from cluster.core import TokenArray
 from cluster.records import frozen
 from cluster.requests.fields import GrammarSpec
-from cluster.text.reasoning import (
-    MARKERS,
-    ReasoningMarkers,
-    ReasoningSplitter,
-    reasoning_style,
-)
+from cluster.text.reasoning import MARKERS, ReasoningMarkers, reasoning_style
 from cluster.text.tokenizer import Tokenizer
-from cluster.text.tool_calls.base import CallFormat, CallParser, Part, Said
+from cluster.text.tool_calls.base import AnswerReader, CallFormat, Reads, Said, UnreadText
 from cluster.text.tool_calls.registry import FORMATS, format_of
 
 Prompt = Sequence[int] | TokenArray
@@ -57,48 +52,21 @@ class Dialect:
         start = () if begun or self.is_harmony else self.markers.start_ids
         return replace(grammar, reasoning_start=start, reasoning_end=self.markers.end_ids)
 
-    def reader(self, prompt_ids: Prompt, *, with_calls: bool) -> AnswerReader:
-        """Reads one answer to this prompt."""
+    def reader(self, prompt_ids: Prompt, *, with_calls: bool) -> AnswerReader | None:
+        """Reads one answer to this prompt; None where the answer is all of its text."""
         if self.is_harmony:
-            return AnswerReader(None, FORMATS["harmony"].parser())
-        splitter = None
-        if self.markers is not None:
-            inside = self.markers.begins_inside(prompt_ids)
-            splitter = ReasoningSplitter(self.markers, begins_inside=inside)
-        parser = self.calls.parser() if with_calls and self.calls is not None else None
-        return AnswerReader(splitter, parser)
+            return AnswerReader(FORMATS["harmony"].read)
+        calls = self.calls.read if with_calls and self.calls is not None else None
+        markers = self.markers
+        begun = False if markers is None else markers.begins_inside(prompt_ids)
+        if markers is None or begun is False:
+            return None if calls is None else AnswerReader(calls)
 
+        def read(source: UnreadText) -> Reads[None]:
+            yield from markers.read(source, begins_inside=begun)
+            yield from source.until((), Said) if calls is None else calls(source)
 
-class AnswerReader:
-    """Takes reasoning and calls out of the text of an answer, piece by piece."""
-
-    def __init__(self, splitter: ReasoningSplitter | None, parser: CallParser | None) -> None:
-        self._splitter = splitter
-        self._parser = parser
-
-    def push(self, text: str) -> list[Part]:
-        """The parts that new text brings, in its order."""
-        if self._splitter is None:
-            return self._answered(text)
-        text, reasoning = self._splitter.push(text)
-        return [*_thought(reasoning), *self._answered(text)]
-
-    def finish(self) -> list[Part]:
-        """End the text; returns the parts that were held back."""
-        parts: list[Part] = []
-        if self._splitter is not None:
-            text, reasoning = self._splitter.finish()
-            parts = [*_thought(reasoning), *self._answered(text)]
-        return parts if self._parser is None else [*parts, *self._parser.finish()]
-
-    def _answered(self, text: str) -> list[Part]:
-        if self._parser is not None:
-            return self._parser.push(text)
-        return [Said(text)] if text else []
-
-
-def _thought(text: str) -> list[Part]:
-    return [Said(text, is_reasoning=True)] if text else []
+        return AnswerReader(read)
 
 
 def dialect_of(tokenizer: Tokenizer, tool_parser: str, reasoning_parser: str) -> Dialect:

@@ -9,8 +9,8 @@ import numpy as np
 from cluster.core import TokenArray
 from cluster.errors import RequestError
 from cluster.records import equal_record
-from cluster.text.reasoning import held_len
 from cluster.text.tokenizer import Tokenizer
+from cluster.text.tool_calls.base import held_len
 
 # Decoders depend on at most the last word of the prompt.
 _NUM_CONTEXT_TOKENS = 8

@@ -2,34 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
-from cluster.text.reasoning import ReasoningMarkers, ReasoningSplitter, reasoning_style
+from cluster.text.dialect import Dialect
+from cluster.text.reasoning import ReasoningMarkers, reasoning_style
+from cluster.text.tool_calls.base import CallFormat, Said
+from cluster.text.tool_calls.registry import FORMATS
 
 MARKERS = ReasoningMarkers("<think>", "</think>", (7,), (8, 9))
-#  text, whether the prompt has begun the reasoning, answer, reasoning
+# Prompts that say nothing of the reasoning, and that begin it.
+OPEN, INSIDE = (1,), (7,)
+#  text, prompt, answer, reasoning
 CASES = [
-    ("<think>hm</think>\n\nYes.", None, "Yes.", "hm"),
-    ("\n<think>\nhm\n</think>Yes </think>", None, "Yes </think>", "\nhm\n"),
-    ("hm</think>Yes.", True, "Yes.", "hm"),
-    ("Yes <think>", None, "Yes <think>", ""),
-    ("Yes.", False, "Yes.", ""),
-    ("<think>never ends </thin", None, "", "never ends </thin"),
-    ("<thi", None, "<thi", ""),
-    ("", None, "", ""),
+    ("<think>hm</think>\n\nYes.", OPEN, "Yes.", "hm"),
+    ("\n<think>\nhm\n</think>Yes </think>", OPEN, "Yes </think>", "\nhm\n"),
+    ("hm</think>Yes.", INSIDE, "Yes.", "hm"),
+    ("Yes <think>", OPEN, "Yes <think>", ""),
+    ("\n Yes.", OPEN, "\n Yes.", ""),
+    ("<think>never ends </thin", OPEN, "", "never ends </thin"),
+    ("<thi", OPEN, "<thi", ""),
+    ("", OPEN, "", ""),
 ]
 
 
-@pytest.mark.parametrize(("text", "inside", "answer", "reasoning"), CASES)
+@pytest.mark.parametrize(("text", "prompt", "answer", "reasoning"), CASES)
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
+@pytest.mark.parametrize("calls", [None, FORMATS["hermes"]])
 def test_it_is_split_off(
-    text: str, inside: bool | None, answer: str, reasoning: str, size: int
+    text: str,
+    prompt: Sequence[int],
+    answer: str,
+    reasoning: str,
+    size: int,
+    calls: CallFormat | None,
 ) -> None:
-    splitter = ReasoningSplitter(MARKERS, begins_inside=inside)
-    parts = [splitter.push(text[at : at + size]) for at in range(0, len(text), size)]
-    parts.append(splitter.finish())
-    assert "".join(part[0] for part in parts) == answer
-    assert "".join(part[1] for part in parts) == reasoning
+    reader = Dialect(calls, MARKERS).reader(prompt, with_calls=True)
+    assert reader is not None
+    parts = [part for at in range(0, len(text), size) for part in reader.push(text[at : at + size])]
+    said = [part for part in parts + reader.finish() if isinstance(part, Said)]
+    assert "".join(part.text for part in said if not part.is_reasoning) == answer
+    assert "".join(part.text for part in said if part.is_reasoning) == reasoning
+
+
+def test_nothing_is_read_behind_a_prompt_that_ends_the_reasoning() -> None:
+    assert Dialect(markers=MARKERS).reader([7, 8, 9], with_calls=False) is None
 
 
 def test_the_prompt_says_where_a_text_begins() -> None:

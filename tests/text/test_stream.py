@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from cluster.core import token_array
 from cluster.errors import RequestError
-from cluster.text.reasoning import held_len
 from cluster.text.stream import TextStream
 from cluster.text.tokenizer import Tokenizer
+from cluster.text.tool_calls.base import held_len
 
 # The session's tokenizer is immutable, so examples may share it.
 relaxed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -11,7 +11,7 @@ import pytest
 
 from cluster.grammar.lark import structural_tag_to_lark
 from cluster.requests.fields import GrammarSpec
-from cluster.text.tool_calls.base import CallPiece, Part, Said
+from cluster.text.tool_calls.base import AnswerReader, CallPiece, Part, Said
 from cluster.text.tool_calls.registry import FORMATS, format_of
 from tests.support.grammar.specs import compiler
 from tests.support.text.answers import deepseek
@@ -139,7 +139,7 @@ def collect(parts: Sequence[Part]) -> tuple[str, Calls, str]:
 
 
 def read(name: str, pieces: Sequence[str]) -> tuple[str, Calls, str]:
-    parser = FORMATS[name].parser()
+    parser = AnswerReader(FORMATS[name].read)
     return collect([part for piece in pieces for part in parser.push(piece)] + parser.finish())
 
 
@@ -180,7 +180,7 @@ WRITTEN_ODDLY: list[tuple[str, str]] = [
 @pytest.mark.parametrize(("name", "text"), WRITTEN_ODDLY)
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_arguments_are_passed_on_as_they_were_written(name: str, text: str, size: int) -> None:
-    parser = FORMATS[name].parser()
+    parser = AnswerReader(FORMATS[name].read)
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
     parts = [part for piece in pieces for part in parser.push(piece)] + parser.finish()
     calls = [part for part in parts if isinstance(part, CallPiece)]
@@ -191,7 +191,7 @@ def test_arguments_are_passed_on_as_they_were_written(name: str, text: str, size
 @pytest.mark.parametrize("name", ["hermes", "llama3", "harmony"])
 def test_arguments_come_while_they_are_written(name: str) -> None:
     text = next(text for each, text, _, calls in CASES if each == name and calls)
-    parser = FORMATS[name].parser()
+    parser = AnswerReader(FORMATS[name].read)
     parts = [part for character in text for part in parser.push(character)]
     written = [part for part in parts if isinstance(part, CallPiece) and part.arguments]
     assert len(written) > len(WRITTEN) / 2
@@ -202,7 +202,7 @@ def test_a_text_that_breaks_off_is_read_as_far_as_it_goes(
     name: str, text: str, answer: str, calls: Calls
 ) -> None:
     for length in range(len(text)):
-        parser = FORMATS[name].parser()
+        parser = AnswerReader(FORMATS[name].read)
         parts = [*parser.push(text[:length]), *parser.finish()]
         names = [part.name for part in parts if isinstance(part, CallPiece) and part.name]
         assert names == [each for each, _ in calls][: len(names)]

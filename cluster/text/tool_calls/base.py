@@ -20,10 +20,33 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, TypeVar
 
 from cluster.records import frozen
-from cluster.text.reasoning import first_of, held_len
 
 # The names that tools may have.
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+# Markers in a text that comes in pieces.
+
+
+def held_len(text: str, markers: Iterable[str]) -> int:
+    """How many characters at the end of `text` may be the beginning of a marker."""
+    longest = 0
+    for marker in markers:
+        for size in range(min(len(marker) - 1, len(text)), longest, -1):
+            if text.endswith(marker[:size]):
+                longest = size
+                break
+    return longest
+
+
+def first_of(text: str, markers: Iterable[str]) -> tuple[str, str, str] | None:
+    """The text before the first marker in it, the marker, and the text after it; None without."""
+    places = [(text.find(marker), -len(marker), marker) for marker in markers]
+    found = min((place for place in places if place[0] >= 0), default=None)
+    if found is None:
+        return None
+    at, _, marker = found
+    return text[:at], marker, text[at + len(marker) :]
 
 
 @frozen
@@ -127,7 +150,7 @@ def marked_calls(source: UnreadText, markers: Sequence[str], call: ReadsCall) ->
             yield Said(source.take(text_len))
 
 
-class CallParser:
+class AnswerReader:
     """Reads the text of one answer, piece by piece."""
 
     def __init__(self, read: Callable[[UnreadText], Reads[None]]) -> None:
@@ -180,10 +203,6 @@ class CallFormat:
     separator: str = ""
     begin: str = ""
     end: str = ""
-
-    def parser(self) -> CallParser:
-        """A parser of one answer."""
-        return CallParser(self.read)
 
     def grammar(
         self,

@@ -11,8 +11,16 @@ import re
 from collections.abc import Callable
 from functools import partial
 
-from cluster.text.reasoning import first_of
-from cluster.text.tool_calls.base import NAME, CallFormat, CallPiece, Part, Reads, Said, UnreadText
+from cluster.text.tool_calls.base import (
+    NAME,
+    CallFormat,
+    CallPiece,
+    Part,
+    Reads,
+    Said,
+    UnreadText,
+    first_of,
+)
 from cluster.text.tool_calls.json_call import JsonValue
 
 _START, _MESSAGE = "<|start|>", "<|message|>"
