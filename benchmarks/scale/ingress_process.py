@@ -17,7 +17,6 @@ from cluster.core import SamplingParams
 from cluster.lead import Known
 from cluster.rpc.server import RunningServer, run_until_signal
 from cluster.text.tokenizer import Tokenizer
-from deployments.ingress.grpc_api import GrpcApi
 from deployments.ingress.grpc_listener import GrpcListener
 from deployments.ingress.http import create_app
 from deployments.ingress.http_listener import HttpListener
@@ -43,7 +42,7 @@ async def _serve(config: Config, coordinators: Sequence[str]) -> None:
     ingress = Ingress(config, tokenizer, SamplingParams(max_tokens=0), Known(coordinators))
     ingress.start()
     http = HttpListener(create_app(ingress), config.http, _PATIENCE_S)
-    grpc = GrpcListener(GrpcApi(ingress), config, _PATIENCE_S)
+    grpc = GrpcListener(ingress, _PATIENCE_S)
     for listener in (http, grpc):
         await listener.start()
     changed = ingress.coordinators.next_change()

@@ -17,7 +17,6 @@ from deployments.configured_models import tokenizer_folder
 from deployments.endpoints import ServeEndpoints
 from deployments.exporter import Exporter
 from deployments.ingress.draining import LAST_WORDS_S
-from deployments.ingress.grpc_api import GrpcApi
 from deployments.ingress.grpc_listener import GrpcListener
 from deployments.ingress.http import create_admin_app, create_app
 from deployments.ingress.http_listener import HttpListener
@@ -64,7 +63,7 @@ class IngressDeployment(Replica):
         patience_s = config.ingress.shutdown_grace_s + _LISTENER_MARGIN_S
         app, tls = create_app(self._part), config.tls.pem()
         self._http = HttpListener(app, config.http, patience_s, tls)
-        grpc = GrpcListener(GrpcApi(self._part), config, patience_s)
+        grpc = GrpcListener(self._part, patience_s)
         self._listeners: list[GrpcListener | HttpListener] = [grpc, self._http]
         admin = config.access.admin
         if admin.port is not None:

@@ -13,12 +13,12 @@ from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
 from cluster.config.addresses import joined
-from cluster.config.schema import Config
 from cluster.errors import ConfigError, DrafthouseError
 from cluster.rpc.options import public_server_options
 from cluster.rpc.status import status_code, trailing_metadata
 from cluster.rpc.trust import Trust, refusing
 from deployments.ingress.grpc_api import GENERATION, GrpcApi
+from deployments.ingress.ingress import Ingress
 
 # What gRPC can count.
 _MOST_MESSAGE_BYTES = 2**31 - 1
@@ -27,9 +27,10 @@ _MOST_MESSAGE_BYTES = 2**31 - 1
 class GrpcListener:
     """A server that listens from `start` to `stop`."""
 
-    def __init__(self, api: GrpcApi, config: Config, patience_s: float) -> None:
+    def __init__(self, ingress: Ingress, patience_s: float) -> None:
         """patience_s: how long `stop` waits for calls that are under way.  Raises ConfigError for
         files of `tls` that cannot be used."""
+        api, config = GrpcApi(ingress), ingress.config
         self._patience_s = patience_s
         self._where = config.grpc
         self._trust = Trust(pem=config.tls.pem())
@@ -38,7 +39,7 @@ class GrpcListener:
         self._server = grpc.aio.server(
             options=public_server_options(max_bytes, config.max_calls),
             maximum_concurrent_rpcs=config.max_calls,
-            interceptors=[_Door(api)],
+            interceptors=[_Door(ingress)],
         )
         _add(api, self._server, GENERATION, "Generate", "ListModels", "Tokenize", "Detokenize")
         _add(api, self._server, health.SERVICE_NAME, "Watch", "Check")
@@ -65,15 +66,15 @@ class GrpcListener:
 class _Door(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
     """Asks for a key before a message is read: one that never comes must hold no place."""
 
-    def __init__(self, api: GrpcApi) -> None:
-        self._api = api
+    def __init__(self, ingress: Ingress) -> None:
+        self._ingress = ingress
 
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         call = handler_call_details
         try:
             # Health checks and reflection ask nobody.
             if call.method.startswith(f"/{GENERATION}/"):
-                self._api.caller(call.invocation_metadata)
+                self._ingress.caller(dict(call.invocation_metadata or ()))
         except DrafthouseError as error:
             return refusing(status_code(error), error.message, trailing_metadata(error))
         return await continuation(call)

@@ -13,7 +13,6 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ import httpx
 import pytest
 import yaml
 
-from cluster.config.schema import ApiConfig, Config, GrpcConfig, HttpConfig
+from cluster.config.schema import ApiConfig, Config, HttpConfig
 from cluster.records import frozen
 from cluster.text.tokenizer import Tokenizer
 from tests.conftest import Run, serve_file
@@ -172,14 +171,12 @@ def http(server: Server) -> Iterator[httpx.Client]:
 @pytest.fixture(scope="session")
 def grpc_address(server: Server) -> Iterator[str]:
     """Of the same server's gRPC."""
-    from deployments.ingress.grpc_api import GrpcApi
     from deployments.ingress.grpc_listener import GrpcListener
 
-    where = GrpcConfig(port=free_port())
+    where = server.ingress.config.grpc
 
     async def start() -> GrpcListener:
-        config = replace(server.ingress.config, grpc=where)
-        listener = GrpcListener(GrpcApi(server.ingress), config, 5.0)
+        listener = GrpcListener(server.ingress, 5.0)
         await listener.start()
         return listener
 

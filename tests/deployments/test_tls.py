@@ -18,7 +18,6 @@ from cluster.config.doors import TlsConfig
 from cluster.config.schema import GrpcConfig
 from cluster.core import SamplingParams
 from cluster.text.tokenizer import Tokenizer
-from deployments.ingress.grpc_api import GrpcApi
 from deployments.ingress.grpc_listener import GrpcListener
 from deployments.ingress.ingress import Ingress
 from deployments.readiness import base_url, health
@@ -98,7 +97,7 @@ async def test_grpc_takes_tls_alone_and_follows_a_replaced_certificate(
     where = GrpcConfig(port=free_port())
     config = replace(tiny_config(llama_folder), grpc=where, tls=tls(folder))
     ingress = Ingress(config, Tokenizer.load(llama_folder), SamplingParams(max_tokens=0), Nowhere())
-    listener = GrpcListener(GrpcApi(ingress), config, 1.0)
+    listener = GrpcListener(ingress, 1.0)
     await listener.start()
     address = f"localhost:{where.port}"
 

@@ -20,7 +20,7 @@ from cluster.config.doors import AccessConfig, digest_of
 from cluster.config.schema import Config, GrpcConfig
 from cluster.core import SamplingParams
 from cluster.text.tokenizer import Tokenizer
-from deployments.ingress.grpc_api import GENERATION, GrpcApi
+from deployments.ingress.grpc_api import GENERATION
 from deployments.ingress.grpc_listener import GrpcListener
 from deployments.ingress.http import create_app
 from deployments.ingress.ingress import Ingress
@@ -76,7 +76,7 @@ class Place:
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[tuple[grpc.aio.Channel, GrpcListener]]:
         """Serve gRPC until the end of the block."""
-        listener = GrpcListener(GrpcApi(self.ingress), self.ingress.config, 60.0)
+        listener = GrpcListener(self.ingress, 60.0)
         await listener.start()
         where = f"127.0.0.1:{self.ingress.config.grpc.port}"
         async with grpc.aio.insecure_channel(where) as channel:

@@ -15,7 +15,6 @@ from cluster.coordinator.coordinator import Coordinator
 from cluster.core import SamplingParams
 from cluster.records import frozen
 from cluster.text.tokenizer import Tokenizer
-from deployments.ingress.grpc_api import GrpcApi
 from deployments.ingress.grpc_listener import GrpcListener
 from deployments.ingress.http import create_app
 from deployments.ingress.http_listener import HttpListener
@@ -87,7 +86,7 @@ async def _served(
         stage.add("a", rooms, toy, **limits)
         stack.push_async_callback(stage.close)
         for listener in (
-            GrpcListener(GrpcApi(ingress), config, 5.0),
+            GrpcListener(ingress, 5.0),
             HttpListener(watched(create_app(ingress)), config.http, 1.0),
         ):
             await listener.start()

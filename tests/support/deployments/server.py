@@ -16,6 +16,7 @@ from cluster.config.schema import (
     Config,
     CoordinatorConfig,
     DrafterConfig,
+    GrpcConfig,
     HttpConfig,
 )
 from cluster.coordinator.coordinator import Coordinator
@@ -85,6 +86,7 @@ def serving(config: Config) -> Iterator[Server]:
 @asynccontextmanager
 async def _served(config: Config, engine: Engine) -> AsyncIterator[Server]:
     folder = Path(config.target.engine.model)
+    config = replace(config, grpc=GrpcConfig(port=free_port()))
     coordinator = Coordinator(config)
     await coordinator.start()
     worker = build_target(engine, config)
