@@ -52,6 +52,8 @@ class _Keys:
 
 
 def _read(config: Config) -> _Keys:
+    if not config.access.keys_file:
+        return _Keys()
     file = read_keys(config)
     callers = {
         digest: Caller(name, key)
@@ -62,26 +64,19 @@ def _read(config: Config) -> _Keys:
 
 
 def _reloaded(config: Config) -> Reloaded[_Keys]:
-    return Reloaded((config.access.keys_file,), partial(_read, config))
+    return Reloaded([*filter(None, [config.access.keys_file])], partial(_read, config))
 
 
 class KeyRing:
-    """The keys of `access.keys_file`, as the file has them now."""
+    """The keys of `access.keys_file`, as the file has them now.
+
+    is_open: nobody is asked for a key."""
 
     def __init__(self, config: Config) -> None:
         """Read the file; raises ConfigError for one that cannot be used."""
-        self._file = _reloaded(config) if config.access.keys_file else None
-        self._keys = self._file.get() if self._file else _Keys()
-
-    @property
-    def fault(self) -> str:
-        """Why the file as it is now is not used: the keys before it still hold."""
-        return self._file.fault if self._file else ""
-
-    @property
-    def is_open(self) -> bool:
-        """True if nobody is asked for a key."""
-        return self._file is None
+        self.is_open = not config.access.keys_file
+        self._file = _reloaded(config)
+        self._keys = self._file.get()
 
     def caller(self, headers: Mapping[str, str]) -> Caller:
         """Return whose key it is that either header has; raises UnauthenticatedError for
@@ -106,7 +101,7 @@ class KeyRing:
     def status(self) -> dict[str, object]:
         """Return what /health says of the keys."""
         names = sorted({caller.name for caller in self._keys.callers.values()})
-        return {} if self.is_open else {"keys": {"callers": names, "fault": self.fault}}
+        return {} if self.is_open else {"keys": {"callers": names, "fault": self._file.fault}}
 
     async def watch(self) -> None:
         """Look for ever."""
@@ -117,18 +112,16 @@ class KeyRing:
     async def look(self) -> None:
         """Read the file again if it has changed; one that is wrong leaves the keys as they are."""
         file = self._file
-        if file is not None:
-            # A file of thousands of keys takes a second.
-            keys = await asyncio.to_thread(file.get)
-            if file is self._file:  # else another configuration's has come meanwhile
-                self._keys = keys
+        # A file of thousands of keys takes a second.
+        keys = await asyncio.to_thread(file.get)
+        if file is self._file:  # else another configuration's has come meanwhile
+            self._keys = keys
 
     async def use(self, config: Config) -> None:
         """Read the file for another configuration, which may have other classes and tasks; raises
         ConfigError, and then nothing has changed."""
-        if self._file is not None:
-            self._file = await asyncio.to_thread(_reloaded, config)
-            self._keys = self._file.get()
+        self._file = await asyncio.to_thread(_reloaded, config)
+        self._keys = self._file.get()
 
 
 class Operators:
@@ -217,7 +210,7 @@ class Quotas:
             self.check(account, "tokens", 1)
         for account in accounts:
             self.running[account.name] += 1
-            self.take(account, "requests", 1)
+            self.window(account, "requests").taken += 1
         return Use(self, accounts, caller.name)
 
     def count(self, name: str, tokens: Tokens) -> None:
@@ -229,10 +222,6 @@ class Quotas:
         self._names.add(name)
         for kind, count in tokens.items():
             self._recorder.add(metrics.KEY_TOKENS, count, key=name, kind=kind)
-
-    def take(self, account: _Account, what: str, amount: int) -> None:
-        """Count what a request has used."""
-        self._window(account, what).taken += amount
 
     def _check_running(self, account: _Account) -> None:
         limit = account.limits.concurrent_requests
@@ -247,7 +236,7 @@ class Quotas:
         limit: int = getattr(account.limits, f"{what}_per_minute")
         if not limit:
             return
-        share, window = self._share_of(limit), self._window(account, what)
+        share, window = self._share_of(limit), self.window(account, what)
         if amount > share:
             raise TooLargeError(
                 f"{account.name}: the prompt has {amount} tokens, and its share of {limit} tokens "
@@ -262,8 +251,8 @@ class Quotas:
             retry_after_s=wait_s,
         )
 
-    def _window(self, account: _Account, what: str) -> _Window:
-        """The present one, which begins with the first request in it."""
+    def window(self, account: _Account, what: str) -> _Window:
+        """The present minute, which begins with the first request in it."""
         window, now = self._windows[account.name, what], self._clock()
         if window.ends_at <= now:
             window.ends_at, window.taken = now + 60.0, 0  # a minute
@@ -287,11 +276,11 @@ class Use:
         for account in self._accounts:
             self._quotas.check(account, "tokens", num_tokens)
         for account in self._accounts:
-            self._quotas.take(account, "tokens", num_tokens)
+            self._quotas.window(account, "tokens").taken += num_tokens
 
     def leave(self, tokens: Tokens) -> None:
         """It is over, and has used so much."""
         self._quotas.count(self._name, tokens)
         for account in self._accounts:
             self._quotas.running[account.name] -= 1
-            self._quotas.take(account, "tokens", tokens["output"])
+            self._quotas.window(account, "tokens").taken += tokens["output"]
