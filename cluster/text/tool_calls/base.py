@@ -137,16 +137,23 @@ class UnreadText:
                 self.take(at + len(end))
 
 
-# Reads the call that the source begins with, as its marker shows.  Returns None, or the number of
-# characters that are text where it is no call.
-ReadsCall = Callable[[UnreadText, str], Reads[int | None]]
+# Reads the call whose marker, of that length, the source begins with.  Returns None, or the number
+# of characters that are text where it is no call.
+ReadsCall = Callable[[UnreadText, int], Reads[int | None]]
 
 
-def marked_calls(source: UnreadText, markers: Sequence[str], call: ReadsCall) -> Reads[None]:
-    """Read a text with calls that begin with one of `markers`, anywhere in it."""
+def marked_calls(
+    source: UnreadText, markers: Sequence[str], call: ReadsCall, ends: Sequence[str] = ()
+) -> Reads[None]:
+    """Read a text with calls that begin with one of `markers`, anywhere in it.
+
+    ends: as of `UnreadText.take_ends`.
+    """
     while marker := (yield from source.until(markers, Said)):
-        text_len = yield from call(source, marker)
-        if text_len is not None:
+        text_len = yield from call(source, len(marker))
+        if text_len is None:
+            yield from source.take_ends(ends)
+        else:
             yield Said(source.take(text_len))
 
 

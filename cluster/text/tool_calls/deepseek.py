@@ -23,22 +23,20 @@ _FENCE = "```"
 _HEAD = re.compile(rf"\s*(?:\w*\s*{_SEP})?\s*({NAME.pattern})\s*(?:{_SEP})?\s*(?:{_FENCE}\w*)?\s*")
 
 
-def _call(source: UnreadText, marker: str) -> Reads[int | None]:
-    at = len(marker)
-    if marker == CALLS_BEGIN:
-        at = yield from source.after_space(at)
-        if not (yield from source.has(_CALL, at)):
-            return len(marker)
-        at += len(_CALL)
-    text_len = yield from named_call(source, at, _HEAD)
-    if text_len is None:
-        yield from source.take_ends((_FENCE, _CALL_END, _CALLS_END))
-    return text_len
+def _call(source: UnreadText, at: int) -> Reads[int | None]:
+    if source.text.startswith(CALLS_BEGIN):
+        start = yield from source.after_space(at)
+        if not (yield from source.has(_CALL, start)):
+            return at
+        at = start + len(_CALL)
+    return (yield from named_call(source, at, _HEAD))
 
 
 DEEPSEEK = CallFormat(
     "deepseek",
-    lambda source: marked_calls(source, (CALLS_BEGIN, _CALL), _call),
+    lambda source: marked_calls(
+        source, (CALLS_BEGIN, _CALL), _call, (_FENCE, _CALL_END, _CALLS_END)
+    ),
     lambda name: (f"{_CALL}{name}{_SEP}", _CALL_END),
     trigger=_CALL,
     begin=CALLS_BEGIN,

@@ -11,12 +11,12 @@ _MARKER = "[TOOL_CALLS]"
 _HEAD = re.compile(rf"\s*({NAME.pattern})\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])?\s*")
 
 
-def _call(source: UnreadText, marker: str) -> Reads[int | None]:
+def _call(source: UnreadText, at: int) -> Reads[int | None]:
     """The first character after the marker tells which form it is."""
-    at = yield from source.after_space(len(marker))
-    if source.text.startswith("[", at):
-        return (yield from _listed(source, at + 1))
-    return (yield from named_call(source, len(marker), _HEAD))
+    start = yield from source.after_space(at)
+    if source.text.startswith("[", start):
+        return (yield from _listed(source, start + 1))
+    return (yield from named_call(source, at, _HEAD))
 
 
 def _listed(source: UnreadText, at: int) -> Reads[int | None]:
