@@ -8,25 +8,12 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 
 REPLACEMENT = "\ufffd"
 
 # UTF-8 characters have at most four bytes, so this many tokens without a complete character cannot
 # be one incomplete character.
 _MAX_INCOMPLETE_TOKENS = 4
-
-
-class Detokenizer(Protocol):
-    """Incremental decoding of one sequence."""
-
-    def feed(self, token_ids: Iterable[int]) -> str:
-        """Add the next tokens; returns the text that is now final."""
-        ...
-
-    def flush(self) -> str:
-        """End the sequence; returns the rest of the text, incomplete characters as U+FFFD."""
-        ...
 
 
 class ByteDetokenizer:
@@ -41,6 +28,7 @@ class ByteDetokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def feed(self, token_ids: Iterable[int]) -> str:
+        """Add the next tokens; returns the text that is now final."""
         bytes_of = self._bytes_of
         num_tokens = len(bytes_of)
         # Ids beyond the vocabulary (padded embeddings) have no text, as in transformers.
@@ -49,6 +37,7 @@ class ByteDetokenizer:
         )
 
     def flush(self) -> str:
+        """End the sequence; returns the rest of the text, incomplete characters as U+FFFD."""
         return self._decoder.decode(b"", final=True)
 
 
@@ -79,6 +68,7 @@ class WindowDetokenizer:
         self._num_incomplete = 0  # consecutive pending tokens that ended inside a character
 
     def feed(self, token_ids: Iterable[int]) -> str:
+        """Add the next tokens; returns the text that is now final."""
         pieces = []
         for token in token_ids:
             if token in self._skipped_ids:
@@ -96,6 +86,7 @@ class WindowDetokenizer:
         return "".join(pieces)
 
     def flush(self) -> str:
+        """End the sequence; returns the rest of the text, incomplete characters as U+FFFD."""
         text = self._pending_text() if self._pending else ""
         self._pending.clear()
         return text
@@ -111,3 +102,6 @@ class WindowDetokenizer:
         self._prefix, self._pending = self._pending, []
         self._num_incomplete = 0
         self._prefix_text = self._decode(self._prefix)
+
+
+Detokenizer = ByteDetokenizer | WindowDetokenizer

@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 from cluster.errors import RequestError
 from cluster.records import frozen
@@ -57,7 +57,7 @@ def json_or_text(text: str, name: str) -> Any:
 
 def _load(text: str, name: str) -> Any:
     try:
-        value = json.loads(text, parse_float=_finite, parse_constant=_refuse)
+        value = json.loads(text, parse_float=_finite, parse_constant=_finite)
     except RecursionError:
         raise _too_deep(name) from None
     except json.JSONDecodeError:
@@ -76,10 +76,6 @@ def _finite(written: str) -> float:
     if not math.isfinite(value):
         raise ValueError
     return value
-
-
-def _refuse(written: str) -> NoReturn:
-    raise ValueError
 
 
 def _check_depth(value: Any, name: str) -> None:
