@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster.config.schema import CoordinatorConfig
 from cluster.core import FinishReason
 from cluster.text.tokenizer import Tokenizer
 from cluster.text.tool_calls.base import AnswerReader, CallPiece, Said
@@ -156,7 +157,7 @@ def chunks_of(tokenizer: Tokenizer, deltas: list[Delta]) -> list[dict[str, Any]]
     """What the chunks of a streamed chat say of its one choice, without the first, the role's."""
     usage = {"stream": True, "stream_options": {"include_usage": True}}
     request = Chat.parse(chat(**usage), LIMITS)
-    generation = Generation("a", request.spec, tokenizer, Coordinators(), 8.0)
+    generation = Generation("a", request.spec, tokenizer, Coordinators(CoordinatorConfig()), 8.0)
     stream = Answer(request, generation, "a").chunks(deltas).decode()
     events = [json.loads(line[len("data: ") :]) for line in stream.splitlines() if line]
     return [event["choices"][0] for event in events]

@@ -10,10 +10,10 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
+from cluster.config.schema import CoordinatorConfig
 from cluster.core import FinishReason, Request, TokenEvent
 from cluster.errors import CapacityError, DrafthouseError, TooLargeError, UnavailableError
 from cluster.messages import SubmitFrame, WorkerDescription
-from cluster.rpc.frames import MAX_FRAME_BYTES
 from cluster.rpc.link import run_until_first_ends
 from deployments.ingress.ticket import CoordinatorPeer, CoordinatorStream, Ticket
 
@@ -30,17 +30,12 @@ _ENVELOPE_BYTES = 32 * 1024
 class Coordinators:
     """Distributes requests over the connected coordinators, without affinity."""
 
-    def __init__(
-        self,
-        connect_timeout_s: float = 120.0,
-        max_frame_bytes: int = MAX_FRAME_BYTES,
-        silence_s: float = 3.0,
-    ) -> None:
-        """connect_timeout_s: how long a request waits for a coordinator before it ends with 503.
-        silence_s: a coordinator that says nothing for so long is left."""
-        self._connect_timeout_s = connect_timeout_s
-        self._silence_s = silence_s
-        self._max_prompt_len = (max_frame_bytes - _ENVELOPE_BYTES) // 4  # a token has four bytes
+    def __init__(self, settings: CoordinatorConfig) -> None:
+        """settings: how long a request waits for a coordinator before it ends with 503, and a
+        coordinator says nothing before it is left, are those of targets."""
+        self._settings = settings
+        # A token has four bytes.
+        self._max_prompt_len = (settings.max_frame_bytes - _ENVELOPE_BYTES) // 4
         self._peers: dict[str, CoordinatorPeer] = {}
         self._changed = asyncio.Event()
         self._resumptions: set[asyncio.Task[None]] = set()
@@ -140,13 +135,14 @@ class Coordinators:
         """Wait for a coordinator to connect; raises UnavailableError if none does in time."""
         if self._peers:
             return
+        limit_s = self._settings.target_timeout_s
         try:
-            async with asyncio.timeout(self._connect_timeout_s):
+            async with asyncio.timeout(limit_s):
                 while not self._peers:
                     await self._changed.wait()
         except TimeoutError:
             raise UnavailableError(
-                f"no coordinator answered within {self._connect_timeout_s:g} s; try again later"
+                f"no coordinator answered within {limit_s:g} s; try again later"
             ) from None
 
     def _place(self, ticket: Ticket, request: Request) -> None:
@@ -194,12 +190,12 @@ class Coordinators:
 
     async def _watch(self, peer: CoordinatorPeer) -> None:
         """Return when the coordinator has said nothing for too long."""
-        num_missed = 0
+        num_missed, silence_s = 0, self._settings.target_silence_s
         while num_missed < _NUM_LOOKS:
-            await asyncio.sleep(self._silence_s / _NUM_LOOKS)
+            await asyncio.sleep(silence_s / _NUM_LOOKS)
             num_missed = 0 if peer.is_heard else num_missed + 1
             peer.is_heard = False
-        log.error("coordinator is left id=%s: it said nothing for %g s", peer.id, self._silence_s)
+        log.error("coordinator is left id=%s: it said nothing for %g s", peer.id, silence_s)
 
     async def _read(self, peer: CoordinatorPeer) -> None:
         async for frame in peer.link:

@@ -57,7 +57,7 @@ class IngressDeployment(Replica):
         )
         self._part.start()
         if await asyncio.to_thread(has_others):
-            await self._part.first_link()
+            await self._part.connections.first_link()
         exporter = Exporter(self._part.recorder)
         self._exporting = asyncio.create_task(exporter.run_forever())
         patience_s = config.ingress.shutdown_grace_s + _LISTENER_MARGIN_S

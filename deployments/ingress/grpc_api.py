@@ -157,7 +157,7 @@ class GrpcApi:
         while not is_over:
             # Created before the status is read, so that no change during the yield is missed.
             changed = self._ingress.coordinators.next_change()
-            is_over = self._ingress.is_stopping
+            is_over = self._ingress.draining.has_begun
             told = self._health(body)
             if told != last:
                 yield told
@@ -174,7 +174,7 @@ class GrpcApi:
             service = "?"  # not the name of a service
         if service not in ("", GENERATION):
             told.status = told.SERVICE_UNKNOWN
-        elif self._ingress.coordinators.is_connected and not self._ingress.is_stopping:
+        elif self._ingress.coordinators.is_connected and not self._ingress.draining.has_begun:
             told.status = told.SERVING
         return told
 

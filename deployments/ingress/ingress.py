@@ -63,17 +63,12 @@ class Ingress:
         self.keys = KeyRing(config)
         self._quotas = Quotas(self.keys, config.ingress.replicas, self.recorder)
         self._watching: asyncio.Task[None] | None = None
-        settings = config.coordinator
-        self.coordinators = Coordinators(
-            connect_timeout_s=settings.target_timeout_s,
-            max_frame_bytes=settings.max_frame_bytes,
-            silence_s=settings.target_silence_s,
-        )
+        self.coordinators = Coordinators(config.coordinator)
         # Until a coordinator says what the targets serve.
         self.coordinators.adapters = {name: name for name in config.target.engine.adapters}
         self._links: dict[str, CoordinatorLink] = {}
-        self._draining = Draining()
-        self.watchers = Watchers(self._links, self.coordinators, self._draining)
+        self.draining = Draining()
+        self.watchers = Watchers(self._links, self.coordinators, self.draining)
         url, name = config.ingress.traces_url, config.model_name
         self.tracing = Tracing.to(url, name) if url else None
         self._grammars = GrammarCheck(tokenizer, config.answers)
@@ -87,7 +82,7 @@ class Ingress:
             store=ResponseStore(config.api.max_stored_responses, config.api.max_stored_bytes),
         )
         self._refused = ""
-        self._connections: Connections[CoordinatorLink] = Connections(
+        self.connections: Connections[CoordinatorLink] = Connections(
             "coordinator", endpoints, self._connect, self._use
         )
 
@@ -116,28 +111,19 @@ class Ingress:
 
     def start(self) -> None:
         """Start connecting to the coordinators, and watching the file of keys."""
-        self._connections.start()
+        self.connections.start()
         self._watching = asyncio.create_task(self.keys.watch(), name="watch the keys")
-
-    async def first_link(self) -> None:
-        """See `Connections`."""
-        await self._connections.first_link()
-
-    @property
-    def is_stopping(self) -> bool:
-        """Whether it takes no more requests."""
-        return self._draining.has_begun
 
     async def drain(self) -> None:
         """Take no more requests, and return when none runs: after `ingress.shutdown_grace_s` those
         that are left end with an error."""
-        self._draining.has_begun = True
+        self.draining.has_begun = True
         self.coordinators.announce()
-        await self._draining.drain(self.config.ingress.shutdown_grace_s)
+        await self.draining.drain(self.config.ingress.shutdown_grace_s)
 
     async def stop(self) -> None:
         """Close the streams; running requests end with an error."""
-        await self._connections.stop()
+        await self.connections.stop()
         self._grammars.close()
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.stop)
@@ -199,7 +185,7 @@ class Ingress:
         if self.config.ingress.log_requests:
             generation.when_closed.append(write_line)
         try:
-            self._draining.watch(generation)
+            self.draining.watch(generation)
             with generation.noted():
                 await self._grammars.check(spec.params.grammar, asker)
                 await generation.start()
@@ -271,7 +257,7 @@ class Ingress:
         }
         status = "ok" if targets else "unavailable"
         return {
-            "status": "stopping" if self.is_stopping else status,
+            "status": "stopping" if self.draining.has_begun else status,
             "model": self.config.model_name,
             "coordinators": len(reports),
             "targets": len(targets),

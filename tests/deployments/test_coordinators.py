@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from cluster.config.schema import CoordinatorConfig
 from cluster.core import SamplingParams, TokenEvent, token_array
 from cluster.errors import (
     CapacityError,
@@ -99,7 +100,7 @@ async def test_a_request_over_the_frame_limit_does_not_affect_others() -> None:
     async with house() as only:
         only.add_target(ToyTarget())
         there, here = Mailbox[SubmitFrame](8), Mailbox[EventFrame](8)
-        ingress = Coordinators(connect_timeout_s=0.2)
+        ingress = Coordinators(CoordinatorConfig(target_timeout_s=0.2))
         serving = asyncio.create_task(only.coordinator.serve(MemoryLink(here, there)))
         description = only.coordinator.describe()
         using = asyncio.create_task(ingress.use("a", description, NarrowLink(there, here)))
@@ -166,7 +167,7 @@ async def test_an_accepted_request_is_not_refused_for_want_of_room_after_a_failo
 
 
 async def test_a_coordinator_that_falls_silent_is_left_and_its_requests_go_on_elsewhere() -> None:
-    ingress = Coordinators(silence_s=1.5)  # heartbeats come every second
+    ingress = Coordinators(CoordinatorConfig(target_silence_s=1.5))  # heartbeats come every second
     description = WorkerDescription("c", "coordinator", "c", vocab_size=9, max_context_len=99)
     ours, mute = memory_pair()
     using = asyncio.create_task(ingress.use("mute", description, ours))
@@ -227,7 +228,7 @@ async def says(link: Ours, load: Load) -> None:
 
 
 async def test_requests_go_to_the_coordinator_that_has_least_in_hand_of_all_ingresses() -> None:
-    ingress = Coordinators()
+    ingress = Coordinators(CoordinatorConfig())
     async with peers(ingress, "a", "b") as links:
         assert sorted(await placed(ingress, 4)) == ["a", "a", "b", "b"]
         await says(links["a"], Load(num_running=5, seats=8))

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from cluster.config.schema import CoordinatorConfig
 from cluster.rpc.connections import Endpoint
 from cluster.rpc.link import MemoryLink, memory_pair
 from deployments.ingress.coordinators import Coordinators
@@ -51,7 +52,7 @@ class Stage:
 
 @asynccontextmanager
 async def stage() -> AsyncIterator[Stage]:
-    setting = Stage(Coordinators(connect_timeout_s=0.2))
+    setting = Stage(Coordinators(CoordinatorConfig(target_timeout_s=0.2)))
     try:
         yield setting
     finally:

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from cluster.config.schema import CoordinatorConfig
 from cluster.core import FinishReason, Request, SamplingParams, TokenEvent, token_array
 from cluster.records import frozen
 from cluster.text.dialect import Dialect
@@ -86,7 +87,7 @@ def read_text(tokenizer: Tokenizer, asked: Asked, text: str) -> list[Delta]:
 def response_writer(tokenizer: Tokenizer, limits: Limits = LIMITS, **more: Any) -> ResponseWriter:
     """What writes an answer of /v1/responses.  more: of its body."""
     request = Response.parse({"model": "demo", "input": "x", **more}, limits)
-    made = Generation("resp_1", request.spec, tokenizer, Coordinators(), 8.0)
+    made = Generation("resp_1", request.spec, tokenizer, Coordinators(CoordinatorConfig()), 8.0)
     return ResponseWriter(request, made, "id")
 
 
@@ -129,7 +130,9 @@ class Apis:
 
     def _messages(self) -> MessagesWriter:
         request = AnthropicMessages.parse(chat(max_tokens=1), LIMITS)
-        made = Generation("msg_1", request.spec, self.tokenizer, Coordinators(), 8.0)
+        made = Generation(
+            "msg_1", request.spec, self.tokenizer, Coordinators(CoordinatorConfig()), 8.0
+        )
         return MessagesWriter(request, made, "id")
 
 
