@@ -14,8 +14,10 @@ from cluster.config.schema import CoordinatorConfig
 from cluster.core import FinishReason, Request, TokenEvent
 from cluster.errors import CapacityError, DrafthouseError, TooLargeError, UnavailableError
 from cluster.messages import SubmitFrame, WorkerDescription
+from cluster.rpc.channel import CoordinatorLink
+from cluster.rpc.connections import Endpoint
 from cluster.rpc.link import run_until_first_ends
-from deployments.ingress.ticket import CoordinatorPeer, CoordinatorStream, Ticket
+from deployments.ingress.ticket import CoordinatorPeer, Ticket
 
 log = logging.getLogger(__name__)
 
@@ -43,22 +45,22 @@ class Coordinators:
         self.adapters: Mapping[str, str] = {}
 
     @property
-    def is_connected(self) -> bool:
-        """True if a coordinator is connected that can take requests."""
-        return bool(self._peers)
+    def links(self) -> Mapping[str, CoordinatorLink]:
+        """Those to the coordinators that are connected and can take requests."""
+        return {peer.id: peer.link for peer in self._peers.values()}
 
     async def use(
-        self, peer_id: str, description: WorkerDescription, link: CoordinatorStream
+        self, endpoint: Endpoint, description: WorkerDescription, link: CoordinatorLink
     ) -> None:
         """Send requests to this coordinator until its link ends or it falls silent; then resume
         them elsewhere."""
-        peer = CoordinatorPeer(peer_id, description, link)
-        self._peers[peer_id] = peer
+        peer = CoordinatorPeer(endpoint.id, description, link)
+        self._peers[peer.id] = peer
         self.announce()
         try:
             await run_until_first_ends(self._read(peer), self._write(peer), self._watch(peer))
         except DrafthouseError as error:
-            log.warning("lost coordinator id=%s: %s", peer_id, error)
+            log.warning("lost coordinator id=%s: %s", peer.id, error)
         finally:
             self._lose(peer)
 

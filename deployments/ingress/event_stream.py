@@ -119,9 +119,8 @@ News = asyncio.Queue[bytes | None]
 
 @dataclass(slots=True)
 class Watchers:
-    """All of one ingress.  links: to the coordinators that are connected now."""
+    """All of one ingress."""
 
-    _links: Mapping[str, CoordinatorLink]
     _coordinators: Coordinators
     _draining: Draining
     _num_streams: int = 0
@@ -158,7 +157,7 @@ class Watchers:
         try:
             while not self._draining.has_begun:
                 changed = self._coordinators.next_change()
-                for link in self._links.values():
+                for link in self._coordinators.links.values():
                     if link not in readings:
                         readings[link] = asyncio.create_task(_read(link, news))
                 await changed.wait()

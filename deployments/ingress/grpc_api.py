@@ -174,7 +174,7 @@ class GrpcApi:
             service = "?"  # not the name of a service
         if service not in ("", GENERATION):
             told.status = told.SERVICE_UNKNOWN
-        elif self._ingress.coordinators.is_connected and not self._ingress.draining.has_begun:
+        elif self._ingress.coordinators.links and not self._ingress.draining.has_begun:
             told.status = told.SERVING
         return told
 

@@ -66,9 +66,8 @@ class Ingress:
         self.coordinators = Coordinators(config.coordinator)
         # Until a coordinator says what the targets serve.
         self.coordinators.adapters = {name: name for name in config.target.engine.adapters}
-        self._links: dict[str, CoordinatorLink] = {}
         self.draining = Draining()
-        self.watchers = Watchers(self._links, self.coordinators, self.draining)
+        self.watchers = Watchers(self.coordinators, self.draining)
         url, name = config.ingress.traces_url, config.model_name
         self.tracing = Tracing.to(url, name) if url else None
         self._grammars = GrammarCheck(tokenizer, config.answers)
@@ -83,7 +82,7 @@ class Ingress:
         )
         self._refused = ""
         self.connections: Connections[CoordinatorLink] = Connections(
-            "coordinator", endpoints, self._connect, self._use
+            "coordinator", endpoints, self._connect, self.coordinators.use
         )
 
     async def use(self, config: Config) -> None:
@@ -143,15 +142,6 @@ class Ingress:
             await link.close()
             raise UnavailableError(f"coordinator {description.worker_id} has no target yet")
         return description, link
-
-    async def _use(
-        self, endpoint: Endpoint, description: WorkerDescription, link: CoordinatorLink
-    ) -> None:
-        self._links[endpoint.id] = link
-        try:
-            await self.coordinators.use(endpoint.id, description, link)
-        finally:
-            del self._links[endpoint.id]
 
     async def generate(
         self,
@@ -235,7 +225,7 @@ class Ingress:
         rollouts: of drafters that may replace others, at each target or coordinator that decides.
         keys: names of the callers, and why the file of keys as it is now is not used.
         """
-        links = dict(self._links)
+        links = self.coordinators.links
         reports = await answers_of(links, lambda link: link.status(_REPORT_TIMEOUT_S))
         refused = {"ingress.user_config": self._refused} if self._refused else {}
         drafters, faults = Counter[str](), defaultdict[str, Counter[str]](Counter)
@@ -274,7 +264,7 @@ class Ingress:
         """The series of every ingress replica and coordinator, in Prometheus' text format."""
         num_others = self.config.ingress.replicas - 1
         others = self._others if num_others else nobody
-        return await metrics_page(self.recorder, dict(self._links), others, num_others)
+        return await metrics_page(self.recorder, self.coordinators.links, others, num_others)
 
     async def stats(self) -> dict[str, Any]:
         """The same as a few totals."""

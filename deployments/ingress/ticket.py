@@ -19,9 +19,9 @@ import numpy as np
 
 from cluster.core import Request, TokenArray, TokenEvent, token_array
 from cluster.errors import CapacityError, DrafthouseError, error_from_code
-from cluster.messages import AdapterList, EventFrame, Load, SubmitFrame, WorkerDescription
+from cluster.messages import AdapterList, Load, WorkerDescription
 from cluster.requests.fields import DraftStep
-from cluster.rpc.link import Link
+from cluster.rpc.channel import CoordinatorLink
 from cluster.text.tokenizer import Tokenizer
 
 # The steps of a choice that asks for its draft trees: numbered, bounded, and written as JSON.
@@ -98,9 +98,6 @@ def _merged(events: Sequence[TokenEvent]) -> TokenEvent:
     }
     token_ids = np.concatenate([event.token_ids for event in events])
     return dataclasses.replace(events[0], token_ids=token_ids, **said)
-
-
-CoordinatorStream = Link[SubmitFrame, EventFrame]
 
 
 class Ticket:
@@ -191,9 +188,7 @@ class Ticket:
 class CoordinatorPeer:
     """One coordinator: its stream, its running requests, and what is to be sent next."""
 
-    def __init__(
-        self, peer_id: str, description: WorkerDescription, link: CoordinatorStream
-    ) -> None:
+    def __init__(self, peer_id: str, description: WorkerDescription, link: CoordinatorLink) -> None:
         self.id = peer_id
         self.description = description
         self.link = link

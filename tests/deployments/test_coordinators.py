@@ -21,6 +21,7 @@ from cluster.errors import (
     UnavailableError,
 )
 from cluster.messages import EventFrame, Load, SubmitFrame, WorkerDescription
+from cluster.rpc.connections import Endpoint
 from cluster.rpc.link import Mailbox, MemoryLink, memory_pair
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.ticket import Ticket
@@ -103,7 +104,9 @@ async def test_a_request_over_the_frame_limit_does_not_affect_others() -> None:
         ingress = Coordinators(CoordinatorConfig(target_timeout_s=0.2))
         serving = asyncio.create_task(only.coordinator.serve(MemoryLink(here, there)))
         description = only.coordinator.describe()
-        using = asyncio.create_task(ingress.use("a", description, NarrowLink(there, here)))
+        using = asyncio.create_task(
+            ingress.use(Endpoint("a", ""), description, NarrowLink(there, here))
+        )
         await asyncio.sleep(0)
         events = {name: asyncio.Event() for name in ("before", "large", "after")}
         tickets = {
@@ -170,7 +173,7 @@ async def test_a_coordinator_that_falls_silent_is_left_and_its_requests_go_on_el
     ingress = Coordinators(CoordinatorConfig(target_silence_s=1.5))  # heartbeats come every second
     description = WorkerDescription("c", "coordinator", "c", vocab_size=9, max_context_len=99)
     ours, mute = memory_pair()
-    using = asyncio.create_task(ingress.use("mute", description, ours))
+    using = asyncio.create_task(ingress.use(Endpoint("mute", ""), description, ours))
     await asyncio.sleep(0)
     ticket, arrived = await ask(ingress)
     frame: SubmitFrame = await anext(mute)
@@ -182,7 +185,7 @@ async def test_a_coordinator_that_falls_silent_is_left_and_its_requests_go_on_el
         setting.add("heard", heard)
         tokens = await read(ticket, arrived)
         await using
-        assert ingress.is_connected
+        assert ingress.links
         await setting.close()
     assert tokens == whole
     assert ticket.failovers == 1
@@ -197,7 +200,7 @@ async def peers(ingress: Coordinators, *names: str) -> AsyncIterator[dict[str, O
     description = WorkerDescription("c", "coordinator", "c", max_running_sequences=64)
     pairs = {name: memory_pair() for name in names}
     using = [
-        asyncio.create_task(ingress.use(name, description, theirs))
+        asyncio.create_task(ingress.use(Endpoint(name, ""), description, theirs))
         for name, (_, theirs) in pairs.items()
     ]
     await asyncio.sleep(0)

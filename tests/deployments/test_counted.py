@@ -21,7 +21,6 @@ import pytest
 
 from cluster.metrics import KEY_TOKENS, REJECTED, REQUESTS, vllm_metrics
 from deployments.metrics_reader import Page
-from tests.deployments.test_vllm_readers import Link
 from tests.support.deployments.api import events
 from tests.support.deployments.place import write_keys
 from tests.support.deployments.server import MODEL, Server, serving, tiny_config
@@ -45,7 +44,6 @@ def server(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     keys = {name: dict[str, Any]() for name in KEYS}
     access = write_keys(tmp_path_factory.mktemp("keys") / "keys.yaml", **keys)
     with serving(replace(tiny_config(llama_folder), access=access)) as running:
-        running.ingress._links["c"] = Link(running.coordinator)  # type: ignore[assignment]
         yield running
 
 

@@ -49,8 +49,6 @@ def server(
     own = {name: drafters(draft_folder)[name] for name in ("lm", "lookup")}
     config = replace(config, target=replace(config.target, engine=engine), drafters=own)
     with serving(config) as found:
-        # The coordinator was connected by hand, so the ingress does not know whom it may watch.
-        found.ingress._links["here"] = found.coordinator  # type: ignore[assignment]
         yield found
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from cluster import metrics
 from cluster.config.schema import Config, DrafterConfig
-from cluster.coordinator.coordinator import Coordinator
 from cluster.metrics.recorder import Recorder
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.api.writer import TIMES, times_schema
@@ -43,22 +42,11 @@ def spec_decode(page: str) -> Counter[str]:
     return sums
 
 
-class Link:
-    """The way to the coordinator of a place, which is connected by hand."""
-
-    def __init__(self, coordinator: Coordinator) -> None:
-        self._coordinator = coordinator
-
-    async def metrics(self, timeout_s: float) -> bytes:
-        return self._coordinator.render_metrics()
-
-
 @asynccontextmanager
 async def served(tokenizer: Tokenizer) -> AsyncIterator[Place]:
     """A toy target with a drafter that guesses right."""
     config = Config(drafters={"a": DrafterConfig(kind="prompt_lookup")})
     async with place(tokenizer, config) as here:
-        here.ingress._links["a"] = Link(here.rooms.coordinator)  # type: ignore[assignment]
         here.rooms.add_drafter(ToyDrafter("a", oracle_chain()))
         yield here
 

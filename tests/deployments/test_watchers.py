@@ -15,12 +15,14 @@ import pytest
 from cluster.config.schema import Config, HttpConfig
 from cluster.core import SamplingParams
 from cluster.errors import WorkerError
+from cluster.messages import WorkerDescription
 from cluster.rpc.connections import Endpoint
 from cluster.rpc.server import serve_coordinator
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.event_stream import MAX_WATCHERS
 from deployments.ingress.http import create_app
 from deployments.ingress.ingress import Ingress
+from deployments.ingress.ticket import CoordinatorPeer
 from tests.support.coordinator.house import collect, house, request
 from tests.support.coordinator.toys import ToyTarget
 from tests.support.deployments.asgi import PATIENCE_S, Call, call
@@ -124,8 +126,10 @@ class Quiet:
 
 async def test_the_ninth_is_told_why_not_and_a_place_is_free_again(tokenizer: Tokenizer) -> None:
     ingress = Ingress(CONFIG, tokenizer, SamplingParams(max_tokens=0), Places())
-    ingress._links["a"] = Quiet()  # type: ignore[assignment]
-    ingress._links["b"] = Quiet(breaks=True)  # type: ignore[assignment]
+    description = WorkerDescription("c", "coordinator", "c")
+    for name in "ab":
+        link: Any = Quiet(breaks=name == "b")
+        ingress.coordinators._peers[name] = CoordinatorPeer(name, description, link)
     app = create_app(ingress)
     seen = [viewer(app) for _ in range(MAX_WATCHERS)]
     for each in seen:

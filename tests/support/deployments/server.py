@@ -31,7 +31,7 @@ from deployments.ingress.http_listener import HttpListener
 from deployments.ingress.ingress import Ingress
 from tests.deployments.conftest import free_port
 from tests.support.deployments.api import MODEL, Api
-from tests.support.deployments.stage import Nowhere
+from tests.support.deployments.stage import Near, Nowhere, meeting
 from tests.support.deployments.threads import in_a_thread
 from tests.support.local_models import target
 
@@ -97,13 +97,9 @@ async def _served(config: Config, engine: Engine) -> AsyncIterator[Server]:
     template = config.answers.chat_template
     tokenizer = Tokenizer.load(folder, generation_config="none", chat_template=template)
     ingress = Ingress(config, tokenizer, load_sampling_defaults(folder, "none"), Nowhere())
-    here, there = memory_pair()
     where = HttpConfig(port=free_port())
     http = HttpListener(create_app(ingress), where, 1.0)
-    tasks += [
-        asyncio.create_task(coordinator.serve(there)),
-        asyncio.create_task(ingress.coordinators.use("c", coordinator.describe(), here)),
-    ]
+    tasks += meeting(ingress.coordinators, "c", Near(coordinator))
     await http.start()
     url = f"http://{where.host}:{where.port}"
     try:

@@ -8,8 +8,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from cluster.config.schema import CoordinatorConfig
+from cluster.coordinator.coordinator import Coordinator
 from cluster.rpc.connections import Endpoint
-from cluster.rpc.link import MemoryLink, memory_pair
+from cluster.rpc.link import Mailbox, MemoryLink
 from deployments.ingress.coordinators import Coordinators
 from tests.support.coordinator.house import House, house
 from tests.support.coordinator.toys import ToyTarget
@@ -22,12 +23,37 @@ class Nowhere:
         yield frozenset()
 
 
+class Near(MemoryLink[Any, Any]):
+    """The way to a coordinator of this process, with its calls beside the stream."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        super().__init__(Mailbox(), Mailbox())
+        self.coordinator = coordinator
+        self.theirs = MemoryLink(self._inbox, self._outbox)
+        self.watch = coordinator.watch
+
+    async def metrics(self, timeout_s: float) -> bytes:
+        return self.coordinator.render_metrics()
+
+    async def status(self, timeout_s: float) -> dict[str, Any]:
+        return self.coordinator.status()
+
+
+def meeting(ingress: Coordinators, name: str, link: Near) -> list[asyncio.Task[None]]:
+    """The two ends of a link at work."""
+    description = link.coordinator.describe()
+    return [
+        asyncio.create_task(link.coordinator.serve(link.theirs)),
+        asyncio.create_task(ingress.use(Endpoint(name, ""), description, link)),
+    ]
+
+
 class Stage:
     """Coordinators that can be lost, each with a toy target of its own."""
 
     def __init__(self, ingress: Coordinators) -> None:
         self.ingress = ingress
-        self.links: dict[str, MemoryLink[object, object]] = {}
+        self.links: dict[str, Near] = {}
         self.tasks: list[asyncio.Task[None]] = []
 
     def add(
@@ -35,13 +61,8 @@ class Stage:
     ) -> ToyTarget:
         toy = toy or ToyTarget()
         stage.add_target(toy, **limits)
-        ours, theirs = memory_pair()
-        self.links[name] = ours
-        description = stage.coordinator.describe()
-        self.tasks += [
-            asyncio.create_task(stage.coordinator.serve(theirs)),
-            asyncio.create_task(self.ingress.use(name, description, ours)),
-        ]
+        self.links[name] = Near(stage.coordinator)
+        self.tasks += meeting(self.ingress, name, self.links[name])
         return toy
 
     async def close(self) -> None:
