@@ -63,11 +63,8 @@ class GrammarCompiler:
             self._kept.move_to_end(key)
             if len(self._kept) > _MAX_KEPT:
                 self._kept.popitem(last=False)
-        if found is future:
-            self._settle(future, spec)
-        return found.result()
-
-    def _settle(self, future: Future[Grammar], spec: GrammarSpec) -> None:
+        if found is not future:
+            return found.result()
         try:
             future.set_result(self.load().compile(spec))
         except DrafthouseError as error:
@@ -75,6 +72,7 @@ class GrammarCompiler:
         except BaseException:
             future.set_exception(RequestError("the grammar cannot be compiled", param="grammar"))
             raise
+        return future.result()
 
 
 def check_size(spec: GrammarSpec, max_bytes: int) -> None:

@@ -85,7 +85,7 @@ class ChatTemplate:
                 "messages",
                 "the model has no chat template; use the completions endpoint with plain text",
             )
-        if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
+        if isinstance(messages, str) or not isinstance(messages, Sequence):
             raise RequestError.at("messages", "not a list; send a list of messages")
         if not messages:
             raise RequestError.at("messages", "empty; send at least one message")
@@ -130,11 +130,13 @@ class ChatTemplate:
         if not isinstance(message, Mapping):
             raise RequestError.at(param, "not an object; send one with role and content")
         role = message.get("role")
-        if not isinstance(role, str) or not self._knows_role(role):
+        if not isinstance(role, str) or not (role in _ROLES or self._names(role)):
             raise RequestError.at(
                 f"{param}.role", f"{str(role)[:40]!r}; use system, user, assistant or tool"
             )
-        checked = {**message, "role": self._native_role(role)}
+        # OpenAI renamed system to developer; most open models only know the old name.
+        is_renamed = role == "developer" and not self._names(role)
+        checked = {**message, "role": "system" if is_renamed else role}
         if message.get("content") is not None:
             checked["content"] = text_of(message["content"], f"{param}.content")
         elif not message.get("tool_calls"):
@@ -143,17 +145,8 @@ class ChatTemplate:
             checked["tool_calls"] = tool_calls_of(message["tool_calls"], f"{param}.tool_calls")
         return checked
 
-    def _knows_role(self, role: str) -> bool:
-        return role in _ROLES or self._names(role)
-
     def _names(self, role: str) -> bool:
         return f"'{role}'" in self.source or f'"{role}"' in self.source
-
-    def _native_role(self, role: str) -> str:
-        # OpenAI renamed system to developer; most open models only know the old name.
-        if role == "developer" and not self._names("developer"):
-            return "system"
-        return role
 
 
 def _concatenated(parts: Iterable[str]) -> str:

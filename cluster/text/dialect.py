@@ -8,7 +8,7 @@ from dataclasses import replace
 from cluster.core import TokenArray
 from cluster.records import frozen
 from cluster.requests.fields import GrammarSpec
-from cluster.text.reasoning import MARKERS, ReasoningMarkers, reasoning_style
+from cluster.text.reasoning import ReasoningMarkers, reasoning_style
 from cluster.text.tokenizer import Tokenizer
 from cluster.text.tool_calls.base import AnswerReader, CallFormat, Reads, Said, UnreadText
 from cluster.text.tool_calls.registry import FORMATS, format_of
@@ -82,8 +82,8 @@ def dialect_of(tokenizer: Tokenizer, tool_parser: str, reasoning_parser: str) ->
     markers = None
     if is_harmony:
         markers = ReasoningMarkers("", _HARMONY_ANSWER, (), ids(_HARMONY_ANSWER))
-    elif style is not None and style in MARKERS:
-        start, end = MARKERS[style]
+    elif style == "think":
+        start, end = "<think>", "</think>"
         markers = ReasoningMarkers(start, end, ids(start), ids(end))
     specials = frozenset(tokenizer.token_text(each) for each in tokenizer.special_ids) - {""}
     return Dialect(calls, markers, is_harmony, template, specials)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from types import MappingProxyType
 
 from cluster.core import TokenArray
 from cluster.records import frozen
@@ -45,11 +44,9 @@ class ReasoningMarkers:
 # A template that leaves the reasoning out writes both markers at the very end of the prompt.
 _NUM_TAIL_TOKENS = 16
 
-MARKERS: Mapping[str, tuple[str, str]] = MappingProxyType({"think": ("<think>", "</think>")})
-
 
 def reasoning_style(template: str) -> str | None:
-    """The reasoning that a chat template shows: a key of MARKERS, "harmony" or None."""
+    """The reasoning that a chat template shows: "think", "harmony" or None."""
     if "<|channel|>" in template:
         return "harmony"
     return "think" if "</think>" in template else None

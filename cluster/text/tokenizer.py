@@ -6,7 +6,7 @@ Does not import torch: processes without a model use the tokenizer too.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +85,6 @@ class Tokenizer:
         special = self.special_ids
         return [b"" if i in special else data for i, data in enumerate(self._bytes_of)]
 
-    def _decode_all(self, token_ids: Sequence[int]) -> str:
-        return str(self.backend.decode(token_ids, skip_special_tokens=False))
-
     def encode(self, text: str, *, add_special_tokens: bool = True) -> TokenArray:
         """Token ids of `text`, int32[n]; with the model's BOS/EOS if it has them."""
         try:
@@ -127,7 +124,8 @@ class Tokenizer:
             table = self._visible_bytes_of if skip_special_tokens else self._bytes_of
             return ByteDetokenizer(table)
         skipped = self.special_ids if skip_special_tokens else frozenset[int]()
-        return WindowDetokenizer(self._decode_all, skipped, context_ids)
+        decode = partial(self.decode, skip_special_tokens=False)
+        return WindowDetokenizer(decode, skipped, context_ids)
 
     def apply_chat_template(
         self,

@@ -21,7 +21,6 @@ from deployments.ingress.grpc_listener import GrpcListener
 from deployments.ingress.http import create_admin_app, create_app
 from deployments.ingress.http_listener import HttpListener
 from deployments.ingress.ingress import Ingress
-from deployments.ingress.metrics_page import AskOthers
 from deployments.replica import (
     Replica,
     configure_logging,
@@ -45,14 +44,13 @@ class IngressDeployment(Replica):
         configure_logging(config.log_format)
         self._config = config
         tokenizer, defaults = await asyncio.to_thread(_load_text, config)
-        process = process_id("ingress")
         self._part: Ingress = Ingress(
             config,
             tokenizer,
             defaults,
             ServeEndpoints(coordinator),
-            process=process,
-            others=_others_of(process),
+            process=process_id("ingress"),
+            others=self._ask_others,
             trust=trust_in(config, "ingress"),
         )
         self._part.start()
@@ -77,6 +75,17 @@ class IngressDeployment(Replica):
         """This replica's own series, in Prometheus' text format; b"" if it asks itself."""
         recorder = self._part.recorder
         return b"" if recorder.process == asking else recorder.render()
+
+    async def _ask_others(self, timeout_s: float) -> list[bytes]:
+        """The series of the other replicas of this deployment that answer in time."""
+        context = serve.get_replica_context()
+        handle = serve.get_deployment_handle(context.deployment, app_name=context.app_name)
+        asking = handle.broadcast("metrics_for", self._part.recorder.process)
+        answers: list[Any] = []
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                answers = await asking.results_async(return_exceptions=True)
+        return [answer for answer in answers if answer and isinstance(answer, bytes)]
 
     async def health(self) -> dict[str, Any]:
         """Return what /health tells operators."""
@@ -117,20 +126,3 @@ def _load_text(config: Config) -> tuple[Tokenizer, SamplingParams]:
         chat_template=config.answers.chat_template,
     )
     return tokenizer, load_sampling_defaults(folder, choice)
-
-
-def _others_of(process: str) -> AskOthers:
-    """Asks the other replicas of this deployment for their series."""
-
-    async def ask(timeout_s: float) -> list[bytes]:
-        context = serve.get_replica_context()
-        handle = serve.get_deployment_handle(context.deployment, app_name=context.app_name)
-        answers: list[Any] = []
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                answers = await handle.broadcast("metrics_for", process).results_async(
-                    return_exceptions=True
-                )
-        return [answer for answer in answers if answer and isinstance(answer, bytes)]
-
-    return ask

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -46,11 +46,9 @@ from deployments.ingress.request_scope import (
 )
 from deployments.ingress.sampling import Sampling
 from deployments.ingress.wording import reason_of, warning_header
-from deployments.page.routes import PageFiles
+from deployments.page.routes import Handler, PageFiles
 
 EVENTS = "/ui/events"
-
-Handler = Callable[[Request], Awaitable[Response]]
 
 
 @frozen

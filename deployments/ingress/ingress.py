@@ -32,7 +32,7 @@ from deployments.ingress.keys import ANYBODY, Caller, KeyRing, Quotas
 from deployments.ingress.metrics_page import AskOthers, answers_of, metrics_page, nobody, stats_of
 from deployments.ingress.prompts import check_lengths, encode_all
 from deployments.ingress.spec import GenerationSpec, Limits, Prompt
-from deployments.ingress.tracing import Tracing, write_line
+from deployments.ingress.tracing import follow, provider_of, write_line
 
 _REPORT_TIMEOUT_S = 2.0
 
@@ -68,8 +68,7 @@ class Ingress:
         self.coordinators.adapters = {name: name for name in config.target.engine.adapters}
         self.draining = Draining()
         self.watchers = Watchers(self.coordinators, self.draining)
-        url, name = config.ingress.traces_url, config.model_name
-        self.tracing = Tracing.to(url, name) if url else None
+        self.tracing = provider_of(config.ingress.traces_url)
         self._grammars = GrammarCheck(tokenizer, config.answers)
         self._limits = Limits(
             config,
@@ -125,7 +124,7 @@ class Ingress:
         await self.connections.stop()
         self._grammars.close()
         if self.tracing is not None:
-            await asyncio.to_thread(self.tracing.stop)
+            await asyncio.to_thread(self.tracing.shutdown)  # sends what there still is
         if self._watching is not None:
             self._watching.cancel()
 
@@ -171,7 +170,7 @@ class Ingress:
             use=use,
         )
         if self.tracing is not None:
-            self.tracing.follow(generation, traceparent)
+            follow(self.tracing, generation, traceparent, self.config.model_name)
         if self.config.ingress.log_requests:
             generation.when_closed.append(write_line)
         try:

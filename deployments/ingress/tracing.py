@@ -31,54 +31,49 @@ _TIMES = {
 }
 
 
-class Tracing:
-    """Makes the spans, and sends them."""
+def provider_of(url: str) -> TracerProvider | None:
+    """What makes spans and sends them to a collector, by OTLP over HTTP; None without a URL.
 
-    def __init__(self, provider: TracerProvider, model_name: str) -> None:
-        self._provider = provider
-        self._model_name = model_name
+    Raises ConfigError without the extra."""
+    if not url:
+        return None
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        reason = f"{error.name} is not installed: pip install 'drafthouse[otel]'"
+        raise ConfigError.at("ingress.traces_url", reason) from None
+    provider = TracerProvider(resource=Resource.create({"service.name": "drafthouse"}))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=url)))
+    return provider
 
-    @classmethod
-    def to(cls, url: str, model_name: str) -> Tracing:
-        """Send spans to a collector, by OTLP over HTTP.  Raises ConfigError without the extra."""
-        try:
-            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-            from opentelemetry.sdk.resources import Resource
-            from opentelemetry.sdk.trace import TracerProvider
-            from opentelemetry.sdk.trace.export import BatchSpanProcessor
-        except ImportError as error:
-            reason = f"{error.name} is not installed: pip install 'drafthouse[otel]'"
-            raise ConfigError.at("ingress.traces_url", reason) from None
-        provider = TracerProvider(resource=Resource.create({"service.name": "drafthouse"}))
-        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=url)))
-        return cls(provider, model_name)
 
-    def follow(self, generation: Generation, traceparent: str) -> None:
-        """Make the span of a request, below the client's own if it names one."""
-        from opentelemetry.trace import SpanKind
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+def follow(
+    provider: TracerProvider, generation: Generation, traceparent: str, model_name: str
+) -> None:
+    """Make the span of a request, below the client's own if it names one."""
+    from opentelemetry.trace import SpanKind
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        parent = TraceContextTextMapPropagator().extract({"traceparent": traceparent})
-        span = self._provider.get_tracer("drafthouse").start_span(
-            "llm_request",
-            parent,
-            SpanKind.SERVER,
-            {
-                "gen_ai.request.id": generation.id,
-                "gen_ai.response.model": self._model_name,
-                "drafthouse.task": generation.spec.task,
-            },
-        )
+    parent = TraceContextTextMapPropagator().extract({"traceparent": traceparent})
+    span = provider.get_tracer("drafthouse").start_span(
+        "llm_request",
+        parent,
+        SpanKind.SERVER,
+        {
+            "gen_ai.request.id": generation.id,
+            "gen_ai.response.model": model_name,
+            "drafthouse.task": generation.spec.task,
+        },
+    )
 
-        def step(num_tokens: int) -> None:
-            span.add_event("step", {"num_tokens": num_tokens})
+    def step(num_tokens: int) -> None:
+        span.add_event("step", {"num_tokens": num_tokens})
 
-        generation.when_grown.append(step)
-        generation.when_closed.append(partial(_end, span))
-
-    def stop(self) -> None:
-        """Send what there still is."""
-        self._provider.shutdown()
+    generation.when_grown.append(step)
+    generation.when_closed.append(partial(_end, span))
 
 
 def _end(span: Span, generation: Generation) -> None:

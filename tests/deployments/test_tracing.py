@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
 from cluster.text.tokenizer import Tokenizer
-from deployments.ingress.tracing import Tracing
+from deployments.ingress.tracing import provider_of
 from tests.support.deployments.place import place
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -25,7 +25,7 @@ async def test_a_request_is_a_span_of_the_clients_trace(tokenizer: Tokenizer, st
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(kept))
     async with place(tokenizer, Config()) as here:
-        here.ingress.tracing = Tracing(provider, "toy")
+        here.ingress.tracing = provider
         body = {"prompt": "a secret", "max_tokens": 5, "stream": stream}
         headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
         answer = await here.ask("/v1/completions", headers=headers, **body)
@@ -55,4 +55,4 @@ def test_without_the_extra_the_key_is_an_error_with_its_remedy(
     exporter = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
     monkeypatch.setitem(sys.modules, exporter, None)
     with pytest.raises(ConfigError, match=r"ingress.traces_url: .*drafthouse\[otel\]"):
-        Tracing.to("http://127.0.0.1:4318/v1/traces", "toy")
+        provider_of("http://127.0.0.1:4318/v1/traces")

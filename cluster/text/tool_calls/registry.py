@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from cluster.text.tool_calls.base import CallFormat
 from cluster.text.tool_calls.deepseek import CALLS_BEGIN, DEEPSEEK
@@ -12,9 +11,9 @@ from cluster.text.tool_calls.hermes import HERMES
 from cluster.text.tool_calls.llama3 import LLAMA3
 from cluster.text.tool_calls.mistral import MISTRAL
 
-FORMATS: Mapping[str, CallFormat] = MappingProxyType(
-    {each.name: each for each in (HERMES, LLAMA3, MISTRAL, DEEPSEEK, HARMONY)}
-)
+FORMATS: Mapping[str, CallFormat] = {
+    each.name: each for each in (HERMES, LLAMA3, MISTRAL, DEEPSEEK, HARMONY)
+}
 
 # Texts that show which format a chat template writes; the first that is found counts.
 _SIGNS = (
