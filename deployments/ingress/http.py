@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 
+from cluster.config.schema import Config
 from cluster.errors import ContextLengthError, DrafthouseError, NotFoundError, RequestError
 from cluster.records import frozen
 from deployments.ingress.api.contract import PostEndpoint
@@ -31,7 +32,7 @@ from deployments.ingress.choice import Delta
 from deployments.ingress.event_stream import EventStream, answered, while_connected
 from deployments.ingress.generation import Generation
 from deployments.ingress.ingress import Ingress
-from deployments.ingress.keys import ANYBODY, Operators
+from deployments.ingress.keys import ANYBODY, KeyRing
 from deployments.ingress.openai_request import CHAT, COMPLETIONS
 from deployments.ingress.openai_response import Answer
 from deployments.ingress.request_scope import (
@@ -75,7 +76,7 @@ FACES = (
 def create_app(ingress: Ingress) -> Starlette:
     """Build the application."""
     config = ingress.config
-    pages = Pages(ingress, int(time.time()), Operators(config, ingress.keys))
+    pages = Pages(ingress, int(time.time()), ingress.keys)
     files = PageFiles() if config.ui.is_served(config.http) else None
     routes: list[BaseRoute] = []
     handlers = pages.routes()
@@ -104,7 +105,7 @@ def create_admin_app(ingress: Ingress) -> Starlette:
     """Build the application of `access.admin.port`: it tells everybody how the server does."""
     routes = [
         Route(path, answering(ingress, path, handler), methods=[method])
-        for method, path, handler in Pages(ingress, 0, Operators.everybody()).routes()
+        for method, path, handler in Pages(ingress, 0, KeyRing(Config())).routes()
         if path in SILENT
     ]
     return _app(routes, [Middleware(RequestScope, is_logged=False)])

@@ -61,7 +61,7 @@ class Ingress:
         self._told = Told(self.recorder)
         self._others = others
         self.keys = KeyRing(config)
-        self._quotas = Quotas(self.keys, config.ingress.replicas, self.recorder)
+        self._quotas = Quotas(self.keys, self.recorder)
         self._watching: asyncio.Task[None] | None = None
         self.coordinators = Coordinators(config.coordinator)
         # Until a coordinator says what the targets serve.
@@ -91,7 +91,6 @@ class Ingress:
         Raises ConfigError where the clients' keys do not fit; then nothing has changed."""
         await self.keys.use(config)
         self.config, self._refused = config, ""
-        self._quotas.num_processes = config.ingress.replicas
         self._limits = dataclasses.replace(self._limits, config=config)
 
     def refuse_config(self, reason: str) -> None:

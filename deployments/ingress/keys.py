@@ -11,11 +11,9 @@ import asyncio
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-
-from starlette.requests import Request
 
 from cluster import metrics
 from cluster.config.doors import ClientKey, RateLimits, digest_of
@@ -70,11 +68,17 @@ def _reloaded(config: Config) -> Reloaded[_Keys]:
 class KeyRing:
     """The keys of `access.keys_file`, as the file has them now.
 
-    is_open: nobody is asked for a key."""
+    is_open: nobody is asked for a key.  all_operate: everybody may see how the server does, because
+    only this machine reaches it, or nothing is said of keys and of a port for it.
+    num_processes: ingress processes, which share every limit.
+    """
 
     def __init__(self, config: Config) -> None:
         """Read the file; raises ConfigError for one that cannot be used."""
-        self.is_open = not config.access.keys_file
+        access = config.access
+        self.is_open, self._has_port = not access.keys_file, access.admin.port is not None
+        self.all_operate = config.http.is_local or (self.is_open and not self._has_port)
+        self.num_processes = config.ingress.replicas
         self._file = _reloaded(config)
         self._keys = self._file.get()
 
@@ -93,6 +97,25 @@ class KeyRing:
         if caller is None:
             raise UnauthenticatedError("the API key is not known here; ask the operator for one")
         return caller
+
+    def owner(self, headers: Mapping[str, str]) -> str | None:
+        """Return of which key alone a request may see the series, by the key's name; None = of all.
+
+        Raises UnauthenticatedError where nobody may see anything without a key."""
+        try:
+            caller = self.caller(headers)
+        except UnauthenticatedError:
+            if not self.all_operate:
+                raise
+            caller = ANYBODY
+        return None if caller.key.admin or self.is_open else caller.name
+
+    def check_operator(self, headers: Mapping[str, str]) -> None:
+        """Raise UnauthenticatedError or ForbiddenError for who may not see how the server does:
+        unless everybody may, those without an admin key."""
+        if not self.all_operate and not self.caller(headers).key.admin:
+            where = " or ask at access.admin.port" if self._has_port else ""
+            raise ForbiddenError(f"this is for operators; send a key with `admin: true`{where}")
 
     def limits_of_class(self, name: str | None) -> RateLimits:
         """Return the limits of a latency class, for all keys together."""
@@ -121,40 +144,8 @@ class KeyRing:
         """Read the file for another configuration, which may have other classes and tasks; raises
         ConfigError, and then nothing has changed."""
         self._file = await asyncio.to_thread(_reloaded, config)
+        self.num_processes = config.ingress.replicas
         self._keys = self._file.get()
-
-
-class Operators:
-    """Those who may see how the server does: everybody where only this machine reaches it, or where
-    nothing is said of keys and of a port for it; else whoever has an admin key."""
-
-    def __init__(self, config: Config, keys: KeyRing) -> None:
-        self._keys = keys
-        self._has_port = config.access.admin.port is not None
-        self.is_everybody = config.http.is_local or (keys.is_open and not self._has_port)
-
-    @classmethod
-    def everybody(cls) -> Operators:
-        """Return those of a port that asks for no key."""
-        return cls(Config(), KeyRing(Config()))
-
-    def owner(self, request: Request) -> str | None:
-        """Return of which key alone a request may see the series, by the key's name; None = of all.
-
-        Raises UnauthenticatedError where nobody may see anything without a key."""
-        try:
-            caller = self._keys.caller(request.headers)
-        except UnauthenticatedError:
-            if not self.is_everybody:
-                raise
-            caller = ANYBODY
-        return None if caller.key.admin or self._keys.is_open else caller.name
-
-    def check(self, request: Request) -> None:
-        """Raise UnauthenticatedError or ForbiddenError for all others."""
-        if not self.is_everybody and not self._keys.caller(request.headers).key.admin:
-            where = " or ask at access.admin.port" if self._has_port else ""
-            raise ForbiddenError(f"this is for operators; send a key with `admin: true`{where}")
 
 
 # Each name is three series; a file may have thousands of keys.
@@ -182,18 +173,10 @@ class _Account:
 class Quotas:
     """The counts of one ingress process."""
 
-    def __init__(
-        self,
-        keys: KeyRing,
-        num_processes: int,
-        recorder: Recorder,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """num_processes: ingress processes, which share every limit."""
+    def __init__(self, keys: KeyRing, recorder: Recorder) -> None:
         self._keys = keys
         self._recorder = recorder
-        self._clock = clock
-        self.num_processes = num_processes
+        self._clock = time.monotonic
         self._windows: defaultdict[tuple[str, str], _Window] = defaultdict(_Window)
         self.running: Counter[str] = Counter()
         self._names: set[str] = set()
@@ -259,7 +242,7 @@ class Quotas:
         return window
 
     def _share_of(self, limit: int) -> int:
-        return -(-limit // self.num_processes)
+        return -(-limit // self._keys.num_processes)
 
 
 class Use:

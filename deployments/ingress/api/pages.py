@@ -23,7 +23,7 @@ from deployments.ingress.api.response_request import RESPONSES
 from deployments.ingress.api.writer import STATISTICS_PATH, statistics_schema, times_schema
 from deployments.ingress.body import read_object
 from deployments.ingress.ingress import Ingress
-from deployments.ingress.keys import Operators
+from deployments.ingress.keys import KeyRing
 from deployments.ingress.metrics_page import seen_by
 from deployments.ingress.openai_request import (
     CHAT,
@@ -75,7 +75,7 @@ class Pages:
 
     _ingress: Ingress
     _created: int
-    _operators: Operators
+    _keys: KeyRing
 
     def routes(self) -> list[tuple[str, str, Handler]]:
         """Every method and path with its handler."""
@@ -183,8 +183,8 @@ class Pages:
         the names of keys."""
         state = await self._ingress.health()
         try:
-            self._operators.check(request)
-            if self._operators.owner(request) is not None:
+            self._keys.check_operator(request.headers)
+            if self._keys.owner(request.headers) is not None:
                 state.pop("keys")
         except (UnauthenticatedError, ForbiddenError):
             state = {"status": state["status"]}
@@ -192,22 +192,21 @@ class Pages:
 
     async def metrics(self, request: Request) -> Response:
         """All of it for operators; for whoever has another key that key's own series."""
-        operators = self._operators
-        owner = operators.owner(request)
+        owner = self._keys.owner(request.headers)
         if not owner:
-            operators.check(request)
+            self._keys.check_operator(request.headers)
         page = await self._ingress.render_metrics()
         if owner is not None:
-            page = seen_by(owner, page, is_general=operators.is_everybody)
+            page = seen_by(owner, page, is_general=self._keys.all_operate)
         return Response(page, media_type=CONTENT_TYPE_LATEST)
 
     async def stats(self, request: Request) -> Response:
-        self._operators.check(request)
+        self._keys.check_operator(request.headers)
         return JSONResponse(await self._ingress.stats())
 
     async def events(self, request: Request) -> Response:
         """How targets and drafters do, to operators: it never ends by itself."""
-        self._operators.check(request)
+        self._keys.check_operator(request.headers)
         return self._ingress.watchers.stream()
 
     async def openapi(self, request: Request) -> Response:
