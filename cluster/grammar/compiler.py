@@ -101,8 +101,7 @@ def create_compiler(
             raise RequestError(
                 f"grammars are not served: {error.message}", param="grammar"
             ) from error
-        own = pretrained.eos_token_id
-        ends = sorted({*eos_token_ids, *(() if own is None else (own,))})
+        ends = sorted({*eos_token_ids, pretrained.eos_token_id} - {None})
         from cluster.grammar.library import Library
 
         return Library(pretrained, vocab_size, ends)

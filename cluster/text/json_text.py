@@ -37,14 +37,11 @@ def parse_json(text: str, name: str) -> Any:
 
     name: the field that `text` is the value of, "" = it is the body, whose own fields are named.
     """
-    subject = f"{name}:" if name else "the body is"
     try:
         return _load(text, name)
     except json.JSONDecodeError as error:
-        raise RequestError(
-            f"{subject} not valid JSON: {error.msg} at line {error.lineno} column {error.colno}",
-            param=name or None,
-        ) from None
+        where = f"{error.msg} at line {error.lineno} column {error.colno}"
+        raise _wrong(name, f"not valid JSON: {where}", "the body is") from None
 
 
 def json_or_text(text: str, name: str) -> Any:
@@ -94,15 +91,17 @@ def _check_characters(value: Any, name: str) -> None:
         texts = each if isinstance(each, dict) else (each,)
         if any(isinstance(text, str) and _HALF.search(text) for text in texts):
             place = name or _place(path)
-            reason = "contains half of a surrogate pair; send valid Unicode"
-            raise RequestError(f"{place or 'the body'}: {reason}", param=place or None)
+            raise _wrong(place, "contains half of a surrogate pair; send valid Unicode")
 
 
 def _too_deep(place: str) -> RequestError:
-    subject = f"{place}:" if place else "the body is"
-    return RequestError(
-        f"{subject} nested too deeply, beyond {MAX_DEPTH} levels; flatten it", param=place or None
-    )
+    reason = f"nested too deeply, beyond {MAX_DEPTH} levels; flatten it"
+    return _wrong(place, reason, "the body is")
+
+
+def _wrong(place: str, reason: str, whole: str = "the body:") -> RequestError:
+    """place: "" = the body, which the message calls `whole`."""
+    return RequestError(f"{f'{place}:' if place else whole} {reason}", param=place or None)
 
 
 def _unusable(text: str, name: str) -> RequestError:
@@ -124,11 +123,7 @@ def _unusable(text: str, name: str) -> RequestError:
     place, written = name or _place(path), number.written
     if len(written) > _MAX_SHOWN:
         written = f"a number of {len(written)} characters"
-    return RequestError(
-        f"{place or 'the body'}: {written} is no finite number; send one that fits double "
-        "precision",
-        param=place or None,
-    )
+    return _wrong(place, f"{written} is no finite number; send one that fits double precision")
 
 
 def _walk(value: Any) -> Iterator[tuple[_Path, Any]]:

@@ -22,7 +22,7 @@ class ReasoningMarkers:
     def begins_inside(self, prompt_ids: Sequence[int] | TokenArray) -> bool | None:
         """True if the prompt begins the reasoning, False if it ends it too, None if it does
         neither."""
-        tail = list(prompt_ids[-_NUM_TAIL_TOKENS:])
+        tail = tuple(prompt_ids[-_NUM_TAIL_TOKENS:])
         started, ended = _last(tail, self.start_ids), _last(tail, self.end_ids)
         return None if started == ended else started > ended
 
@@ -52,8 +52,7 @@ def reasoning_style(template: str) -> str | None:
     return "think" if "</think>" in template else None
 
 
-def _last(tokens: Sequence[int], part: Sequence[int]) -> int:
-    if not part:
-        return -1
-    starts = range(len(tokens) - len(part), -1, -1)
-    return next((at for at in starts if tuple(tokens[at : at + len(part)]) == tuple(part)), -1)
+def _last(tokens: tuple[int, ...], part: tuple[int, ...]) -> int:
+    """Where `part` stands for the last time; -1 where it does not, or is empty."""
+    found = (at for at in range(len(tokens)) if part and tokens[at : at + len(part)] == part)
+    return max(found, default=-1)

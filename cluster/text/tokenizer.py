@@ -56,10 +56,7 @@ class Tokenizer:
             if token.special
         )
         self.is_byte_level = isinstance(backend.decoder, decoders.ByteLevel)
-        own_eos = pretrained.eos_token_id
-        self.eos_token_ids = tuple(
-            sorted({*eos_token_ids, *(() if own_eos is None else (own_eos,))})
-        )
+        self.eos_token_ids = tuple(sorted({*eos_token_ids, pretrained.eos_token_id} - {None}))
 
     @classmethod
     def load(

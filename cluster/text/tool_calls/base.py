@@ -30,23 +30,22 @@ NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 def held_len(text: str, markers: Iterable[str]) -> int:
     """How many characters at the end of `text` may be the beginning of a marker."""
-    longest = 0
-    for marker in markers:
-        for size in range(min(len(marker) - 1, len(text)), longest, -1):
-            if text.endswith(marker[:size]):
-                longest = size
-                break
-    return longest
+    sizes = (
+        size
+        for marker in markers
+        for size in range(1, min(len(marker), len(text) + 1))
+        if text.endswith(marker[:size])
+    )
+    return max(sizes, default=0)
 
 
-def first_of(text: str, markers: Iterable[str]) -> tuple[str, str, str] | None:
-    """The text before the first marker in it, the marker, and the text after it; None without."""
-    places = [(text.find(marker), -len(marker), marker) for marker in markers]
-    found = min((place for place in places if place[0] >= 0), default=None)
-    if found is None:
+def first_of(text: str, markers: Iterable[str]) -> tuple[int, str] | None:
+    """Where the first marker in the text stands, and which it is; None without one."""
+    places = [(text.find(marker), -len(marker), marker) for marker in markers if marker in text]
+    if not places:
         return None
-    at, _, marker = found
-    return text[:at], marker, text[at + len(marker) :]
+    at, _, marker = min(places)
+    return at, marker
 
 
 @frozen
@@ -118,9 +117,10 @@ class UnreadText:
         while True:
             found = first_of(self.text, markers)
             if found is not None:
-                if found[0]:
-                    yield part(self.take(len(found[0])))
-                return found[1]
+                at, marker = found
+                if at:
+                    yield part(self.take(at))
+                return marker
             held = 0 if self.is_whole else held_len(self.text, markers)
             ready = self.take(len(self.text) - held)
             if ready:

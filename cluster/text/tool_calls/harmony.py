@@ -62,7 +62,7 @@ def _take_header(source: UnreadText, *, is_started: bool) -> Reads[str]:
     while True:
         found = first_of(source.text[:_MAX_HEADER_LEN], (_MESSAGE, *_ENDS))
         if found is not None and found[1] == _MESSAGE:
-            return source.take(len(found[0]) + len(_MESSAGE))
+            return source.take(found[0] + len(_MESSAGE))
         if found is not None or len(source.text) >= _MAX_HEADER_LEN:
             return ""
         if source.is_whole:
