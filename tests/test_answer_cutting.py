@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from cluster.config.schema import CoordinatorConfig
 from cluster.core import FinishReason
 from cluster.text.tokenizer import Tokenizer
-from cluster.text.tool_calls.base import AnswerReader, CallPiece, Said
+from cluster.text.tool_calls.base import CallPiece, Said
 from cluster.text.tool_calls.registry import FORMATS
 from deployments.ingress.choice import Delta
 from deployments.ingress.coordinators import Coordinators
@@ -34,6 +34,7 @@ from tests.support.text.answers import (
     Apis,
     Asked,
     asked,
+    parts_of,
     read_answer,
     texts_of,
 )
@@ -114,8 +115,7 @@ def test_any_pieces_of_an_answer_give_the_same_messages(
 def test_what_is_no_call_stays_text_to_the_byte(name: str, data: st.DataObject) -> None:
     texts = [text for text in texts_of(name) if name != "harmony" or "<|" not in text]
     text = "".join(data.draw(st.lists(st.sampled_from(texts), max_size=12)))
-    parser = AnswerReader(FORMATS[name].read)
-    parts = [*parser.push(text), *parser.finish()]
+    parts = parts_of(name, text)
     if not any(isinstance(part, CallPiece) for part in parts):
         assert "".join(part.text for part in parts if isinstance(part, Said)) == text
 
@@ -144,8 +144,7 @@ def test_text_around_calls_is_kept_but_for_white_space_alone(
 ) -> None:
     prose = st.lists(st.sampled_from(PROSE), max_size=4).map("".join)
     first, *later = data.draw(st.lists(prose, min_size=2, max_size=4))
-    parser = AnswerReader(FORMATS[name].read)
-    parts = parser.push(first + "".join(WRITTEN[name] + text for text in later)) + parser.finish()
+    parts = parts_of(name, first + "".join(WRITTEN[name] + text for text in later))
     said = "".join(part.text for part in parts if isinstance(part, Said))
     assert said == "".join(text for text in (first, *later) if not text.isspace())
     calls = [part for part in parts if isinstance(part, CallPiece)]

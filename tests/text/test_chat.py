@@ -30,6 +30,14 @@ def with_template(tokenizer_folder: Path, template: Any) -> Tokenizer:
     return Tokenizer(pretrained)
 
 
+def said(role: Any, content: Any = SECRET, **more: Any) -> list[dict[str, Any]]:
+    """A conversation of one message."""
+    return [{"role": role, "content": content, **more}]
+
+
+USER = said("user")
+
+
 @pytest.mark.parametrize(
     ("messages", "param"),
     [
@@ -37,19 +45,16 @@ def with_template(tokenizer_folder: Path, template: Any) -> Tokenizer:
         (SECRET, "messages"),
         ({"role": "user"}, "messages"),
         ([SECRET], "messages[0]"),
-        ([{"role": "robot", "content": SECRET}], "messages[0].role"),
-        ([{"role": 3, "content": SECRET}], "messages[0].role"),
+        (said("robot"), "messages[0].role"),
+        (said(3), "messages[0].role"),
         ([{"content": SECRET}], "messages[0].role"),
         ([{"role": "user"}], "messages[0].content"),
-        ([{"role": "user", "content": None}], "messages[0].content"),
-        ([{"role": "user", "content": 7}], "messages[0].content"),
-        ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0]"),
-        ([{"role": "user", "content": [SECRET]}], "messages[0].content[0]"),
-        ([{"role": "user", "content": "a"}, {"role": "tool", "content": SECRET}], "messages"),
-        (
-            [{"role": "assistant", "tool_calls": [{"function": "f"}]}],
-            "messages[0].tool_calls[0]",
-        ),
+        (said("user", None), "messages[0].content"),
+        (said("user", 7), "messages[0].content"),
+        (said("user", [{"type": "image_url"}]), "messages[0].content[0]"),
+        (said("user", [SECRET]), "messages[0].content[0]"),
+        ([*said("user", "a"), *said("tool")], "messages"),
+        (said("assistant", None, tool_calls=[{"function": "f"}]), "messages[0].tool_calls[0]"),
     ],
 )
 def test_a_bad_conversation_names_the_field(
@@ -59,52 +64,73 @@ def test_a_bad_conversation_names_the_field(
 
 
 def test_the_error_contains_the_templates_own_reason(byte_level: Tokenizer) -> None:
-    error = refused(byte_level, [{"role": "tool", "content": SECRET}])
-    assert "only system, user and assistant speak here" in error.message
+    assert "only system, user and assistant speak here" in refused(byte_level, said("tool")).message
 
 
-def test_text_parts_are_joined(byte_level: Tokenizer) -> None:
-    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
-    assert (
-        byte_level.apply_chat_template([{"role": "user", "content": parts}]).tolist()
-        == byte_level.apply_chat_template([{"role": "user", "content": "one\ntwo"}]).tolist()
-    )
+PARTS = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
 
 
-def test_developer_is_system_to_models_that_know_no_developer(byte_level: Tokenizer) -> None:
-    assert byte_level.render_chat(
-        [{"role": "developer", "content": "x"}]
-    ) == byte_level.render_chat([{"role": "system", "content": "x"}])
+@pytest.mark.parametrize(
+    ("messages", "same"),
+    [
+        (said("user", PARTS), said("user", "one\ntwo")),
+        (said("developer"), said("system")),  # to models that know no developer
+    ],
+)
+def test_what_a_model_does_not_know_becomes_what_it_knows(
+    byte_level: Tokenizer, messages: Any, same: Any
+) -> None:
+    assert byte_level.render_chat(messages) == byte_level.render_chat(same)
 
 
-def test_a_role_that_the_template_names_is_accepted(folder: Path) -> None:
-    template = (
-        "{% for m in messages %}{% if m.role == 'ipython' %}{{ m.content }}{% endif %}{% endfor %}"
-    )
-    tokenizer = with_template(folder, template)
-    assert tokenizer.render_chat([{"role": "ipython", "content": "x"}]) == "x"
+def called(written: str) -> list[dict[str, Any]]:
+    call = {"function": {"name": "weather", "arguments": written}}
+    return said("assistant", None, tool_calls=[call])
 
 
-def test_tool_call_arguments_reach_the_template_as_objects(folder: Path) -> None:
-    template = "{{ messages[0].tool_calls[0].function.arguments.city }}|{{ tools[0].name }}"
-    call = {"function": {"name": "weather", "arguments": '{"city": "Kyoto"}'}}
-    rendered = with_template(folder, template).render_chat(
-        [{"role": "assistant", "content": None, "tool_calls": [call]}], tools=[{"name": "weather"}]
-    )
-    assert rendered == "Kyoto|weather"
+ARGUMENTS = "messages[0].tool_calls[0].function.arguments"
+#  template, messages, what else it is given, what it makes of them
+RENDERED: dict[str, tuple[Any, list[dict[str, Any]], dict[str, Any], str]] = {
+    "a role that it names": (
+        "{% for m in messages %}{% if m.role == 'ipython' %}{{ m.content }}{% endif %}{% endfor %}",
+        said("ipython", "x"),
+        {},
+        "x",
+    ),
+    "calls, their arguments as objects": (
+        f"{{{{ {ARGUMENTS}.city }}}}|{{{{ tools[0].name }}}}",
+        called('{"city": "Kyoto"}'),
+        {"tools": [{"name": "weather"}]},
+        "Kyoto|weather",
+    ),
+    "a call that was cut off, as it was written": (
+        f"{{{{ {ARGUMENTS} }}}}",
+        called('{"city": "Ky'),
+        {},
+        '{"city": "Ky',
+    ),
+    "arguments of its own": (
+        "{{ 'think' if enable_thinking else 'answer' }}",
+        USER,
+        {"template_arguments": {"enable_thinking": True}},
+        "think",
+    ),
+    "several templates, of which the default counts": (
+        {"default": "plain", "tool_use": "tools"},
+        USER,
+        {},
+        "plain",
+    ),
+}
 
 
-def test_a_call_that_was_cut_off_reaches_the_template_as_it_was_written(folder: Path) -> None:
-    call = {"function": {"name": "weather", "arguments": '{"city": "Ky'}}
-    tokenizer = with_template(folder, "{{ messages[0].tool_calls[0].function.arguments }}")
-    assert tokenizer.render_chat([{"role": "assistant", "tool_calls": [call]}]) == '{"city": "Ky'
-
-
-def test_template_arguments_reach_the_template(folder: Path) -> None:
-    tokenizer = with_template(folder, "{{ 'think' if enable_thinking else 'answer' }}")
-    messages = [{"role": "user", "content": "x"}]
-    rendered = tokenizer.render_chat(messages, template_arguments={"enable_thinking": True})
-    assert rendered == "think"
+@pytest.mark.parametrize(
+    ("template", "messages", "more", "expected"), RENDERED.values(), ids=RENDERED
+)
+def test_a_template_is_given(
+    folder: Path, template: Any, messages: Any, more: dict[str, Any], expected: str
+) -> None:
+    assert with_template(folder, template).render_chat(messages, **more) == expected
 
 
 @pytest.mark.parametrize(
@@ -120,18 +146,13 @@ def test_template_arguments_reach_the_template(folder: Path) -> None:
 def test_a_template_that_fails_is_a_request_error_without_content(
     folder: Path, template: str
 ) -> None:
-    refused(with_template(folder, template), [{"role": "user", "content": SECRET}])
+    refused(with_template(folder, template), USER)
 
 
 def test_a_model_without_template_is_refused_with_the_reason(folder: Path) -> None:
     tokenizer = with_template(folder, None)
     assert not tokenizer.chat_template
-    assert "no chat template" in refused(tokenizer, [{"role": "user", "content": SECRET}]).message
-
-
-def test_a_model_with_several_templates_uses_the_default(folder: Path) -> None:
-    tokenizer = with_template(folder, {"default": "plain", "tool_use": "tools"})
-    assert tokenizer.render_chat([{"role": "user", "content": "x"}]) == "plain"
+    assert "no chat template" in refused(tokenizer, USER).message
 
 
 PART = "0123456789" * 100
@@ -144,8 +165,7 @@ def test_a_template_whose_text_grows_with_an_argument_is_stopped(
     tmp_path: Path, template: Any
 ) -> None:
     tokenizer = with_template(byte_level_folder(tmp_path), template)
-    messages = [{"role": "user", "content": "a"}]
-    assert len(tokenizer.render_chat(messages, template_arguments={"n": 30})) == 900_000
+    assert len(tokenizer.render_chat(USER, template_arguments={"n": 30})) == 900_000
     with pytest.raises(RequestError, match="more than 16777216 characters") as caught:
-        tokenizer.render_chat(messages, template_arguments={"n": 99_000})
+        tokenizer.render_chat(USER, template_arguments={"n": 99_000})
     assert caught.value.param == "messages"

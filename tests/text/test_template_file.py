@@ -12,7 +12,8 @@ from cluster.errors import ConfigError
 from cluster.text.chat import read_template
 from cluster.text.dialect import dialect_of
 from cluster.text.tokenizer import Tokenizer
-from cluster.text.tool_calls.base import AnswerReader, CallPiece
+from cluster.text.tool_calls.base import CallPiece
+from tests.support.text.answers import parts_of
 from tests.text.test_chat import with_template
 
 TOOLS_FILE = "configs/templates/smollm2-tools.jinja"
@@ -71,9 +72,7 @@ def test_smollm2s_file_shows_tools_calls_and_their_results(folder: Path) -> None
         "<|im_start|>assistant\n"
     )
     # What the prompt shows is what the parser of the format reads.
-    parser = AnswerReader(calls.read)
-    parts = [*parser.push(written), *parser.finish()]
-    found = [part for part in parts if isinstance(part, CallPiece)]
+    found = [part for part in parts_of(calls.name, written) if isinstance(part, CallPiece)]
     assert found[0].name == "weather"
     assert "".join(piece.arguments for piece in found) == "{}"
 

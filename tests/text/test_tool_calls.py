@@ -14,7 +14,7 @@ from cluster.requests.fields import GrammarSpec
 from cluster.text.tool_calls.base import AnswerReader, CallPiece, Part, Said
 from cluster.text.tool_calls.registry import FORMATS, format_of
 from tests.support.grammar.specs import compiler
-from tests.support.text.answers import deepseek
+from tests.support.text.answers import deepseek, parts_of
 
 ARGUMENTS = {"city": 'Köln "}{"', "days": [1, {"a": "\\"}]}
 WRITTEN = json.dumps(ARGUMENTS)
@@ -139,8 +139,7 @@ def collect(parts: Sequence[Part]) -> tuple[str, Calls, str]:
 
 
 def read(name: str, pieces: Sequence[str]) -> tuple[str, Calls, str]:
-    parser = AnswerReader(FORMATS[name].read)
-    return collect([part for piece in pieces for part in parser.push(piece)] + parser.finish())
+    return collect(parts_of(name, *pieces))
 
 
 @pytest.mark.parametrize(("name", "text", "answer", "calls"), CASES)
@@ -180,9 +179,7 @@ WRITTEN_ODDLY: list[tuple[str, str]] = [
 @pytest.mark.parametrize(("name", "text"), WRITTEN_ODDLY)
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_arguments_are_passed_on_as_they_were_written(name: str, text: str, size: int) -> None:
-    parser = AnswerReader(FORMATS[name].read)
-    pieces = [text[at : at + size] for at in range(0, len(text), size)]
-    parts = [part for piece in pieces for part in parser.push(piece)] + parser.finish()
+    parts = parts_of(name, *(text[at : at + size] for at in range(0, len(text), size)))
     calls = [part for part in parts if isinstance(part, CallPiece)]
     assert {part.name for part in calls if part.name} == {"f"}
     assert "".join(part.arguments for part in calls) == ODD
@@ -202,8 +199,7 @@ def test_a_text_that_breaks_off_is_read_as_far_as_it_goes(
     name: str, text: str, answer: str, calls: Calls
 ) -> None:
     for length in range(len(text)):
-        parser = AnswerReader(FORMATS[name].read)
-        parts = [*parser.push(text[:length]), *parser.finish()]
+        parts = parts_of(name, text[:length])
         names = [part.name for part in parts if isinstance(part, CallPiece) and part.name]
         assert names == [each for each, _ in calls][: len(names)]
 

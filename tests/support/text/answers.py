@@ -15,6 +15,7 @@ from cluster.records import frozen
 from cluster.text.dialect import Dialect
 from cluster.text.reasoning import ReasoningMarkers
 from cluster.text.tokenizer import Tokenizer
+from cluster.text.tool_calls.base import AnswerReader, Part
 from cluster.text.tool_calls.registry import FORMATS
 from deployments.ingress.api.messages import AnthropicMessages, MessagesWriter
 from deployments.ingress.api.response_request import Response
@@ -25,6 +26,13 @@ from deployments.ingress.generation import Generation
 from deployments.ingress.openai_response import delta_fields, finish_reason, whole_message
 from deployments.ingress.spec import ChatUse, GenerationSpec, Limits
 from tests.deployments.test_openai_request import LIMITS, chat
+
+
+def parts_of(name: str, *pieces: str) -> list[Part]:
+    """What the reader of a format of tool calls finds in a text that comes in these pieces."""
+    reader = AnswerReader(FORMATS[name].read)
+    return [*(part for piece in pieces for part in reader.push(piece)), *reader.finish()]
+
 
 MARKERS = ReasoningMarkers("<think>", "</think>", (7,), (8,))
 # Prompts that say nothing of the reasoning, begin it, and end it.
