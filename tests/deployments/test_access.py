@@ -25,7 +25,7 @@ from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.grpc_api import GENERATION
 from deployments.ingress.http import create_admin_app
 from deployments.ingress.keys import OTHER, KeyRing
-from tests.support.deployments.place import BODIES, generate, place, refusal
+from tests.support.deployments.place import BODIES, bearer, generate, place, refusal
 
 Write = Callable[..., Config]
 PUBLIC = HttpConfig(host="0.0.0.0")
@@ -43,9 +43,8 @@ async def test_without_a_key_that_is_known_no_page_answers(
 ) -> None:
     async with place(tokenizer, write(alice={})) as here:
         answers = {path: await here.ask(path, key=key) for path in BODIES}
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
         for path in ("/", "/v1/models", "/v1/responses/x", "/openapi.json", "/metrics"):
-            answers[path] = await here.client.get(path, headers=headers)
+            answers[path] = await here.client.get(path, headers=bearer(key))
         kind, code = "authentication_error", ""
         assert refusal(answers.pop("/v1/messages")) == (401, kind, code)
         for answer in answers.values():
@@ -149,8 +148,7 @@ async def test_a_wrong_file_keeps_the_keys_and_says_so(
             path = replace(here.ingress.config, text)
             await here.ingress.keys.look()
             assert (await here.ask("/v1/completions", key="alice")).status_code == 200
-            admin = {"Authorization": "Bearer alice"}
-            said = (await here.client.get("/health", headers=admin)).json()["keys"]
+            said = (await here.client.get("/health", headers=bearer("alice"))).json()["keys"]
             assert said["callers"] == ["alice"]
             assert path in said["fault"]
         assert caplog.text.count("what was read before stays in use") == 3
@@ -196,10 +194,10 @@ async def test_what_operators_see_needs_their_key_or_their_port(
         await here.ask("/v1/completions", key="alice")
 
         async def seen(key: str = "") -> tuple[int, int, list[str]]:
-            headers = {"Authorization": f"Bearer {key}"} if key else {}
-            health = await here.client.get("/health", headers=headers)
-            page = await here.client.get("/metrics", headers=headers)
-            stats = await here.client.get("/stats", headers=headers)
+            health, page, stats = [
+                await here.client.get(path, headers=bearer(key))
+                for path in ("/health", "/metrics", "/stats")
+            ]
             return page.status_code, stats.status_code, list(health.json())
 
         assert await seen() == (401, 401, ["status"])
@@ -216,8 +214,7 @@ async def test_what_operators_see_needs_their_key_or_their_port(
 
 async def series(client: httpx.AsyncClient, key: str = "") -> dict[str, set[str]]:
     """The families of /metrics that have samples, each with the keys that these are of."""
-    headers = {"x-api-key": key} if key else {}
-    answer = await client.get("/metrics", headers=headers)
+    answer = await client.get("/metrics", headers=bearer(key))
     assert answer.status_code == 200
     families = text_string_to_metric_families(answer.text)
     return {

@@ -30,7 +30,7 @@ from tests.deployments.conftest import (
     wait_until,
 )
 from tests.support.deployments.api import MODEL
-from tests.support.deployments.place import write_keys
+from tests.support.deployments.place import bearer, write_keys
 from tests.support.rpc.certificates import Authority
 from tests.support.rpc.servers import SECRET
 
@@ -55,8 +55,7 @@ class Closed:
         return dict(health(self.operators).get("drafters", {}))
 
     def answer(self, key: str = "alice") -> httpx.Response:
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        return self.client.post("/v1/completions", json=BODY, headers=headers)
+        return self.client.post("/v1/completions", json=BODY, headers=bearer(key))
 
     def text(self) -> str:
         answer = self.answer()
@@ -140,7 +139,7 @@ def test_operators_have_a_key_and_a_port_and_whoever_starts_it_learns_what_it_wa
 ) -> None:
     assert closed.client.get("/health").json() == {"status": "ok"}
     assert closed.client.get("/metrics").status_code == 401
-    found = closed.client.get("/metrics", headers={"Authorization": "Bearer root"})
+    found = closed.client.get("/metrics", headers=bearer("root"))
     assert "drafthouse_requests_total" in found.text
     assert health(closed.operators)["keys"] == {"callers": ["alice", "root"], "fault": ""}
     assert asking(lambda: closed.config, APPLICATION)()["targets"] == 1

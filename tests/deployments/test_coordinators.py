@@ -22,11 +22,11 @@ from cluster.errors import (
 )
 from cluster.messages import EventFrame, Load, SubmitFrame, WorkerDescription
 from cluster.rpc.connections import Endpoint
-from cluster.rpc.link import Mailbox, MemoryLink, memory_pair
+from cluster.rpc.link import MemoryLink, memory_pair
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.ticket import Ticket
-from tests.support.coordinator.house import collect, house, request
-from tests.support.coordinator.toys import ToyTarget, plain_text
+from tests.support.coordinator.house import House, collect, house, request
+from tests.support.coordinator.toys import plain_text
 from tests.support.deployments.stage import Stage, stage
 
 PARAMS = SamplingParams(temperature=0.8, seed=5, max_tokens=60)
@@ -55,6 +55,16 @@ async def ask(ingress: Coordinators, **more: Any) -> tuple[Ticket, asyncio.Event
     return await ingress.submit(request(params=PARAMS, **more), arrived), arrived
 
 
+async def held(setting: Stage, first: House) -> tuple[Ticket, asyncio.Event]:
+    """A request that a coordinator "a" has, and whose target says nothing."""
+    toy = setting.add("a", first)
+    await asyncio.sleep(0)
+    toy.gate.clear()
+    asked = await ask(setting.ingress)
+    await toy.wait_for_frames(1)
+    return asked
+
+
 async def test_a_request_continues_on_another_coordinator_with_the_same_text() -> None:
     async with stage() as setting, house() as first, house() as second:
         toys = {"a": setting.add("a", first), "b": setting.add("b", second)}
@@ -70,11 +80,7 @@ async def test_a_request_continues_on_another_coordinator_with_the_same_text() -
 
 async def test_a_coordinator_that_is_stopped_hands_its_requests_over() -> None:
     async with stage() as setting, house() as first:
-        toy = setting.add("a", first)
-        await asyncio.sleep(0)
-        toy.gate.clear()
-        ticket, arrived = await ask(setting.ingress)
-        await toy.wait_for_frames(1)
+        ticket, arrived = await held(setting, first)
         async with house() as second:
             setting.add("b", second)
             await first.coordinator.stop()
@@ -88,26 +94,22 @@ async def test_without_a_coordinator_a_request_is_answered_unavailable() -> None
             await setting.ingress.submit(request(), asyncio.Event())
 
 
-class NarrowLink(MemoryLink[SubmitFrame, EventFrame]):
-    """A link that refuses a frame with a too large item, like gRPC links."""
-
-    async def send(self, message: SubmitFrame) -> None:
-        if any(len(one.prompt_ids) > 10 for one in message.requests):
-            raise TooLargeError("one item is too large")
-        await super().send(message)
-
-
-async def test_a_request_over_the_frame_limit_does_not_affect_others() -> None:
-    async with house() as only:
-        only.add_target(ToyTarget())
-        there, here = Mailbox[SubmitFrame](8), Mailbox[EventFrame](8)
-        ingress = Coordinators(CoordinatorConfig(target_timeout_s=0.2))
-        serving = asyncio.create_task(only.coordinator.serve(MemoryLink(here, there)))
-        description = only.coordinator.describe()
-        using = asyncio.create_task(
-            ingress.use(Endpoint("a", ""), description, NarrowLink(there, here))
-        )
+async def test_a_request_over_the_frame_limit_does_not_affect_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with stage() as setting, house() as only:
+        setting.add("a", only)
         await asyncio.sleep(0)
+        ingress, link = setting.ingress, setting.links["a"]
+        send = link.send
+
+        async def narrow(frame: SubmitFrame) -> None:
+            """As links over gRPC, which refuse a frame with a too large item."""
+            if any(len(one.prompt_ids) > 10 for one in frame.requests):
+                raise TooLargeError("one item is too large")
+            await send(frame)
+
+        monkeypatch.setattr(link, "send", narrow)
         events = {name: asyncio.Event() for name in ("before", "large", "after")}
         tickets = {
             name: await ingress.submit(
@@ -120,19 +122,12 @@ async def test_a_request_over_the_frame_limit_does_not_affect_others() -> None:
         for name in ("before", "after"):
             assert await read(tickets[name], events[name]) == plain_text([1, 2, 3], PARAMS)
             assert tickets[name].failovers == 0
-        using.cancel()
-        serving.cancel()
-        await asyncio.gather(using, serving, return_exceptions=True)
 
 
 @pytest.mark.parametrize("is_lost_first", [True, False])
 async def test_a_cancelled_request_does_not_run_again_elsewhere(is_lost_first: bool) -> None:
     async with stage() as setting, house() as first, house() as second:
-        toy = setting.add("a", first)
-        await asyncio.sleep(0)
-        toy.gate.clear()
-        ticket, arrived = await ask(setting.ingress)
-        await toy.wait_for_frames(1)
+        ticket, arrived = await held(setting, first)
         if is_lost_first:
             setting.links["a"].sever()
             await first.settle()
@@ -151,11 +146,7 @@ async def test_a_cancelled_request_does_not_run_again_elsewhere(is_lost_first: b
 async def test_an_accepted_request_is_not_refused_for_want_of_room_after_a_failover() -> None:
     full = house(max_running_sequences=1, max_queued_requests=0)
     async with stage() as setting, house() as first, full as second:
-        toy = setting.add("a", first)
-        await asyncio.sleep(0)
-        toy.gate.clear()
-        ticket, arrived = await ask(setting.ingress)
-        await toy.wait_for_frames(1)
+        ticket, arrived = await held(setting, first)
         busy = setting.add("b", second)
         await second.settle()
         busy.gate.clear()

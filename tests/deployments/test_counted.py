@@ -22,7 +22,7 @@ import pytest
 from cluster.metrics import KEY_TOKENS, REJECTED, REQUESTS, vllm_metrics
 from deployments.metrics_reader import Page
 from tests.support.deployments.api import events
-from tests.support.deployments.place import write_keys
+from tests.support.deployments.place import bearer, write_keys
 from tests.support.deployments.server import MODEL, Server, serving, tiny_config
 
 NUM_REQUESTS = int(os.environ.get("DRAFTHOUSE_COUNTED", "10"))
@@ -123,7 +123,7 @@ def ask(server: Server, asked: Asked) -> Said:
     body = {"model": MODEL, "temperature": 0, **asked.body}
     if asked.how != "whole":
         body |= {"stream": True, "stream_options": {"include_usage": True}}
-    headers, url = {"Authorization": f"Bearer {asked.key}"}, f"{server.url}{asked.path}"
+    headers, url = bearer(asked.key), f"{server.url}{asked.path}"
     with httpx.stream("POST", url, json=body, headers=headers, timeout=PATIENCE_S) as answer:
         if asked.how == "cancelled":
             next(line for line in answer.iter_lines() if line.startswith("data: {"))
@@ -197,9 +197,8 @@ SCORED = {"prompt": PROMPTS[1], "max_tokens": 0, "echo": True, "logprobs": 1}
 @pytest.fixture(scope="module")
 def stop(server: Server) -> str:
     """A character in the middle of what the model writes, which drafts reach."""
-    headers = {"Authorization": "Bearer alice"}
     asked = {"model": MODEL, "temperature": 0, **STOP}
-    answer = httpx.post(f"{server.url}/v1/completions", json=asked, headers=headers)
+    answer = httpx.post(f"{server.url}/v1/completions", json=asked, headers=bearer("alice"))
     text = answer.json()["choices"][0]["text"]
     found = [char for char in text if char.isascii() and char.isprintable()]
     return str(found[len(found) // 2])

@@ -50,6 +50,11 @@ def write_keys(
     return AccessConfig(str(path))
 
 
+def bearer(key: str) -> dict[str, str]:
+    """The header that shows a key, if there is one."""
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
 @dataclass
 class Place:
     """An ingress in front of a target that answers when `toy.gate` is open.  app: its HTTP API."""
@@ -65,7 +70,7 @@ class Place:
     ) -> asyncio.Task[httpx.Response]:
         """Send the request of an endpoint, with other fields, a key and other headers."""
         body = {"model": "toy", **BODIES[path], **fields}
-        headers = (headers or {}) | ({"Authorization": f"Bearer {key}"} if key else {})
+        headers = {**(headers or {}), **bearer(key)}
         return asyncio.create_task(self.client.post(path, json=body, headers=headers))
 
     async def wait_for_running(self, count: int) -> None:
