@@ -131,12 +131,12 @@ class Limits:
 
     config: Config
     vocab_size: int
+    dialect: Dialect
+    defaults: SamplingParams
+    store: ResponseStore
     caller: Caller = ANYBODY
     segment: str = ""
     adapters: Mapping[str, str] = field(default_factory=dict)
-    dialect: Dialect = field(default_factory=Dialect)
-    defaults: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=0))
-    store: ResponseStore = field(default_factory=lambda: ResponseStore(0, 0))
     logged: set[str] = field(default_factory=set)
 
     @property

@@ -15,7 +15,9 @@ from cluster.config.schema import ApiConfig, Config
 from cluster.core import SamplingParams, SpeculationOptions
 from cluster.errors import RequestError
 from cluster.requests.fields import DEFAULT_TENANT, tenant_of
+from cluster.text.dialect import Dialect
 from cluster.text.tokenizer import Tokenizer
+from deployments.ingress.api.response_store import ResponseStore
 from deployments.ingress.grpc_request import to_spec
 from deployments.ingress.openai_request import Chat, CompletionBody
 from deployments.ingress.spec import Limits
@@ -41,7 +43,7 @@ CONFIG = parse(
         "api": {"compatibility": "strict"},
     },
 )
-LIMITS = Limits(CONFIG, 100)
+LIMITS = Limits(CONFIG, 100, Dialect(), SamplingParams(max_tokens=0), ResponseStore(0, 0))
 LENIENT = dataclasses.replace(LIMITS, config=dataclasses.replace(CONFIG, api=ApiConfig()))
 
 
