@@ -11,8 +11,7 @@ import pytest
 from cluster.errors import RequestError
 from cluster.grammar.json_schema import lenient
 from cluster.requests.fields import GrammarSpec
-from cluster.text.dialect import Dialect
-from cluster.text.reasoning import ReasoningMarkers
+from cluster.text.dialect import Dialect, ReasoningMarkers
 from cluster.text.tokenizer import Tokenizer
 from cluster.text.tool_calls.registry import FORMATS
 from deployments.ingress.choice import Delta, skips_specials

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from cluster.text.dialect import Dialect
-from cluster.text.reasoning import ReasoningMarkers, reasoning_style
+from cluster.text.dialect import Dialect, ReasoningMarkers, reasoning_style
 from cluster.text.tool_calls.base import CallFormat, Said
 from cluster.text.tool_calls.registry import FORMATS
 

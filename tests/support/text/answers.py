@@ -12,8 +12,7 @@ import yaml
 from cluster.config.schema import CoordinatorConfig
 from cluster.core import FinishReason, Request, SamplingParams, TokenEvent, token_array
 from cluster.records import frozen
-from cluster.text.dialect import Dialect
-from cluster.text.reasoning import ReasoningMarkers
+from cluster.text.dialect import Dialect, ReasoningMarkers
 from cluster.text.tokenizer import Tokenizer
 from cluster.text.tool_calls.base import AnswerReader, Part
 from cluster.text.tool_calls.registry import FORMATS
