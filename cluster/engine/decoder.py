@@ -32,6 +32,8 @@ _DROPOUTS = {"resid_attn_dropout", "resid_mlp_dropout"}  # which do nothing here
 _APART = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
 _JOINED = ("qkv_proj",), ("gate_up_proj",)
 _OWN_NORMS = {"q_norm", "k_norm"}
+# The name of the product of the first three, which stands beside them where our kernels make it.
+JOINED = "qkv_product"
 # Rotations whose frequencies never change; others look at how long the text is.
 _FIXED_ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
 
@@ -66,27 +68,39 @@ class LayerParts(NamedTuple):
         ]
 
 
+class Decoder(NamedTuple):
+    """A recognised model.  base: what stands before the output layer.  layers: None = of another
+    kind."""
+
+    base: Any
+    layers: list[LayerParts | None]
+
+
 def is_known(kind: type) -> bool:
     """True of a model's class that consists of such layers."""
     return f"{kind.__module__}.{kind.__qualname__}" in _CLASSES
 
 
-def decoder_of(module: Any) -> Any:
-    """What stands before the output layer: embedding, layers, norm and nothing else; or None."""
+def decoder_of(module: Any) -> Decoder | None:
+    """None unless before the output layer stand embedding, layers, norm and nothing else, and a
+    position's cosines and sines depend on nothing else."""
     base = getattr(module, "model", None)
     if (
-        {name for name, _ in module.named_children()} != {"model", "lm_head"}
+        not is_known(type(module))
+        or {name for name, _ in module.named_children()} != {"model", "lm_head"}
         or base is None
         or {name for name, _ in base.named_children()} != _BASE_CHILDREN
         or type(base.embed_tokens) is not torch.nn.Embedding
         or any(each._forward_hooks or each._forward_pre_hooks for each in (module, base))
     ):
         return None
-    return base
+    rotation = getattr(base.rotary_emb, "rope_type", None)  # of several kinds of layers: a mapping
+    if not isinstance(rotation, str) or rotation not in _FIXED_ROTATIONS:
+        return None
+    return Decoder(base, list(map(_layer_parts, base.layers)))
 
 
-def layer_parts(layer: torch.nn.Module, also: frozenset[str] = frozenset()) -> LayerParts | None:
-    """None for a layer of another kind.  also: names that its attention has beside its own."""
+def _layer_parts(layer: torch.nn.Module) -> LayerParts | None:
     children: dict[str, Any] = dict(layer.named_children())
     if children.keys() - _DROPOUTS != _CHILDREN or layer._forward_hooks or layer._forward_pre_hooks:
         return None
@@ -94,7 +108,8 @@ def layer_parts(layer: torch.nn.Module, also: frozenset[str] = frozenset()) -> L
     parts = dict(attention.named_children())
     index, head_dim = (getattr(attention, name, None) for name in ("layer_idx", "head_dim"))
     if (
-        parts.keys() - _OWN_NORMS not in ({*own[0], "o_proj", *also} for own in (_APART, _JOINED))
+        parts.keys() - {*_OWN_NORMS, JOINED}
+        not in ({*own[0], "o_proj"} for own in (_APART, _JOINED))
         or not isinstance(index, int)
         or not isinstance(head_dim, int)
     ):
@@ -102,9 +117,3 @@ def layer_parts(layer: torch.nn.Module, also: frozenset[str] = frozenset()) -> L
     norms = children["input_layernorm"], children["post_attention_layernorm"]
     own_norms = parts.get("q_norm"), parts.get("k_norm")
     return LayerParts(*norms, *own_norms, attention, children["mlp"], head_dim, index)
-
-
-def has_fixed_rotations(rotary: Any) -> bool:
-    """True if a position's cosines and sines depend on nothing else."""
-    kind = getattr(rotary, "rope_type", None)  # of several kinds of layers: a mapping
-    return isinstance(kind, str) and kind in _FIXED_ROTATIONS

@@ -16,12 +16,11 @@ from torch.overrides import TorchFunctionMode
 
 from cluster.engine.attention.cpu import NativePlan
 from cluster.engine.attention.seam import AttentionStep
-from cluster.engine.cpu.decoder_layer import native_parts, weights_of
 from cluster.engine.cpu.kernels import CACHE_DTYPES, Kernels
-from cluster.engine.cpu.layers import NativeRMSNorm
+from cluster.engine.cpu.layers import NativeMLP, NativeRMSNorm
 from cluster.engine.cpu.packed_linear import PackedLinear
 from cluster.engine.cpu.structures import GrowingModel, Rows, Weights
-from cluster.engine.decoder import LayerParts, decoder_of, has_fixed_rotations, is_known
+from cluster.engine.decoder import LayerParts, decoder_of, is_known
 from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.paths import StepInputs, StepOutputs, TapStates
 from cluster.engine.types import LayerSpec
@@ -67,7 +66,7 @@ class NativeForward:
         self.kernels = kernels
         self._layers = layers  # own what the addresses below are of
         # One entry per layer, as the kernels take them.
-        weights = [weights_of(each) for each in layers]
+        weights = [_weights_of(each) for each in layers]
         self._weights = (ctypes.POINTER(Weights) * len(layers))(*map(ctypes.pointer, weights))
         self._kvs = (ctypes.c_void_p * len(layers))()
         self._windows = (ctypes.c_int64 * len(layers))()
@@ -194,29 +193,63 @@ class NativeForward:
 def native_forward(
     module: Any, layers: Sequence[LayerSpec], kernels: Kernels
 ) -> NativeForward | None:
-    """The module's forward, if it is that of a plain decoder.
+    """The module's forward, if our kernels compute all of it.
 
-    layers: as probed.  They are one group: a native call for all of them reads one page table."""
+    To be called when its parts are fused and packed.  layers: as probed.  They are one group: a
+    native call for all of them reads one page table."""
     if not is_known(type(module)):
         log.info("forward native=False: none is made for %s", type(module).__name__)
         return None
     if len({each.window is None for each in layers}) > 1:
         log.info("forward native=False: layers with a window have page tables of their own")
         return None
-    base = decoder_of(module)
+    decoder = decoder_of(module)
     if (
-        base is None
-        or not isinstance(base.norm, NativeRMSNorm)
+        decoder is None
+        or not isinstance(decoder.base.norm, NativeRMSNorm)
         or not isinstance(module.lm_head, PackedLinear)
-        or not has_fixed_rotations(base.rotary_emb)
     ):
         return None
     found: list[LayerParts] = []
-    for index, (each, spec) in enumerate(zip(base.layers, layers, strict=True)):
-        parts = native_parts(each, spec, kernels)
-        if parts is None:
+    for index, (parts, spec) in enumerate(zip(decoder.layers, layers, strict=True)):
+        if parts is None or not _is_ours(parts, spec, kernels):
             log.info("forward native=False: layer %d is of another kind", index)
             return None
         found.append(parts)
     log.info("forward native=True")
     return NativeForward(module, found, kernels)
+
+
+def _is_ours(parts: LayerParts, spec: LayerSpec, kernels: Kernels) -> bool:
+    """True if our kernels compute all of the layer.  spec: what it caches."""
+    return (
+        isinstance(parts.mlp, NativeMLP)
+        and isinstance(parts.attention.o_proj, PackedLinear)
+        and all(isinstance(each, NativeRMSNorm | None) for each in parts.norms)
+        and kernels.attends(_num_heads(parts), spec)
+    )
+
+
+def _num_heads(parts: LayerParts) -> int:
+    return int(parts.attention.q_proj.out_features) // parts.head_dim
+
+
+def _weights_of(parts: LayerParts) -> Weights:
+    """As the kernels take them: addresses of what the parts own."""
+    attention, mlp = parts.attention, parts.mlp
+    products = attention.qkv_product, attention.o_proj, mlp.gate_up, mlp.down
+    return Weights(
+        *(None if norm is None else norm.weight.data_ptr() for norm in parts.norms),
+        *(product.packed.data_ptr() for product in products),
+        *(None if bias is None else bias.data_ptr() for bias in (p.float_bias for p in products)),
+        products[0].in_features,
+        _num_heads(parts),
+        attention.k_proj.out_features // parts.head_dim,
+        parts.head_dim,
+        mlp.down.in_features,
+        *(product.format for product in products),
+        *(0.0 if norm is None else norm.variance_epsilon for norm in parts.norms),
+        attention.scaling,
+        # Some layers of SmolLM3 do not rotate.
+        getattr(attention, "use_rope", True),
+    )

@@ -15,12 +15,11 @@ from torch.overrides import TorchFunctionMode
 
 from cluster.engine.cpu.kernels import Kernels
 from cluster.engine.cpu.packed_linear import PackedLinear, agree, is_packable, without_numbers
+from cluster.engine.decoder import JOINED
 from cluster.models.experts import Experts, linear_of
 
 # Layers that are given the same input, by the names that transformers' models use.
 _SIBLINGS = ("q_proj", "k_proj", "v_proj")
-# The name of their product, beside them.
-JOINED = "qkv_product"
 _CONVERSIONS = (torch.Tensor.type, torch.Tensor.to, torch.Tensor.float)
 _CHECKED_ROWS = (3,)
 _TOLERANCE = 1e-5

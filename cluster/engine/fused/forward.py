@@ -29,13 +29,7 @@ from torch.nn.functional import linear
 from triton import knobs
 
 from cluster.engine.attention.seam import AttentionStep
-from cluster.engine.decoder import (
-    LayerParts,
-    decoder_of,
-    has_fixed_rotations,
-    is_known,
-    layer_parts,
-)
+from cluster.engine.decoder import LayerParts, decoder_of
 from cluster.engine.fused.kernels import add_norm, rotate, silu_product
 from cluster.engine.launch import LAUNCH_ERRORS, on_device
 from cluster.engine.parallel import Alone
@@ -208,21 +202,20 @@ def fused_forward(
     """The module's forward, if it is of the recognised kind; not tried yet.
 
     layers: as probed.  It goes layer by layer, so that memory holds one layer's weights twice."""
-    base = decoder_of(module) if is_known(type(module)) else None
+    decoder = decoder_of(module)
     (device, *others) = {each.device for each in layers}
     if (
-        base is None
+        decoder is None
         or others
         or layers[0].dtype not in _DTYPES
         or (device.type == "cpu" and not knobs.runtime.interpret)
-        or not has_fixed_rotations(base.rotary_emb)
-        or 2 * len(base.rotary_emb.inv_freq) != layers[0].head_dim  # some rotate a part of a head
+        # Some rotate a part of a head.
+        or 2 * len(decoder.base.rotary_emb.inv_freq) != layers[0].head_dim
         or any(_is_special(each, layers[0].dtype, device) for each in module.modules())
     ):
         return None
-    parts = [layer_parts(each) for each in base.layers]
-    known = [each for each in parts if each is not None and _has_plain_weights(each)]
-    if not known or len(known) < len(parts):
+    known = [each for each in decoder.layers if each is not None and _has_plain_weights(each)]
+    if not known or len(known) < len(decoder.layers):
         return None
     made = [_layer(each) for each in known]
     for layer, spec in zip(made, layers, strict=True):
