@@ -19,16 +19,16 @@ from typing import Any
 
 from cluster.config.schema import EngineConfig
 from cluster.core import EMPTY_TOKENS, TokenArray, TokenTree
-from cluster.engine import parallel
 from cluster.engine.adapters import Adapters
 from cluster.engine.cpu.growth import TreeGrower
 from cluster.engine.graphs.capture import Capture
 from cluster.engine.limits import EngineLimits
 from cluster.engine.loading import progress, self_check
+from cluster.engine.loading.inspection import check_sizes
 from cluster.engine.loading.model import ExtraLayers, LoadedModel, identify, load_model
 from cluster.engine.loading.profile import MOST_ON_CPU, profile_steps
 from cluster.engine.loading.renumbered import Numbering
-from cluster.engine.memory.kv_cache import KVCache, layer_groups
+from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.memory.page_owners import PageOwners
 from cluster.engine.memory.pool_sizes import derive_num_pages, derive_num_states
 from cluster.engine.memory.reserve import measured, num_logit_rows
@@ -36,7 +36,7 @@ from cluster.engine.memory.sequence import Sequence, Slots
 from cluster.engine.parallel import RankGroup
 from cluster.engine.paths import Events
 from cluster.engine.schedule.batch import tapped
-from cluster.engine.schedule.digest import step_digest
+from cluster.engine.schedule.digest import told_of_step
 from cluster.engine.schedule.scheduler import Launched, PromptPace, Scheduler
 from cluster.engine.step import Forward
 from cluster.engine.types import LayerSpec
@@ -74,13 +74,21 @@ class Engine:
         num_pages = derive_num_pages(config, layers, model.max_context_len, self.reserve.total)
         if group is not None:
             num_pages = tuple(group.minimum(each) for each in num_pages)
-        groups = layer_groups(layers, config.page_size)
-        self.limits = EngineLimits.of(
-            config, model.max_context_len, model.vocab_size, num_pages, groups
+        check_sizes(config, model.max_context_len, min(num_pages))
+        num_states = derive_num_states(config, layers, self.reserve.total)
+        self.cache = KVCache(layers, num_pages, config.page_size, num_states)
+        self.limits = EngineLimits(
+            model.vocab_size,
+            model.max_context_len,
+            num_pages,
+            tuple(each.reach for each in self.cache.groups),
+            config.max_batch_tokens,
         )
         self.model_hash, self.tokenizer_hash = identify(model)
         if group is not None:
-            group.end_loading(self.limits.digest(config, self.model_hash))
+            # All that decides how the ranks schedule, and their model.
+            shared = config.max_running_sequences, config.prefix_cache, self.model_hash
+            group.end_loading((self.limits, *shared))
         self.config = config
         self.device = model.device
         self.vocab_size = model.vocab_size
@@ -90,8 +98,6 @@ class Engine:
         self.layers = layers
         self._last_step: tuple[StepSummary, Events | None] = StepSummary(), None
         self.model = model
-        num_states = derive_num_states(config, layers, self.reserve.total)
-        self.cache = KVCache(layers, num_pages, config.page_size, num_states)
         self.page_owners = PageOwners(self.cache, config)
         self._scheduler = Scheduler(self.page_owners, config)
         self.pace = PromptPace(config.max_batch_tokens, config.max_chunk_s)
@@ -268,8 +274,8 @@ class Engine:
         schedule.picks.sort(key=lambda pick: pick.sequence.cached_len)
         agreed: AbstractContextManager[None] = nullcontext()
         if self._group is not None:
-            digest = step_digest(schedule, self.page_owners.pools)
-            agreed = self._group.agreeing(digest, "what this step is to run", self.device)
+            told = told_of_step(schedule, self.page_owners.pools)
+            agreed = self._group.agreeing(told, "what this step is to run", self.device)
         schedule.answers[:0] = self._refused.values()  # which rank 0 alone may have
         self._refused.clear()
         self._blocked = not schedule.picks and not schedule.answers
@@ -336,7 +342,7 @@ class Engine:
     def follow(self) -> None:
         """Repeat rank 0's calls until it closes; raises WorkerError when the group breaks."""
         assert self._group is not None, "an engine of one rank follows nobody"
-        parallel.follow(self, self._group)
+        self._group.follow(self)
 
     def _tell(self, name: str, *arguments: Any) -> None:
         """Have the other ranks repeat a call."""

@@ -16,6 +16,7 @@ out: after hours while ranks load, one faster than the other, and soon once all 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import socket
@@ -47,6 +48,7 @@ _TIMEOUT_KEY, _HOST_KEY = "drafthouse/timeout_s", "drafthouse/host"
 # Until all ranks have started; a machine may be busy with importing torch in each.
 _JOINING_S = 600.0
 _MASK64 = (1 << 64) - 1
+_DIGEST_BYTES = 8  # a tensor element
 _CPU = torch.device("cpu")
 
 
@@ -141,12 +143,18 @@ class RankGroup:
         self._shared(encode(self._outbox))
         self._outbox.clear()
 
-    def receive(self) -> list[Call]:
-        """Follower: wait for the leader's next calls.  Raises WorkerError for anything else."""
-        try:
-            return decode(self._shared())
-        except ProtocolError as error:
-            raise WorkerError(f"rank {self.rank} cannot follow: {error.message}") from error
+    def follow(self, engine: Any) -> None:
+        """Follower: repeat the leader's calls until it closes its engine.  Raises WorkerError when
+        the group breaks, and for anything else that arrives."""
+        while True:
+            try:
+                calls = decode(self._shared())
+            except ProtocolError as error:
+                raise WorkerError(f"rank {self.rank} cannot follow: {error.message}") from error
+            for name, arguments in calls:
+                if name == "close":
+                    return
+                getattr(engine, name)(*arguments)
 
     def close(self) -> None:
         """Let the other ranks go, and say and hear nothing any more."""
@@ -172,48 +180,41 @@ class RankGroup:
         """True if all ranks say True; every rank must call."""
         return bool(self.minimum(int(answer)))
 
-    def end_loading(self, settings: int) -> None:
+    def end_loading(self, settings: object) -> None:
         """Wait until all ranks have loaded; from now on no collective waits longer than init_rank's
         timeout_s.
 
-        settings: int64, which must be equal; every rank must call.  Raises as `agree` does."""
-        self.agree(settings, "settings or checkpoint")
-        with self._noticing():
+        settings: which must be equal; every rank must call.  Raises as `agreeing` does."""
+        with self.agreeing(settings, "settings or checkpoint"), self._noticing():
             timeout = timedelta(seconds=float(_get_default_store().get(_TIMEOUT_KEY)))
             for group in list(_world.pg_map):
                 _set_pg_timeout(timeout, group)
 
-    def agree(self, value: int, subject: str) -> None:
-        """Raise WorkerError on every rank unless all have the same int64; every rank must call.
-
-        Unlike commands it is not waited for without limit: a rank that hangs is taken for dead.
-        """
-        self._settle(self._posed(value, _CPU), value, subject)
-
     @contextmanager
-    def agreeing(self, value: int, subject: str, device: torch.device) -> Iterator[None]:
-        """What `agree` does, for a step of the model on `device`: on a CPU before the step runs; on
-        a GPU the comparison goes before it on the stream, and the host, which waits for the step
-        anyway, reads it afterwards.  Ranks that differ discard what they have computed."""
-        posed = self._posed(value, device)
-        if not posed.is_cuda:
-            self._settle(posed, value, subject)
-        yield
-        if posed.is_cuda:
-            self._settle(posed, value, subject)
+    def agreeing(self, told: object, subject: str, device: torch.device = _CPU) -> Iterator[None]:
+        """Raise WorkerError on every rank unless all have told the same, by its repr; every rank
+        must call.  On a CPU what is inside begins after that; on a GPU the comparison goes before
+        it on the stream, and the host, which waits for the step anyway, reads it afterwards.
+        Ranks that differ discard what they have computed.
 
-    def _posed(self, value: int, device: torch.device) -> torch.Tensor:
-        """The least of the ranks' values and of their complements, once they are there."""
+        Unlike commands it is not waited for without limit: a rank that hangs is taken for dead."""
+        digest = hashlib.blake2b(repr(told).encode(), digest_size=_DIGEST_BYTES).digest()
+        value = int.from_bytes(digest, "little", signed=True)
         with self._noticing():
             # ~ turns the order around and, unlike a minus, maps every int64 to an int64.
             least = torch.tensor([value, ~value], dtype=torch.int64, device=device)
             dist.all_reduce(least, op=dist.ReduceOp.MIN)
-        return least
+        if not least.is_cuda:
+            self._settle(least, value, subject)
+        yield
+        if least.is_cuda:
+            self._settle(least, value, subject)
 
-    def _settle(self, posed: torch.Tensor, value: int, subject: str) -> None:
+    def _settle(self, least: torch.Tensor, value: int, subject: str) -> None:
+        """least: of the ranks' values and of their complements."""
         with self._noticing():
-            least, of_complements = posed.tolist()
-        if least != ~of_complements:
+            of_values, of_complements = least.tolist()
+        if of_values != ~of_complements:
             raise WorkerError(
                 f"the {self.world_size} tensor-parallel ranks differ in {subject} (rank "
                 f"{self.rank} has {value & _MASK64:016x}); the engine must be discarded on all "
@@ -243,16 +244,6 @@ class Alone(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func.namespace == "c10d":
             return args[0], FakeWork().boxed()
         return func(*args, **(kwargs or {}))
-
-
-def follow(engine: Any, group: RankGroup) -> None:
-    """Repeat rank 0's calls until it closes its engine.  Raises WorkerError when the group
-    breaks."""
-    while True:
-        for name, arguments in group.receive():
-            if name == "close":
-                return
-            getattr(engine, name)(*arguments)
 
 
 def leave_group() -> None:

@@ -1,4 +1,4 @@
-"""A number that says which step this is: ranks that hold different ones must not run it together.
+"""What says which step this is: ranks that would tell something else must not run it together.
 
 Ranks schedule each for itself from the same calls.  Were one of them ever to hold another page,
 miss another prefix or cut another chunk, its forward would have other rows than its neighbours',
@@ -7,18 +7,15 @@ and their collectives would hang or add up different tokens.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 
 from cluster.engine.memory.prefix_cache import PagePool
 from cluster.engine.schedule.scheduler import Schedule
 
-_DIGEST_BYTES = 8  # a tensor element
 
-
-def step_digest(schedule: Schedule, pools: Sequence[PagePool]) -> int:
-    """An int64 digest of the rows, tokens and slots of a step, of its answers without a forward,
-    and of the numbers of free and cached pages, which later steps depend on.
+def told_of_step(schedule: Schedule, pools: Sequence[PagePool]) -> list[object]:
+    """The rows, tokens and slots of a step, its answers without a forward, and the numbers of free
+    and cached pages, which later steps depend on: things whose repr tells them whole.
 
     Its picks are not committed yet.  O(rows), not of the contexts' lengths: these enter by the
     prefix hash and the number of their pages.
@@ -35,6 +32,4 @@ def step_digest(schedule: Schedule, pools: Sequence[PagePool]) -> int:
         told += [table.slots[length:stop].tobytes() for table in sequence.tables]
         if pick.completes:
             told += [tree.token_ids.tobytes(), tree.parents.tobytes()]
-    told += [(answer.request_id, answer.have_len) for answer in schedule.answers]
-    digest = hashlib.blake2b(repr(told).encode(), digest_size=_DIGEST_BYTES).digest()
-    return int.from_bytes(digest, "little", signed=True)
+    return told + [(answer.request_id, answer.have_len) for answer in schedule.answers]

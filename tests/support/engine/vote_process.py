@@ -71,7 +71,8 @@ def _late(group: RankGroup, rank: int) -> None:
         sys.stdin.readline()  # until the test has what it waits for
         return
     try:
-        group.agree(1, "what this step is to run")
+        with group.agreeing(1, "what this step is to run"):
+            pass
     except WorkerError as error:
         say(error.code)
 
