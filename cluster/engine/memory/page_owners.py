@@ -35,9 +35,8 @@ class PageOwners:
         self._windowed = [
             group for group, reach in enumerate(self._reaches) if reach.window is not None
         ]
-        self._prefixes = PrefixCache(
-            cache.page_size, len(cache.groups) + 1, enabled=config.prefix_cache
-        )
+        self.shares_prefixes = config.prefix_cache
+        self._prefixes = PrefixCache(cache.page_size, len(cache.groups) + 1)
         self.states = StateOwners(cache, self._prefixes)
         self.pools = [
             PagePool(num_pages, self._prefixes, group)
@@ -151,12 +150,10 @@ class PageOwners:
         delta: what follows the cached tokens.  Its last token is never covered: the caller wants
         the logits after it.
         """
-        if not self._prefixes.enabled or sequence.cached_len != len(sequence.shared) * (
-            self._page_size
-        ):
+        start = len(sequence.shared)
+        if sequence.cached_len != start * self._page_size:
             return 0
         self.trim(sequence)
-        start = len(sequence.shared)
         entries = self._prefixes.match(sequence.prefix_end, delta[:-1])
         if self.states.exist:
             sequence.known_len = (start + len(entries)) * self._page_size
@@ -164,12 +161,13 @@ class PageOwners:
         entries = entries[: num_usable(entries, start, reaches)]
         if not entries:
             return 0
-        num_tokens = len(entries) * self._page_size
-        self.states.adopt(sequence, entries[-1], start * self._page_size + num_tokens)
+        length = (start + len(entries)) * self._page_size
+        self.states.adopt(sequence, entries[-1], length)
         for group, reach in enumerate(self._reaches):
-            first = reach.first_page(start * self._page_size + num_tokens)
+            first = reach.first_page(length)
             self._release(sequence, group, first)
             self._adopt(sequence, group, entries, first)
+        num_tokens = length - sequence.cached_len
         sequence.shared += entries
         sequence.append(delta[:num_tokens])
         return num_tokens
@@ -222,20 +220,20 @@ class PageOwners:
 
     def _publish(self, sequence: Sequence) -> None:
         """Enter full pages of committed tokens into the prefix cache."""
-        if not self._prefixes.enabled:
+        if not self.shares_prefixes:
             return
         size, length = self._page_size, sequence.cached_len
         while (len(sequence.shared) + 1) * size <= length:
             index = len(sequence.shared)
             parent = sequence.prefix_end
             page_tokens = sequence.tokens[index * size : (index + 1) * size]
-            entry = self._prefixes.find(parent, page_tokens)
-            if entry is None:
-                pages = [*(table.pages[index] for table in sequence.tables), None]
-                entry = self._prefixes.insert(parent, page_tokens, pages)
+            found = self._prefixes.match(parent, page_tokens)
+            if found:
+                self._join(sequence, index, found[0])
             else:
-                self._join(sequence, index, entry)
-            sequence.shared.append(entry)
+                pages = [*(table.pages[index] for table in sequence.tables), None]
+                found = [self._prefixes.insert(parent, page_tokens, pages)]
+            sequence.shared += found
 
     def _join(self, sequence: Sequence, index: int, entry: CachedPage) -> None:
         """Give a page to an entry that lacks it, or take the entry's instead of the own: another
@@ -274,10 +272,6 @@ class PageOwners:
         sequence.shared.clear()
         self.states.leave(sequence)
         self.trim(sequence)
-
-    @property
-    def shares_prefixes(self) -> bool:
-        return self._prefixes.enabled
 
     def has_place(self, sequence: Sequence) -> bool:
         """True if the sequence holds pages, or may come to hold some beside those that do."""

@@ -35,10 +35,9 @@ class CachedPage:
 
 
 class PrefixCache:
-    """Entries by key and by page.  `enabled` False turns every operation into a miss."""
+    """Entries by key and by page."""
 
-    def __init__(self, page_size: int, num_groups: int = 1, *, enabled: bool = True) -> None:
-        self.enabled = enabled
+    def __init__(self, page_size: int, num_groups: int) -> None:
         self.page_size = page_size
         self._entries: dict[tuple[Parent, bytes], CachedPage] = {}
         self._by_serial: dict[Parent, CachedPage] = {}
@@ -56,9 +55,6 @@ class PrefixCache:
             found.append(entry)
             parent = entry.serial
         return found
-
-    def find(self, parent: Parent, page_tokens: TokenArray) -> CachedPage | None:
-        return self._entries.get((parent, page_tokens.tobytes()))
 
     def insert(
         self, parent: Parent, page_tokens: TokenArray, pages: Sequence[int | None]
@@ -128,7 +124,7 @@ class PagePool:
     Low numbers are allocated first, which keeps the touched memory small.
     """
 
-    def __init__(self, num_pages: int, prefix_cache: PrefixCache, group: int = 0) -> None:
+    def __init__(self, num_pages: int, prefix_cache: PrefixCache, group: int) -> None:
         self.num_pages = num_pages
         self._prefix_cache = prefix_cache
         self._group = group

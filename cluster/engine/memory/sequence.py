@@ -139,7 +139,10 @@ class Sequence:
     @property
     def prefix_end(self) -> Parent:
         """The parent of the prefix cache's entry of the next full page."""
-        return self.shared[-1].serial if self.shared else prefix_root(self.tenant, self.adapter)
+        if self.shared:
+            return self.shared[-1].serial
+        # Indices of adapters are never given twice, so they may come to be many.
+        return self.tenant + self.adapter.to_bytes(8, "little")
 
     @property
     def num_slots_used(self) -> int:
@@ -163,12 +166,6 @@ class Sequence:
         """Keep the first `length` committed tokens; drops the nodes."""
         self._log.truncate(length)
         self.tree = EMPTY_TREE
-
-
-def prefix_root(tenant: bytes, adapter: int) -> bytes:
-    """The parent of the first pages of a tenant's texts, as an adapter computes them."""
-    # Indices are never given twice, so they may come to be many.
-    return tenant + adapter.to_bytes(8, "little")
 
 
 def starts_with(sequence: Sequence, work: Work) -> bool:

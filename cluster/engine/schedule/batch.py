@@ -23,8 +23,6 @@ from cluster.spec.tree import ancestor_bits, mask_of_bits
 IndexArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
-_NO_POSITIONS: IndexArray = np.empty(0, np.int64)
-
 
 @record
 class Share:
@@ -251,37 +249,26 @@ def _adapters(picks: SequenceOf[Pick], num_rows: int) -> IndexArray | None:
 
 def _share(pick: Pick, row_start: int) -> tuple[Share, SequenceOf[TokenArray]]:
     sequence, work = pick.sequence, pick.work
-    slots = sequence.tables[0].slots
-    start = sequence.cached_len
+    start, border, spare = sequence.cached_len, sequence.border, sequence.spare
     context_len = start + pick.num_delta
-    tokens = pick.delta()
-    border, spare = sequence.border, sequence.spare
-    next_border = sequence.border_in(context_len) if spare else border
-    kept = border, sequence.state, next_border, spare
-    if not pick.completes or not len(work.tree):
-        share = Share(
-            row_start,
-            pick.num_delta,
-            context_len,
-            slots[:context_len],
-            np.arange(start, context_len),
-            _NO_POSITIONS,
-            (),
-            *kept,
-        )
-        return share, (tokens,)
-    bits = ancestor_bits(work.tree.parents)
-    depths = [each.bit_count() for each in bits]
-    positions = np.array([*range(start, context_len), *(context_len - 1 + each for each in depths)])
+    has_nodes = pick.completes and len(work.tree) > 0
+    bits = ancestor_bits(work.tree.parents) if has_nodes else []
+    positions = np.arange(start, context_len)
+    if has_nodes:
+        of_nodes = (context_len - 1 + each.bit_count() for each in bits)
+        positions = np.array([*range(start, context_len), *of_nodes])
     first_new = work.num_cached_nodes  # 0 where there is a delta
     share = Share(
         row_start,
         pick.num_delta,
         context_len,
-        slots[: context_len + len(bits)],
+        sequence.tables[0].slots[: context_len + len(bits)],
         positions[first_new:],
         positions[pick.num_delta :],
         bits[first_new:],
-        *kept,
+        border,
+        sequence.state,
+        sequence.border_in(context_len) if spare else border,
+        spare,
     )
-    return share, (tokens, work.tree.token_ids[first_new:])
+    return share, (pick.delta(), work.tree.token_ids[first_new : len(bits)])
