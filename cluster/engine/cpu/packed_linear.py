@@ -42,6 +42,7 @@ _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 class PackedLinear(torch.nn.Module):
     """A linear layer for inference: y = x W^T + b.
 
+    native: our kernels, where they compute it: then a row's bits do not depend on other rows.
     `weight` has the shape, dtype and device of W and none of its numbers (it takes no memory);
     they are in the packed form.  `format`: how our kernels multiply them.  `weights`: their format
     in memory, with the bits and the group of those in groups.
@@ -57,7 +58,7 @@ class PackedLinear(torch.nn.Module):
         self.in_features = linear.in_features
         self.out_features = linear.out_features
         weight = linear.weight.detach()
-        self._native = native
+        self.native = native
         self.uses_mkl = weight.dtype == torch.float32 and torch._C.has_mkl
         self.bias = linear.bias
         self.float_bias: torch.Tensor | None = None
@@ -78,26 +79,17 @@ class PackedLinear(torch.nn.Module):
 
     def keep_groups(self, weight: GroupedWeight) -> None:
         """Multiply with this weight in place of that of our kernels, by rounded rows."""
-        assert self._native is not None
+        assert self.native is not None
         assert weight.shape == self.weight.shape
-        self.packed = self._native.pack_groups(weight)
+        self.packed = self.native.pack_groups(weight)
         self.format = Format.GROUPS
         self.weights = f"int{weight.bits}g{weight.group}"
-
-    def packed_alike(self, linear: torch.nn.Linear) -> PackedLinear:
-        """Another layer, packed for the same library."""
-        return PackedLinear(linear, self._native)
-
-    @property
-    def is_native(self) -> bool:
-        """True if our own kernel computes it: then a row's bits do not depend on other rows."""
-        return self._native is not None
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """rows [..., in_features] -> [..., out_features], by the library that packed them."""
         product: torch.Tensor
-        if self._native is not None:
-            product = self._native.linear(
+        if self.native is not None:
+            product = self.native.linear(
                 rows.float(), self.packed, self.float_bias, self.out_features, self.format
             )
             return product.to(rows.dtype)
@@ -156,7 +148,9 @@ def pack_linears(module: torch.nn.Module, native: Kernels | None = None) -> int:
 
 def is_native(module: torch.nn.Module) -> bool:
     """True if our kernels compute (nearly) all products with the module's weights."""
-    share = _share(module, lambda child: isinstance(child, PackedLinear) and child.is_native)
+    share = _share(
+        module, lambda child: isinstance(child, PackedLinear) and child.native is not None
+    )
     return share > _NATIVE_SHARE
 
 

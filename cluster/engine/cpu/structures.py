@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import ctypes
 
-from cluster.engine.draw.native import RankedDraw
+from cluster.engine.draw.native import RankedDraw, fields
 
-_PRODUCT_NAMES = ("qkv", "out", "gate_up", "down")
 _POINTER, _INT64, _INT32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 _FLOAT, _DOUBLE = ctypes.c_float, ctypes.c_double
 
@@ -18,13 +17,12 @@ class Weights(ctypes.Structure):
     """operations.h's DecoderLayer."""
 
     _fields_ = (
-        *((f"{name}_norm", _POINTER) for name in ("input", "post", "query", "key")),
-        *((name, _POINTER) for name in _PRODUCT_NAMES),
-        *((f"{name}_bias", _POINTER) for name in _PRODUCT_NAMES),
-        *((name, _INT64) for name in ("size", "num_heads", "num_kv_heads", "head_dim")),
-        ("inner_size", _INT64),
-        *((f"{name}_format", _INT32) for name in _PRODUCT_NAMES),
-        *((f"{name}_epsilon", _FLOAT) for name in ("input", "post", "query", "key")),
+        *fields(_POINTER, "input_norm", "post_norm", "query_norm", "key_norm"),
+        *fields(_POINTER, "qkv", "out", "gate_up", "down"),
+        *fields(_POINTER, "qkv_bias", "out_bias", "gate_up_bias", "down_bias"),
+        *fields(_INT64, "size", "num_heads", "num_kv_heads", "head_dim", "inner_size"),
+        *fields(_INT32, "qkv_format", "out_format", "gate_up_format", "down_format"),
+        *fields(_FLOAT, "input_epsilon", "post_epsilon", "query_epsilon", "key_epsilon"),
         ("scaling", _FLOAT),
         ("is_rotated", _INT32),
     )
@@ -34,10 +32,10 @@ class Rows(ctypes.Structure):
     """operations.h's Rows."""
 
     _fields_ = (
-        *((name, _POINTER) for name in ("cosines", "sines", "slots")),
-        *((name, _POINTER) for name in ("path_slots", "row_slots", "row_contexts", "row_paths")),
-        *((name, _POINTER) for name in ("row_path_lens", "task_rows")),
-        *((name, _INT64) for name in ("num_rows", "num_seen", "num_tasks")),
+        *fields(_POINTER, "cosines", "sines", "slots"),
+        *fields(_POINTER, "path_slots", "row_slots", "row_contexts", "row_paths"),
+        *fields(_POINTER, "row_path_lens", "task_rows"),
+        *fields(_INT64, "num_rows", "num_seen", "num_tasks"),
         ("scratch", _POINTER),
         ("cache_is_bf16", _INT32),
     )
@@ -47,12 +45,12 @@ class GrowingModel(ctypes.Structure):
     """grow.cpp's GrowingModel."""
 
     _fields_ = (
-        *((name, _POINTER) for name in ("layers", "caches", "windows")),
-        *((name, _POINTER) for name in ("embedding", "cosines", "sines", "norm", "output_bias")),
+        *fields(_POINTER, "layers", "caches", "windows"),
+        *fields(_POINTER, "embedding", "cosines", "sines", "norm", "output_bias"),
         ("output", _POINTER),
-        *((name, _INT64) for name in ("num_layers", "size", "head_dim", "output_size")),
-        *((name, _INT64) for name in ("max_context_len", "row_size")),
-        *((name, _INT32) for name in ("output_format", "cache_is_bf16", "embedding_is_bf16")),
+        *fields(_INT64, "num_layers", "size", "head_dim", "output_size"),
+        *fields(_INT64, "max_context_len", "row_size"),
+        *fields(_INT32, "output_format", "cache_is_bf16", "embedding_is_bf16"),
         ("norm_epsilon", _FLOAT),
     )
 
@@ -66,10 +64,10 @@ class GrowthRules(ctypes.Structure):
     """
 
     _fields_ = (
-        *((name, _INT64) for name in ("num_candidates", "num_children", "width", "max_rows")),
+        *fields(_INT64, "num_candidates", "num_children", "width", "max_rows"),
         ("vocab_size", _INT64),
-        *((name, _DOUBLE) for name in ("min_survival", "kept_share", "max_seconds")),
-        *((name, _POINTER) for name in ("interrupted", "scratch")),
+        *fields(_DOUBLE, "min_survival", "kept_share", "max_seconds"),
+        *fields(_POINTER, "interrupted", "scratch"),
     )
 
 
@@ -78,15 +76,15 @@ class GrowingTree(ctypes.Structure):
 
     _fields_ = (
         ("draw", RankedDraw),
-        *((name, _DOUBLE) for name in ("tau", "coverage")),
-        *((name, _INT64) for name in ("max_tokens", "min_tokens", "num_stop_tokens")),
-        *((name, _POINTER) for name in ("stop_tokens", "slots", "delta")),
-        *((name, _INT64) for name in ("context_len", "num_delta", "max_slots", "num_slots")),
-        *((name, _INT64) for name in ("num_leaves", "num_nodes", "num_expanded")),
-        *((name, _INT64) for name in ("num_wanted", "num_best")),
-        *((name, _POINTER) for name in ("slot_tokens", "slot_parents")),
-        *((name, _POINTER) for name in ("leaves", "leaf_tokens", "leaf_parents", "leaf_depths")),
-        *((name, _POINTER) for name in ("leaf_survivals", "best_survivals")),
-        *((name, _POINTER) for name in ("expanded", "num_children", "children", "survivals")),
-        *((name, _POINTER) for name in ("token_ids", "scores")),
+        *fields(_DOUBLE, "tau", "coverage"),
+        *fields(_INT64, "max_tokens", "min_tokens", "num_stop_tokens"),
+        *fields(_POINTER, "stop_tokens", "slots", "delta"),
+        *fields(_INT64, "context_len", "num_delta", "max_slots", "num_slots"),
+        *fields(_INT64, "num_leaves", "num_nodes", "num_expanded"),
+        *fields(_INT64, "num_wanted", "num_best"),
+        *fields(_POINTER, "slot_tokens", "slot_parents"),
+        *fields(_POINTER, "leaves", "leaf_tokens", "leaf_parents", "leaf_depths"),
+        *fields(_POINTER, "leaf_survivals", "best_survivals"),
+        *fields(_POINTER, "expanded", "num_children", "children", "survivals"),
+        *fields(_POINTER, "token_ids", "scores"),
     )

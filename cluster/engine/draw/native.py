@@ -40,6 +40,11 @@ def declare(library: ctypes.CDLL, signatures: Signatures) -> None:
         function.restype, function.argtypes = result, arguments
 
 
+def fields(kind: type[Any], *names: str) -> list[tuple[str, type[Any]]]:
+    """Neighbouring fields of one type, as a structure of ctypes lists them."""
+    return [(name, kind) for name in names]
+
+
 Integers = npt.NDArray[np.int64]
 Doubles = npt.NDArray[np.float64]
 
@@ -53,9 +58,9 @@ class RankedDraw(ctypes.Structure):
 
     _fields_ = (
         ("seed", ctypes.c_uint64),
-        *((name, ctypes.c_int64) for name in ("position", "stream", "top_k")),
-        *((name, ctypes.c_double) for name in ("temperature", "top_p", "min_p")),
-        ("target_ids", ctypes.c_void_p),
+        *fields(ctypes.c_int64, "position", "stream", "top_k"),
+        *fields(ctypes.c_double, "temperature", "top_p", "min_p"),
+        ("target_ids", _POINTER),
     )
 
 
@@ -72,14 +77,13 @@ class DrawShare(ctypes.Structure):
     """
 
     _fields_ = (
-        ("logits", ctypes.c_void_p),
+        ("logits", _POINTER),
         ("parents", ctypes.c_char_p),
         ("num_rows", ctypes.c_int64),
         ("seed", ctypes.c_uint64),
-        ("position", ctypes.c_int64),
-        ("stream", ctypes.c_int64),
+        *fields(ctypes.c_int64, "position", "stream"),
         ("temperature", ctypes.c_double),
-        ("allowed", ctypes.c_void_p),
+        ("allowed", _POINTER),
     )
 
 

@@ -57,7 +57,7 @@ def part_of(
 def _output_like(former: Any, weight: torch.Tensor) -> torch.nn.Module:
     """A layer of that weight, and the former one's bias, which computes as the former one does."""
     layer = linear_of(weight.to(former.weight.dtype), former.bias)
-    return former.packed_alike(layer) if isinstance(former, PackedLinear) else layer
+    return PackedLinear(layer, former.native) if isinstance(former, PackedLinear) else layer
 
 
 def _copy(module: Any, old_config: Any, config: Any) -> Any:
