@@ -9,9 +9,8 @@ from pathlib import Path
 from cluster.config.parse import parse
 from cluster.config.schema import Config, EngineConfig
 from cluster.errors import ConfigError
-from cluster.models.names import KNOWN, source_of
+from cluster.models.names import KNOWN, HubSource, source_of
 from cluster.models.resolve import fetch, find, resolve
-from cluster.models.sources import HubSource
 
 
 def engines(config: Config) -> dict[str, EngineConfig]:

@@ -25,9 +25,8 @@ from cluster.models.fingerprint import (
     token_strings,
     tokenizer_hash,
 )
-from cluster.models.names import source_of
+from cluster.models.names import FolderSource, source_of
 from cluster.models.resolve import check_convertible, find, published
-from cluster.models.sources import FolderSource
 from cluster.records import frozen
 from cluster.rpc.trust import trust_of
 from cluster.text.chat import read_template

@@ -1,7 +1,6 @@
 """Where models come from: folders, GGUF files, the Hugging Face hub, and the product's own list.
 
-sources.py     the kinds of places
-names.py       what a configuration's `model` means, and the models this product knows by name
+names.py       the places that a configuration's `model` can mean, and the models known by name
 cache.py       folders made once per machine, whole or not at all
 wheel.py       a GGUF file out of a Python wheel, fetched by pip
 hub.py         a snapshot of a hub model

@@ -6,8 +6,8 @@ import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -78,16 +78,11 @@ def _make(folder: Path, make: Callable[[Path], Path]) -> None:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of `folder`, which ends with the process at the latest."""
+def _locked(folder: Path) -> AbstractContextManager[object]:
+    """The lock of `folder`, for a `with`; it ends with the process at the latest."""
     lock = FileLock(folder.with_name(f".{folder.name}.lock"))
     try:
-        lock.acquire(blocking=False)
+        return lock.acquire(blocking=False)
     except Timeout:
         log.info("another process makes %s, waiting for it", folder)
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
+        return lock.acquire()

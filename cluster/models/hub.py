@@ -10,7 +10,7 @@ import logging
 from pathlib import Path
 
 from cluster.errors import ConfigError
-from cluster.models.sources import HubSource
+from cluster.models.names import HubSource
 from cluster.models.weights import SAFETENSORS, missing_weights
 
 log = logging.getLogger(__name__)

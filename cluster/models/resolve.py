@@ -6,8 +6,7 @@ from pathlib import Path
 
 from cluster.errors import ConfigError
 from cluster.models import cache, hub, wheel
-from cluster.models.names import source_of
-from cluster.models.sources import FolderSource, GgufSource, HubSource, Source, WheelSource
+from cluster.models.names import FolderSource, GgufSource, HubSource, Source, WheelSource, source_of
 
 # Part of every converted model's place: a change of what conversion writes makes it anew.
 CONVERSION = 4
@@ -133,7 +132,8 @@ def published(model: str) -> Path | None:
     except ConfigError:
         return None
     if isinstance(source, FolderSource):
-        return source.path if has_config_alone(source.path) else None
+        names = {path.name for path in source.path.iterdir()}
+        return source.path if names <= _WITH_IT else None
     if find(source) is not None:
         return None
     if isinstance(source, HubSource):
@@ -145,8 +145,3 @@ def published(model: str) -> Path | None:
         model = source.repo_id.replace("/", "--")
     folder = _PUBLISHED / model
     return folder if (folder / "config.json").is_file() else None
-
-
-def has_config_alone(folder: Path) -> bool:
-    """True if a folder describes a model and holds neither its weights nor its tokenizer."""
-    return {path.name for path in folder.iterdir()} <= _WITH_IT

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from cluster.errors import ConfigError
 from cluster.models.cache import sha256_of
-from cluster.models.sources import WheelSource
+from cluster.models.names import WheelSource
 
 log = logging.getLogger(__name__)
 

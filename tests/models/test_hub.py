@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.models.sources import HubSource
+from cluster.models.names import HubSource
 from tests.conftest import python
 from tests.support.models.fake_hub import COMMIT, FakeHub, fake_hub
 

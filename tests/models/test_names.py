@@ -9,9 +9,16 @@ import pytest
 
 from cluster.errors import ConfigError
 from cluster.models import names
-from cluster.models.names import KNOWN, served_name, source_of
+from cluster.models.names import (
+    KNOWN,
+    FolderSource,
+    GgufSource,
+    HubSource,
+    WheelSource,
+    served_name,
+    source_of,
+)
 from cluster.models.resolve import absolute
-from cluster.models.sources import FolderSource, GgufSource, HubSource, WheelSource
 
 
 def test_a_folder_is_found_below_the_working_directory_and_the_repository(

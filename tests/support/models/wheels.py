@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from cluster.models.cache import sha256_of
-from cluster.models.names import KNOWN
-from cluster.models.sources import KnownModel, WheelSource
+from cluster.models.names import KNOWN, KnownModel, WheelSource
 
 MEMBER = "tiny_model/tiny.gguf"
 NAME = "tiny-chat"
