@@ -57,13 +57,10 @@ class Adapters:
     cached for it is never taken for another's.
     """
 
-    def __init__(
-        self, loaded: Mapping[int, Adapter] | None = None, served: Mapping[str, int] | None = None
-    ) -> None:
+    def __init__(self, loaded: Mapping[int, Adapter], served: Mapping[str, int]) -> None:
         """loaded: by index.  served: those that new requests may name; the others are in memory
         for requests that run."""
-        self.loaded = dict(loaded or {})
-        self.served = dict(served or {})
+        self.loaded, self.served = loaded, served
         # By the layer: the pairs of those that have one there.
         self._sites: dict[str, tuple[_Site, dict[int, LowRank]]] = {}
         for index, adapter in self.loaded.items():
@@ -128,7 +125,7 @@ class AdapterShelf:
     """
 
     def __init__(self, module: Any) -> None:
-        self.current = Adapters()
+        self.current = Adapters({}, {})
         self._module = module
         self._last_index = 0
         self._lock = threading.Lock()  # held while `current` is replaced, never while one is read
@@ -209,29 +206,25 @@ def check_fits(module: Any, found: Mapping[str, AdapterFolder]) -> None:
             _fitting(module, name, layer, pair)
 
 
-def _site(module: Any, name: str, layer: str) -> _Site:
-    """The site of that layer in the model; raises ConfigError where it has none."""
+def _fitting(module: Any, name: str, layer: str, pair: LowRank) -> _Site:
+    """The site of a pair in the model; raises ConfigError where there is none of its size."""
     if ".experts." in f".{layer}.":
         raise refused(name, f"layer {layer!r} is an expert's, which sees some of the rows only")
     parent_name, _, last = layer.rpartition(".")
     try:
         parent = module.get_submodule(parent_name)
         if isinstance(parent, NativeMLP):
-            return _Site(*parent.part(last), is_output=False)
-        if last == "kv_b_proj" and hasattr(parent, "expand_kv"):
+            site = _Site(*parent.part(last), is_output=False)
+        elif last == "kv_b_proj" and hasattr(parent, "expand_kv"):
             raise refused(name, f"layer {layer!r} is multiplied into queries, not run with rows")
-        found = getattr(parent, last)
-        sizes = int(found.in_features), int(found.out_features)
+        else:
+            own = getattr(parent, last)
+            is_output = own is module.get_output_embeddings()
+            site = _Site(own, 0, int(own.in_features), int(own.out_features), is_output)
     except (AttributeError, KeyError) as error:
         raise refused(
             name, f"the model has no linear layer {layer!r}; it is another model's adapter"
         ) from error
-    return _Site(found, 0, *sizes, is_output=found is module.get_output_embeddings())
-
-
-def _fitting(module: Any, name: str, layer: str, pair: LowRank) -> _Site:
-    """The site of a pair; raises ConfigError where there is none of its size."""
-    site = _site(module, name, layer)
     found = (pair.down.shape[1], pair.up.shape[0])
     if found != (site.in_features, site.out_features):
         raise refused(

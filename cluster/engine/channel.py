@@ -17,6 +17,8 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 
 from torch.distributed import Store  # type: ignore[attr-defined]  # it is public all the same
 
+from cluster.records import record
+
 # Else a short message would wait for the other end's word that it has the one before; and where a
 # whole machine has gone, nobody closes anything.
 _OPTIONS = ((socket.IPPROTO_TCP, socket.TCP_NODELAY), (socket.SOL_SOCKET, socket.SO_KEEPALIVE))
@@ -24,37 +26,38 @@ _OPTIONS = ((socket.IPPROTO_TCP, socket.TCP_NODELAY), (socket.SOL_SOCKET, socket
 _SILENCE_S = 10
 
 
+@record
 class Channel:
     """One end.  Every rank makes the same calls in the same order.  They raise OSError or EOFError
-    where another rank has gone; discard the channel then."""
+    where another rank has gone; discard the channel then.
 
-    def __init__(self, peers: Sequence[Connection], *, leads: bool) -> None:
-        """peers: the other ends; of all but the leader one."""
-        self._peers = peers
-        self._leads = leads
+    peers: the other ends; of all but the leader one."""
+
+    peers: Sequence[Connection]
+    leads: bool
 
     def share(self, body: bytes = b"") -> bytes:
         """The leader's body, on all ranks."""
-        if not self._leads:
-            return self._peers[0].recv_bytes()
+        if not self.leads:
+            return self.peers[0].recv_bytes()
         # The others send nothing unless they are asked.
-        if any(peer.poll() for peer in self._peers):
+        if any(peer.poll() for peer in self.peers):
             raise EOFError("a rank has gone")
-        for peer in self._peers:
+        for peer in self.peers:
             peer.send_bytes(body)
         return body
 
     def least(self, value: int) -> int:
         """The least of the ranks' integers, on all ranks."""
-        if self._leads:
-            others = [int(peer.recv_bytes()) for peer in self._peers]
+        if self.leads:
+            others = [int(peer.recv_bytes()) for peer in self.peers]
             return int(self.share(b"%d" % min([value, *others])))
-        self._peers[0].send_bytes(b"%d" % value)
+        self.peers[0].send_bytes(b"%d" % value)
         return int(self.share())
 
     def close(self) -> None:
         """Say and hear nothing any more."""
-        for peer in self._peers:
+        for peer in self.peers:
             peer.close()
 
 

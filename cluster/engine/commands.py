@@ -54,13 +54,12 @@ def _arguments(name: str, given: Sequence[Any]) -> Sequence[Any]:
     if name != "submit":
         return given
     request_id, base_len, delta, tree, num_cached_nodes, prefix_hash, tenant = given[0]
-    token_ids, parents = map(token_array, tree)
     return [
         Work(
             request_id,
             base_len,
             token_array(delta),
-            TokenTree(token_ids, parents),
+            TokenTree(*map(token_array, tree)),
             num_cached_nodes,
             prefix_hash,
             bytes.fromhex(tenant),

@@ -94,6 +94,7 @@ class Engine:
         self.vocab_size = model.vocab_size
         self.num_columns = model.num_columns
         self.max_context_len = model.max_context_len
+        self.longest_context = self.limits.longest_context
         self.eos_token_ids = model.eos_token_ids
         self.layers = layers
         self._last_step: tuple[StepSummary, Events | None] = StepSummary(), None
@@ -174,11 +175,6 @@ class Engine:
             if self._group is not None and self._group.leads:
                 self._group.send("capture_ahead", taps)
             self.forward.graphs.capture_ahead(taps=wanted)
-
-    @property
-    def longest_context(self) -> int:
-        """Tokens that positions and pages suffice for."""
-        return self.limits.longest_context
 
     @property
     def pages_in_use(self) -> int:

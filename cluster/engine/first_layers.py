@@ -60,7 +60,7 @@ class FirstLayers:
     def _warm_up(self) -> None:
         """Run a row that nobody reads, which also shows whether steps run natively."""
         nobody = _Continued("", 0, self.cache.page_size, len(self.cache.groups))
-        for table, page in zip(nobody.tables, self.cache.scratch_pages, strict=True):
+        for table, page in zip(nobody.tables, self.cache.num_pages, strict=True):
             table.add(page)
         self._forward([Pick(nobody, Work("", 0, token_array([0])), 1, completes=True)])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from cluster.engine.attention.seam import PathPlan
+from cluster.engine.attention.seam import AttentionStep
 from cluster.records import record
 
 # On a GPU: before and behind a forward.
@@ -24,7 +24,7 @@ class StepInputs:
     token_ids: torch.Tensor
     positions: torch.Tensor
     logit_rows: torch.Tensor
-    plan: PathPlan
+    plan: AttentionStep
     taps: tuple[int, ...] = ()
     adapters: torch.Tensor | None = None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 from cluster.engine.attention.sdpa import SdpaPlan
 from cluster.engine.attention.seam import AttentionBackend
 from cluster.engine.cpu.kernels import CACHE_DTYPES, Kernels, RowPointers
-from cluster.engine.schedule.batch import Batch, IndexArray, Share
+from cluster.engine.schedule.batch import Batch, IndexArray
 from cluster.engine.types import AttentionOptions
 
 # What one task of the kernel takes: the keys stay in the cache for so many rows.
@@ -43,8 +42,43 @@ class NativePlan:
 
     @cached_property
     def row_pointers(self) -> RowPointers:
-        """The step's rows."""
-        return _row_pointers(self._shares)
+        """The step's rows, in arrays of int64.
+
+        For each row: the address of its sequence's slots, how many tokens of context it sees, where
+        its path begins in the first array, and how many nodes that has.  And where the kernel's
+        tasks begin."""
+        slots: list[int] = []
+        counts: list[int] = []
+        contexts: list[IndexArray] = []
+        paths: list[IndexArray] = [np.empty(0, np.int64)]
+        path_lens: list[IndexArray] = []
+        tasks: list[int] = []
+        for share in self._shares:
+            assert share.slots.flags.c_contiguous, "slots are a view of one array"
+            slots.append(share.slots.ctypes.data)
+            counts.append(share.num_rows)
+            num_nodes = len(share.node_bits)
+            contexts.append(share.positions[: share.num_delta] + 1)
+            path_lens.append(np.zeros(share.num_delta, np.int64))
+            if num_nodes:
+                contexts.append(np.full(num_nodes, share.context_len))
+                # Ascending in each row: ancestors come before their descendants.
+                nodes = share.node_mask.nonzero()[1]
+                paths.append(share.slots[share.context_len + nodes])
+                path_lens.append(np.array([each.bit_count() for each in share.node_bits]))
+            tasks.extend(range(share.row_start, share.row_stop, _MAX_TASK_ROWS))
+        lens = np.concatenate(path_lens)
+        arrays = (
+            np.concatenate(paths),
+            np.repeat(np.array(slots, np.int64), counts),
+            np.concatenate(contexts),
+            np.cumsum(lens) - lens,
+            lens,
+            np.array([*tasks, self._shares[-1].row_stop], np.int64),
+        )
+        assert all(array.dtype == np.int64 for array in arrays)
+        addresses = tuple(array.ctypes.data for array in arrays)
+        return RowPointers(self._shares[-1].row_stop, len(tasks), addresses, (self._shares, arrays))
 
     def _is_ours(self, query: torch.Tensor, kv: torch.Tensor) -> bool:
         return (
@@ -66,42 +100,3 @@ class NativeBackend(AttentionBackend):
 
     def plan(self, batch: Batch, scratch_slot: int) -> NativePlan:
         return NativePlan(self._kernels, batch, scratch_slot)
-
-
-def _row_pointers(shares: Sequence[Share]) -> RowPointers:
-    """Of arrays of int64.  For each row: the address of its sequence's slots, how many tokens of
-    context it sees, where its path begins in the first array, and how many nodes that has.  And
-    where the kernel's tasks begin.
-    """
-    slots: list[int] = []
-    counts: list[int] = []
-    contexts: list[IndexArray] = []
-    paths: list[IndexArray] = [np.empty(0, np.int64)]
-    path_lens: list[IndexArray] = []
-    tasks: list[int] = []
-    for share in shares:
-        assert share.slots.flags.c_contiguous, "slots are a view of one array"
-        slots.append(share.slots.ctypes.data)
-        counts.append(share.num_rows)
-        num_nodes = len(share.node_bits)
-        contexts.append(share.positions[: share.num_delta] + 1)
-        path_lens.append(np.zeros(share.num_delta, np.int64))
-        if num_nodes:
-            contexts.append(np.full(num_nodes, share.context_len))
-            # Ascending in each row: ancestors come before their descendants.
-            nodes = share.node_mask.nonzero()[1]
-            paths.append(share.slots[share.context_len + nodes])
-            path_lens.append(np.array([each.bit_count() for each in share.node_bits]))
-        tasks.extend(range(share.row_start, share.row_stop, _MAX_TASK_ROWS))
-    lens = np.concatenate(path_lens)
-    arrays = (
-        np.concatenate(paths),
-        np.repeat(np.array(slots, np.int64), counts),
-        np.concatenate(contexts),
-        np.cumsum(lens) - lens,
-        lens,
-        np.array([*tasks, shares[-1].row_stop], np.int64),
-    )
-    assert all(array.dtype == np.int64 for array in arrays)
-    addresses = tuple(array.ctypes.data for array in arrays)
-    return RowPointers(shares[-1].row_stop, len(tasks), addresses, (shares, arrays))

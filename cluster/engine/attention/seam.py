@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import partial, reduce
+from functools import reduce
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,6 +26,7 @@ from cluster.engine.schedule.batch import Batch
 from cluster.engine.schedule.pieces import Piece
 from cluster.engine.types import AttentionOptions, LayerSpec
 from cluster.errors import ConfigError
+from cluster.records import record
 
 IMPLEMENTATION = "tree_paged"
 # Of a step's layout.
@@ -119,42 +120,35 @@ class PathPlan(LayerPlan, Protocol):
         ...
 
 
+@record
 class AttentionStep:
     """The plan of a real step: write, then attend.
 
-    cache: of all layers.  attentions, write_slots (int64[rows]), path_slots (see `Batch`; read of
-    those with a kernel): of each of its groups.  pieces: of the group of delta layers.
+    cache: of all layers.  attentions, slots (int64[rows], which rows are written to), path_slots
+    (see `Batch`; read of those with a kernel): of each of its groups.  pieces: of the group of
+    delta layers.
     """
 
-    def __init__(
-        self,
-        cache: KVCache,
-        layers: Sequence[LayerSpec],
-        attentions: Sequence[AttentionPlan],
-        write_slots: Sequence[torch.Tensor],
-        path_slots: Sequence[torch.Tensor | None] = (),
-        pieces: Sequence[Piece] = (),
-    ) -> None:
-        self._layers = layers
-        self._attentions = attentions
-        self._write_slots = write_slots
-        self._path_slots = path_slots
-        self._pieces = pieces
-        self.cache = cache
+    cache: KVCache
+    layers: Sequence[LayerSpec]
+    attentions: Sequence[AttentionPlan]
+    slots: Sequence[torch.Tensor]
+    path_slots: Sequence[torch.Tensor | None] = ()
+    pieces: Sequence[Piece] = ()
 
     def kv(self, layer: int) -> torch.Tensor:
         """The layer's cache, [slots, 2, kv_heads, head_dim]."""
         return self.cache.layers[layer]
 
     def window(self, layer: int) -> int | None:
-        return self._layers[layer].window
+        return self.layers[layer].window
 
     def attention(self, layer: int) -> AttentionPlan:
         """The attention of the layer's group."""
-        return self._attentions[self.cache.group_of[layer]]
+        return self.attentions[self.cache.group_of[layer]]
 
     def write_slots(self, layer: int) -> torch.Tensor:
-        return self._write_slots[self.cache.group_of[layer]]
+        return self.slots[self.cache.group_of[layer]]
 
     def attend_layer(
         self,
@@ -165,10 +159,10 @@ class AttentionStep:
         options: AttentionOptions,
     ) -> torch.Tensor:
         kv, slots = self.kv(layer), self.write_slots(layer)
-        if self._layers[layer].is_latent:  # what is written of a token is read as both
+        if self.layers[layer].is_latent:  # what is written of a token is read as both
             kv.index_copy_(0, slots.to(kv.device), key.view(-1, *kv.shape[1:]).to(kv.dtype))
             kv = kv.view(len(kv), 1, 1, -1).expand(-1, 2, -1, -1)
-        elif self._layers[layer].shared_with is None:
+        elif self.layers[layer].shared_with is None:
             fresh = torch.stack((key[0], value[0]), dim=1)  # [kv_heads, 2, rows, head_dim]
             kv.index_copy_(0, slots.to(kv.device), fresh.permute(2, 1, 0, 3).to(kv.dtype))
         attended = self.attention(layer).attend(query[0], kv, self.window(layer), options)
@@ -179,7 +173,7 @@ class AttentionStep:
     ) -> torch.Tensor:
         kept = self.kv(layer).flatten(1)[:, : states.shape[1]]  # [slots, channels]
         kept.index_copy_(0, self.write_slots(layer).to(kept.device), states.to(kept.dtype))
-        paths = self._path_slots[self.cache.group_of[layer]]
+        paths = self.path_slots[self.cache.group_of[layer]]
         assert paths is not None, "a layer's group has the kernel of the layer"
         slots = paths[:, -weight.shape[1] :].to(kept.device)
         read = kept.index_select(0, slots.clamp(min=0).flatten()).view(*slots.shape, -1)
@@ -193,7 +187,7 @@ class AttentionStep:
         convolved = sum(each[0].numel() for each in rows[:3])
         lines, states = self.kv(layer).flatten(1)[:, convolved:], self.cache.states[layer]
         on_device = (each.to(lines.device) for each in rows)
-        return delta_rule(lines, states, self._pieces, *on_device)
+        return delta_rule(lines, states, self.pieces, *on_device)
 
 
 def tree_paged(
@@ -239,42 +233,6 @@ def layer_index(module: torch.nn.Module) -> int:
             param="model",
         )
     return index
-
-
-class PathLayer(torch.nn.Module):
-    """In a step, the forward of transformers' module that it was put before.
-
-    plan: of the call to come.  Not every version of transformers hands it on to such a module, so
-    the module around it, which is given it, leaves it here.  Without one the forward is the
-    module's own, which the check at load compares with."""
-
-    plan: PathPlan | None = None
-
-    def forward(self, hidden_states: torch.Tensor, *args: Any, **rest: Any) -> Any:
-        """hidden_states [1, rows, hidden] -> the same shape."""
-        plan, self.plan = self.plan, None
-        if plan is None:
-            return super().forward(hidden_states, *args, **rest)
-        return self.follow(plan, hidden_states)
-
-    def follow(self, plan: PathPlan, hidden_states: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError
-
-
-def adopt(module: torch.nn.Module, suffix: str, path_kind: type[PathLayer]) -> None:
-    """Have the layers of a transformers model whose class is so called follow a step's plan."""
-    for around in module.modules():
-        for name, each in around.named_children():
-            kind = type(each)
-            if kind.__name__.endswith(suffix) and not isinstance(each, path_kind):
-                # The class, not the instance's forward, and by name: copies of a layer have
-                # numbers and children of their own.
-                each.__class__ = type(kind.__name__, (path_kind, kind), {})
-                around.register_forward_pre_hook(partial(_leave_plan, name), with_kwargs=True)
-
-
-def _leave_plan(name: str, around: Any, args: Any, given: dict[str, Any]) -> None:
-    getattr(around, name).plan = given.get("plan")
 
 
 def register() -> None:

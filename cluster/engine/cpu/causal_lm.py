@@ -89,8 +89,8 @@ class NativeForward:
     def __call__(self, inputs: StepInputs) -> StepOutputs | None:
         """None for a step that it is not made for."""
         plan = inputs.plan
-        attention = plan.attention(0) if isinstance(plan, AttentionStep) else None
-        if not isinstance(plan, AttentionStep) or not isinstance(attention, NativePlan):
+        attention = plan.attention(0)
+        if not isinstance(attention, NativePlan):
             self._cache = None  # its steps run elsewhere
             return None
         if plan.cache is not self._cache:

@@ -25,7 +25,7 @@ from cluster.engine.cpu.kernels import Format, Kernels
 from cluster.engine.cpu.layers import products
 from cluster.engine.cpu.packed_linear import PackedLinear, agree, linear_share
 from cluster.engine.types import LayerSpec
-from cluster.models.experts import Experts, unstacked
+from cluster.models.experts import Experts
 from cluster.models.grouped import GroupedWeight, stacked
 
 log = logging.getLogger(__name__)
@@ -63,13 +63,9 @@ def can_widen(
     )
 
 
-def unstack_experts(module: torch.nn.Module) -> None:
-    """Let stacked experts stand one by one, as plain linear layers, where they compute the same and
-    our kernels can have them."""
-    unstacked(module, _is_same)
-
-
-def _is_same(stacked: Any, experts: Experts) -> bool:
+def are_same_experts(stacked: Any, experts: Experts) -> bool:
+    """True if experts that stand one by one, as plain linear layers, compute what the stacked ones
+    do, and our kernels can have them."""
     num_experts, _, size = stacked.gate_up_proj.shape
     dtype = stacked.gate_up_proj.dtype
     is_hooked = "forward" in vars(stacked)  # by accelerate

@@ -28,7 +28,6 @@ from torch.distributed.tensor import DTensor
 from torch.nn.functional import linear
 from triton import knobs
 
-from cluster.engine.attention.seam import AttentionStep
 from cluster.engine.decoder import LayerParts, decoder_of
 from cluster.engine.fused.kernels import add_norm, rotate, silu_product
 from cluster.engine.launch import LAUNCH_ERRORS, on_device
@@ -67,17 +66,9 @@ class _Norm:
 
 
 @record
-class _Step:
-    """What all layers of a step share.  rotations: [2, positions, half of head_dim]."""
-
-    plan: AttentionStep
-    positions: torch.Tensor
-    rotations: torch.Tensor
-
-
-@record
 class _Layer:
-    """head_norms: of queries and of keys, [2, head_dim]; None = they have none."""
+    """head_norms: of queries and of keys, [2, head_dim]; None = they have none.  rotations: those
+    of all layers, [2, positions, half of head_dim]."""
 
     index: int
     head_dim: int
@@ -89,17 +80,18 @@ class _Layer:
     gate_up: _Linear
     down: _Linear
     options: AttentionOptions
+    rotations: torch.Tensor
 
-    def attended(self, step: _Step, normed: torch.Tensor) -> torch.Tensor:
+    def attended(self, inputs: StepInputs, normed: torch.Tensor) -> torch.Tensor:
         """[rows, size] -> the same shape, to be added to the hidden states."""
-        norms, plan, index = self.head_norms, step.plan, self.index
+        norms, plan, index = self.head_norms, inputs.plan, self.index
         kv = plan.kv(index)
         query = rotate(
             self.qkv(normed).view(len(normed), -1, self.head_dim),
             kv,
-            step.positions,
+            inputs.positions,
             plan.write_slots(index),
-            step.rotations,
+            self.rotations,
             None if norms is None else norms.weight,
             0.0 if norms is None else norms.epsilon,
         )
@@ -107,12 +99,12 @@ class _Layer:
         return self.out(attended.flatten(1))
 
     def __call__(
-        self, step: _Step, hidden: torch.Tensor, change: torch.Tensor | None
+        self, inputs: StepInputs, hidden: torch.Tensor, change: torch.Tensor | None
     ) -> torch.Tensor:
         """hidden + change: what the layer is given, [rows, size].  Returns what is to be added to
         hidden next, which is changed, as change is."""
         normed = add_norm(hidden, change, self.input_norm.weight, self.input_norm.epsilon)
-        change = self.attended(step, normed)
+        change = self.attended(inputs, normed)
         normed = add_norm(hidden, change, self.post_norm.weight, self.post_norm.epsilon)
         return self.down(silu_product(self.gate_up(normed)))
 
@@ -122,22 +114,15 @@ class FusedForward:
 
     failure: why steps take another path; "" = they do not."""
 
-    def __init__(self, module: Any, layers: Sequence[_Layer], max_context_len: int) -> None:
-        base = module.model
+    def __init__(self, module: Any, layers: Sequence[_Layer]) -> None:
         self.failure = ""
         self._module = module
         self._layers = layers
-        self._norm = _norm(base.norm)
-        weight = self._norm.weight
-        # As the model itself makes and rounds them, once; the halves of a head are alike.
-        positions = torch.arange(max_context_len, device=weight.device).unsqueeze(0)
-        rotations = base.rotary_emb(weight, position_ids=positions)
-        half = layers[0].head_dim // 2
-        self._rotations = torch.stack([each[0, :, :half] for each in rotations])
+        self._norm = _norm(module.model.norm)
 
     def __call__(self, inputs: StepInputs) -> StepOutputs | None:
         """None for a step that it is not made for."""
-        if self.failure or not isinstance(inputs.plan, AttentionStep):
+        if self.failure:
             return None
         with on_device(inputs.token_ids.device):
             hidden = self._module.model.embed_tokens(inputs.token_ids)  # [rows, size]
@@ -152,16 +137,14 @@ class FusedForward:
         self, inputs: StepInputs, hidden: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """What the output layer is to multiply, and the taps.  hidden: [rows, size], is changed."""
-        plan, taps, norm, last = inputs.plan, inputs.taps, self._norm, len(self._layers)
-        assert isinstance(plan, AttentionStep)
+        taps, norm, last = inputs.taps, self._norm, len(self._layers)
         states = TapStates(inputs)
-        step = _Step(plan, inputs.positions, self._rotations)
         change: torch.Tensor | None = None
         for number, layer in enumerate(self._layers):
             if number in taps and change is not None:
                 hidden, change = hidden + change, None
             states.take(number, hidden)
-            change = layer(step, hidden, change)
+            change = layer(inputs, hidden, change)
         if last not in taps:
             wanted = add_norm(hidden, change, norm.weight, norm.epsilon, inputs.logit_rows)
             return wanted, states.rows
@@ -217,13 +200,18 @@ def fused_forward(
     known = [each for each in decoder.layers if each is not None and _has_plain_weights(each)]
     if not known or len(known) < len(decoder.layers):
         return None
-    made = [_layer(each) for each in known]
+    weight = decoder.base.norm.weight
+    # As the model itself makes and rounds them, once; the halves of a head are alike.
+    positions = torch.arange(max_context_len, device=weight.device).unsqueeze(0)
+    whole = decoder.base.rotary_emb(weight, position_ids=positions)
+    rotations = torch.stack([each[0, :, : layers[0].head_dim // 2] for each in whole])
+    made = [_layer(each, rotations) for each in known]
     for layer, spec in zip(made, layers, strict=True):
         # A rank's part of q, k and v in one matrix is by rows, whatever they are.
         num_rows = layer.out.weight.shape[1] + 2 * spec.num_kv_heads * spec.head_dim
         if len(layer.qkv.weight) != num_rows:
             return None
-    return FusedForward(module, made, max_context_len)
+    return FusedForward(module, made)
 
 
 def _is_special(module: torch.nn.Module, dtype: torch.dtype, device: torch.device) -> bool:
@@ -253,7 +241,7 @@ def _has_plain_weights(parts: LayerParts) -> bool:
     )
 
 
-def _layer(parts: LayerParts) -> _Layer:
+def _layer(parts: LayerParts, rotations: torch.Tensor) -> _Layer:
     attention, inputs = parts.attention, parts.inputs
     own = [norm for norm in (parts.query_norm, parts.key_norm) if norm is not None]
     return _Layer(
@@ -266,7 +254,8 @@ def _layer(parts: LayerParts) -> _Layer:
         _linear(attention.o_proj),
         _linear(*inputs[1]),
         _linear(parts.mlp.down_proj),
-        AttentionOptions(attention.scaling, None, None),
+        AttentionOptions(attention.scaling),
+        rotations,
     )
 
 

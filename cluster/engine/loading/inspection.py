@@ -99,17 +99,10 @@ def _reason(config: Any, model_class: Any) -> str | None:
         return "chunked attention is not supported"
     if model_class is None:
         return "transformers knows no causal language model for it"
-    if not getattr(model_class, "_supports_attention_backend", False) and not _reaches_interface(
-        model_class
-    ):
+    # By what the class declares, or by its code.
+    if not (model_class._supports_attention_backend or model_class._can_set_attn_implementation()):
         return "its attention cannot be replaced through transformers' AttentionInterface"
     return None
-
-
-def _reaches_interface(model_class: Any) -> bool:
-    """True if the modelling code looks attention functions up by name, whatever it declares."""
-    check = getattr(model_class, "_can_set_attn_implementation", None)
-    return bool(check is not None and check())
 
 
 def check_splittable(config: Any, tensor_parallel: int) -> None:
@@ -260,7 +253,8 @@ def check_loadable(folder: Path, config: EngineConfig, *, is_here: bool) -> Desc
         quantization_of(config)
     device, widened = resolve_device(config.device) if is_here else None, ""
     if device is not None:
-        widened = check_here(described, config, device)
+        check_few_bits(config, device)
+        widened = check_packages(described, config)
         if device.type == "cuda" and config.attention in ("auto", "triton"):
             check_can_compile(MachinePaths())
     check_weights(folder)
@@ -276,13 +270,6 @@ def check_loadable(folder: Path, config: EngineConfig, *, is_here: bool) -> Desc
         products = "" if native is None else native.products
         weights = planned_weights(folder, module, config, products)
     return replace(described, weights=widened or weights)
-
-
-def check_here(described: Description, config: EngineConfig, device: torch.device) -> str:
-    """Raise ConfigError for what `device`, or the packages of this machine, cannot serve of the
-    model; returns what `check_packages` does."""
-    check_few_bits(config, device)
-    return check_packages(described, config)
 
 
 def quantization_of(config: EngineConfig) -> Any:

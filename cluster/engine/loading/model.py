@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import transformers
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM
 
 from cluster.config.schema import EngineConfig
 from cluster.engine.adapters import AdapterShelf
 from cluster.engine.attention import backends, seam
 from cluster.engine.cpu.causal_lm import NativeForward, native_forward
 from cluster.engine.cpu.layers import fuse_layers
-from cluster.engine.cpu.narrow import can_widen, unstack_experts
+from cluster.engine.cpu.narrow import are_same_experts, can_widen
 from cluster.engine.cpu.packed_linear import choose_kernels, is_native, pack_linears
 from cluster.engine.cpu.threads import divide_cores
 from cluster.engine.device import (
@@ -28,27 +31,35 @@ from cluster.engine.device import (
     warn_of_emulation,
     warn_of_hidden_gpu,
 )
-from cluster.engine.loading import inspection
 from cluster.engine.loading.few_bits import (
+    check_few_bits,
     computed_instead,
     few_bits,
     may_stay_narrow,
     multiply_narrow,
     served_weights,
 )
+from cluster.engine.loading.inspection import (
+    Description,
+    check_packages,
+    describe,
+    quantization_of,
+)
+from cluster.engine.loading.model_config import BAD_VALUES
 from cluster.engine.loading.peft_folder import read_adapters
 from cluster.engine.loading.probe import probe_layers
 from cluster.engine.loading.progress import telling_of_weights
 from cluster.engine.loading.renumbered import Numbering
 from cluster.engine.loading.reproducible import check_reproducible
-from cluster.engine.loading.weights import load_module
 from cluster.engine.module_forward import ModuleForward, decoder_layers
 from cluster.engine.paths import StepInputs, StepOutputs
 from cluster.engine.taps import resolve_taps
 from cluster.engine.types import LayerSpec
 from cluster.errors import ConfigError
+from cluster.models.experts import unstacked
 from cluster.models.fingerprint import folder_tokenizer_hash, model_hash
 from cluster.models.grouped import GroupedWeight
+from cluster.models.int8 import load_int8
 from cluster.models.made_for import served_hash
 from cluster.models.resolve import resolve
 from cluster.models.token_bytes import eos_token_ids
@@ -58,6 +69,8 @@ if TYPE_CHECKING:
     from cluster.engine.fused.forward import FusedForward  # which imports triton
 
 log = logging.getLogger(__name__)
+
+_LOADING_ERRORS = (*BAD_VALUES, OSError, ImportError, SafetensorError)
 
 
 @record
@@ -136,11 +149,12 @@ def load_model(
     steps."""
     seam.register()
     folder = resolve(config.model)
-    described = inspection.describe(folder, config)
+    described = describe(folder, config)
     found = read_adapters(config)
     text_config, max_context_len = described.text_config, described.max_context_len
     device = resolve_device(config.device)
-    is_unpacked = bool(inspection.check_here(described, config, device))
+    check_few_bits(config, device)
+    is_unpacked = bool(check_packages(described, config))
     stored = getattr(text_config, "dtype", None)
     is_narrow = may_stay_narrow(config, device, described.config)
     dtype = torch.bfloat16 if is_narrow else resolve_dtype(config.dtype, device, stored)
@@ -162,7 +176,8 @@ def load_model(
     forward: NativeForward | None = None
     is_widened = False
     if config.tensor_parallel == 1:
-        unstack_experts(module)
+        # Stacked experts stand one by one where our kernels can have them.
+        unstacked(module, are_same_experts)
         is_widened = can_widen(module, config, int(text_config.num_attention_heads), layers)
         if is_narrow and not is_widened and not computes(torch.bfloat16):
             convert(module, torch.float32)
@@ -172,9 +187,7 @@ def load_model(
         groups = few_bits(module, config, folder, numbering) if is_widened else None
         forward = _fused(module, config, layers, groups)
     weights = served_weights(module)
-    instead = ""
-    if not weights:
-        instead = computed_instead(folder, config, device, is_widened=is_widened)
+    instead = "" if weights else computed_instead(folder, config, device, is_widened=is_widened)
     if instead:
         log.warning("%s", instead)
     if device.type == "cpu":
@@ -212,6 +225,55 @@ def load_model(
         weights or layers[0].dtype,
     )
     return loaded
+
+
+def load_module(
+    folder: Path,
+    described: Description,
+    config: EngineConfig,
+    device: torch.device,
+    dtype: torch.dtype | None,
+) -> Any:
+    """transformers' module with the checkpoint's numbers; raises ConfigError with the remedy.
+
+    dtype: None = as transformers finds it."""
+    arguments: dict[str, Any] = {
+        "dtype": dtype or "auto",
+        "attn_implementation": seam.IMPLEMENTATION,
+        "trust_remote_code": False,
+        "config": described.config,
+        "key_mapping": described.names,
+    }
+    if config.quantization is not None:
+        arguments["quantization_config"] = quantization_of(config)
+    if config.tensor_parallel > 1:
+        from cluster.engine.parallel import distributed_config
+
+        arguments["distributed_config"] = distributed_config(config.tensor_parallel)
+    else:
+        arguments["device_map"] = config.device_map or {"": device}
+    try:
+        state = load_int8(folder)
+        if state is None:
+            loader, wanted = AutoModelForCausalLM, folder
+        else:
+            arguments["state_dict"] = state
+            # The automatic classes want a folder with weights of a kind that they know.
+            loader, wanted = getattr(transformers, described.config.architectures[0]), None
+        module, report = loader.from_pretrained(wanted, output_loading_info=True, **arguments)
+    except _LOADING_ERRORS as error:
+        raise ConfigError(
+            f"model {config.model!r} cannot be loaded: {error}", param="model"
+        ) from error
+    absent = sorted(report["missing_keys"])
+    if absent:
+        # transformers would go on with random numbers in their place.
+        raise ConfigError(
+            f"model {config.model!r} lacks {len(absent)} of its weights, {absent[0]} among them; "
+            "the checkpoint is incomplete or of another architecture",
+            param="model",
+        )
+    return module
 
 
 def fused_on_gpu(

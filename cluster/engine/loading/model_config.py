@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,7 +51,7 @@ _COUNTS = (
 _BY_TEXT = frozenset(
     {"gemma3", "gemma3n", "gemma4", "mistral3", "qwen3_vl", "qwen3_5", "qwen3_5_moe"}
 )
-# Those whose layers of linear attention are ours (`attention/delta.py`).
+# Those whose layers of linear attention are ours (`attention/path_layers.py`).
 _DELTA = frozenset({"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"})
 # transformers has no causal model of this part; of text alone, whose three rows of positions are
 # equal, it computes what this one does.
@@ -185,8 +186,8 @@ def built(folder: Path, model_config: Any, config: EngineConfig) -> torch.nn.Mod
     if quantised_by(model_config, config) is not None:
         return None
     described = _described(folder)
-    with _told(folder, described, lambda changed: _built(served_part(_parsed(changed)))):
-        module = _built(model_config)
+    with _told(folder, described, lambda changed: without_weights(served_part(_parsed(changed)))):
+        module: torch.nn.Module = without_weights(model_config)
     _compare(folder, described, module)
     return module
 
@@ -262,13 +263,13 @@ def _parsed(described: Mapping[str, Any]) -> Any:
     return CONFIG_MAPPING[described["model_type"]].from_dict(dict(described))
 
 
-def _built(model_config: Any) -> torch.nn.Module:
-    """The model without memory for its weights."""
+def without_weights(model_config: Any) -> Any:
+    """transformers' model without memory for its weights, in float32."""
     with torch.device("meta"):
-        module: torch.nn.Module = AutoModelForCausalLM.from_config(
-            model_config, trust_remote_code=False
+        # transformers writes the dtype into the configuration that it is given.
+        return AutoModelForCausalLM.from_config(
+            copy.deepcopy(model_config), dtype=torch.float32, trust_remote_code=False
         )
-    return module
 
 
 @contextmanager

@@ -30,21 +30,25 @@ _WEIGHTS = "adapter_model.safetensors"
 _KEY = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 # The first and last layer of a model, as peft tells them.
 _EMBEDDING = re.compile(r"\.(embed_tokens|lm_head)(\.base_layer)?\.weight$")
-# Settings that change nothing here: what they did, the weights show.
-_HARMLESS = frozenset(
+# Settings that are read, or change nothing here: what they did, the weights show.
+_KNOWN = frozenset(
     {
         "auto_mapping",
         "base_model_name_or_path",
+        "bias",
         "eva_config",
         "exclude_modules",
         "fan_in_fan_out",
         "inference_mode",
+        "init_lora_weights",
         "layers_pattern",
         "layers_to_transform",
-        "lora_dropout",
         "loftq_config",
+        "lora_alpha",
+        "lora_dropout",
         "megatron_config",
         "megatron_core",
+        "peft_type",
         "peft_version",
         "qalora_group_size",
         "r",
@@ -53,9 +57,9 @@ _HARMLESS = frozenset(
         "runtime_config",
         "target_modules",
         "task_type",
+        "use_rslora",
     }
 )
-_READ = frozenset({"bias", "init_lora_weights", "lora_alpha", "peft_type", "use_rslora"})
 # Hex digits: 64 bits, for the adapters that have one name.
 _DIGEST_LEN = 16
 # Ways of drawing the first weights.  Others (pissa, olora, corda) change the model's own as well.
@@ -199,6 +203,6 @@ def _settings(name: str, file: Path) -> Mapping[str, Any]:
     if isinstance(alpha, bool) or not isinstance(alpha, int | float):
         raise refused(name, f"lora_alpha is {alpha!r}; it must be a number")
     for key, value in found.items():
-        if value and key not in _HARMLESS and key not in _READ:
+        if value and key not in _KNOWN:
             raise refused(name, f"{key} is {value!r}, which is not served")
     return found

@@ -8,7 +8,6 @@ bfloat16.
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from cluster.config.schema import EngineConfig
 from cluster.engine.cpu import kernels
@@ -26,7 +24,7 @@ from cluster.engine.cpu.packed_linear import plain_share
 from cluster.engine.device import resolve_device, resolve_dtype
 from cluster.engine.loading.few_bits import ROUNDED_BITS, may_stay_narrow, wanted_format
 from cluster.engine.loading.inspection import Description, check_packages
-from cluster.engine.loading.model_config import cached_layers, quantised_by
+from cluster.engine.loading.model_config import cached_layers, quantised_by, without_weights
 from cluster.engine.memory.kv_cache import layer_groups
 from cluster.engine.memory.pool_sizes import (
     derive_num_pages,
@@ -99,14 +97,6 @@ class Planned:
         return max(0, int(left * config.tensor_parallel) // self.kv_per_token)
 
 
-@frozen
-class _Parameter:
-    """count: of numbers.  is_split: between ranks, by transformers' plan; else each has all."""
-
-    count: int
-    is_split: bool
-
-
 def planned(
     folder: Path,
     described: Description,
@@ -122,9 +112,13 @@ def planned(
     stored = getattr(described.text_config, "dtype", None) or torch.float32
     method, ranks = quantised_by(described.config, config), config.tensor_parallel
     module = bare_module(described)
-    found = _parameters(module)
-    num_parameters = sum(each.count for each in found.values())
-    of_rank = sum(each.count // (ranks if each.is_split else 1) for each in found.values())
+    found = {name: each.numel() for name, each in module.named_parameters()}  # tied ones once
+    num_parameters = sum(found.values())
+    # The parameters that ranks have a part of, by transformers' plan; of others each has all.
+    split = {name for name, how in (module.tp_plan or {}).items() if "replicated" not in how}
+    of_rank = sum(
+        count // ranks if split & _patterns(name) else count for name, count in found.items()
+    )
     if device is not None and on_cpu and method is None and ranks == 1:
         dtype, weights = _on_cpu(folder, unstacked(module), described, config, device)
     else:
@@ -180,24 +174,11 @@ def forward_bytes(
     return lambda num_rows, num_logits: max(num_rows * of_row, num_logits * of_logits)
 
 
-def _parameters(module: Any) -> dict[str, _Parameter]:
-    """All parameters by name, tied ones once."""
-    split = {name for name, how in (module.tp_plan or {}).items() if "replicated" not in how}
-    return {
-        name: _Parameter(parameter.numel(), is_split=bool(split & _patterns(name)))
-        for name, parameter in module.named_parameters()
-    }
-
-
 def bare_module(described: Description) -> Any:
     """Build transformers' model without memory for its weights; raises ConfigError where that
     cannot be."""
     try:
-        with torch.device("meta"):
-            # transformers writes the dtype into the configuration that it is given.
-            return AutoModelForCausalLM.from_config(
-                copy.deepcopy(described.text_config), dtype=torch.float32, trust_remote_code=False
-            )
+        return without_weights(described.text_config)
     except (OSError, ValueError, ImportError, RuntimeError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{described.architecture} cannot be built from its configuration: {error}",
@@ -211,9 +192,9 @@ def _patterns(name: str) -> set[str]:
     return {general, general.rpartition(".")[0]}
 
 
-def _idle(found: Mapping[str, _Parameter], text_config: Any) -> float:
+def _idle(found: Mapping[str, int], text_config: Any) -> float:
     """The parameters of experts that a token is not sent to."""
-    in_experts = sum(each.count for name, each in found.items() if ".experts." in name)
+    in_experts = sum(count for name, count in found.items() if ".experts." in name)
     if not in_experts:
         return 0.0
     chosen, count = (
@@ -223,9 +204,7 @@ def _idle(found: Mapping[str, _Parameter], text_config: Any) -> float:
     return in_experts * (1.0 - chosen / count)
 
 
-def _bytes(
-    found: Mapping[str, _Parameter], method: Any, config: EngineConfig, dtype: torch.dtype
-) -> int:
+def _bytes(found: Mapping[str, int], method: Any, config: EngineConfig, dtype: torch.dtype) -> int:
     """Bytes of parameters that are not stored so; a quantised model's layers have fewer bits.
 
     method: of quantisation, None = of none."""
@@ -238,11 +217,11 @@ def _bytes(
     elif config.is_rounded:
         bits = ROUNDED_BITS[config.weights]
     in_few = sum(
-        each.count
-        for name, each in found.items()
+        count
+        for name, count in found.items()
         if ".layers." in name and not any(fnmatch(name, f"{module}*") for module in wide)
     )
-    others = sum(each.count for each in found.values()) - in_few
+    others = sum(found.values()) - in_few
     return int(in_few * bits // 8) + others * dtype.itemsize
 
 

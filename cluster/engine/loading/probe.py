@@ -16,9 +16,8 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from cluster.engine.attention import latent
-from cluster.engine.attention.convolution import PathConvolution
-from cluster.engine.attention.delta import PathDelta
-from cluster.engine.attention.seam import IMPLEMENTATION, adopt, tree_paged
+from cluster.engine.attention.path_layers import PathConvolution, PathDelta, adopt
+from cluster.engine.attention.seam import IMPLEMENTATION, tree_paged
 from cluster.engine.loading.model_config import cached_layers
 from cluster.engine.types import AttentionOptions, LayerSpec
 from cluster.errors import ConfigError

@@ -109,6 +109,7 @@ log = logging.getLogger(__name__)
 class KVCache:
     """Per layer one tensor [slots, 2, kv_heads, head_dim] (keys, then values).
 
+    num_pages: of each group, without the scratch page, whose number it is.
     Layers of one group and equal shape, dtype and device are views of one tensor, so that tokens
     move in all of them by one indexed copy.
     """
@@ -167,11 +168,6 @@ class KVCache:
         """The memory that it takes once all of it has been used."""
         pages = sum(stack.nbytes for stacks in self._stacks for stack in stacks)
         return pages + sum(each.nbytes for each in self.states.values())
-
-    @property
-    def scratch_pages(self) -> tuple[int, ...]:
-        """The scratch page of each group."""
-        return self.num_pages
 
     @property
     def scratch_slots(self) -> list[int]:

@@ -142,7 +142,7 @@ class PageOwners:
         """Let go of the pages before page number `first`, which no row to come reads."""
         table = sequence.tables[group]
         while table.num_released < min(first, len(table.pages)):
-            self.pools[group].drop(table.release(self._cache.scratch_pages[group]))
+            self.pools[group].drop(table.release(self._cache.num_pages[group]))
 
     def adopt_prefix(self, sequence: Sequence, delta: TokenArray) -> int:
         """Continue a sequence that ends at a page border with cached pages; returns the tokens.
@@ -179,7 +179,7 @@ class PageOwners:
         table = sequence.tables[group]
         for entry in entries:
             if len(table.pages) < first:
-                table.add_released(self._cache.scratch_pages[group])
+                table.add_released(self._cache.num_pages[group])
                 continue
             page = entry.pages[group]
             assert page is not None, "an evicted page was taken for a usable one"
@@ -298,7 +298,7 @@ class PageOwners:
         numbers: list[int] = []
         for group, pool in enumerate(self.pools):
             held = Counter(page for each in victims for page in each.tables[group].held_pages)
-            let_go = sum(count == pool.num_holders(page) for page, count in held.items())
+            let_go = sum(count == pool.holders[page] for page, count in held.items())
             numbers.append(pool.num_available + let_go)
         return min(numbers)
 

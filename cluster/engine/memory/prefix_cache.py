@@ -85,15 +85,11 @@ class PrefixCache:
         found = self._by_page[group].pop(page)
         found.pages[group] = None
         entry: CachedPage | None = found
-        while entry is not None and not entry.num_children and not _has_page(entry):
+        while entry is not None and not entry.num_children and set(entry.pages) == {None}:
             del self._entries[entry.key], self._by_serial[entry.serial]
             entry = self._by_serial.get(entry.key[0])
             if entry is not None:
                 entry.num_children -= 1
-
-
-def _has_page(entry: CachedPage) -> bool:
-    return any(page is not None for page in entry.pages)
 
 
 def num_usable(entries: Sequence[CachedPage], first: int, reaches: Sequence[Reach]) -> int:
@@ -118,7 +114,7 @@ class PagePool:
     """The pages of one of the groups that share a prefix cache, each in one of three states.
 
     free   nobody knows it
-    held   `holders` sequences use it; it may be in the prefix cache as well
+    held   so many `holders`, which are sequences, use it; it may be in the prefix cache as well
     idle   only the prefix cache keeps it; taken back, least recently used first, when needed
 
     Low numbers are allocated first, which keeps the touched memory small.
@@ -130,7 +126,7 @@ class PagePool:
         self._group = group
         self._free = bytearray(b"\x01" * num_pages)
         self.num_free = num_pages
-        self._holders = [0] * num_pages
+        self.holders = [0] * num_pages
         self._idle: dict[int, None] = {}  # the least recently used first
 
     @property
@@ -152,28 +148,25 @@ class PagePool:
         page = self._free.find(1)
         self._free[page] = 0
         self.num_free -= 1
-        self._holders[page] = 1
+        self.holders[page] = 1
         return page
 
     def hold(self, page: int) -> None:
         """Count one more holder of a page that is held or idle."""
-        if self._holders[page] == 0:
+        if self.holders[page] == 0:
             del self._idle[page]
-        self._holders[page] += 1
+        self.holders[page] += 1
 
     def drop(self, page: int) -> None:
         """Count one holder less; the last one's page becomes idle where it is cached, else free."""
-        self._holders[page] -= 1
-        assert self._holders[page] >= 0, f"page {page} was dropped more often than held"
-        if self._holders[page] > 0:
+        self.holders[page] -= 1
+        assert self.holders[page] >= 0, f"page {page} was dropped more often than held"
+        if self.holders[page] > 0:
             return
         if self._prefix_cache.has(self._group, page):
             self._idle[page] = None
         else:
             self._set_free(page)
-
-    def num_holders(self, page: int) -> int:
-        return self._holders[page]
 
     def clear_idle(self) -> None:
         """Free every page that only the prefix cache keeps."""

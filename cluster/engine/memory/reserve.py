@@ -7,6 +7,8 @@ At load the model's own forward is run and torch's allocator asked for its peak.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 
@@ -21,7 +23,7 @@ from cluster.engine.loading.model import LoadedModel
 from cluster.engine.paths import StepInputs
 from cluster.engine.types import LayerSpec
 from cluster.errors import ConfigError
-from cluster.records import frozen, record
+from cluster.records import frozen
 from cluster.spec.draw import drawing_bytes
 
 # Logits that a step asks for at most, per sequence.
@@ -126,23 +128,14 @@ def measured(config: EngineConfig, model: LoadedModel, logit_rows: int) -> Reser
         ) from error
 
 
-@record
-class _WithoutCache:
-    """A step's plan that keeps nothing."""
-
-    attend_layer: Callable[..., torch.Tensor]
-    convolve_layer: Callable[..., torch.Tensor]
-    delta_layer: Callable[..., torch.Tensor]
-
-
 def run(model: LoadedModel, num_rows: int, num_logits: int) -> None:
     """Run the model's forward on rows of no text, without a KV cache: what stands for attention
     takes as much memory for its results."""
     rows = torch.zeros(num_rows, dtype=torch.int64, device=model.device)
     with torch.inference_mode():
-        plan = _WithoutCache(
-            lambda layer, query, *_: query.transpose(1, 2).contiguous(),
-            lambda layer, states, _: states.clone(),
-            lambda layer, query, key, value, *_: value.clone(),
+        plan: Any = SimpleNamespace(
+            attend_layer=lambda layer, query, *_: query.transpose(1, 2).contiguous(),
+            convolve_layer=lambda layer, states, _: states.clone(),
+            delta_layer=lambda layer, query, key, value, *_: value.clone(),
         )
         model.plain(StepInputs(rows, rows, rows[:num_logits], plan))

@@ -30,27 +30,22 @@ from cluster.engine.loading.model import load_model
 from cluster.engine.state import engine_state
 from cluster.errors import ConfigError
 from cluster.models.fingerprint import model_hash
-from cluster.models.gguf import convert
 from tests.support.choices import by_day
 from tests.support.engine.driver import load_engine, load_oracle
 from tests.support.engine.few_bits import check_texts, widened
 from tests.support.engine.native import needs_native
-from tests.support.models.gguf_files import write_gguf
+from tests.support.models.gguf_files import converted
 
 Factory = Callable[..., Path]
+LLAMA = [("llama", each) for each in ("int8", "int4", "Q4_1")]
+FEW = [*LLAMA, ("mixtral", "int8"), ("qwen2-moe", "int4")]
+MORE = [("llama", "Q4_0"), ("llama", "Q8_0"), ("qwen2-moe", "Q4_1")]
 
 
 @pytest.fixture(scope="module")
 def folder(checkpoint_factory: Factory) -> Path:
     """Its layers have 64 or 96 inputs."""
     return checkpoint_factory("llama", hidden_size=64, head_dim=16, dtype=torch.bfloat16)
-
-
-def gguf_folder(checkpoint: Path, folder: Path, kind: GGMLQuantizationType) -> Path:
-    folder.mkdir()
-    file = write_gguf(checkpoint, folder / "x.gguf", kind=kind)
-    convert(file, folder / "model")
-    return folder / "model"
 
 
 def load(folder: Path, **settings: Any) -> Engine:
@@ -88,7 +83,7 @@ def test_a_model_has_the_weights_that_are_asked_for_and_is_named_by_them(
 def test_a_file_keeps_its_blocks_unless_other_weights_are_asked_for(
     folder: Path, tmp_path: Path
 ) -> None:
-    blocks = gguf_folder(folder, tmp_path / "blocks", GGMLQuantizationType.Q4_1)
+    blocks = converted(folder, tmp_path / "blocks", kind=GGMLQuantizationType.Q4_1)
     found = {
         str(settings): load(blocks, **settings).model.weights
         for settings in (
@@ -132,16 +127,21 @@ def with_weights(folder: Path, target: Path, weights: Mapping[str, torch.Tensor]
 
 
 @needs_native
-@pytest.mark.parametrize(
-    "kind", by_day(["int8", "int4", "Q4_1"], ["int8", "int4", "Q4_0", "Q4_1", "Q8_0"])
-)
+@pytest.mark.parametrize(("architecture", "kind"), by_day(FEW, [*FEW, *MORE]))
 def test_greedy_text_is_that_of_transformers_with_the_weights_that_they_stand_for(
-    kind: str, folder: Path, tmp_path: Path
+    architecture: str, kind: str, checkpoint_factory: Factory, tmp_path: Path
 ) -> None:
+    """Rows go where transformers sends them, by equal shares: 2 of 100 rows stand so near between
+    two experts that the rounding of keys to bfloat16 sends them to another one, and then these
+    random networks say something else.  Routers themselves are compared in float32, in
+    test_architectures.py."""
+    folder = checkpoint_factory(architecture, hidden_size=64, head_dim=16, dtype=torch.bfloat16)
     settings = {"weights": kind} if kind.startswith("int") else {}
     if not settings:
-        folder = gguf_folder(folder, tmp_path / "blocks", GGMLQuantizationType[kind])
-    check_texts(load(folder, **settings), widened(folder, settings))
+        folder = converted(folder, tmp_path / "blocks", kind=GGMLQuantizationType[kind])
+    engine = load(folder, prefix_cache=False, **settings)
+    assert engine.model.weights
+    check_texts(engine, widened(folder, settings))
 
 
 @needs_native

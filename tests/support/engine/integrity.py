@@ -40,7 +40,7 @@ def _check_table(owners: PageOwners, sequence: Sequence, group: int) -> None:
     assert len(table.pages) == sequence.num_pages, "the tables differ in length"
     assert sequence.num_slots_used <= len(table.pages) * size, "too few pages"
     assert len(set(held)) == len(held), "a page is held twice"
-    assert set(table.pages[:first]) <= {owners._cache.scratch_pages[group]}, "not released"
+    assert set(table.pages[:first]) <= {owners._cache.num_pages[group]}, "not released"
     assert first <= reach.first_page(sequence.cached_len), "a page in sight was released"
     assert not owners.states.exist or first * size <= sequence.border, "its border's are gone"
     entries = owners._prefixes._by_serial
@@ -51,7 +51,7 @@ def _check_table(owners: PageOwners, sequence: Sequence, group: int) -> None:
 
 
 def _check_pool(pool: PagePool, holders: Mapping[int, int]) -> None:
-    for page, count in enumerate(pool._holders):
+    for page, count in enumerate(pool.holders):
         assert count == holders.get(page, 0), f"page {page}: {count} holders recorded"
         states = (bool(pool._free[page]), page in pool._idle, count > 0)
         assert sum(states) == 1, f"page {page} is in states free, idle, held: {states}"

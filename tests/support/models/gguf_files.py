@@ -14,6 +14,7 @@ import torch
 from gguf import GGMLQuantizationType, TokenType
 from safetensors.torch import load_file
 
+from cluster.models.gguf import convert
 from tests.support.checkpoints import SPECIAL_TOKENS
 
 # The places of the numbers in a block by which all its weights are multiplied.
@@ -67,6 +68,12 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return file
+
+
+def converted(checkpoint: Path, folder: Path, **options: Any) -> Path:
+    """What a GGUF file of the checkpoint, written beside `folder`, is converted into there."""
+    convert(write_gguf(checkpoint, folder.with_suffix(".gguf"), **options), folder)
+    return folder
 
 
 def blocks(values: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
