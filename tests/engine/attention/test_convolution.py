@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.core import TokenArray, TokenTree
+from cluster.core import TokenArray
 from cluster.engine.engine import Engine
 from cluster.engine.loading.inspection import check_loadable
 from cluster.engine.loading.planned import planned
@@ -23,12 +22,12 @@ from cluster.engine.work import Work
 from cluster.errors import ConfigError
 from cluster.spec.tree import ancestor_bits, ancestor_mask
 from tests.support.choices import by_day
-from tests.support.engine.adapters import merged_oracle, write_adapter
+from tests.support.engine.adapters import check_adapter, write_adapter
 from tests.support.engine.driver import (
     PAGE_SIZE,
     GreedyDecoder,
     alike_prompts,
-    expected_rows,
+    check_crowd,
     generate_all,
     load_engine,
     load_oracle,
@@ -42,7 +41,6 @@ from tests.support.engine.tiny import tiny
 
 NUM_TOKENS = 12
 LENGTHS = (2, 9, 22, 37, 50)
-TREE = TokenTree.of([5, 6, 7, 8, 9], [-1, 0, 0, 2, -1])
 Factory = Callable[..., Path]
 FEW = ["lfm2", "qwen3.5"]
 
@@ -50,11 +48,6 @@ FEW = ["lfm2", "qwen3.5"]
 @pytest.fixture(scope="module", params=by_day(FEW, [*FEW, "qwen3-next"]))
 def folder(request: pytest.FixtureRequest, checkpoint_factory: Factory) -> Path:
     return checkpoint_factory(request.param)
-
-
-@pytest.fixture(scope="module")
-def oracle(folder: Path) -> Any:
-    return load_oracle(folder)
 
 
 @pytest.fixture(scope="module")
@@ -77,14 +70,7 @@ def texts(texts_of: Callable[[Path], dict[str, list[int]]], folder: Path) -> dic
 def test_greedy_text_of_many_prompts_equals_transformers(
     folder: Path, prompts: dict[str, TokenArray], texts: dict[str, list[int]]
 ) -> None:
-    """Where drafts are right and wrong, prompts are cut, prefixes shared and requests preempted."""
-    engine = load_engine(folder, max_batch_tokens=16, num_pages=40)
-    decoder = GreedyDecoder(engine, prompts, NUM_TOKENS, np.random.default_rng(1), texts)
-    assert decoder.run() == texts
-    assert decoder.num_accepted > len(prompts)
-    assert decoder.num_misses > 0
-    assert all(decoder.counts[each] > 0 for each in ("preempted", "hits", "chunks"))
-    assert engine.pages_in_use == 0
+    check_crowd(folder, texts, prompts)
 
 
 def test_where_places_of_states_are_few_texts_take_turns(
@@ -163,11 +149,7 @@ def test_a_text_keeps_the_last_pages_of_its_convolutions_alone(folder: Path) -> 
 
 def test_adapters_of_convolutions_are_added(folder: Path, tmp_path: Path) -> None:
     names = ("in_proj", "in_proj_qkv", "in_proj_qkvz", "in_proj_a", "out_proj", "w1", "q_proj")
-    adapter = write_adapter(folder, tmp_path / "a", names)
-    engine = load_engine(folder, adapters={"a": str(adapter)})
-    found = rows(run(engine, Work("a", 0, prompt(20), TREE, adapter=1)))
-    expected = expected_rows(merged_oracle(folder, adapter), prompt(20), TREE)
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    check_adapter(folder, write_adapter(folder, tmp_path / "a", names))
 
 
 @needs_native

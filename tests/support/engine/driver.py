@@ -245,6 +245,18 @@ class GreedyDecoder:
             self._submit(name)
 
 
+def check_crowd(folder: Path, texts: Mapping[str, list[int]], prompts: Mapping[str, Any]) -> None:
+    """Greedy texts of many prompts are transformers' own, where drafts are right and wrong, prompts
+    are cut, prefixes shared and requests preempted."""
+    engine = load_engine(folder, max_batch_tokens=16, num_pages=40)
+    decoder = GreedyDecoder(engine, prompts, 12, np.random.default_rng(1), texts)
+    assert decoder.run() == texts
+    assert decoder.num_accepted >= len(prompts)
+    assert decoder.num_misses > 0
+    assert all(decoder.counts[each] > 0 for each in ("preempted", "hits", "chunks"))
+    assert engine.pages_in_use == 0
+
+
 def varied_works() -> list[Work]:
     """Chunks, a tree, one row alone (padded to two), and a larger step than any before."""
     generator = np.random.default_rng(5)
