@@ -277,7 +277,7 @@ def _check_devices(config: Config) -> None:
 
     num_gpus = torch.cuda.device_count()
     if ranks > max(num_gpus, 1):
-        from cluster.engine.nvidia import MachinePaths, unseen_gpu
+        from cluster.engine.device import MachinePaths, unseen_gpu
 
         path = f"{TARGET}.tensor_parallel"
         unseen = None if num_gpus else unseen_gpu(MachinePaths())

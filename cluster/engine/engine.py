@@ -30,8 +30,12 @@ from cluster.engine.loading.profile import MOST_ON_CPU, profile_steps
 from cluster.engine.loading.renumbered import Numbering
 from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.memory.page_owners import PageOwners
-from cluster.engine.memory.pool_sizes import derive_num_pages, derive_num_states
-from cluster.engine.memory.reserve import measured, num_logit_rows
+from cluster.engine.memory.pool_sizes import (
+    derive_num_pages,
+    derive_num_states,
+    measured,
+    num_logit_rows,
+)
 from cluster.engine.memory.sequence import Sequence, Slots
 from cluster.engine.parallel import RankGroup
 from cluster.engine.paths import Events

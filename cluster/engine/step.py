@@ -13,6 +13,7 @@ import torch
 
 from cluster.config.schema import EngineConfig
 from cluster.engine.attention.backends import create_backend
+from cluster.engine.attention.delta_rule import Piece, pieces_of
 from cluster.engine.attention.sdpa import SdpaBackend
 from cluster.engine.attention.seam import AttentionStep
 from cluster.engine.graphs.capture import Capture
@@ -23,7 +24,6 @@ from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.paths import Events, StepInputs, StepOutputs
 from cluster.engine.reminder import Reminder
 from cluster.engine.schedule.batch import Batch, Pick, build_batch, padding
-from cluster.engine.schedule.pieces import Piece, pieces_of
 from cluster.engine.types import Vote
 from cluster.engine.work import Drawn, StepSummary
 from cluster.errors import ConfigError, WorkerError

@@ -12,13 +12,12 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 
 from cluster.config.schema import EngineConfig
-from cluster.engine.attention.delta_rule import delta_rule
+from cluster.engine.attention.delta_rule import delta_rule, pieces_of
 from cluster.engine.graphs.forward import may_have_graphs
 from cluster.engine.loading.inspection import describe
 from cluster.engine.loading.model_config import cached_layers
 from cluster.engine.loading.planned import planned
 from cluster.engine.schedule.batch import Batch, Share
-from cluster.engine.schedule.pieces import pieces_of
 from tests.support.engine.driver import load_engine
 from tests.support.gpu import collectives, cubins, heads, page, steps, table
 from tests.support.gpu.counting import META, Counting

@@ -19,11 +19,10 @@ import numpy.typing as npt
 import torch
 from transformers import AttentionInterface
 
-from cluster.engine.attention.delta_rule import delta_rule
+from cluster.engine.attention.delta_rule import Piece, delta_rule
 from cluster.engine.attention.latent import LatentAttention
 from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.schedule.batch import Batch
-from cluster.engine.schedule.pieces import Piece
 from cluster.engine.types import AttentionOptions, LayerSpec
 from cluster.errors import ConfigError
 from cluster.records import record

@@ -20,7 +20,7 @@ from cluster.config.schema import EngineConfig
 from cluster.engine.adapters import check_fits
 from cluster.engine.attention.backends import check_name
 from cluster.engine.cpu import kernels
-from cluster.engine.device import resolve_device
+from cluster.engine.device import MachinePaths, check_can_compile, resolve_device
 from cluster.engine.loading.few_bits import (
     check_few_bits,
     computed_instead,
@@ -36,7 +36,6 @@ from cluster.engine.loading.model_config import (
     served_part,
 )
 from cluster.engine.loading.peft_folder import read_adapters
-from cluster.engine.nvidia import MachinePaths, check_can_compile
 from cluster.errors import ConfigError
 from cluster.models.weights import check_weights
 from cluster.records import record

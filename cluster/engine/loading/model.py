@@ -19,7 +19,7 @@ from cluster.engine.adapters import AdapterShelf
 from cluster.engine.attention import backends, seam
 from cluster.engine.cpu.causal_lm import NativeForward, native_forward
 from cluster.engine.cpu.layers import fuse_layers
-from cluster.engine.cpu.narrow import are_same_experts, can_widen
+from cluster.engine.cpu.narrow import are_same_experts, can_widen, check_reproducible
 from cluster.engine.cpu.packed_linear import choose_kernels, is_native, pack_linears
 from cluster.engine.cpu.threads import divide_cores
 from cluster.engine.device import (
@@ -50,7 +50,6 @@ from cluster.engine.loading.peft_folder import read_adapters
 from cluster.engine.loading.probe import probe_layers
 from cluster.engine.loading.progress import telling_of_weights
 from cluster.engine.loading.renumbered import Numbering
-from cluster.engine.loading.reproducible import check_reproducible
 from cluster.engine.module_forward import ModuleForward, decoder_layers
 from cluster.engine.paths import StepInputs, StepOutputs
 from cluster.engine.taps import resolve_taps

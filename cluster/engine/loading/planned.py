@@ -27,13 +27,16 @@ from cluster.engine.loading.inspection import Description, check_packages
 from cluster.engine.loading.model_config import cached_layers, quantised_by, without_weights
 from cluster.engine.memory.kv_cache import layer_groups
 from cluster.engine.memory.pool_sizes import (
+    ForwardBytes,
+    Reserve,
     derive_num_pages,
     derive_num_states,
     gpu_share,
+    num_logit_rows,
+    reserve,
     state_bytes,
     wanted_states,
 )
-from cluster.engine.memory.reserve import ForwardBytes, Reserve, num_logit_rows, reserve
 from cluster.errors import ConfigError
 from cluster.models.experts import unstacked
 from cluster.models.weights import GROUPED, header_of, stored_bytes

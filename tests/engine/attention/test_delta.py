@@ -12,8 +12,7 @@ import torch
 
 from cluster.core import TokenTree
 from cluster.engine.attention import seam
-from cluster.engine.attention.delta_rule import delta_rule
-from cluster.engine.schedule.pieces import Piece
+from cluster.engine.attention.delta_rule import Piece, delta_rule
 from cluster.engine.work import Work
 from cluster.errors import ConfigError
 from tests.support.choices import pairwise

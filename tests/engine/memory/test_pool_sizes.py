@@ -1,8 +1,11 @@
-"""The memory of the cache is divided so that both kinds of layers serve the same texts."""
+"""The memory of the cache is divided so that both kinds of layers serve the same texts, and what a
+GPU keeps free beside it is what the widest step takes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,10 +13,15 @@ import torch
 from cluster.config.schema import EngineConfig
 from cluster.engine.memory import pool_sizes
 from cluster.engine.memory.kv_cache import layer_groups
-from cluster.engine.memory.pool_sizes import derive_num_pages
+from cluster.engine.memory.pool_sizes import Reserve, derive_num_pages, measured, reserve, run
 from cluster.engine.types import LayerSpec
 from cluster.errors import ConfigError
+from cluster.spec.draw import drawing_bytes
+from tests.support.architectures import SERVED
+from tests.support.choices import by_day
+from tests.support.engine.driver import load_engine
 
+GIB = 1024**3
 PAGE_SIZE, WINDOW = 16, 128
 FULL = LayerSpec(2, 8, torch.float32, torch.device("cpu"))
 WINDOWED = replace(FULL, window=WINDOW)
@@ -87,3 +95,56 @@ def test_pages_on_a_cpu_are_what_the_running_texts_can_use(
     monkeypatch.setattr(pool_sizes, "free_bytes", lambda device: 3 * page_bytes)
     with pytest.raises(ConfigError, match="memory_fraction"):
         derive_num_pages(config(), MIXED, 2048, 0)
+
+
+VOCAB_SIZE = 128_256
+WIDE = EngineConfig(max_batch_tokens=2048)
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    # Keys and values, convolutions, states, and what layers share.
+    by_day(["llama", "lfm2", "qwen3.5", "gemma4"], SERVED),
+)
+def test_a_forward_without_a_cache_runs_for_every_architecture(
+    architecture: str, checkpoint_factory: Callable[..., Path]
+) -> None:
+    """It is what a GPU's memory is measured by, and nothing on a CPU."""
+    engine = load_engine(checkpoint_factory(architecture))
+    run(engine.model, 40, 3)
+    assert measured(engine.config, engine.model, 3) == engine.reserve == Reserve()
+
+
+def reserved(of_row: int, *, in_graphs: bool) -> Reserve:
+    """Where each row of a forward takes so many bytes."""
+    forward = lambda rows, _: rows * of_row  # noqa: E731
+    return reserve(WIDE, (), VOCAB_SIZE, 64, forward, on_one_gpu=in_graphs)
+
+
+def test_a_step_takes_the_more_of_its_forward_and_its_draws() -> None:
+    drawing, forward = drawing_bytes(64, VOCAB_SIZE), 2048 * 10**6
+    assert drawing < reserved(1, in_graphs=False).steps <= 1.1 * drawing
+    assert forward < reserved(10**6, in_graphs=False).steps <= 1.1 * forward
+
+
+def test_graphs_take_what_the_widest_one_does() -> None:
+    wide, logits = 512 * 10**6, 256 * VOCAB_SIZE * 4
+    assert wide + logits < reserved(10**6, in_graphs=True).graphs <= 1.1 * (wide + logits)
+    assert reserved(10**6, in_graphs=False).graphs == 0
+
+
+@pytest.mark.parametrize(
+    ("free", "fraction", "expected"),
+    [
+        (64 * GIB, None, 2 * GIB),
+        (6 * GIB, None, GIB * 3 // 2),
+        (64 * GIB, 0.1, int(6.4 * GIB)),
+        (64 * GIB, 0.9, 16 * GIB),
+    ],
+)
+def test_the_default_on_a_cpu_is_a_size_that_a_laptop_has(
+    free: int, fraction: float | None, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_sizes, "free_bytes", lambda device: free)
+    config = EngineConfig(memory_fraction=fraction)
+    assert pool_sizes._free_bytes(FULL.device, config) == expected

@@ -34,7 +34,7 @@ from cluster.engine.graphs.forward import LOGIT_ROWS, WIDTHS, GraphedForward
 from cluster.engine.loading.model import LoadedModel
 from cluster.engine.loading.planned import forward_bytes
 from cluster.engine.memory.kv_cache import KVCache
-from cluster.engine.memory.reserve import num_logit_rows, reserve, run
+from cluster.engine.memory.pool_sizes import num_logit_rows, reserve, run
 from cluster.engine.paths import StepInputs
 from cluster.engine.schedule.batch import Batch
 from cluster.messages import Open
