@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
 from cluster.engine.cpu.kernels import Kernels, load
@@ -11,6 +14,12 @@ from tests.support.engine.native import needs_native
 @pytest.fixture(scope="module", params=["sdpa", pytest.param("native", marks=needs_native)])
 def attention(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def native_llama(checkpoint_factory: Callable[..., Path]) -> Path:
+    """Its layers are ones that native code computes."""
+    return checkpoint_factory("llama", head_dim=16)
 
 
 @pytest.fixture

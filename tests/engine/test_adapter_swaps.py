@@ -32,23 +32,18 @@ NUM_TOKENS = 16
 
 
 @pytest.fixture(scope="module")
-def base(checkpoint_factory: Callable[..., Path]) -> Path:
-    return checkpoint_factory("llama", head_dim=16)
+def old(native_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(native_llama, tmp_path_factory.mktemp("old") / "a", 1, **CONFIGS["everything"])
 
 
 @pytest.fixture(scope="module")
-def old(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make(base, tmp_path_factory.mktemp("old") / "a", 1, **CONFIGS["everything"])
-
-
-@pytest.fixture(scope="module")
-def new(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make(base, tmp_path_factory.mktemp("new") / "a", 2, **CONFIGS["everything"])
+def new(native_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(native_llama, tmp_path_factory.mktemp("new") / "a", 2, **CONFIGS["everything"])
 
 
 @pytest.fixture
-def engine(base: Path, old: Path) -> Engine:
-    return load_engine(base, adapters={"a": str(old)})
+def engine(native_llama: Path, old: Path) -> Engine:
+    return load_engine(native_llama, adapters={"a": str(old)})
 
 
 def read(base: Path, **folders: Path) -> dict[str, AdapterFolder]:
@@ -66,7 +61,7 @@ def weights_of(engine: Engine, index: int) -> list[weakref.ref[torch.Tensor]]:
 
 
 def test_a_running_text_keeps_its_adapter_and_a_later_one_has_the_new_one(
-    base: Path, old: Path, new: Path, engine: Engine
+    native_llama: Path, old: Path, new: Path, engine: Engine
 ) -> None:
     prompts = {"first": prompt(9, seed=1), "second": prompt(9, seed=1)}
     chosen = {"first": engine.adapters.index_of("a")}
@@ -76,7 +71,7 @@ def test_a_running_text_keeps_its_adapter_and_a_later_one_has_the_new_one(
     for _ in range(4):
         decoder.step()
     began_with = engine.adapters.references[0]
-    engine.model.adapters.serve(read(base, a=new))
+    engine.model.adapters.serve(read(native_llama, a=new))
     chosen["second"] = engine.adapters.index_of("a")
     assert chosen == {"first": 1, "second": 2}, "an index is never given twice"
     assert engine.adapters.index_of(began_with) == 1, "a running request finds its own again"
@@ -86,8 +81,8 @@ def test_a_running_text_keeps_its_adapter_and_a_later_one_has_the_new_one(
         decoder.step()
         engine.drop_unused_adapters()
     expected = {
-        "first": of_peft(base, old, prompts["first"]),
-        "second": of_peft(base, new, prompts["second"]),
+        "first": of_peft(native_llama, old, prompts["first"]),
+        "second": of_peft(native_llama, new, prompts["second"]),
     }
     assert {name: decoder.text(name) for name in prompts} == expected
     assert expected["first"] != expected["second"], "the test could not fail"
@@ -99,7 +94,7 @@ def test_a_running_text_keeps_its_adapter_and_a_later_one_has_the_new_one(
 
 
 def test_weights_stay_while_a_request_waits_or_holds_its_cache(
-    base: Path, new: Path, engine: Engine
+    native_llama: Path, new: Path, engine: Engine
 ) -> None:
     engine.submit(Work("waits", 0, prompt(9), adapter=1))
     engine.model.adapters.serve({})
@@ -114,7 +109,7 @@ def test_weights_stay_while_a_request_waits_or_holds_its_cache(
 
 
 def test_a_reload_never_uses_the_pages_of_another_content(
-    base: Path, old: Path, new: Path, engine: Engine
+    native_llama: Path, old: Path, new: Path, engine: Engine
 ) -> None:
     text = prompt(33)
 
@@ -126,31 +121,31 @@ def test_a_reload_never_uses_the_pages_of_another_content(
 
     assert hits("cold") == 0
     assert hits("warm") == 32
-    engine.model.adapters.serve(read(base, a=old))
+    engine.model.adapters.serve(read(native_llama, a=old))
     assert hits("the same content") == 32
-    engine.model.adapters.serve(read(base, a=new))
+    engine.model.adapters.serve(read(native_llama, a=new))
     assert hits("another content") == 0
-    engine.model.adapters.serve(read(base, a=old))
+    engine.model.adapters.serve(read(native_llama, a=old))
     assert hits("the first one, which was freed") == 0
     check_integrity(engine)
 
 
 def test_weights_that_were_written_over_in_their_folder_are_another_content(
-    base: Path, old: Path, new: Path, tmp_path: Path
+    native_llama: Path, old: Path, new: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "a"
     shutil.copytree(old, folder)
-    engine = load_engine(base, adapters={"a": str(folder)})
+    engine = load_engine(native_llama, adapters={"a": str(folder)})
     shutil.copy(new / "adapter_model.safetensors", folder)
-    engine.model.adapters.serve(read(base, a=folder))
+    engine.model.adapters.serve(read(native_llama, a=folder))
     index = engine.adapters.index_of("a")
     assert index == 2
     decoder = GreedyDecoder(engine, {"x": prompt(9)}, NUM_TOKENS, adapters={"x": index})
-    assert decoder.run() == {"x": of_peft(base, new, prompt(9))}
+    assert decoder.run() == {"x": of_peft(native_llama, new, prompt(9))}
 
 
 def test_a_misfit_leaves_all_as_it_was(
-    base: Path,
+    native_llama: Path,
     old: Path,
     new: Path,
     tmp_path: Path,
@@ -161,6 +156,6 @@ def test_a_misfit_leaves_all_as_it_was(
     misfit = write_adapter(other, tmp_path / "misfit", ATTENTION)
     before = engine.adapters
     with pytest.raises(ConfigError, match=r"adapter 'b' cannot be served.*another model's"):
-        engine.model.adapters.serve(read(base, a=new, b=misfit))
+        engine.model.adapters.serve(read(native_llama, a=new, b=misfit))
     assert engine.adapters is before
     assert engine.adapters.names == ("a",)

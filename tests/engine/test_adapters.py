@@ -18,6 +18,8 @@ from cluster.config.schema import EngineConfig
 from cluster.core import EMPTY_TREE, TokenTree
 from cluster.engine.engine import Engine, Work
 from cluster.engine.loading.inspection import check_loadable
+from cluster.engine.memory.sequence import Sequence
+from cluster.engine.schedule.batch import Pick, build_batch
 from cluster.errors import ConfigError
 from tests.support.engine.adapters import ATTENTION, EVERYTHING, merged_oracle, write_adapter
 from tests.support.engine.driver import (
@@ -30,18 +32,11 @@ from tests.support.engine.driver import (
 )
 from tests.support.engine.integrity import check_integrity
 
-Factory = Callable[..., Path]
 TREE = TokenTree.of([5, 6, 7, 8], [-1, 0, 0, -1])
 
 
 @pytest.fixture(scope="module")
-def base(checkpoint_factory: Factory) -> Path:
-    """Its layers are ones that native code computes."""
-    return checkpoint_factory("llama", head_dim=16)
-
-
-@pytest.fixture(scope="module")
-def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def adapters(native_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Of different layers, ranks and scalings."""
     root = tmp_path_factory.mktemp("adapters")
     kinds: dict[str, dict[str, Any]] = {
@@ -55,14 +50,14 @@ def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
         },
     }
     return {
-        name: str(write_adapter(base, root / name, seed=seed, **kind))
+        name: str(write_adapter(native_llama, root / name, seed=seed, **kind))
         for seed, (name, kind) in enumerate(kinds.items(), 1)
     }
 
 
 @pytest.fixture(scope="module")
-def engine(base: Path, adapters: dict[str, str]) -> Engine:
-    return load_engine(base, adapters=adapters)
+def engine(native_llama: Path, adapters: dict[str, str]) -> Engine:
+    return load_engine(native_llama, adapters=adapters)
 
 
 def oracles(base: Path, adapters: dict[str, str]) -> list[Any]:
@@ -70,10 +65,12 @@ def oracles(base: Path, adapters: dict[str, str]) -> list[Any]:
     return [load_oracle(base), *(merged_oracle(base, Path(each)) for each in adapters.values())]
 
 
-def test_no_adapter_uses_the_prefixes_of_another(base: Path, adapters: dict[str, str]) -> None:
-    engine = load_engine(base, adapters=adapters)
+def test_no_adapter_uses_the_prefixes_of_another(
+    native_llama: Path, adapters: dict[str, str]
+) -> None:
+    engine = load_engine(native_llama, adapters=adapters)
     text = prompt(33)
-    for index, oracle in enumerate(oracles(base, adapters)):
+    for index, oracle in enumerate(oracles(native_llama, adapters)):
         name = f"first-{index}"
         found = rows(run(engine, Work(name, 0, text, adapter=index)))
         assert engine.last_step.num_prefix_hit_tokens == 0
@@ -120,21 +117,12 @@ def _grow(tensors: dict[str, torch.Tensor]) -> None:
     tensors[key] = torch.zeros(tensors[key].shape[0], 7)
 
 
-def _rename(tensors: dict[str, torch.Tensor]) -> None:
-    for key in list(tensors):
-        tensors[key.replace("q_proj", "query")] = tensors.pop(key)
+def _renamed(part: str, other: str) -> Callable[[Path], None]:
+    def rename(tensors: dict[str, torch.Tensor]) -> None:
+        for key in list(tensors):
+            tensors[key.replace(part, other)] = tensors.pop(key)
 
-
-def _add_prefix(tensors: dict[str, torch.Tensor]) -> None:
-    """As for a model of texts and images that holds this one."""
-    for key in list(tensors):
-        tensors[key.replace("model.model.", "model.model.language_model.")] = tensors.pop(key)
-
-
-def _drop_prefix(tensors: dict[str, torch.Tensor]) -> None:
-    """As for the model without its head."""
-    for key in list(tensors):
-        tensors[key.replace("model.model.", "model.")] = tensors.pop(key)
+    return _tensors(rename)
 
 
 def _break(tensors: dict[str, torch.Tensor]) -> None:
@@ -157,15 +145,19 @@ MISFITS = {
     "another tensor": (_tensors(lambda t: t.update(x=torch.ones(1))), "'x' is no part"),
     "not finite": (_tensors(_break), "not finite"),
     "another size": (_tensors(_grow), "another model's adapter"),
-    "another name": (_tensors(_rename), "no linear layer"),
-    "a longer prefix": (_tensors(_add_prefix), "no linear layer 'language_model."),
-    "a shorter prefix": (_tensors(_drop_prefix), "no linear layer 'layers."),
+    "another name": (_renamed("q_proj", "query"), "no linear layer"),
+    # As for a model of texts and images that holds this one, and for the model without its head.
+    "a longer prefix": (
+        _renamed("model.model.", "model.model.language_model."),
+        "no linear layer 'language_model.",
+    ),
+    "a shorter prefix": (_renamed("model.model.", "model."), "no linear layer 'layers."),
 }
 
 
 @pytest.mark.parametrize(("spoil", "reason"), MISFITS.values(), ids=MISFITS.keys())
 def test_a_misfit_is_refused_by_name_and_reason(
-    base: Path,
+    native_llama: Path,
     adapters: dict[str, str],
     tmp_path: Path,
     spoil: Callable[[Path], None],
@@ -173,21 +165,21 @@ def test_a_misfit_is_refused_by_name_and_reason(
 ) -> None:
     folder = shutil.copytree(adapters["attention"], tmp_path / "bad")
     spoil(folder)
-    config = EngineConfig(model=str(base), adapters={"bad": str(folder)})
+    config = EngineConfig(model=str(native_llama), adapters={"bad": str(folder)})
     with pytest.raises(ConfigError, match="adapter 'bad' cannot be served") as caught:
-        check_loadable(base, config, is_here=True)
+        check_loadable(native_llama, config, is_here=True)
     assert reason in caught.value.message
     assert caught.value.param == "adapters.bad"
 
 
 def test_a_misfit_is_refused_at_load_too(
-    base: Path, adapters: dict[str, str], tmp_path: Path
+    native_llama: Path, adapters: dict[str, str], tmp_path: Path
 ) -> None:
     folder = shutil.copytree(adapters["attention"], tmp_path / "bad")
     spoil, reason = MISFITS["another size"]
     spoil(folder)
     with pytest.raises(ConfigError, match=f"adapter 'bad' cannot be served.*{reason}"):
-        load_engine(base, adapters={"bad": str(folder)})
+        load_engine(native_llama, adapters={"bad": str(folder)})
 
 
 @pytest.mark.parametrize(
@@ -199,14 +191,14 @@ def test_a_misfit_is_refused_at_load_too(
     ],
 )
 def test_what_adapters_cannot_be_combined_with(
-    base: Path, adapters: dict[str, str], settings: dict[str, Any], reason: str
+    native_llama: Path, adapters: dict[str, str], settings: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(ConfigError, match=reason):
-        load_engine(base, adapters=adapters, **settings)
+        load_engine(native_llama, adapters=adapters, **settings)
 
 
 def test_taps_of_a_step_with_adapters_are_those_of_the_adapted_model(
-    base: Path, adapters: dict[str, str], engine: Engine
+    native_llama: Path, adapters: dict[str, str], engine: Engine
 ) -> None:
     text = prompt(9, seed=77)
     engine.submit(Work("tapped", 0, text, adapter=1))
@@ -215,7 +207,7 @@ def test_taps_of_a_step_with_adapters_are_those_of_the_adapted_model(
     assert taps is not None
     ids = torch.from_numpy(text.astype(np.int64)).unsqueeze(0)
     with torch.inference_mode():
-        states = merged_oracle(base, Path(adapters["all"]))(ids, output_hidden_states=True)
+        states = merged_oracle(native_llama, Path(adapters["all"]))(ids, output_hidden_states=True)
     expected = torch.stack([states.hidden_states[tap][0] for tap in (1, -1)], dim=1)
     torch.testing.assert_close(taps.rows, expected, atol=1e-4, rtol=1e-4)
     engine.release("tapped")
@@ -233,3 +225,31 @@ def test_rows_of_an_adapter_do_not_depend_on_its_neighbours(engine: Engine) -> N
             expected = alone[int(output.request_id)]
             torch.testing.assert_close(rows(output), expected, atol=1e-4, rtol=1e-4)
             engine.release(output.request_id)
+
+
+def test_an_adapter_that_is_not_loaded_is_refused_and_costs_nobody_else(engine: Engine) -> None:
+    engine.submit(Work("other", 0, prompt(6)))
+    engine.submit(Work("bad", 0, prompt(9), TREE, adapter=4))
+    outputs = {output.request_id: output for output in engine.step()}
+    error = outputs["bad"].error
+    assert error is not None
+    with pytest.raises(type(error), match="adapter 4 is asked for, which is not loaded"):
+        raise error
+    rows(outputs["other"])
+    rows(run(engine, Work("bad", 0, prompt(9), TREE)))
+    engine.release("bad")
+    engine.release("other")
+
+
+def test_every_row_of_a_work_has_its_adapter() -> None:
+    def pick(name: str, adapter: int) -> Pick:
+        work = Work(name, 0, prompt(3), TREE, adapter=adapter)
+        sequence = Sequence(name, 0, 16)
+        sequence.tables[0].add(0)
+        return Pick(sequence, work, 3, True)
+
+    shape = {"min_rows": 16, "scratch_slot": 0, "max_context_len": 64}
+    batch = build_batch([pick("a", 0), pick("b", 2)], **shape)
+    assert batch.adapters is not None
+    assert batch.adapters.tolist() == [0] * 7 + [2] * 7 + [0] * 2
+    assert build_batch([pick("a", 0)], **shape).adapters is None

@@ -54,37 +54,33 @@ def make(base: Path, folder: Path, seed: int, *, is_served: bool = True, **setti
 
 
 @pytest.fixture(scope="module")
-def base(checkpoint_factory: Callable[..., Path]) -> Path:
-    return checkpoint_factory("llama", head_dim=16)
-
-
-@pytest.fixture(scope="module")
-def folders(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def folders(native_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     root = tmp_path_factory.mktemp("peft")
     return {
-        name: str(make(base, root / name, seed, **settings))
+        name: str(make(native_llama, root / name, seed, **settings))
         for seed, (name, settings) in enumerate(CONFIGS.items())
     }
 
 
 def test_fifty_greedy_texts_of_three_adapters_in_one_batch_are_those_of_peft(
-    base: Path, folders: dict[str, str]
+    native_llama: Path, folders: dict[str, str]
 ) -> None:
     """With and without drafts."""
     prompts = {str(index): prompt(5 + index % 9, seed=index) for index in range(NUM_PROMPTS)}
     chosen = {name: 1 + index % 3 for index, name in enumerate(prompts)}
     models = [
-        PeftModel.from_pretrained(load_oracle(base), each).eval() for each in folders.values()
+        PeftModel.from_pretrained(load_oracle(native_llama), each).eval()
+        for each in folders.values()
     ]
     texts = {
         name: generate(models[chosen[name] - 1], prompts[name], NUM_TOKENS) for name in prompts
     }
     for generator in (None, np.random.default_rng(1)):
-        engine = load_engine(base, adapters=folders, num_pages=1024)
+        engine = load_engine(native_llama, adapters=folders, num_pages=1024)
         decoder = GreedyDecoder(engine, prompts, NUM_TOKENS, generator, texts, chosen)
         assert decoder.run() == texts
         assert (decoder.num_accepted > 0) == (generator is not None)
-    plain = load_oracle(base)
+    plain = load_oracle(native_llama)
     changed = [texts[name] != generate(plain, prompts[name], NUM_TOKENS) for name in prompts]
     assert np.mean(changed) > 0.8, "the adapters change too little for the test to fail"
 
@@ -104,8 +100,8 @@ def test_an_adapter_of_a_whole_model_serves_the_part_of_its_text(
 
 
 def test_embedding_layers_in_a_folder_are_refused_with_the_remedy(
-    base: Path, tmp_path: Path
+    native_llama: Path, tmp_path: Path
 ) -> None:
-    folder = make(base, tmp_path / "whole", 0, is_served=False, **CONFIGS["everything"])
+    folder = make(native_llama, tmp_path / "whole", 0, is_served=False, **CONFIGS["everything"])
     with pytest.raises(ConfigError, match=r"whole embedding layer.*save_embedding_layers=False"):
-        load_engine(base, adapters={"whole": str(folder)})
+        load_engine(native_llama, adapters={"whole": str(folder)})

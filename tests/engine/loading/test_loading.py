@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
+import mmap
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,10 @@ from cluster.engine.cpu import kernels, threads
 from cluster.engine.cpu.threads import configure_threads
 from cluster.engine.device import num_cores
 from cluster.engine.engine import Work
+from cluster.engine.loading import progress
+from cluster.engine.loading.inspection import describe
+from cluster.engine.loading.model import load_model
+from cluster.engine.loading.planned import planned
 from cluster.errors import ConfigError
 from cluster.models.fingerprint import folder_tokenizer_hash
 from tests.support.architectures import EOS_TOKEN_ID, MAX_POSITIONS
@@ -229,3 +236,50 @@ def test_loading_never_holds_the_weights_three_times(checkpoint_factory: Factory
     peak, after = map(int, done.stdout.split())
     assert peak < 3.0 * weights
     assert after < 1.5 * weights
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma2"])
+def test_beside_another_engine_it_is_the_same_model_and_torchs_default_stays(
+    architecture: str, checkpoint_factory: Factory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The default is one for all threads: what a step makes meanwhile would be of half the size."""
+    folder = checkpoint_factory(architecture, dtype=torch.bfloat16)
+    config = EngineConfig(model=str(folder), device="cpu", dtype="bfloat16", num_pages=16)
+    expected = load_model(config).module.state_dict()
+    defaults: list[torch.dtype] = []
+    set_default = torch.set_default_dtype
+    monkeypatch.setattr(
+        torch, "set_default_dtype", lambda dtype: (defaults.append(dtype), set_default(dtype))
+    )
+    planned(folder, describe(folder, config), config, is_here=True)
+    found = load_model(config, beside=True).module.state_dict()
+    assert set(defaults) <= {torch.float32}
+    assert found.keys() == expected.keys()
+    for name, tensor in found.items():
+        assert tensor.dtype == expected[name].dtype, name
+        assert torch.equal(tensor, expected[name]), name
+
+
+def test_how_much_of_the_weights_is_mapped_and_read_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = threading.Event()
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.getMessage() == "phase load: 4 of 4 MB of weights read":
+                said.set()
+
+    monkeypatch.setattr(progress, "_EVERY_S", 0.01)
+    monkeypatch.setattr(progress.log, "handlers", [Listener()])
+    caplog.set_level(logging.INFO)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(bytes(4 * 10**6))
+    with (
+        progress.telling_of_weights(tmp_path),
+        file.open("rb") as opened,
+        mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+    ):
+        assert len(mapped[:]) == 4 * 10**6
+        assert said.wait(60.0)
+    assert caplog.messages[0] == "phase load"

@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from cluster.config.schema import EngineConfig
-from cluster.core import EMPTY_TREE, TokenArray, TokenTree, token_array
+from cluster.core import TokenArray, token_array
 from cluster.engine.engine import Engine
 from cluster.engine.loading.model import LoadedModel, load_model
 from cluster.engine.loading.part import part_of
 from cluster.engine.work import Work
 from cluster.errors import ConfigError
 from tests.support.choices import by_day
+from tests.support.engine.driver import rows, run
 from tests.support.engine.parts import plain
 
 FEW = ["llama", "gemma3", "gpt-oss", "lfm2", "qwen3.5", "deepseek-v3"]
@@ -45,12 +46,10 @@ def whole(folder: Path) -> Iterator[LoadedModel]:
     torch.set_num_threads(threads)
 
 
-def stepped(engine: Engine, text: TokenArray, tree: TokenTree = EMPTY_TREE) -> torch.Tensor:
-    engine.submit(Work("a", 0, text, tree))
-    (output,) = engine.step()
+def stepped(engine: Engine, text: TokenArray) -> torch.Tensor:
+    found = rows(run(engine, Work("a", 0, text))).clone()
     engine.release("a")
-    assert output.logits is not None
-    return output.logits.clone()
+    return found
 
 
 def test_the_whole_model_goes_on_as_before_by_turns(folder: Path, whole: LoadedModel) -> None:

@@ -10,6 +10,7 @@ import torch
 from cluster.engine.graphs.forward import WIDTHS
 from cluster.engine.loading.profile import profile_steps
 from cluster.engine.work import Output, Work
+from cluster.spec.step_profile import StepProfile
 from tests.support.engine.driver import load_engine, num_cached, prompt, rows, run
 
 
@@ -53,43 +54,43 @@ class Clocked:
         self.released.append(request_id)
 
 
+def profiled(engine: Clocked, max_rows: int) -> StepProfile:
+    found = profile_steps(engine, max_rows, engine.clock)
+    assert found is not None
+    assert engine.released == ["step-profile"]
+    return found
+
+
 def test_the_profile_is_what_steps_take_by_their_rows_once_warm() -> None:
     engine = Clocked()
-    found = profile_steps(engine, 64, engine.clock)
-    assert found is not None
+    found = profiled(engine, 64)
     assert found.rows == (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 64)
     expected = [0.001 * (1 + max(size - 12, 0)) for size in found.rows]
     assert found.times_s == pytest.approx(expected)
-    assert engine.released == ["step-profile"]
 
 
 def test_the_profile_goes_as_far_as_a_gpus_graphs_and_on_a_cpu_half_as_far(
     llama_folder: Path,
 ) -> None:
     engine = Clocked(row_s=1e-5)
-    found = profile_steps(engine, 2048, engine.clock)
-    assert found is not None
+    found = profiled(engine, 2048)
     assert found.rows[-3:] == (256, 384, WIDTHS[-1])
-    served = load_engine(llama_folder, max_batch_tokens=512, num_pages=256)
-    found = served.profile_steps()
-    assert found is not None
-    assert found.rows[-1] <= 256
+    served = load_engine(llama_folder, max_batch_tokens=512, num_pages=256).profile_steps()
+    assert served is not None
+    assert served.rows[-1] <= 256
 
 
 def test_it_ends_in_time_and_says_what_it_knows_by_then() -> None:
     engine = Clocked(slow_from=1)
-    found = profile_steps(engine, 256, engine.clock)
-    assert found is not None
+    found = profiled(engine, 256)
     assert found.rows == (1, 32)
     assert engine.sizes == [1, 32, 1, 32]
 
 
 def test_sizes_that_the_cache_has_no_room_for_are_left_out() -> None:
     engine = Clocked(max_nodes=20)
-    found = profile_steps(engine, 256, engine.clock)
-    assert found is not None
+    found = profiled(engine, 256)
     assert found.rows[-1] == 20
-    assert engine.released == ["step-profile"]
 
 
 def test_an_engine_without_room_for_anything_has_none() -> None:

@@ -36,6 +36,11 @@ def _prompts() -> dict[str, np.ndarray]:
     return {f"r{index}": prompt(3 + 5 * index, seed=index) for index in range(16)}
 
 
+def answered(engine: Engine) -> list[str]:
+    """The requests that a step has answered."""
+    return [output.request_id for output in engine.step()]
+
+
 @pytest.mark.parametrize("drafts", [False, True])
 def test_no_more_sequences_hold_pages_than_may_run(
     llama_folder: Path, texts: dict[str, list[int]], drafts: bool
@@ -68,14 +73,14 @@ def test_an_older_request_takes_the_place_of_the_youngest(llama_folder: Path) ->
     assert engine.cached_len("c") == 0  # it waits
     assert not engine.has_pending
     engine.release("b")
-    assert [output.request_id for output in engine.step()] == ["c"]
+    assert answered(engine) == ["c"]
     engine.retain("old", [])
     engine.page_owners.evacuate(engine.page_owners.sequences["old"])
     engine.submit(Work("old", 0, prompt(5)))
     engine.submit(Work("d", 0, prompt(5)))
-    assert [output.request_id for output in engine.step()] == ["old"]
+    assert answered(engine) == ["old"]
     engine.submit(Work("c", 9, prompt(1)))
-    assert {output.request_id for output in engine.step()} == {"c"}
+    assert answered(engine) == ["c"]
 
 
 def test_a_step_never_exceeds_its_rows(llama_folder: Path) -> None:
@@ -137,7 +142,7 @@ def test_prefills_run_in_order_of_arrival(llama_folder: Path) -> None:
         engine.submit(Work(f"r{index}", 0, prompt(100, seed=index)))
     order = []
     while engine.has_pending:
-        order += [output.request_id for output in engine.step()]
+        order += answered(engine)
     assert order == ["r0", "r1", "r2"]
 
 
@@ -188,7 +193,7 @@ def test_an_old_request_that_cannot_grow_yet_takes_nothing_from_the_young(
     run(engine, Work("young", 0, prompt(8)))
     engine.submit(Work("old", 8, prompt(20)))
     engine.submit(Work("young", 8, prompt(1)))
-    assert [output.request_id for output in engine.step()] == ["young"]
+    assert answered(engine) == ["young"]
     assert engine.last_step.num_preempted == 0
 
 

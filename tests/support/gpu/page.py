@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +94,7 @@ what the whole model says of text:
 
 """
 _CONVOLVED = """
-{families} are served too, with trees and in
+{convolved} are served too, with trees and in
 graphs; small models of them say in the tests what transformers' `generate` says. What a token
 brings into one of their short convolutions (`hidden_size` numbers) is cached as its keys are, and a
 row reads what its nearest ancestors brought. A text keeps the last pages of these layers alone.
@@ -113,7 +113,7 @@ in half of it. Steps of these models run without CUDA graphs, and
 """
 
 _LATENT = """
-Models with latent attention are served too: {families}.
+Models with latent attention are served too: {latent}.
 Of a token each layer keeps one vector, of which transformers' modules make the keys and values of
 all heads. In DeepSeek V3 it has 576 numbers (`kv_lora_rank` and `qk_rope_head_dim`), where keys and
 values have 40,960. Queries are brought to these vectors, which are wider than the heads that our
@@ -191,13 +191,15 @@ def page(found: held.Table) -> str:
     sides = {**found["draws"], **found["moves"], **found["heads"]}
     counted = ("kernels", "graphs", "copies to the device", "waits")
     commands = found["commands of a step"]
+    others = {name: _named(configs) for name, configs in _others().items()}
+    few_bits = EngineConfig(model="any", weights="int8")
     parts = (
         _HEAD,
         table(_SERVED, (_served(name, found) for name in CONFIGS)),
         _BY_TEXT,
         table(("family", "configuration", "served as"), _parts()),
-        _CONVOLVED.format(families=_named(_convolved()), delta=_named(_delta()), **SINCE),
-        _LATENT.format(families=_named(_latent())),
+        _CONVOLVED.format(**others, **SINCE),
+        _LATENT.format(**others),
         _LARGE_HEADS,
         _STEPS.format(compared=commands["allreduce_"]),
         table(("texts", "steps in graphs"), ((name, f"{share} %") for name, share in shares)),
@@ -208,7 +210,9 @@ def page(found: held.Table) -> str:
         ),
         _CUBINS,
         table(("layer", "A100", "H100", "B200"), _kernels(found["cubins"])),
-        _QUANTISED.format(methods=_methods(), few_bits=_few_bits()),
+        _QUANTISED.format(
+            methods=_methods(), few_bits=_refusal(lambda: check_few_bits(few_bits, _GPU))
+        ),
         table(("family", "in its words"), _refusals()),
         _SPLIT,
         table(("model", "in its words"), _unsplittable()),
@@ -249,22 +253,19 @@ def _parts() -> Iterator[tuple[str, ...]]:
         yield family, f"`{type(whole).__name__}`", f"`{kind.__name__}`"
 
 
-def _convolved() -> dict[str, Any]:
+def _of_types(types: Sequence[str], **settings: Any) -> dict[str, Any]:
     """Their configurations, by their names."""
+    return {each: AutoConfig.for_model(each, **settings) for each in types}
+
+
+def _others() -> dict[str, dict[str, Any]]:
+    """What is served besides, by the place on the page."""
     kinds = ["conv", "full_attention"]
     return {
-        each: AutoConfig.for_model(each, num_hidden_layers=2, layer_types=kinds)
-        for each in CONVOLVED
+        "convolved": _of_types(CONVOLVED, num_hidden_layers=2, layer_types=kinds),
+        "delta": _of_types(DELTA, num_hidden_layers=4),
+        "latent": _of_types(LATENT),
     }
-
-
-def _delta() -> dict[str, Any]:
-    """Their configurations, by their names."""
-    return {each: AutoConfig.for_model(each, num_hidden_layers=4) for each in DELTA}
-
-
-def _latent() -> dict[str, Any]:
-    return {each: AutoConfig.for_model(each) for each in LATENT}
 
 
 def _named(configs: Mapping[str, Any]) -> str:
@@ -292,12 +293,13 @@ def _methods() -> str:
     return ", ".join(f"`{name}`" for name in sorted(AUTO_QUANTIZATION_CONFIG_MAPPING))
 
 
-def _few_bits() -> str:
+def _refusal(act: Callable[[], object]) -> str:
+    """What is said; "" for what is not refused."""
     try:
-        check_few_bits(EngineConfig(model="any", weights="int8"), _GPU)
+        act()
     except ConfigError as error:
         return error.message
-    raise AssertionError("int8 is refused on a GPU")
+    return ""
 
 
 def _refusals() -> Iterator[tuple[str, ...]]:
@@ -307,24 +309,20 @@ def _refusals() -> Iterator[tuple[str, ...]]:
 
 def _words(config: Any) -> str:
     text_config = config.get_text_config(decoder=True)
-    try:
-        check_servable(text_config, MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), config)
-    except ConfigError as error:
-        return error.message.partition("; use a decoder")[0]
-    raise AssertionError(f"{config.model_type} is refused")
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    said = _refusal(lambda: check_servable(text_config, kind, config))
+    assert said, f"{config.model_type} is not refused"
+    return said.partition("; use a decoder")[0]
 
 
 def _unsplittable() -> Iterator[tuple[str, ...]]:
     counted = {name: config_of(name) for name in CONFIGS}
-    for name, config in (counted | _convolved() | _delta() | _latent()).items():
-        words = _split_refusal(config)
-        if words:
-            yield name, words
+    for configs in (counted, *_others().values()):
+        for name, config in configs.items():
+            words = _split_refusal(config)
+            if words:
+                yield name, words
 
 
 def _split_refusal(config: Any) -> str:
-    try:
-        check_splittable(config, 2)
-    except ConfigError as error:
-        return error.message
-    return ""
+    return _refusal(lambda: check_splittable(config, 2))

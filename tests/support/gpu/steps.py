@@ -40,7 +40,7 @@ from cluster.engine.schedule.batch import Batch
 from cluster.messages import Open
 from cluster.records import record
 from cluster.spec.draw import DrawRows, begin_draw
-from cluster.spec.penalties import TokenMask
+from cluster.spec.penalties import LogitsHook, TokenMask
 from cluster.spec.sampling import is_truncated, pack
 from cluster.worker.step_rows import logprobs_of
 from cluster.worker.target_sequence import BatchDraws, TargetSequence
@@ -257,16 +257,24 @@ def _probed_bytes(model: LoadedModel, num_rows: int, num_logits: int) -> int:
 def _drawing_bytes(num_rows: int, vocab_size: int) -> int:
     """Beside the logits, of texts of eight rows whose laws ask for everything."""
     law = SamplingParams(temperature=0.6, top_p=0.9, repetition_penalty=1.1)
-    context, tree = token_array([0]), TokenTree.of(range(_WIDTH - 1), range(-1, _WIDTH - 2))
-    batch = []
-    for number in range(num_rows // _WIDTH):
-        text = TargetText(str(number), Open(str(number), 0, context, 0, 1, law, 0))
-        batch.append(TargetSequence(text, vocab_size, META))
-        batch[-1].tree = tree
-        batch[-1].logits = torch.zeros((_WIDTH, vocab_size), device=META)
+    batch = _texts(num_rows // _WIDTH, law, vocab_size)
     with torch.no_grad(), Counting(answer=lambda *_: True) as counting:
         BatchDraws(batch, None, draw_tokens).taken()
     return counting.peak_bytes
+
+
+def _texts(
+    count: int, law: SamplingParams, vocab_size: int, hook: LogitsHook | None = None
+) -> list[TargetSequence]:
+    """So many, of eight rows each."""
+    tree = TokenTree.of(range(_WIDTH - 1), range(-1, _WIDTH - 2))
+    found = []
+    for number in range(count):
+        text = TargetText(str(number), Open(str(number), 0, token_array([0]), 0, 1, law, 0))
+        found.append(TargetSequence(text, vocab_size, META, hook))
+        found[-1].begin(tree)
+        found[-1].logits = torch.zeros((_WIDTH, vocab_size), device=META)
+    return found
 
 
 # What follows the forward.
@@ -343,14 +351,9 @@ def adjusted(num_texts: int, vocab_size: int) -> Counts:
         stop_token_ids=(7,),
         logprobs=2,
     )
-    tree = TokenTree.of(range(_WIDTH - 1), range(-1, _WIDTH - 2))
-    path, batch = np.arange(2, dtype=np.int32), []
+    path = np.arange(2, dtype=np.int32)
     with torch.no_grad(), Counting(answer=lambda *_: None) as counting:
-        for number in range(num_texts):
-            text = TargetText(str(number), Open(str(number), 0, token_array([0]), 0, 1, law, 0))
-            batch.append(TargetSequence(text, vocab_size, META, _Masked(-(-vocab_size // 32))))
-            batch[-1].begin(tree)
-            batch[-1].logits = torch.zeros((_WIDTH, vocab_size), device=META)
+        batch = _texts(num_texts, law, vocab_size, _Masked(-(-vocab_size // 32)))
         BatchDraws(batch).taken()
         for each in batch:
             each.counts.add(token_array([3]))

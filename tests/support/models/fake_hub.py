@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,32 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from tests.conftest import python
+
 COMMIT = "b" * 40
+# Prints of each word the folder that it names as a model or as a draft head, what serving a model
+# says, or why there is none.
+NAMED = """
+import sys
+from cluster.config.schema import Config, EngineConfig, TargetConfig
+from cluster.errors import ConfigError
+from cluster.models.resolve import resolve, resolve_head
+from deployments.configured_models import fetch_models
+for word in sys.argv[1:]:
+    kind, _, model = word.partition(":")
+    try:
+        if kind == "serve":
+            fetch_models(Config(target=TargetConfig(engine=EngineConfig(model=model))), print)
+        else:
+            print(resolve(model) if kind == "model" else resolve_head(model))
+    except ConfigError as error:
+        print(error)
+"""
+
+
+def named(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A process that has said what the words name."""
+    return python("-c", NAMED, *words, **environment)
 
 
 @dataclass
