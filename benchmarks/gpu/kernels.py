@@ -123,7 +123,7 @@ def attention_row(problem: Problem, setting: Setting, bandwidth: float) -> Row:
     device, sizes, normal = setting.device, setting.sizes, _normals(setting)
     query = normal(sizes.heads, batch.num_rows, sizes.head_dim)
     kv = normal(num_slots, 2, sizes.kv_heads, sizes.head_dim)
-    backend, reference, window = create_backend("triton"), SdpaBackend(), problem.window
+    backend, reference, window = create_backend("triton", device), SdpaBackend(), problem.window
     expected = _attend(reference, batch, query.float(), kv.float(), window)()
     call = _attend(backend, batch, query, kv, window)
     error = float((call().float() - expected).abs().max())

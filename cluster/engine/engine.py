@@ -40,7 +40,6 @@ from cluster.engine.memory.sequence import Sequence, Slots
 from cluster.engine.parallel import RankGroup
 from cluster.engine.paths import Events
 from cluster.engine.schedule.batch import tapped
-from cluster.engine.schedule.digest import told_of_step
 from cluster.engine.schedule.scheduler import Launched, PromptPace, Scheduler
 from cluster.engine.step import Forward
 from cluster.engine.types import LayerSpec
@@ -274,7 +273,7 @@ class Engine:
         schedule.picks.sort(key=lambda pick: pick.sequence.cached_len)
         agreed: AbstractContextManager[None] = nullcontext()
         if self._group is not None:
-            told = told_of_step(schedule, self.page_owners.pools)
+            told = schedule.told(self.page_owners.pools)
             agreed = self._group.agreeing(told, "what this step is to run", self.device)
         schedule.answers[:0] = self._refused.values()  # which rank 0 alone may have
         self._refused.clear()

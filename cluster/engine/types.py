@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 
@@ -40,10 +39,6 @@ class LayerSpec:
     @property
     def state_bytes(self) -> int:
         return math.prod(self.state) * torch.float32.itemsize if self.state else 0
-
-    def storage(self) -> LayerSpec:
-        """The spec without its window: equal for layers whose caches can be one tensor."""
-        return replace(self, window=None)
 
 
 @record

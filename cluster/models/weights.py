@@ -9,7 +9,7 @@ from typing import Any
 
 from cluster.errors import ConfigError
 
-# Weights in our own form (`cluster.models.int8`).
+# Weights in our own form (`cluster.models.grouped`).
 INT8 = "model.int8.safetensors"
 # What of the weights is also there in fewer bits (`cluster.models.grouped`).
 GROUPED = "grouped.safetensors"

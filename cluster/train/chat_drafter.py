@@ -21,7 +21,7 @@ from cluster.draft.intersection import RewrittenText, intersection
 from cluster.draft.vocabulary import DraftVocabulary, load_draft_vocabulary
 from cluster.errors import ConfigError
 from cluster.models.fingerprint import folder_tokenizer_hash, load_pretrained_tokenizer
-from cluster.models.int8 import save_int8
+from cluster.models.grouped import save_int8
 from cluster.models.made_for import MadeFor, write_made_for
 from cluster.models.token_bytes import TokenBytes
 from cluster.train.chat_heads import WEIGHTS, HeadBatch, Learner
@@ -174,7 +174,8 @@ def _ids(config: PreTrainedConfig, name: str) -> list[int]:
 def save_network(network: PreTrainedModel, folder: Path, weights: str) -> None:
     """Write a Hugging Face folder; the network is not changed.
 
-    weights: bfloat16 or float32, which transformers loads as well, or int8 (`cluster.models.int8`).
+    weights: bfloat16 or float32, which transformers loads as well, or int8 (see
+    `cluster.models.grouped`).
     """
     folder.mkdir(parents=True, exist_ok=True)
     if weights == "int8":

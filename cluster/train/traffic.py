@@ -23,7 +23,7 @@ from cluster.draft.recorded import Origin, RecordedAnswer, read_folder
 from cluster.draft.vocabulary import DraftVocabulary, load_draft_vocabulary
 from cluster.errors import ConfigError
 from cluster.models.fingerprint import folder_tokenizer_hash, model_hash
-from cluster.models.int8 import is_int8, load_int8
+from cluster.models.grouped import is_int8, load_int8
 from cluster.models.made_for import folder_made_for
 from cluster.models.resolve import resolve
 from cluster.records import frozen

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from cluster.config.schema import EngineConfig
 from cluster.engine.loading.model import load_model
 from cluster.errors import ConfigError
-from cluster.models.int8 import load_int8, save_int8
+from cluster.models.grouped import load_int8, save_int8
 from cluster.models.weights import INT8
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
 
 import torch
 
@@ -13,20 +12,37 @@ from cluster.engine.attention.seam import AttentionBackend
 from cluster.engine.cpu import kernels
 from cluster.errors import ConfigError
 
-
-def create_backend(name: str, device: torch.device | None = None) -> AttentionBackend:
-    """The backend of that name; see `chosen`."""
-    return _backends()[chosen(name, device)]()
+NAMES = ("native", "sdpa", "triton")
 
 
-def chosen(name: str, device: torch.device | None = None) -> str:
-    """The name itself; for `auto` that of the best one for `device` (None = the machine's GPU, else
-    its CPU).  Raises ConfigError for one that is unknown, or whose package is missing."""
+def create_backend(name: str, device: torch.device) -> AttentionBackend:
+    """The backend of that name; see `chosen`.  Raises ConfigError where the machine cannot run
+    it."""
+    match chosen(name, device):
+        case "sdpa":
+            return SdpaBackend()
+        case "triton":
+            from cluster.engine.attention.triton.backend import TritonBackend
+
+            return TritonBackend()
+    loaded = kernels.load()
+    if loaded is None:
+        raise ConfigError(
+            "attention native needs a C++ compiler (on Debian and Ubuntu: apt install g++); "
+            "install one, or use auto or sdpa",
+            param="attention",
+        )
+    return NativeBackend(loaded)
+
+
+def chosen(name: str, device: torch.device) -> str:
+    """The name itself; for `auto` that of the best one for `device`.  Raises ConfigError for one
+    that is unknown, or whose package is missing."""
     check_name(name)
     has_triton = importlib.util.find_spec("triton") is not None
     if name == "auto":
         # Layers that are not on the GPU are left to the reference by the Triton backend itself.
-        if torch.cuda.is_available() if device is None else device.type == "cuda":
+        if device.type == "cuda":
             return "triton" if has_triton else "sdpa"
         return "sdpa" if kernels.load() is None else "native"
     if name == "triton" and not has_triton:
@@ -39,30 +55,8 @@ def chosen(name: str, device: torch.device | None = None) -> str:
 
 def check_name(name: str) -> None:
     """Raise ConfigError unless there is a backend of that name."""
-    known = sorted(_backends())
-    if name != "auto" and name not in known:
+    if name != "auto" and name not in NAMES:
         raise ConfigError(
-            f"attention {name!r} is unknown; use auto or one of: {', '.join(known)}",
+            f"attention {name!r} is unknown; use auto or one of: {', '.join(NAMES)}",
             param="attention",
         )
-
-
-def _backends() -> dict[str, Callable[[], AttentionBackend]]:
-    return {"sdpa": SdpaBackend, "native": _native_backend, "triton": _triton_backend}
-
-
-def _native_backend() -> AttentionBackend:
-    loaded = kernels.load()
-    if loaded is None:
-        raise ConfigError(
-            "attention native needs a C++ compiler (on Debian and Ubuntu: apt install g++); "
-            "install one, or use auto or sdpa",
-            param="attention",
-        )
-    return NativeBackend(loaded)
-
-
-def _triton_backend() -> AttentionBackend:
-    from cluster.engine.attention.triton.backend import TritonBackend
-
-    return TritonBackend()

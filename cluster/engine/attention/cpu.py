@@ -9,7 +9,7 @@ import torch
 
 from cluster.engine.attention.sdpa import SdpaPlan
 from cluster.engine.attention.seam import AttentionBackend
-from cluster.engine.cpu.kernels import CACHE_DTYPES, Kernels, RowPointers
+from cluster.engine.cpu.kernels import Kernels, RowPointers
 from cluster.engine.schedule.batch import Batch, IndexArray
 from cluster.engine.types import AttentionOptions
 
@@ -28,7 +28,8 @@ class NativePlan:
     def attend(
         self, query: torch.Tensor, kv: torch.Tensor, window: int | None, options: AttentionOptions
     ) -> torch.Tensor:
-        if not self._is_ours(query, kv):
+        sharing = query.shape[0] // kv.shape[2]
+        if not (kv.is_contiguous() and self._kernels.takes(kv, query.shape[2], sharing)):
             return self._reference.attend(query, kv, window, options)
         dtype = query.dtype
         query = query.float()
@@ -79,15 +80,6 @@ class NativePlan:
         assert all(array.dtype == np.int64 for array in arrays)
         addresses = tuple(array.ctypes.data for array in arrays)
         return RowPointers(self._shares[-1].row_stop, len(tasks), addresses, (self._shares, arrays))
-
-    def _is_ours(self, query: torch.Tensor, kv: torch.Tensor) -> bool:
-        return (
-            kv.device.type == "cpu"
-            and kv.dtype in CACHE_DTYPES
-            and kv.is_contiguous()
-            and query.shape[2] % self._kernels.lanes == 0
-            and query.shape[0] // kv.shape[2] <= self._kernels.max_sharing
-        )
 
 
 class NativeBackend(AttentionBackend):

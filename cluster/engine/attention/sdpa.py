@@ -8,6 +8,7 @@ Other backends are tested against this one.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -131,17 +132,13 @@ def _attend_explicitly(
 
 def _grouped(shares: Sequence[Share]) -> Iterator[list[Share]]:
     """Runs of neighbouring shares that one call can serve."""
-    group: list[Share] = []
-    bucket = -1
-    for share in shares:
-        own = max(share.key_len, _MIN_BUCKET_KEYS).bit_length()
-        if group and (own != bucket or share.num_rows > _MAX_GROUPED_ROWS):
-            yield group
-            group = []
-        group.append(share)
-        bucket = -1 if share.num_rows > _MAX_GROUPED_ROWS else own
-    if group:
-        yield group
+
+    def bucket(share: Share) -> int:
+        if share.num_rows > _MAX_GROUPED_ROWS:
+            return -1 - share.row_start  # its own
+        return max(share.key_len, _MIN_BUCKET_KEYS).bit_length()
+
+    return (list(group) for _, group in groupby(shares, bucket))
 
 
 def _group(

@@ -104,12 +104,19 @@ class Kernels(DrawKernels):
 
     def attends(self, num_heads: int, layer: LayerSpec) -> bool:
         """True if `attention` can compute a layer with so many query heads, or need not."""
+        sharing = num_heads // layer.num_kv_heads
         return layer.is_convolution or (
-            layer.device.type == "cpu"
-            and not layer.is_latent
-            and layer.dtype in CACHE_DTYPES
-            and layer.head_dim % self.lanes == 0
-            and num_heads // layer.num_kv_heads <= self.max_sharing
+            not layer.is_latent and self.takes(layer, layer.head_dim, sharing)
+        )
+
+    def takes(self, kept: LayerSpec | torch.Tensor, head_dim: int, sharing: int) -> bool:
+        """True if `attention` reads keys of that device and format, with so many query heads for
+        each of them."""
+        return (
+            kept.device.type == "cpu"
+            and kept.dtype in CACHE_DTYPES
+            and head_dim % self.lanes == 0
+            and sharing <= self.max_sharing
         )
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:

@@ -121,7 +121,8 @@ def choose_kernels(module: torch.nn.Module, *, only_native: bool = False) -> Ker
     if native is None:
         return None
     # Where the processor itself multiplies the format, oneDNN makes use of that.
-    is_wanted = only_native or _is_emulated(first.weight.dtype)
+    dtype = first.weight.dtype
+    is_wanted = only_native or dtype == torch.float32 or not computes(dtype)
     return native if is_wanted and _agrees(first, native) else None
 
 
@@ -173,10 +174,6 @@ def _share(module: torch.nn.Module, is_meant: Callable[[torch.nn.Module], bool])
             own = child.parameters(recurse=False)
             other += sum(each.numel() for each in own if each.dim() > 1)
     return meant / max(meant + other, 1)
-
-
-def _is_emulated(dtype: torch.dtype) -> bool:
-    return dtype == torch.float32 or not computes(dtype)
 
 
 def _narrowed(weight: torch.Tensor) -> torch.Tensor:

@@ -22,8 +22,14 @@ from cluster.engine.loading.model_config import cached_layers, quantised_by
 from cluster.engine.loading.renumbered import Numbering
 from cluster.errors import ConfigError
 from cluster.models.experts import unstacked
-from cluster.models.grouped import GroupedWeight, StoredGroups, in_eight_bits, in_four_bits
-from cluster.models.int8 import int8_groups, is_int8
+from cluster.models.grouped import (
+    GroupedWeight,
+    StoredGroups,
+    in_eight_bits,
+    in_four_bits,
+    int8_groups,
+    is_int8,
+)
 from cluster.models.weights import GROUPED
 
 # Bits of a weight in memory: with a scale of 16 bits for each 32 inputs, in int4 a least value too.

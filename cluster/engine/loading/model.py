@@ -57,8 +57,7 @@ from cluster.engine.types import LayerSpec
 from cluster.errors import ConfigError
 from cluster.models.experts import unstacked
 from cluster.models.fingerprint import folder_tokenizer_hash, model_hash
-from cluster.models.grouped import GroupedWeight
-from cluster.models.int8 import load_int8
+from cluster.models.grouped import GroupedWeight, load_int8
 from cluster.models.made_for import served_hash
 from cluster.models.resolve import resolve
 from cluster.models.token_bytes import eos_token_ids

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -142,7 +143,8 @@ class KVCache:
             alike: dict[LayerSpec, list[int]] = {}
             for index in group.indices:
                 self.group_of[index] = number
-                alike.setdefault(layers[index].storage(), []).append(index)
+                # What is equal but for the window can be one tensor.
+                alike.setdefault(replace(layers[index], window=None), []).append(index)
             self._stacks.append([])
             for spec, members in alike.items():
                 shape = (len(members), num_slots, 2, spec.num_kv_heads, spec.head_dim)

@@ -148,6 +148,18 @@ class Sequence:
     def num_slots_used(self) -> int:
         return self.cached_len + len(self.tree)
 
+    @property
+    def num_delta_left(self) -> int:
+        """Tokens of its work that the cache lacks."""
+        assert self.work is not None
+        return self.work.context_len - self.cached_len
+
+    @property
+    def num_rows_left(self) -> int:
+        """Rows that its work still takes."""
+        assert self.work is not None
+        return self.num_delta_left + self.work.num_new_nodes
+
     def border_in(self, length: int) -> int:
         """The last border before the last of so many tokens: who begins with the same tokens can
         continue there, for it wants the logits behind the last one."""

@@ -2,18 +2,18 @@
 
 Decoding steps come first, in the order they were submitted; prefills get a reserved share of the
 rows, in the order their requests arrived, cut into chunks.  The rows of prompts are bounded apart,
-for the time that they take (`PromptPace`).  When pages run out, or places of
-sequences that hold some, younger requests lose their caches; the oldest request can take every
-page, so it always progresses.
+for the time that they take (`PromptPace`).  When pages run out, or places of sequences that hold
+some, younger requests lose their caches; the oldest can take every page, so it always progresses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from cluster.config.schema import EngineConfig
 from cluster.engine.memory.page_owners import PageOwners, common_prefix_len
+from cluster.engine.memory.prefix_cache import PagePool
 from cluster.engine.memory.sequence import Sequence
 from cluster.engine.paths import StepOutputs
 from cluster.engine.schedule.batch import Pick
@@ -52,13 +52,33 @@ class Schedule:
             taps=taps,
         )
 
+    def told(self, pools: Iterable[PagePool]) -> list[object]:
+        """What says which step this is, of things whose repr tells them whole: its rows, tokens,
+        slots and answers, and the numbers of free and cached pages, which later steps depend on.
+
+        Ranks schedule each for itself from the same calls.  Were one of them ever to hold another
+        page, miss another prefix or cut another chunk, its forward would have other rows than its
+        neighbours', and their collectives would hang or add up other tokens.  Picks must not be
+        committed yet.  O(rows): contexts enter by their prefix hash and number of pages."""
+        told: list[object] = [self.num_rows, self.num_preempted]
+        told += [(pool.num_free, pool.num_idle) for pool in pools]
+        for pick in self.picks:
+            sequence, work = pick.sequence, pick.work
+            length, tree = sequence.cached_len, work.tree
+            stop = length + pick.num_delta + len(tree)
+            told += [sequence.request_id, length, sequence.hash_at(length), sequence.num_pages]
+            told += [pick.num_delta, pick.completes, work.num_cached_nodes, len(tree)]
+            told += [pick.delta().tobytes()]
+            told += [table.slots[length:stop].tobytes() for table in sequence.tables]
+            if pick.completes:
+                told += [tree.token_ids.tobytes(), tree.parents.tobytes()]
+        return told + [(answer.request_id, answer.have_len) for answer in self.answers]
+
 
 @record
 class Launched:
-    """A step on its way.
-
-    schedule: its picks are in the order of the rows.  found: a GPU may still be at it.
-    summary: with the host's times until it was launched."""
+    """A step on its way.  schedule: its picks are in the order of the rows.  found: a GPU may still
+    be at it.  summary: with the host's times until it was launched."""
 
     schedule: Schedule
     found: StepOutputs
@@ -123,8 +143,8 @@ class Scheduler:
 
     def _goes_with_decoding(self, sequence: Sequence) -> bool:
         """False if it could never run beside the rows that are reserved for prefills."""
-        fits = _num_rows_left(sequence) <= self._max_rows - self._prefill_rows
-        return fits and _num_delta_left(sequence) <= self._short_rows
+        fits = sequence.num_rows_left <= self._max_rows - self._prefill_rows
+        return fits and sequence.num_delta_left <= self._short_rows
 
     def _open(self, sequence: Sequence, schedule: Schedule) -> bool:
         """True if the work may run; answers it where the cache lacks what it presumes."""
@@ -143,11 +163,11 @@ class Scheduler:
     def _rows_for_prefill(self, long: list[Sequence]) -> int:
         if not long:
             return 0
-        rows = min(self._prefill_rows, sum(_num_rows_left(sequence) for sequence in long))
+        rows = min(self._prefill_rows, sum(sequence.num_rows_left for sequence in long))
         first = long[0]
-        if _num_delta_left(first) == 1:
+        if first.num_delta_left == 1:
             # Its last token and its tree run in one piece; a smaller share would never do.
-            rows = max(rows, _num_rows_left(first))
+            rows = max(rows, first.num_rows_left)
         return rows
 
     def _pick(
@@ -161,7 +181,7 @@ class Scheduler:
             return
         work = sequence.work
         assert work is not None
-        if _num_delta_left(sequence) > self._page_size:
+        if sequence.num_delta_left > self._page_size:
             start = sequence.cached_len - work.base_len
             num_adopted = self._pages.adopt_prefix(sequence, work.delta[start:])
             sequence.num_adopted += num_adopted
@@ -173,7 +193,7 @@ class Scheduler:
             if ahead > self._short_rows:
                 rows = min(rows, ahead + 1)
         left = max_prompt_rows - schedule.num_prompt_rows
-        num_delta, num_nodes = _num_delta_left(sequence), work.num_new_nodes
+        num_delta, num_nodes = sequence.num_delta_left, work.num_new_nodes
         is_prefill = num_delta > self._short_rows
         if num_delta > 1:
             rows = min(rows, left + num_nodes)
@@ -202,7 +222,7 @@ class Scheduler:
         assert work is not None
         if work.base_len or not self._pages.shares_prefixes:
             return False
-        worthwhile = max(self._page_size, _num_delta_left(sequence) // 2)
+        worthwhile = max(self._page_size, sequence.num_delta_left // 2)
         for pick in schedule.picks:
             other = pick.work
             if (
@@ -255,16 +275,6 @@ class Scheduler:
             return
         victim.work = None
         schedule.answers.append(Output(victim.request_id, have_len=0))
-
-
-def _num_delta_left(sequence: Sequence) -> int:
-    assert sequence.work is not None
-    return sequence.work.context_len - sequence.cached_len
-
-
-def _num_rows_left(sequence: Sequence) -> int:
-    assert sequence.work is not None
-    return _num_delta_left(sequence) + sequence.work.num_new_nodes
 
 
 # How many rows of prompts a step may have, so that nobody waits for long for it.

@@ -107,9 +107,9 @@ def test_a_kernel_that_is_wrong_is_found(tmp_path: Path, monkeypatch: pytest.Mon
             return query.transpose(0, 1)
 
     problem, setting = Problem(2, 20, 3), Setting(True, tmp_path)
-    monkeypatch.setattr("benchmarks.gpu.kernels.create_backend", lambda name: SdpaBackend())
+    monkeypatch.setattr("benchmarks.gpu.kernels.create_backend", lambda *_: SdpaBackend())
     assert "failed" not in attention_row(problem, setting, 1e9)
-    monkeypatch.setattr("benchmarks.gpu.kernels.create_backend", lambda name: Wrong())
+    monkeypatch.setattr("benchmarks.gpu.kernels.create_backend", lambda *_: Wrong())
     assert "differs from the reference" in attention_row(problem, setting, 1e9)["failed"]
 
 

@@ -17,6 +17,7 @@ from tests.support.choices import pairwise
 from tests.support.engine.triton_cases import SCRATCH_SLOT, Case, lay_out
 from tests.support.engine.triton_cases import tree_of_size as tree
 
+CPU = torch.device("cpu")
 OPTIONS: dict[str, Any] = {"plain": {}, "softcap": {"softcap": 3.0}, "sinks": {"sinks": True}}
 BATCHES = {
     "one decoding row": lay_out((20, 1, EMPTY_TREE, 0)),
@@ -45,7 +46,7 @@ def test_backend_equals_the_naive_loop(
     if backend == "native" and load_kernels() is None:
         pytest.skip("needs a C++ compiler")
     case = Case(BATCHES[name], 4, kv_heads, 32, window=window, **OPTIONS[option])
-    plan = create_backend(backend).plan(case.batch, SCRATCH_SLOT)
+    plan = create_backend(backend, CPU).plan(case.batch, SCRATCH_SLOT)
     found = plan.attend(case.query(), case.kv(), window, case.options())
     assert found.shape == (case.batch.num_rows, case.heads, case.head_dim)
     for share in case.batch.shares:
@@ -86,4 +87,4 @@ def _visible_keys(share: Share, row: int, window: int | None) -> list[int]:
 
 def test_an_unknown_backend_is_refused_with_those_known() -> None:
     with pytest.raises(ConfigError, match="auto or one of: native, sdpa"):
-        create_backend("flash")
+        create_backend("flash", CPU)

@@ -24,6 +24,7 @@ from tests.support.engine.interpreter import (
 )
 from tests.support.engine.triton_cases import CASES, DECODING, INTERPRETED, SCRATCH_SLOT, Case
 
+CPU = torch.device("cpu")
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
@@ -127,10 +128,10 @@ def test_auto_is_the_best_one_for_the_device(monkeypatch: pytest.MonkeyPatch) ->
     if torch.cuda.is_available():
         on_gpu = type(create_backend("auto", torch.device("cuda", 0))).__name__
         assert on_gpu == ("TritonBackend" if has_triton else "SdpaBackend")
-    on_cpu = type(create_backend("auto", torch.device("cpu"))).__name__
+    on_cpu = type(create_backend("auto", CPU)).__name__
     assert on_cpu == ("SdpaBackend" if kernels.load() is None else "NativeBackend")
     monkeypatch.setattr(kernels, "load", lambda: None)
-    assert isinstance(create_backend("auto", torch.device("cpu")), SdpaBackend)
+    assert isinstance(create_backend("auto", CPU), SdpaBackend)
 
 
 def test_the_triton_backend_leaves_layers_on_a_cpu_to_the_reference(
@@ -153,4 +154,4 @@ def test_the_triton_backend_leaves_layers_on_a_cpu_to_the_reference(
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_the_triton_backend_is_refused_without_a_gpu() -> None:
     with pytest.raises(ConfigError, match="needs an NVIDIA GPU" if has_triton else "the triton"):
-        create_backend("triton")
+        create_backend("triton", CPU)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from cluster.engine.cpu.kernels import Format, Kernels
 from cluster.engine.engine import Work
-from cluster.models.int8 import load_int8, save_int8
+from cluster.models.grouped import load_int8, save_int8
 from tests.support.engine.driver import last_logits, load_engine, load_oracle, prompt, rows, run
 from tests.support.engine.native import formats, needs_native
 from tests.support.engine.products import rounding_rows

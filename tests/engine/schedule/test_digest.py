@@ -12,7 +12,6 @@ from cluster.core import token_array
 from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.memory.page_owners import PageOwners
 from cluster.engine.schedule.batch import Pick
-from cluster.engine.schedule.digest import told_of_step
 from cluster.engine.schedule.scheduler import Schedule
 from cluster.engine.types import LayerSpec
 from cluster.engine.work import Work
@@ -35,7 +34,7 @@ def _told(*, taken: int | None = None, num_pages: tuple[int, int] = (16, 16)) ->
         # The pools count alike again: the step's slots alone differ.
         page_owners.pools[taken].drop(0)
     pick = Pick(sequence, Work("a", 0, token_array(range(6))), 6, completes=True)
-    return repr(told_of_step(Schedule([pick], num_rows=6), page_owners.pools))
+    return repr(Schedule([pick], num_rows=6).told(page_owners.pools))
 
 
 def test_equal_ranks_agree() -> None:
