@@ -118,11 +118,6 @@ def test_a_device_map_spreads_one_process(llama_folder: Path) -> None:
     torch.testing.assert_close(found[0].cpu(), expected, atol=2e-5, rtol=2e-5)
 
 
-def test_pages_on_cpu_are_as_many_as_the_sequences_can_use(llama_folder: Path) -> None:
-    engine = load_engine(llama_folder, num_pages=0, max_running_sequences=3, max_context_len=101)
-    assert engine.pages_total == 3 * 26
-
-
 def test_sliding_windows_are_learned_from_the_masks(checkpoint_factory: Factory) -> None:
     windows = {
         name: [layer.window for layer in load_engine(checkpoint_factory(name)).layers]
@@ -134,21 +129,6 @@ def test_sliding_windows_are_learned_from_the_masks(checkpoint_factory: Factory)
         "gemma3": [12, None, 12],
         "phimoe": [12] * 3,
     }
-
-
-def test_a_rope_that_depends_on_the_batch_is_served_up_to_its_original_length(
-    checkpoint_factory: Factory,
-) -> None:
-    rope = {
-        "rope_type": "dynamic",
-        "factor": 4.0,
-        "rope_theta": 10000.0,
-        "original_max_position_embeddings": 64,
-    }
-    folder = checkpoint_factory("llama", rope_parameters=rope)
-    assert load_engine(folder).max_context_len == 64
-    with pytest.raises(ConfigError, match="at most 64"):
-        load_engine(folder, max_context_len=65)
 
 
 def test_the_self_check_refuses_attention_it_does_not_know(

@@ -228,6 +228,7 @@ def test_releasing_a_pending_work_cancels_it(llama_folder: Path) -> None:
         (Work("a", 0, token_array([288])), "0..287"),
         (Work("a", 0, token_array([-1])), "0..287"),
         (Work("a", 0, prompt(1), TokenTree.of([288], [-1])), "0..287"),
+        (Work("a", 0, prompt(1), adapter=2), "adapter 2 is asked for, which is not loaded; use 0"),
     ],
 )
 def test_works_that_can_never_run_are_answered_with_the_remedy(

@@ -178,10 +178,6 @@ class GreedyDecoder:
         assert not self.engine.has_pending, "the engine did not finish"
         return {name: self.text(name) for name in self.prompts}
 
-    def start(self, name: str) -> None:
-        """Begin with one of the prompts."""
-        self._submit(name)
-
     def step(self) -> None:
         """One step of the engine, for all that have begun."""
         for output in self.engine.step():
@@ -201,7 +197,8 @@ class GreedyDecoder:
     def _text(self, name: str) -> list[int]:
         return self._tokens[name][len(self.prompts[name]) :]
 
-    def _submit(self, name: str) -> None:
+    def start(self, name: str) -> None:
+        """Begin with one of the prompts, or go on."""
         tokens, held = self._tokens[name], self._held[name]
         self._trees[name] = self._draft(name)
         self.engine.submit(
@@ -231,7 +228,7 @@ class GreedyDecoder:
         if output.have_len is not None:
             self.num_misses += 1
             self._held[name] = output.have_len
-            self._submit(name)
+            self.start(name)
             return
         draws = rows(output).argmax(dim=1).int().numpy()
         path, emitted = (each.tolist() for each in walk_draws(self._trees[name], draws))
@@ -242,7 +239,7 @@ class GreedyDecoder:
         if len(self._text(name)) >= self.num_tokens:
             self.engine.release(name)
         else:
-            self._submit(name)
+            self.start(name)
 
 
 def check_crowd(folder: Path, texts: Mapping[str, list[int]], prompts: Mapping[str, Any]) -> None:

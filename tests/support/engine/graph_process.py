@@ -9,20 +9,18 @@ first capture fails.  Both print what they fall back to.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from cluster.core import TokenTree, token_array
-from cluster.engine import parallel
 from cluster.engine.fused import forward
 from cluster.engine.work import Work
 from tests.support.engine.captures import Recorder
 from tests.support.engine.driver import prompt
 from tests.support.engine.graphs import answers, build, decoding
-from tests.support.engine.ranks import say
+from tests.support.engine.ranks import joined, say
 from tests.support.engine.taps import TapLog
 
 STEPS = [
@@ -39,10 +37,12 @@ class Failing(Recorder):
 
 
 def main() -> None:
-    rank, folder = int(sys.argv[1]), Path(sys.argv[3])
-    torch.set_num_threads(1)
     # A rank that the other does not wait for ends the test, and not after hours.
-    parallel.init_rank(rank, 2, sys.argv[2], timeout_s=120, loading_s=120)
+    with joined(timeout_s=120, loading_s=120) as (rank, (folder,)):
+        _compare(rank, Path(folder))
+
+
+def _compare(rank: int, folder: Path) -> None:
     recorder = Recorder()
     engine = build(folder, recorder, fused=True, tensor_parallel=2)
     assert engine.model.fused is not None
@@ -73,7 +73,6 @@ def main() -> None:
     capture = Failing() if rank else Recorder()
     failing = build(folder, capture, fused=True, tensor_parallel=2)
     say(json.dumps(list(failing.forward.fallbacks)))
-    parallel.leave_group()
 
 
 def _fails(*_: object) -> torch.Tensor:

@@ -16,7 +16,6 @@ the group breaks, and prints the error's code.
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,11 @@ import torch
 
 from cluster.config.schema import EngineConfig
 from cluster.core import SamplingParams, TokenTree, token_array
-from cluster.engine import parallel
 from cluster.engine.engine import Engine, Work
 from cluster.errors import WorkerError
 from tests.support.draft.inside import Inside, config_of
 from tests.support.engine.driver import GreedyDecoder, load_engine, load_oracle, prompt, run
-from tests.support.engine.ranks import say
+from tests.support.engine.ranks import joined, say
 from tests.support.engine.slowed import SLOW, slow_down
 from tests.support.engine.taps import TapLog, errors, expected_nodes, expected_taps
 from tests.support.worker.rounds import Session
@@ -54,16 +52,14 @@ class Forgetful(Engine):
 
 
 def main() -> None:
-    rank, address, (head, *folders) = int(sys.argv[1]), sys.argv[2], map(Path, sys.argv[3:])
-    torch.set_num_threads(1)
     # One of them may load a model for much longer than the other, which waits for it.
-    parallel.init_rank(rank, WORLD_SIZE, address, timeout_s=120)
-    _tap(folders[0], rank)
-    _pace(folders[0], rank)
-    _draft(folders[0], head, rank)
-    _differ(folders[0], rank)
-    _decode(folders, rank)
-    parallel.leave_group()
+    with joined(timeout_s=120) as (rank, words):
+        head, *folders = map(Path, words)
+        _tap(folders[0], rank)
+        _pace(folders[0], rank)
+        _draft(folders[0], head, rank)
+        _differ(folders[0], rank)
+        _decode(folders, rank)
 
 
 def _decode(folders: list[Path], rank: int) -> None:

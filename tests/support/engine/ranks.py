@@ -9,6 +9,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
+
+from cluster.engine import parallel
+
 # Starting two interpreters that import torch on a busy core takes most of it.
 TIMEOUT_S = 300
 
@@ -17,6 +21,16 @@ def say(line: str) -> None:
     """What a rank tells the test."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
+
+
+@contextmanager
+def joined(timeout_s: float, loading_s: float = 7200.0) -> Iterator[tuple[int, list[str]]]:
+    """Inside, this process is the rank that its first two words say; its number and the others."""
+    rank, address, *words = sys.argv[1:]
+    torch.set_num_threads(1)
+    parallel.init_rank(int(rank), 2, address, timeout_s=timeout_s, loading_s=loading_s)
+    yield int(rank), words
+    parallel.leave_group()
 
 
 def free_address() -> str:

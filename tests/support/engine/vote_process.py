@@ -12,14 +12,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import torch
-
-from cluster.engine import parallel
 from cluster.engine.parallel import RankGroup
 from cluster.engine.step import Forward
 from cluster.errors import ConfigError, WorkerError
 from tests.support.engine.driver import load_engine
-from tests.support.engine.ranks import say
+from tests.support.engine.ranks import joined, say
 
 # Short, so that a rank is late by more than it, and the test is not slow.
 TIMEOUT_S = 1.0
@@ -27,14 +24,11 @@ SCENARIOS = ("one", "right", "chosen", "never")
 
 
 def main() -> None:
-    rank, address, folder, *scenarios = sys.argv[1:]
-    torch.set_num_threads(1)
-    parallel.init_rank(int(rank), 2, address, timeout_s=TIMEOUT_S, loading_s=120.0)
-    group = RankGroup()
-    for scenario in scenarios:
-        _settle(group, scenario, int(rank), Path(folder))
-    _late(group, int(rank))
-    parallel.leave_group()
+    with joined(TIMEOUT_S, loading_s=120.0) as (rank, (folder, *scenarios)):
+        group = RankGroup()
+        for scenario in scenarios:
+            _settle(group, scenario, rank, Path(folder))
+        _late(group, rank)
 
 
 def _settle(group: RankGroup, scenario: str, rank: int, folder: Path) -> None:
