@@ -10,7 +10,7 @@ engine.release("a")  # one thread owns an engine
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from collections.abc import Sequence as Indices
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -61,7 +61,6 @@ class Engine:
         model: LoadedModel,
         *,
         group: RankGroup | None = None,
-        clock: Callable[[], float] = time.perf_counter,
         capture: Capture | None = None,
         extra_layers: Indices[LayerSpec] = (),
         logit_rows: int | None = None,
@@ -106,7 +105,7 @@ class Engine:
         self._scheduler = Scheduler(self.page_owners, config)
         self.pace = PromptPace(config.max_batch_tokens, config.max_chunk_s)
         self.forward = Forward(config, model, self.cache, None if group is None else group.all)
-        self._clock = clock
+        self._clock = time.perf_counter
         # The sequences with a pending work, in order of submission.
         self._waiting: dict[str, None] = {}
         # Works that can never run, answered by the next step.

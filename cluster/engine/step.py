@@ -44,7 +44,6 @@ class Forward:
         model: LoadedModel,
         cache: KVCache,
         vote: Vote | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """vote: of the ranks, which fall back together or not at all; None = it is the only one."""
         self.graphs: GraphedForward | None = None
@@ -55,7 +54,7 @@ class Forward:
         self._backend = create_backend(config.attention, model.device)
         self._min_rows = _MIN_ROWS_ON_CPU if model.device.type == "cpu" else 1
         self._noted: list[str] = []
-        self._reminder = Reminder(clock) if model.device.type == "cuda" else None
+        self._reminder = Reminder(time.monotonic) if model.device.type == "cuda" else None
         if config.attention == "auto" and isinstance(self._backend, SdpaBackend):
             wants = "triton package" if model.device.type == "cuda" else "C++ compiler"
             self._noted.append(f"attention: the slower reference is used: there is no {wants}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -50,10 +49,10 @@ def test_attention_that_was_given_up_at_load_is_a_fallback_with_its_reason(
 @needs_native
 @pytest.mark.parametrize("settings", [{"attention": "native"}, {"reproducible": True}])
 def test_attention_that_was_asked_for_is_refused_and_not_replaced(
-    checkpoint_factory: Callable[..., Path], settings: dict[str, Any]
+    native_llama: Path, settings: dict[str, Any]
 ) -> None:
     # Heads of a size that the native kernels attend with, as reproducible mode wants.
-    engine = load_engine(checkpoint_factory("llama", head_dim=16), **settings)
+    engine = load_engine(native_llama, **settings)
     with pytest.raises(ConfigError, match="a layer is wrong"):
         engine.forward.settle(Mock(side_effect=ConfigError("a layer is wrong")))
     assert engine_state(engine).attention == "native"

@@ -16,11 +16,10 @@ from cluster.errors import ConfigError
 from tests.support.architectures import BY_TEXT, SERVED
 from tests.support.choices import by_day
 from tests.support.engine.driver import (
-    expected_rows,
+    check_rows,
     load_engine,
     load_oracle,
     prompt,
-    rows,
     run,
 )
 from tests.support.engine.native import needs_native
@@ -51,8 +50,7 @@ def test_they_are_the_hidden_states_of_prompts_in_chunks_and_of_trees(
     found = log.run(Work("a", 0, text, TREE))
     assert log.chunks == [("a", 0, 16), ("a", 16, 16), ("a", 32, 9)]
     log.check("a", text, TREE)
-    expected = expected_rows(log.oracle, text, TREE)
-    torch.testing.assert_close(rows(found), expected, atol=2e-5, rtol=2e-5)
+    check_rows(found, log.oracle, text, TREE)
 
 
 @pytest.mark.parametrize("taps", [(-1, 3, -1), (0,)])
@@ -64,17 +62,16 @@ def test_any_set_of_taps_in_any_order(llama_folder: Path, taps: tuple[int, ...])
 
 @needs_native
 def test_a_native_forward_serves_them_itself(
-    checkpoint_factory: Factory, monkeypatch: pytest.MonkeyPatch
+    native_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = checkpoint_factory("llama", head_dim=16)
-    engine = load_engine(folder)
+    engine = load_engine(native_llama)
     assert engine.model.native is not None
 
     def fails(*_: Any, **__: Any) -> Any:
         raise AssertionError("transformers' forward was called")
 
     monkeypatch.setattr(engine.model.module, "forward", fails)
-    log = TapLog(engine, TAPS, load_oracle(folder))
+    log = TapLog(engine, TAPS, load_oracle(native_llama))
     log.run(Work("a", 0, prompt(30), TREE))
     log.check("a", prompt(30), TREE)
 

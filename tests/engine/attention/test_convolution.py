@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.core import TokenArray
+from cluster.core import TokenArray, TokenTree
 from cluster.engine.engine import Engine
 from cluster.engine.loading.inspection import check_loadable
 from cluster.engine.loading.planned import planned
@@ -20,7 +20,7 @@ from cluster.engine.memory import pool_sizes
 from cluster.engine.schedule.batch import Share
 from cluster.engine.work import Work
 from cluster.errors import ConfigError
-from cluster.spec.tree import ancestor_bits, ancestor_mask
+from cluster.spec.tree import ancestor_mask
 from tests.support.choices import by_day
 from tests.support.engine.adapters import check_adapter, write_adapter
 from tests.support.engine.driver import (
@@ -38,6 +38,7 @@ from tests.support.engine.driver import (
 )
 from tests.support.engine.native import needs_native
 from tests.support.engine.tiny import tiny
+from tests.support.engine.triton_cases import lay_out
 
 NUM_TOKENS = 12
 LENGTHS = (2, 9, 22, 37, 50)
@@ -106,31 +107,19 @@ def test_a_row_reads_the_last_tokens_of_its_path(data: st.DataObject) -> None:
     """Found by walking from parent to parent."""
     num_delta, start = data.draw(st.integers(0, 4)), data.draw(st.integers(0, 5))
     length, num_nodes = data.draw(st.integers(1, 5)), data.draw(st.integers(0, 7))
-    parents = np.array(
-        [data.draw(st.integers(-1, node - 1)) for node in range(num_nodes)], np.int32
-    )
+    parents = [data.draw(st.integers(-1, node - 1)) for node in range(num_nodes)]
     num_cached = data.draw(st.integers(0, num_nodes)) if not num_delta else 0
     context_len = start + num_delta
-    mask = ancestor_mask(parents)
-    node_positions = context_len + mask.sum(axis=1) - 1 if num_nodes else np.empty(0, np.int64)
-    slots = np.random.default_rng(0).permutation(100)[: context_len + num_nodes].astype(np.int64)
-    share = Share(
-        0,
-        num_delta,
-        context_len,
-        slots,
-        np.concatenate((np.arange(start, context_len), node_positions[num_cached:])),
-        node_positions,
-        ancestor_bits(parents)[num_cached:],
-    )
+    tree = TokenTree.of(range(num_nodes), parents)
+    (share,) = lay_out((start, num_delta, tree, num_cached)).shares
 
     def path(key: int) -> list[int]:
         if key < 0:
             return []
-        parent = key - 1 if key < context_len else int(parents[key - context_len])
+        parent = key - 1 if key < context_len else parents[key - context_len]
         is_node = key >= context_len and parent >= 0
         above = path(context_len + parent if is_node else min(key, context_len) - 1)
-        return [*above, int(slots[key])]
+        return [*above, int(share.slots[key])]
 
     keys = [*range(start, context_len), *range(context_len + num_cached, context_len + num_nodes)]
     expected = [([-1] * length + path(key))[-length:] for key in keys]

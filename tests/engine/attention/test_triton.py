@@ -8,13 +8,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from cluster.core import EMPTY_TREE
 from cluster.engine.attention.backends import create_backend
 from cluster.engine.attention.sdpa import SdpaBackend
 from cluster.engine.cpu import kernels
-from cluster.engine.schedule.batch import Batch, Share
 from cluster.errors import ConfigError
 from tests.support.engine.interpreter import (
     has_triton,
@@ -23,6 +23,7 @@ from tests.support.engine.interpreter import (
     needs_triton,
 )
 from tests.support.engine.triton_cases import CASES, DECODING, INTERPRETED, SCRATCH_SLOT, Case
+from tests.support.engine.triton_cases import lay_out as lay_out_batch
 
 CPU = torch.device("cpu")
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -74,7 +75,9 @@ def test_a_frame_holds_every_batch_of_its_width(
     from cluster.engine.attention.triton.layout import Frame, Tiling, lay_out, num_words
 
     num_rows = sum(new for _, new in shares) + padding
-    batch = _plain_batch(shares, num_rows)
+    assume(num_rows)
+    specs = [(cached, new, EMPTY_TREE, 0) for cached, new in shares]
+    batch = lay_out_batch(*specs, min_rows=num_rows)
     tiling = Tiling(rows_per_tile, 16, *programs)
     tight, roomy = lay_out(batch, tiling).frame, Frame.holding(num_rows, tiling)
     fields = ("num_items", "num_tiles", "num_rows", "num_split_rows", "num_partials")
@@ -87,27 +90,6 @@ def test_a_frame_holds_every_batch_of_its_width(
     assert (idle == (roomy.num_tiles, 0, 0, -1)).all()
     nobody = roomy.tiles + roomy.num_tiles * 9
     assert not words[nobody : nobody + 9].any()
-
-
-def _plain_batch(specs: list[tuple[int, int]], num_rows: int) -> Batch:
-    """specs: cached tokens and new ones of each share."""
-    shares, row = [], 0
-    for cached, new in specs:
-        length = cached + new
-        shares.append(
-            Share(
-                row,
-                new,
-                length,
-                np.arange(length),
-                np.arange(cached, length),
-                np.empty(0, np.int64),
-                (),
-            )
-        )
-        row += new
-    zeros = np.zeros(num_rows, np.int64)
-    return Batch(shares, zeros, zeros, zeros, zeros[:0])
 
 
 @needs_gpu

@@ -101,7 +101,7 @@ def test_a_class_that_nobody_compared_takes_the_ordinary_path_and_says_so(
 
 
 def test_a_layer_with_somebody_elses_hook_stays(
-    checkpoint_factory: Factory, monkeypatch: pytest.MonkeyPatch
+    native_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []
 
@@ -110,7 +110,7 @@ def test_a_layer_with_somebody_elses_hook_stays(
         return native_forward(module, *others)
 
     monkeypatch.setattr(model, "native_forward", hooked)
-    engine = load_engine(checkpoint_factory("llama", head_dim=16))
+    engine = load_engine(native_llama)
     assert engine.model.native is None
     run(engine, Work("a", 0, prompt(3)))
     assert seen

@@ -13,11 +13,10 @@ from safetensors.torch import load_file, save_file
 from cluster.core import TokenTree
 from cluster.engine.work import Work
 from tests.support.engine.driver import (
-    expected_rows,
+    check_rows,
     load_engine,
     load_oracle,
     prompt,
-    rows,
     run,
 )
 
@@ -69,9 +68,8 @@ def check_adapter(folder: Path, adapter: Path) -> None:
     """Rows of a text and of a tree are those of the model with the adapter in its weights."""
     tree = TokenTree.of([5, 6, 7, 8, 9], [-1, 0, 0, 2, -1])
     engine = load_engine(folder, adapters={"a": str(adapter)})
-    found = rows(run(engine, Work("a", 0, prompt(20), tree, adapter=1)))
-    expected = expected_rows(merged_oracle(folder, adapter), prompt(20), tree)
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    output = run(engine, Work("a", 0, prompt(20), tree, adapter=1))
+    check_rows(output, merged_oracle(folder, adapter), prompt(20), tree, bound=1e-4)
 
 
 def merged_oracle(base: Path, adapter: Path) -> Any:

@@ -108,12 +108,22 @@ def rows(output: Output) -> torch.Tensor:
     return output.logits
 
 
-def expected_rows(
-    oracle: Any, context: TokenArray, tree: TokenTree, *, first_node: int = 0
-) -> torch.Tensor:
-    """What an engine must say after `context` (where first_node is 0) and at the new nodes."""
-    wanted = ([()] if first_node == 0 else []) + paths(tree)[first_node:]
+def expected_rows(oracle: Any, context: TokenArray, tree: TokenTree = EMPTY_TREE) -> torch.Tensor:
+    """What an engine must say after `context` and at the nodes."""
+    wanted = [(), *paths(tree)]
     return torch.stack([last_logits(oracle, [*context.tolist(), *path]) for path in wanted])
+
+
+def check_rows(
+    output: Output,
+    oracle: Any,
+    context: TokenArray,
+    tree: TokenTree = EMPTY_TREE,
+    bound: float = 2e-5,
+) -> None:
+    """The rows of an answer are those of plain forwards."""
+    expected = expected_rows(oracle, context, tree)
+    torch.testing.assert_close(rows(output), expected, atol=bound, rtol=bound)
 
 
 def random_tree(size: int, generator: np.random.Generator, vocab_size: int = 288) -> TokenTree:
@@ -240,6 +250,12 @@ class GreedyDecoder:
             self.engine.release(name)
         else:
             self.start(name)
+
+
+def check_text(engine: Engine, oracle: Any, prompt_ids: TokenArray, num_tokens: int) -> None:
+    """A greedy text is transformers' own."""
+    found = GreedyDecoder(engine, {"a": prompt_ids}, num_tokens).run()
+    assert found == {"a": generate(oracle, prompt_ids, num_tokens)}
 
 
 def check_crowd(folder: Path, texts: Mapping[str, list[int]], prompts: Mapping[str, Any]) -> None:
