@@ -4,10 +4,8 @@ computes."""
 from __future__ import annotations
 
 import importlib.util
-import json
 import logging
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from gguf import GGMLQuantizationType
-from safetensors.torch import load_file, save_file
 
 from cluster import cpp
 from cluster.config.parse import parse
@@ -31,7 +28,8 @@ from cluster.engine.state import engine_state
 from cluster.errors import ConfigError
 from cluster.models.fingerprint import model_hash
 from tests.support.choices import by_day
-from tests.support.engine.driver import load_engine, load_oracle
+from tests.support.engine.altered import altered
+from tests.support.engine.driver import load_engine
 from tests.support.engine.few_bits import check_texts, widened
 from tests.support.engine.native import needs_native
 from tests.support.models.gguf_files import converted
@@ -105,25 +103,15 @@ def test_a_file_keeps_its_blocks_unless_other_weights_are_asked_for(
 
 @needs_native
 def test_what_rounding_alone_changes_is_no_wrong_product(folder: Path, tmp_path: Path) -> None:
-    layers = {
-        name: layer.weight.detach().clone()
-        for name, layer in load_oracle(folder).named_modules()
-        if isinstance(layer, torch.nn.Linear)
-    }
-    for weight in layers.values():
-        weight[:, 0] = 30.0  # of which all other weights are less than a step
-    rough = with_weights(folder, tmp_path / "rough", layers)
+    def roughen(state: dict[str, torch.Tensor]) -> None:
+        for name, weight in state.items():
+            state[name] = weight.float()
+            if name.endswith(("_proj.weight", "lm_head.weight")):
+                state[name][:, 0] = 30.0  # of which all other weights are less than a step
+
+    rough = altered(folder, tmp_path / "rough", change=roughen)
     assert load(rough, weights="int8").model.weights == "int8g32|output=int8g32"
     assert load(rough, weights="int4").model.weights == "int4g32|output=int4g32"
-
-
-def with_weights(folder: Path, target: Path, weights: Mapping[str, torch.Tensor]) -> Path:
-    """A float32 copy of the checkpoint in which these layers have other weights."""
-    shutil.copytree(folder, target)
-    state = {name: each.float() for name, each in load_file(folder / "model.safetensors").items()}
-    state |= {f"{name}.weight": each.contiguous() for name, each in weights.items()}
-    save_file(state, target / "model.safetensors", {"format": "pt"})
-    return target
 
 
 @needs_native
@@ -241,11 +229,8 @@ def test_on_a_gpu_transformers_configuration_is_the_remedy() -> None:
 def test_a_package_that_the_first_forward_would_ask_for_is_named_before_anything_loads(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quantised = tmp_path / "quantised"
-    shutil.copytree(folder, quantised)
-    described = json.loads((quantised / "config.json").read_text())
-    described["quantization_config"] = {"quant_method": "fp8"}
-    (quantised / "config.json").write_text(json.dumps(described))
+    described = {"quantization_config": {"quant_method": "fp8"}}
+    quantised = altered(folder, tmp_path / "quantised", described)
     config = EngineConfig(model=str(quantised), device="cpu")
     # Without a GPU transformers widens such weights, and asks for nothing.
     check_loadable(Path(config.model), config, is_here=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import mmap
 import shutil
@@ -16,7 +15,6 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from cluster.config.schema import EngineConfig
@@ -33,6 +31,7 @@ from cluster.errors import ConfigError
 from cluster.models.fingerprint import folder_tokenizer_hash
 from tests.support.architectures import EOS_TOKEN_ID, MAX_POSITIONS
 from tests.support.choices import by_night
+from tests.support.engine.altered import altered
 from tests.support.engine.driver import last_logits, load_engine, load_oracle, prompt, rows, run
 from tests.support.engine.native import needs_native
 
@@ -60,11 +59,8 @@ def test_a_model_without_a_tokenizer_is_served_without_its_hash(
 def test_missing_weights_are_not_replaced_by_random_ones(
     llama_folder: Path, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "incomplete"
-    shutil.copytree(llama_folder, folder)
-    tensors = load_file(folder / "model.safetensors")
-    del tensors["model.layers.1.mlp.up_proj.weight"]
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    lost = "model.layers.1.mlp.up_proj.weight"
+    folder = altered(llama_folder, tmp_path / "incomplete", change=lambda own: own.pop(lost))
     with pytest.raises(ConfigError, match=r"lacks 1 of its weights, model\.layers\.1\.mlp\.up"):
         load_engine(folder)
 
@@ -135,7 +131,7 @@ def test_the_self_check_refuses_attention_it_does_not_know(
     llama_folder: Path, tmp_path: Path
 ) -> None:
     """A Llama that biases scores by distance outside the attention function."""
-    folder = described_as("biased_llama", llama_folder, tmp_path)
+    folder = altered(llama_folder, tmp_path / "biased", {"model_type": "biased_llama"})
     AutoConfig.register("biased_llama", BiasedLlamaConfig)
     AutoModelForCausalLM.register(BiasedLlamaConfig, BiasedLlamaForCausalLM)
     with pytest.raises(ConfigError, match="BiasedLlamaForCausalLM cannot be served: with tree"):
@@ -157,24 +153,13 @@ class BiasedLlamaForCausalLM(LlamaForCausalLM):
 
 
 def test_python_code_of_a_checkpoint_is_never_run(llama_folder: Path, tmp_path: Path) -> None:
-    folder = described_as("of_its_own", llama_folder, tmp_path)
-    ran = tmp_path / "ran"
-    (folder / "modeling.py").write_text(f"open({str(ran)!r}, 'w')")
-    config = json.loads((folder / "config.json").read_text())
     names = {"AutoConfig": "modeling.Config", "AutoModelForCausalLM": "modeling.Model"}
-    (folder / "config.json").write_text(json.dumps({**config, "auto_map": names}))
+    described = {"model_type": "of_its_own", "auto_map": names}
+    folder, ran = altered(llama_folder, tmp_path / "own", described), tmp_path / "ran"
+    (folder / "modeling.py").write_text(f"open({str(ran)!r}, 'w')")
     with pytest.raises(ConfigError):
         load_engine(folder)
     assert not ran.exists()
-
-
-def described_as(model_type: str, source: Path, tmp_path: Path) -> Path:
-    """A copy of a folder, of another type."""
-    folder = tmp_path / model_type
-    shutil.copytree(source, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "model_type": model_type}))
-    return folder
 
 
 @pytest.mark.parametrize("has_kernels", [True, False])

@@ -17,7 +17,8 @@ from cluster.config.schema import EngineConfig
 from cluster.engine.loading.inspection import check_loadable, describe
 from cluster.errors import ConfigError
 from tests.support.architectures import BY_TEXT
-from tests.support.engine.driver import GreedyDecoder, generate, load_engine, load_oracle, prompt
+from tests.support.engine.altered import altered
+from tests.support.engine.driver import check_text, load_engine, load_oracle, prompt
 from tests.support.engine.native import needs_native
 
 Factory = Callable[..., Path]
@@ -64,12 +65,10 @@ def test_our_kernels_take_it_as_any_other(architecture: str, checkpoint_factory:
 def test_a_weight_of_the_part_that_lacks_is_told_before_it_loads(
     architecture: str, checkpoint_factory: Factory, tmp_path: Path
 ) -> None:
-    folder = Path(shutil.copytree(checkpoint_factory(architecture), tmp_path / "model"))
-    weights = folder / "model.safetensors"
-    stored = load_file(weights)
-    lost = next(name for name in stored if name.endswith("layers.1.mlp.up_proj.weight"))
-    del stored[lost]
-    save_file(stored, weights, {"format": "pt"})
+    def lose(stored: dict[str, torch.Tensor]) -> None:
+        del stored[next(each for each in stored if each.endswith("layers.1.mlp.up_proj.weight"))]
+
+    folder = altered(checkpoint_factory(architecture), tmp_path / "model", change=lose)
     with pytest.raises(ConfigError, match=r"lacks 1 of the weights.*model\.layers\.1\.mlp\.up"):
         check_loadable(folder, settings(folder), is_here=True)
 
@@ -78,14 +77,10 @@ def test_an_output_layer_that_only_the_weights_tell_of_is_kept(
     checkpoint_factory: Factory, tmp_path: Path
 ) -> None:
     """Configurations of Mistral 3 leave out that it is not tied."""
-    folder = Path(shutil.copytree(checkpoint_factory("mistral3"), tmp_path / "model"))
-    file = folder / "config.json"
-    described = json.loads(file.read_text("utf-8"))
-    file.write_text(json.dumps(described | {"tie_word_embeddings": True}), "utf-8")
-    engine = load_engine(folder)
+    folder = checkpoint_factory("mistral3")
+    engine = load_engine(altered(folder, tmp_path / "model", {"tie_word_embeddings": True}))
     assert not engine.model.module.all_tied_weights_keys
-    text = generate(load_oracle(checkpoint_factory("mistral3")), prompt(9), 12)
-    assert GreedyDecoder(engine, {"a": prompt(9)}, 12).run() == {"a": text}
+    check_text(engine, load_oracle(folder), prompt(9), 12)
 
 
 def test_the_whole_need_not_be_buildable(checkpoint_factory: Factory, tmp_path: Path) -> None:
@@ -100,8 +95,7 @@ def test_the_whole_need_not_be_buildable(checkpoint_factory: Factory, tmp_path: 
     whole = {"model_type": "gemma3n", "text_config": text, "tie_word_embeddings": False}
     (folder / "config.json").write_text(json.dumps(whole), "utf-8")
     check_loadable(folder, settings(folder), is_here=True)
-    texts = {"a": generate(load_oracle(source), prompt(9), 12)}
-    assert GreedyDecoder(load_engine(folder), {"a": prompt(9)}, 12).run() == texts
+    check_text(load_engine(folder), load_oracle(source), prompt(9), 12)
 
 
 @pytest.mark.parametrize("name", ["InternVLConfig", "Qwen3VLMoeConfig", "Glm4vMoeConfig"])

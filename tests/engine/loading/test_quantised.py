@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +19,7 @@ from cluster.engine.loading.planned import bare_module, planned
 from cluster.engine.work import Work
 from cluster.errors import ConfigError
 from tests.support.choices import by_day
+from tests.support.engine.altered import altered
 from tests.support.engine.driver import load_engine, prompt, rows, run
 
 Factory = Callable[..., Path]
@@ -98,15 +97,10 @@ def refusal(act: Callable[[], object]) -> str:
     return ""
 
 
-def stored(checkpoint: Path, folder: Path, method: str | None) -> Path:
+def stored(checkpoint: Path, folder: Path, method: str, **fields: Any) -> Path:
     """A copy whose configuration says that its weights are quantised so."""
-    shutil.copytree(checkpoint, folder)
-    file = folder / "config.json"
-    described = json.loads(file.read_text("utf-8"))
-    if method is not None:
-        described["quantization_config"] = fields_of(method)
-    file.write_text(json.dumps(described))
-    return folder
+    described = {"quantization_config": fields_of(method) | fields}
+    return altered(checkpoint, folder, described)
 
 
 @pytest.mark.usefixtures("without_packages")
@@ -130,12 +124,9 @@ def test_blocks_of_eight_bits_are_widened_whatever_their_scales_are(
     checkpoint_factory: Factory, tmp_path: Path
 ) -> None:
     """DeepSeek's are of float32, and the other weights of bfloat16."""
-    folder = stored(checkpoint_factory("llama"), tmp_path / "model", "fp8")
-    plain = stored(checkpoint_factory("llama"), tmp_path / "plain", None)
-    file = folder / "config.json"
-    described = json.loads(file.read_text("utf-8")) | {"dtype": "bfloat16"}
-    described["quantization_config"]["weight_block_size"] = [8, 8]
-    file.write_text(json.dumps(described))
+    plain = altered(checkpoint_factory("llama"), tmp_path / "plain")
+    narrow = altered(plain, tmp_path / "narrow", {"dtype": "bfloat16"})
+    folder = stored(narrow, tmp_path / "model", "fp8", weight_block_size=[8, 8])
     weights = {k: v.bfloat16() for k, v in load_file(plain / "model.safetensors").items()}
     wide = {name: each.float() for name, each in weights.items()}
     for name in [name for name in weights if name.endswith("_proj.weight")]:
@@ -160,7 +151,8 @@ def test_every_method_is_served_or_refused_in_words(
     method: str, checkpoint_factory: Factory, tmp_path: Path, *, asked: bool
 ) -> None:
     settings = {"quantization": fields_of(method)} if asked else {}
-    folder = stored(checkpoint_factory("llama"), tmp_path / "model", None if asked else method)
+    plain = checkpoint_factory("llama")
+    folder = plain if asked else stored(plain, tmp_path / "model", method)
     config = EngineConfig(model=str(folder), device="cpu", **settings)
     checked = refusal(lambda: check_loadable(folder, config, is_here=True))
     loaded = refusal(lambda: load_model(config))

@@ -13,7 +13,14 @@ from cluster.config.schema import EngineConfig
 from cluster.engine.loading.inspection import check_splittable, describe
 from cluster.engine.loading.planned import planned
 from cluster.errors import ConfigError
-from tests.support.engine.driver import PAGE_SIZE, GreedyDecoder, generate, load_engine, prompt
+from tests.support.engine.driver import (
+    PAGE_SIZE,
+    GreedyDecoder,
+    check_text,
+    generate,
+    load_engine,
+    prompt,
+)
 from tests.support.engine.driver import load_oracle as oracle_of
 
 Factory = Callable[..., Path]
@@ -57,9 +64,8 @@ def test_a_text_survives_preemption_and_hits_of_its_prefix(checkpoint_factory: F
 def test_a_layer_that_wrote_nothing_is_not_read(checkpoint_factory: Factory) -> None:
     """The negative control: read as the keys of a layer of its own, the text is another."""
     folder = checkpoint_factory("gemma4")
-    texts = {"a": generate(oracle_of(folder), prompt(30), 16)}
     engine = load_engine(folder)
-    assert GreedyDecoder(engine, {"a": prompt(30)}, 16).run() == texts
+    check_text(engine, oracle_of(folder), prompt(30), 16)
     engine.cache.layers[5] = torch.zeros_like(engine.cache.layers[5])
     assert GreedyDecoder(engine, {"a": prompt(31, seed=1)}, 16).run()["a"] != generate(
         oracle_of(folder), prompt(31, seed=1), 16

@@ -1,0 +1,31 @@
+"""Checkpoints that differ from others in their configuration or in some weights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+
+def altered(
+    checkpoint: Path,
+    folder: Path,
+    described: Mapping[str, Any] | None = None,
+    change: Callable[[dict[str, torch.Tensor]], object] | None = None,
+) -> Path:
+    """A copy of the checkpoint in `folder`.
+
+    described: what its configuration says besides.  change: of its weights, by their names."""
+    shutil.copytree(checkpoint, folder)
+    config = json.loads((folder / "config.json").read_text("utf-8")) | dict(described or {})
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    if change is not None:
+        state = load_file(folder / "model.safetensors")
+        change(state)
+        save_file(state, folder / "model.safetensors", {"format": "pt"})
+    return folder
