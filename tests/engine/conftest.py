@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from cluster.engine.cpu.kernels import Kernels, load
+from tests.support.engine.driver import Factory
 from tests.support.engine.native import needs_native
 
 
@@ -17,7 +17,7 @@ def attention(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def native_llama(checkpoint_factory: Callable[..., Path]) -> Path:
+def native_llama(checkpoint_factory: Factory) -> Path:
     """Its layers are ones that native code computes."""
     return checkpoint_factory("llama", head_dim=16)
 

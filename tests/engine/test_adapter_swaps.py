@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from cluster.errors import ConfigError, NotFoundError
 from tests.engine.test_adapters_of_peft import CONFIGS, make
 from tests.support.engine.adapters import ATTENTION, write_adapter
 from tests.support.engine.driver import (
+    Factory,
     GreedyDecoder,
     generate,
     load_engine,
@@ -149,7 +149,7 @@ def test_a_misfit_leaves_all_as_it_was(
     old: Path,
     new: Path,
     tmp_path: Path,
-    checkpoint_factory: Callable[..., Path],
+    checkpoint_factory: Factory,
     engine: Engine,
 ) -> None:
     other = checkpoint_factory("llama", hidden_size=96)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from cluster.errors import ConfigError
 from tests.support.choices import by_day
 from tests.support.engine.adapters import ATTENTION, EVERYTHING
 from tests.support.engine.driver import (
+    Factory,
     GreedyDecoder,
     generate,
     load_engine,
@@ -86,7 +86,7 @@ def test_fifty_greedy_texts_of_three_adapters_in_one_batch_are_those_of_peft(
 
 
 def test_an_adapter_of_a_whole_model_serves_the_part_of_its_text(
-    checkpoint_factory: Callable[..., Path], tmp_path: Path
+    checkpoint_factory: Factory, tmp_path: Path
 ) -> None:
     base = checkpoint_factory("mistral3")
     layers = r".*language_model.*\.(q_proj|v_proj|up_proj)"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,9 @@ from cluster.requests.fields import BeamSpec, EarlyStopping
 from cluster.spec.beam_search import Hypothesis
 from tests.support.choices import by_day
 from tests.support.engine.beam_search import beam_search
-from tests.support.engine.driver import load_engine, load_oracle, prompt
+from tests.support.engine.driver import Factory, load_engine, load_oracle, prompt
 from tests.support.engine.integrity import check_integrity
 
-Factory = Callable[..., Path]
 NUM_TOKENS = 14
 # Of 288 tokens so many end a text that some of the beams do, in the middle of most searches.
 STOPS = tuple(range(0, 288, 24))

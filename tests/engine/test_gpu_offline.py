@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from cluster.engine.loading.inspection import describe
 from cluster.engine.loading.model_config import cached_layers
 from cluster.engine.loading.planned import planned
 from cluster.engine.schedule.batch import Batch, Share
-from tests.support.engine.driver import load_engine
+from tests.support.engine.driver import Factory, load_engine
 from tests.support.gpu import collectives, cubins, heads, page, steps, table
 from tests.support.gpu.counting import META, Counting
 from tests.support.gpu.launches import Launch
@@ -72,7 +71,7 @@ def test_a_reserve_is_what_steps_take_and_at_most_a_tenth_more(name: str) -> Non
 
 
 def test_states_that_a_step_gathers_are_counted_and_no_graphs(
-    checkpoint_factory: Callable[..., Path],
+    checkpoint_factory: Factory,
 ) -> None:
     """Each text is a token before the end of its first page: its state is gathered, and that behind
     the page written."""
@@ -117,7 +116,7 @@ def test_ranks_say_no_more_to_each_other_than_they_did() -> None:
 
 
 def test_commands_of_a_step_take_no_collective_of_the_host(
-    checkpoint_factory: Callable[..., Path],
+    checkpoint_factory: Factory,
 ) -> None:
     """The one is for the digest of what is to run, which is on the GPUs."""
     found = collectives.of_commands(load_engine(checkpoint_factory("llama")))

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from cluster.records import frozen
 from tests.support.choices import by_day
 from tests.support.draft.heads import random_eagle3
 from tests.support.draft.inside import Inside, config_of
-from tests.support.engine.driver import GreedyDecoder, load_engine
+from tests.support.engine.driver import Factory, GreedyDecoder, load_engine
 from tests.support.engine.interpreter import needs_triton
 from tests.support.engine.rank_process import NUM_TOKENS, PROMPTS, drafted, paced
 from tests.support.engine.ranks import TIMEOUT_S, free_address, two_ranks
@@ -54,7 +54,7 @@ def head(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def session(checkpoint_factory: Callable[..., Path], head: Path) -> Iterator[Session]:
+def session(checkpoint_factory: Factory, head: Path) -> Iterator[Session]:
     """Two ranks that go through all of it, until one of them is killed while they decode."""
     folders = [checkpoint_factory(architecture) for architecture in ARCHITECTURES]
     with two_ranks("rank_process", head, *folders) as (leader, follower):
@@ -73,7 +73,7 @@ def session(checkpoint_factory: Callable[..., Path], head: Path) -> Iterator[Ses
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_two_ranks_give_the_tokens_of_one(
-    architecture: str, checkpoint_factory: Callable[..., Path], session: Session
+    architecture: str, checkpoint_factory: Factory, session: Session
 ) -> None:
     """Twenty pages are too few for all requests: preemption is repeated on both ranks as well.  The
     first model's steps were measured before, with the beginning of one of the prompts."""
@@ -118,7 +118,7 @@ def test_a_draft_head_on_the_first_rank_drafts_as_on_the_only_one(
 
 @needs_triton
 def test_ranks_fuse_layers_and_replay_graphs_together_or_not_at_all(
-    checkpoint_factory: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    checkpoint_factory: Factory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     fields = {"num_hidden_layers": 1, "attention_bias": True, "mlp_bias": True}
@@ -156,7 +156,7 @@ def test_a_rank_without_its_group_is_told_how_to_start(llama_folder: Path) -> No
     [("llama", 4, "2 key-value heads"), ("gpt2", 2, "no tensor-parallel plan")],
 )
 def test_what_cannot_be_split_is_refused_before_loading(
-    architecture: str, ranks: int, reason: str, checkpoint_factory: Callable[..., Path]
+    architecture: str, ranks: int, reason: str, checkpoint_factory: Factory
 ) -> None:
     folder = checkpoint_factory(architecture)
     with pytest.raises(ConfigError, match=reason):

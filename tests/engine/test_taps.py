@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from cluster.errors import ConfigError
 from tests.support.architectures import BY_TEXT, SERVED
 from tests.support.choices import by_day
 from tests.support.engine.driver import (
+    Factory,
     check_rows,
     load_engine,
     load_oracle,
@@ -30,8 +30,6 @@ from tests.support.engine.taps import (
     errors,
     expected_taps,
 )
-
-Factory = Callable[..., Path]
 
 # Layers in lists of other names, scaled embeddings, states, and the text's part of a whole.
 TAPPED = by_day(

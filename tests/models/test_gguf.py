@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,10 +18,9 @@ from cluster.models.fingerprint import folder_tokenizer_hash, model_hash
 from cluster.models.resolve import resolve
 from cluster.text.tokenizer import Tokenizer
 from tests.support.architectures import EOS_TOKEN_ID
+from tests.support.engine.driver import Factory
 from tests.support.local_models import PROMPTS, target
 from tests.support.models.gguf_files import converted, write_gguf
-
-Factory = Callable[..., Path]
 
 
 def logits(folder: Path) -> torch.Tensor:

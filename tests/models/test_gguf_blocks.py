@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import cycle, product
 from pathlib import Path
 
@@ -17,9 +16,8 @@ from cluster.models.fingerprint import model_hash
 from cluster.models.grouped import StoredGroups
 from cluster.models.weights import GROUPED, check_weights
 from tests.support.choices import by_day
+from tests.support.engine.driver import Factory
 from tests.support.models.gguf_files import converted
-
-Factory = Callable[..., Path]
 
 EXACT = [GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0]
 ROUNDED = [GGMLQuantizationType.Q4_K, GGMLQuantizationType.Q5_K, GGMLQuantizationType.Q6_K]

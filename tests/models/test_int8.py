@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,10 +15,11 @@ from cluster.engine.loading.model import load_model
 from cluster.errors import ConfigError
 from cluster.models.grouped import load_int8, save_int8
 from cluster.models.weights import INT8
+from tests.support.engine.driver import Factory
 
 
 @pytest.fixture
-def folder(checkpoint_factory: Callable[..., Path], tmp_path: Path) -> Path:
+def folder(checkpoint_factory: Factory, tmp_path: Path) -> Path:
     """A tiny Llama in int8."""
     source = checkpoint_factory("llama")
     packed = tmp_path / "packed"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from cluster.metrics.recorder import Recorder
 from cluster.models.fingerprint import model_hash
 from cluster.models.made_for import MadeFor, folder_made_for, read_made_for, write_made_for
 from tests.support.draft.heads import random_eagle3
+from tests.support.engine.driver import Factory
 from tests.support.local_models import engine
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -92,7 +92,7 @@ def test_every_foreign_drafter_is_told_in_one_line_and_counted(
 
 
 def test_a_head_for_another_target_drafts_and_is_counted(
-    llama_folder: Path, checkpoint_factory: Callable[..., Path], tmp_path: Path
+    llama_folder: Path, checkpoint_factory: Factory, tmp_path: Path
 ) -> None:
     targets = {"own": llama_folder, "foreign": checkpoint_factory("mistral-sliding")}
     drafters: dict[str, DrafterConfig] = {}

@@ -25,6 +25,7 @@ from tests.support.choices import by_day
 from tests.support.engine.adapters import check_adapter, write_adapter
 from tests.support.engine.driver import (
     PAGE_SIZE,
+    Factory,
     GreedyDecoder,
     alike_prompts,
     check_crowd,
@@ -42,7 +43,6 @@ from tests.support.engine.triton_cases import lay_out
 
 NUM_TOKENS = 12
 LENGTHS = (2, 9, 22, 37, 50)
-Factory = Callable[..., Path]
 FEW = ["lfm2", "qwen3.5"]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from cluster.errors import ConfigError
 from tests.support.choices import pairwise
 from tests.support.engine.driver import (
     PAGE_SIZE,
+    Factory,
     check_near,
     check_rows,
     load_engine,
@@ -28,7 +28,6 @@ from tests.support.engine.driver import (
 from tests.support.engine.integrity import check_integrity
 
 TREE = TokenTree.of([5, 6, 7, 8, 9], [-1, 0, 0, 2, -1])
-Factory = Callable[..., Path]
 
 
 def _of_no_text(lines: Any, states: Any, pieces: list[Piece], *rows: torch.Tensor) -> torch.Tensor:

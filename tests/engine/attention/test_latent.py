@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ from cluster.engine.loading.inspection import check_loadable
 from cluster.errors import ConfigError
 from tests.support.engine.adapters import check_adapter, write_adapter
 from tests.support.engine.driver import (
+    Factory,
     alike_prompts,
     check_crowd,
     check_near,
@@ -23,8 +23,6 @@ from tests.support.engine.driver import (
     prompt,
 )
 from tests.support.engine.tiny import tiny
-
-Factory = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")

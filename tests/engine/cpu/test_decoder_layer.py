@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from cluster.engine.cpu.kernels import Format, Kernels
 from cluster.engine.engine import Work
 from cluster.engine.loading import model
 from tests.support.engine.driver import (
+    Factory,
     check_equal_works,
     check_near,
     load_engine,
@@ -27,7 +27,6 @@ from tests.support.engine.native import formats, needs_native
 
 pytestmark = [needs_native, pytest.mark.usefixtures("several_threads")]
 
-Factory = Callable[..., Path]
 
 _ROPE = {"rope_theta": 10000.0, "factor": 4.0}
 _LLAMA3 = {

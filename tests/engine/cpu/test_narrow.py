@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,19 @@ from safetensors.torch import load_file, save_file
 from cluster.engine.cpu.kernels import Format, Kernels
 from cluster.engine.engine import Work
 from cluster.models.grouped import load_int8, save_int8
-from tests.support.engine.driver import last_logits, load_engine, load_oracle, prompt, rows, run
+from tests.support.engine.driver import (
+    Factory,
+    last_logits,
+    load_engine,
+    load_oracle,
+    prompt,
+    rows,
+    run,
+)
 from tests.support.engine.native import formats, needs_native
 from tests.support.engine.products import rounding_rows
 
 pytestmark = [needs_native, pytest.mark.usefixtures("several_threads")]
-
-Factory = Callable[..., Path]
 
 
 def in_int8(folder: Path, target: Path) -> Path:

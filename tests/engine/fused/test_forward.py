@@ -6,7 +6,6 @@ of graphs have both.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,14 +26,13 @@ from cluster.spec.token_log import prefix_hash
 from tests.support.choices import by_day
 from tests.support.engine.adapters import merged_oracle, write_adapter
 from tests.support.engine.checked import oracle_of
-from tests.support.engine.driver import PAGE_SIZE, check_rows, prompt, rows, run
+from tests.support.engine.driver import PAGE_SIZE, Factory, check_rows, prompt, rows, run
 from tests.support.engine.interpreter import interpreted
 from tests.support.engine.parts import plain
 from tests.support.engine.taps import TapLog
 from tests.support.engine.tiny import tiny
 
 pytestmark = interpreted
-Factory = Callable[..., Path]
 TREE = TokenTree.of([5, 6, 7, 8], [-1, 0, 0, -1])
 BIASES = {"attention_bias": True, "mlp_bias": True}
 FEW = {"num_hidden_layers": 2}

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.support.engine.driver import Factory
 from tests.support.engine.graphs import FEW_LAYERS
 
 
 @pytest.fixture(scope="session")
-def small_llama(checkpoint_factory: Callable[..., Path]) -> Path:
+def small_llama(checkpoint_factory: Factory) -> Path:
     """Of one layer: the interpreter takes as long for each."""
     return checkpoint_factory("llama", **FEW_LAYERS["llama"])
 
 
 @pytest.fixture(scope="session")
-def two_layers(checkpoint_factory: Callable[..., Path]) -> Path:
+def two_layers(checkpoint_factory: Factory) -> Path:
     return checkpoint_factory("llama", **FEW_LAYERS["llama"] | {"num_hidden_layers": 2})
 
 

@@ -7,7 +7,6 @@ Triton's interpreter: test_interpreted.py runs these tests.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from cluster.engine.graphs.capture import Staging
 from cluster.engine.work import Work
 from tests.support.choices import by_day
 from tests.support.engine.captures import Recorder
-from tests.support.engine.driver import prompt
+from tests.support.engine.driver import Factory, prompt
 from tests.support.engine.graphs import (
     ALL,
     CASES,
@@ -41,7 +40,7 @@ from tests.support.engine.triton_cases import tree_of_size
 @pytest.mark.usefixtures("many_programs")
 @pytest.mark.parametrize(("architecture", "names"), by_day([GEMMA2], [*ALL]), ids=str)
 def test_graphed_steps_give_the_logits_of_eager_ones(
-    checkpoint_factory: Callable[..., Path], architecture: str, names: tuple[str, ...]
+    checkpoint_factory: Factory, architecture: str, names: tuple[str, ...]
 ) -> None:
     folder, recorder = checkpoint_factory(architecture, **FEW_LAYERS[architecture]), Recorder()
     graphed = build(folder, recorder, fused=True, prefix_cache=False)
@@ -148,7 +147,7 @@ def test_the_areas_of_the_host_take_turns_and_only_what_was_written_is_sent() ->
 @needs_gpu
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "mistral-sliding", "gemma2"])
 def test_graphs_of_a_gpu_give_the_logits_of_eager_steps(
-    checkpoint_factory: Callable[..., Path], architecture: str
+    checkpoint_factory: Factory, architecture: str
 ) -> None:
     folder = checkpoint_factory(architecture)
     settings: dict[str, Any] = {"device": "cuda:0", "attention": "auto"}

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -17,6 +14,7 @@ from cluster.errors import ConfigError
 from tests.support.architectures import BY_TEXT, REFUSED, SERVED
 from tests.support.choices import by_day
 from tests.support.engine.driver import (
+    Factory,
     GreedyDecoder,
     expected_rows,
     generate,
@@ -26,9 +24,6 @@ from tests.support.engine.driver import (
     rows,
     run,
 )
-
-Factory = Callable[..., Path]
-
 
 # One of each kind of layer; `test_taps.py` asks all for their logits every day.
 KINDS = {

@@ -20,6 +20,7 @@ from cluster.engine.state import engine_state
 from cluster.errors import ConfigError
 from cluster.models.experts import Experts, unstacked
 from tests.support.engine.driver import (
+    Factory,
     check_near,
     load_engine,
     load_oracle,
@@ -30,7 +31,6 @@ from tests.support.engine.driver import (
 from tests.support.engine.native import needs_native
 
 pytestmark = needs_native
-Factory = Callable[..., Path]
 
 
 def mixture(factory: Factory, architecture: str) -> Path:

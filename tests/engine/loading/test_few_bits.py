@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,12 +28,11 @@ from cluster.errors import ConfigError
 from cluster.models.fingerprint import model_hash
 from tests.support.choices import by_day
 from tests.support.engine.altered import altered
-from tests.support.engine.driver import load_engine
+from tests.support.engine.driver import Factory, load_engine
 from tests.support.engine.few_bits import check_texts, widened
 from tests.support.engine.native import needs_native
 from tests.support.models.gguf_files import converted
 
-Factory = Callable[..., Path]
 LLAMA = [("llama", each) for each in ("int8", "int4", "Q4_1")]
 FEW = [*LLAMA, ("mixtral", "int8"), ("qwen2-moe", "int4")]
 MORE = [("llama", "Q4_0"), ("llama", "Q8_0"), ("qwen2-moe", "Q4_1")]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +13,7 @@ from cluster.engine.cpu.packed_linear import PackedLinear
 from cluster.engine.loading.inspection import describe
 from cluster.engine.loading.model import load_model
 from cluster.engine.loading.planned import planned
+from tests.support.engine.driver import Factory
 from tests.support.engine.native import needs_native
 
 
@@ -44,7 +43,7 @@ def bytes_of(module: torch.nn.Module) -> int:
     ids=str,
 )
 def test_the_weights_and_the_cache_have_the_format_that_is_planned(
-    architecture: str, shape: dict[str, Any], weights: str, checkpoint_factory: Callable[..., Path]
+    architecture: str, shape: dict[str, Any], weights: str, checkpoint_factory: Factory
 ) -> None:
     fields = {"hidden_size": 64, "vocab_size": 4096, **shape}
     folder = checkpoint_factory(architecture, dtype=torch.bfloat16, **fields)

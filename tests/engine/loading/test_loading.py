@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -32,10 +31,16 @@ from cluster.models.fingerprint import folder_tokenizer_hash
 from tests.support.architectures import EOS_TOKEN_ID, MAX_POSITIONS
 from tests.support.choices import by_night
 from tests.support.engine.altered import altered
-from tests.support.engine.driver import last_logits, load_engine, load_oracle, prompt, rows, run
+from tests.support.engine.driver import (
+    Factory,
+    last_logits,
+    load_engine,
+    load_oracle,
+    prompt,
+    rows,
+    run,
+)
 from tests.support.engine.native import needs_native
-
-Factory = Callable[..., Path]
 
 
 def test_an_engine_states_its_identity_and_limits(llama_folder: Path) -> None:

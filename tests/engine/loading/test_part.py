@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ from cluster.engine.loading.part import part_of
 from cluster.engine.work import Work
 from cluster.errors import ConfigError
 from tests.support.choices import by_day
-from tests.support.engine.driver import rows, run
+from tests.support.engine.driver import Factory, rows, run
 from tests.support.engine.parts import plain
 
 FEW = ["llama", "gemma3", "gpt-oss", "lfm2", "qwen3.5", "deepseek-v3"]
@@ -35,7 +35,7 @@ def settings(folder: Path) -> EngineConfig:
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
-def folder(request: pytest.FixtureRequest, checkpoint_factory: Callable[..., Path]) -> Path:
+def folder(request: pytest.FixtureRequest, checkpoint_factory: Factory) -> Path:
     return checkpoint_factory(request.param)
 
 
@@ -84,7 +84,7 @@ def test_a_model_whose_layers_stand_nowhere_together_is_refused(whole: LoadedMod
 
 
 def test_layers_that_read_the_keys_of_others_cannot_be_taken_apart(
-    checkpoint_factory: Callable[..., Path],
+    checkpoint_factory: Factory,
 ) -> None:
     model = load_model(settings(checkpoint_factory("gemma4")))
     with pytest.raises(ConfigError, match="some read the keys and values of others; remove the"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,10 +17,9 @@ from cluster.engine.loading.inspection import check_loadable, describe
 from cluster.errors import ConfigError
 from tests.support.architectures import BY_TEXT
 from tests.support.engine.altered import altered
-from tests.support.engine.driver import check_text, load_engine, load_oracle, prompt
+from tests.support.engine.driver import Factory, check_text, load_engine, load_oracle, prompt
 from tests.support.engine.native import needs_native
 
-Factory = Callable[..., Path]
 CLASSES = {
     "gemma3-vision": "Gemma3ForCausalLM",
     "gemma4-vision": "Gemma4ForCausalLM",

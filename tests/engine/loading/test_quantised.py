@@ -20,9 +20,8 @@ from cluster.engine.work import Work
 from cluster.errors import ConfigError
 from tests.support.choices import by_day
 from tests.support.engine.altered import altered
-from tests.support.engine.driver import load_engine, prompt, rows, run
+from tests.support.engine.driver import Factory, load_engine, prompt, rows, run
 
-Factory = Callable[..., Path]
 # Of each method: the package that its refusal names, or what else stands in the way on a CPU.
 NAMED = {
     "aqlm": "aqlm",

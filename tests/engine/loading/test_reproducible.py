@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from cluster.engine.engine import Engine, Work
 from cluster.errors import ConfigError
 from cluster.worker.devices import native_build
 from tests.support.choices import by_day
-from tests.support.engine.driver import load_engine, prompt, rows, run
+from tests.support.engine.driver import Factory, load_engine, prompt, rows, run
 from tests.support.engine.driver import random_tree as tree_of
 from tests.support.engine.native import needs_native
 
@@ -39,7 +39,7 @@ ENGINES = [
 
 
 @pytest.fixture(scope="module", params=ENGINES, ids=str)
-def engine(request: pytest.FixtureRequest, checkpoint_factory: Callable[..., Path]) -> Engine:
+def engine(request: pytest.FixtureRequest, checkpoint_factory: Factory) -> Engine:
     architecture, fields, settings = request.param
     folder = checkpoint_factory(architecture, max_position_embeddings=256, **fields)
     known = {"prefix_cache": False, "num_pages": 1024, **settings}
@@ -142,7 +142,7 @@ def test_what_cannot_be_reproducible_is_refused(
     fields: dict[str, int],
     settings: dict[str, str],
     remedy: str,
-    checkpoint_factory: Callable[..., Path],
+    checkpoint_factory: Factory,
 ) -> None:
     with pytest.raises(ConfigError, match=remedy):
         load_engine(checkpoint_factory("llama", **fields), reproducible=True, **settings)

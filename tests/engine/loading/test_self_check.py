@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from cluster.engine.loading import self_check
 from cluster.engine.loading.model import LoadedModel
 from cluster.engine.loading.probe import probe_layers
 from cluster.errors import ConfigError
-from tests.support.engine.driver import load_engine
+from tests.support.engine.driver import Factory, load_engine
 from tests.support.engine.native import needs_native
 from tests.support.engine.tiny import tiny
 
@@ -57,7 +56,7 @@ def test_a_step_that_skips_a_layer_is_refused(dtype: str) -> None:
 
 @pytest.mark.parametrize("attention", ["auto", "sdpa"])
 def test_rounding_in_a_deep_random_network_is_accepted(
-    attention: str, checkpoint_factory: Callable[..., Path]
+    attention: str, checkpoint_factory: Factory
 ) -> None:
     folder = checkpoint_factory("llama", head_dim=16, num_hidden_layers=24, init_std=0.1)
     engine = load_engine(folder, dtype="bfloat16", attention=attention)
@@ -78,7 +77,7 @@ def plain_engine(folder: Path, **settings: Any) -> Engine:
 
 
 @pytest.fixture
-def long_folder(checkpoint_factory: Callable[..., Path]) -> Path:
+def long_folder(checkpoint_factory: Factory) -> Path:
     """Its first layer has a window that the long case crosses."""
     return checkpoint_factory("gemma3", sliding_window=100, max_position_embeddings=2048)
 

@@ -4,7 +4,6 @@ Where layers have a window, they hold the pages of the window and no others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from tests.support.choices import by_day
 from tests.support.engine.checked import Checked
 from tests.support.engine.driver import (
     PAGE_SIZE,
+    Factory,
     GreedyDecoder,
     last_logits,
     most_pages,
@@ -51,7 +51,7 @@ OTHERS = [
 
 
 @pytest.fixture(params=by_day(CACHES, [*CACHES, *OTHERS]), ids="-".join)
-def make(request: pytest.FixtureRequest, checkpoint_factory: Callable[..., Path]) -> Make:
+def make(request: pytest.FixtureRequest, checkpoint_factory: Factory) -> Make:
     architecture, attention = request.param
     if attention == "native" and kernels.load() is None:
         pytest.skip("needs a C++ compiler")

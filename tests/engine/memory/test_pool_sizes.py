@@ -3,9 +3,7 @@ GPU keeps free beside it is what the widest step takes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +17,7 @@ from cluster.errors import ConfigError
 from cluster.spec.draw import drawing_bytes
 from tests.support.architectures import SERVED
 from tests.support.choices import by_day
-from tests.support.engine.driver import load_engine
+from tests.support.engine.driver import Factory, load_engine
 
 GIB = 1024**3
 PAGE_SIZE, WINDOW = 16, 128
@@ -107,7 +105,7 @@ WIDE = EngineConfig(max_batch_tokens=2048)
     by_day(["llama", "lfm2", "qwen3.5", "gemma4"], SERVED),
 )
 def test_a_forward_without_a_cache_runs_for_every_architecture(
-    architecture: str, checkpoint_factory: Callable[..., Path]
+    architecture: str, checkpoint_factory: Factory
 ) -> None:
     """It is what a GPU's memory is measured by, and nothing on a CPU."""
     engine = load_engine(checkpoint_factory(architecture))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -15,6 +12,7 @@ from cluster.engine.loading.planned import planned
 from cluster.errors import ConfigError
 from tests.support.engine.driver import (
     PAGE_SIZE,
+    Factory,
     GreedyDecoder,
     check_text,
     generate,
@@ -23,7 +21,6 @@ from tests.support.engine.driver import (
 )
 from tests.support.engine.driver import load_oracle as oracle_of
 
-Factory = Callable[..., Path]
 # Three layers, then three that read those of their kind.
 SHARED_WITH = [None, None, None, 1, 1, 2]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from tests.support.choices import by_day
 from tests.support.engine.checked import Checked
 from tests.support.engine.driver import (
     PAGE_SIZE,
+    Factory,
     GreedyDecoder,
     generate,
     load_engine,
@@ -29,7 +29,6 @@ from tests.support.engine.integrity import check_integrity
 from tests.support.engine.native import needs_native
 
 TREE = TokenTree.of([5, 6, 7, 8], [-1, 0, 0, -1])
-Factory = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")

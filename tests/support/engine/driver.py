@@ -21,6 +21,8 @@ from tests.support.engine.tiny import tiny
 from tests.support.spec.trees import paths
 
 PAGE_SIZE = 4
+# What the fixture `checkpoint_factory` is.
+Factory = Callable[..., Path]
 
 
 def most_pages(num_rows: int) -> int:
