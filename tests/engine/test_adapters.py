@@ -15,12 +15,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from cluster.config.schema import EngineConfig
-from cluster.core import TokenTree
 from cluster.engine.engine import Engine, Work
 from cluster.engine.loading.inspection import check_loadable
 from cluster.errors import ConfigError
 from tests.support.engine.adapters import ATTENTION, EVERYTHING, merged_oracle, write_adapter
 from tests.support.engine.driver import (
+    TREE,
     check_rows,
     load_engine,
     load_oracle,
@@ -29,8 +29,6 @@ from tests.support.engine.driver import (
     run,
 )
 from tests.support.engine.integrity import check_integrity
-
-TREE = TokenTree.of([5, 6, 7, 8], [-1, 0, 0, -1])
 
 
 @pytest.fixture(scope="module")

@@ -9,12 +9,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from cluster.core import TokenTree
 from cluster.engine.engine import Work
 from cluster.errors import ConfigError
 from tests.support.architectures import BY_TEXT, SERVED
 from tests.support.choices import by_day
 from tests.support.engine.driver import (
+    TREE,
     Factory,
     check_rows,
     load_engine,
@@ -36,7 +36,6 @@ TAPPED = by_day(
     ["llama", "gemma2", "gpt2", "qwen3.5", "gemma3-vision"],
     [each for each in (*SERVED, *BY_TEXT) if each != "gemma3n"],
 )
-TREE = TokenTree.of([5, 6, 7, 8], [-1, 0, 0, -1])
 
 
 @pytest.mark.parametrize("architecture", TAPPED)

@@ -15,7 +15,6 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from cluster.core import TokenTree
 from cluster.engine.engine import Engine
 from cluster.engine.first_layers import FirstLayers
 from cluster.engine.fused import forward
@@ -26,14 +25,13 @@ from cluster.spec.token_log import prefix_hash
 from tests.support.choices import by_day
 from tests.support.engine.adapters import merged_oracle, write_adapter
 from tests.support.engine.checked import oracle_of
-from tests.support.engine.driver import PAGE_SIZE, Factory, check_rows, prompt, rows, run
+from tests.support.engine.driver import PAGE_SIZE, TREE, Factory, check_rows, prompt, rows, run
 from tests.support.engine.interpreter import interpreted
 from tests.support.engine.parts import plain
 from tests.support.engine.taps import TapLog
 from tests.support.engine.tiny import tiny
 
 pytestmark = interpreted
-TREE = TokenTree.of([5, 6, 7, 8], [-1, 0, 0, -1])
 BIASES = {"attention_bias": True, "mlp_bias": True}
 FEW = {"num_hidden_layers": 2}
 LLAMA = [("llama", {**BIASES, "tie_word_embeddings": True, "head_dim": 64})]

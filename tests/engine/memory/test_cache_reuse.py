@@ -19,6 +19,7 @@ from tests.support.choices import by_day
 from tests.support.engine.checked import Checked
 from tests.support.engine.driver import (
     PAGE_SIZE,
+    TREE,
     Factory,
     GreedyDecoder,
     last_logits,
@@ -31,7 +32,6 @@ from tests.support.engine.driver import (
 )
 from tests.support.engine.integrity import check_integrity
 
-TREE = TokenTree.of([5, 6, 7, 8], [-1, 0, 0, -1])
 Make = partial[Checked]
 # Each layer has a window, some have, some are convolutions and keep states; by night also no layer
 # has one, and some are convolutions alone.

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cluster.core import TokenTree
 from cluster.engine.memory.kv_cache import KVCache, layer_groups
 from cluster.engine.work import Work
 from tests.support.architectures import SLIDING_WINDOW
@@ -16,6 +15,7 @@ from tests.support.choices import by_day
 from tests.support.engine.checked import Checked
 from tests.support.engine.driver import (
     PAGE_SIZE,
+    TREE,
     Factory,
     GreedyDecoder,
     generate,
@@ -27,8 +27,6 @@ from tests.support.engine.driver import (
 )
 from tests.support.engine.integrity import check_integrity
 from tests.support.engine.native import needs_native
-
-TREE = TokenTree.of([5, 6, 7, 8], [-1, 0, 0, -1])
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ from tests.support.engine.tiny import tiny
 from tests.support.spec.trees import paths
 
 PAGE_SIZE = 4
+TREE = TokenTree.of([5, 6, 7, 8], [-1, 0, 0, -1])
 # What the fixture `checkpoint_factory` is.
 Factory = Callable[..., Path]
 
