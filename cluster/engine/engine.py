@@ -70,7 +70,7 @@ class Engine:
         logit_rows: as in `num_logit_rows`."""
         if group is not None:
             extra_layers = group.share_layers(extra_layers, model.layers[0])
-        layers = (*model.layers, *extra_layers)
+        self.layers = layers = (*model.layers, *extra_layers)
         self._logit_rows = num_logit_rows(config, logit_rows)
         self.reserve = measured(config, model, self._logit_rows)
         num_pages = derive_num_pages(config, layers, model.max_context_len, self.reserve.total)
@@ -98,14 +98,12 @@ class Engine:
         self.max_context_len = model.max_context_len
         self.longest_context = self.limits.longest_context
         self.eos_token_ids = model.eos_token_ids
-        self.layers = layers
         self._last_step: tuple[StepSummary, Events | None] = StepSummary(), None
         self.model = model
         self.page_owners = PageOwners(self.cache, config)
         self._scheduler = Scheduler(self.page_owners, config)
         self.pace = PromptPace(config.max_batch_tokens, config.max_chunk_s)
         self.forward = Forward(config, model, self.cache, None if group is None else group.all)
-        self._clock = time.perf_counter
         # The sequences with a pending work, in order of submission.
         self._waiting: dict[str, None] = {}
         # Works that can never run, answered by the next step.
@@ -116,8 +114,7 @@ class Engine:
         self.forward.settle(lambda: self_check.check(self, model))
         self.forward.use_graphs(capture, lambda: self_check.check(self, model))
         self.forget_prefixes()
-        # Grows trees; None where steps do not run in native code alone, which those of the check
-        # showed.
+        # Grows trees; None where steps, as those of the check, do not run in native code alone.
         self.grower: TreeGrower | None = None
         if group is None and model.native is not None and model.native.grows_on(self.cache):
             self.grower = TreeGrower(model.native, self.cache, self.max_context_len, self)
@@ -261,7 +258,7 @@ class Engine:
     ) -> Launched:
         if drawn is None:  # else the last step may not be done, and nobody is to wait for a GPU
             self.pace.learn(self.last_step)
-        start = self._clock()
+        start = time.perf_counter()
         wanted = self.model.resolve_taps(taps)
         waiting = [self.page_owners.sequences[name] for name in self._waiting]
         prompt_rows = prompt_rows or self.pace.rows(waiting)
@@ -277,20 +274,19 @@ class Engine:
         schedule.answers[:0] = self._refused.values()  # which rank 0 alone may have
         self._refused.clear()
         self._blocked = not schedule.picks and not schedule.answers
-        forward_start = self._clock()
+        forward_start = time.perf_counter()
         with agreed:
             found = self.forward(schedule.picks, wanted, drawn)
-        now, rows = self._clock(), tapped(schedule.picks, found.taps)
+        now, rows = time.perf_counter(), tapped(schedule.picks, found.taps)
         return Launched(schedule, found, schedule.summary(now - forward_start, now - start, rows))
 
     def _finish(self, launched: Launched, lost: Collection[str] = ()) -> list[Output]:
-        start = self._clock()
+        start = time.perf_counter()
         outputs = launched.commit(self.page_owners, lost)
         for name in [*lost, *(each.request_id for each in outputs)]:
             self._waiting.pop(name, None)
-        step_time_s = launched.summary.step_time_s + self._clock() - start
-        summary = replace(launched.summary, step_time_s=step_time_s)
-        self._last_step = summary, launched.found.events
+        took_s = launched.summary.step_time_s + time.perf_counter() - start
+        self._last_step = replace(launched.summary, step_time_s=took_s), launched.found.events
         return outputs
 
     def opened(self, work: Work, max_slots: int) -> Sequence | Output | None:
