@@ -8,11 +8,9 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-_POLL_S = 0.5
 # As `deployments.replica.configure_logging` writes them.
 _LINE = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) \S+ \S+ ([.\w]+): ")
 _OURS = ("cluster", "deployments")
@@ -45,20 +43,20 @@ def _parts(line: str) -> tuple[str, str, str]:
 
 
 class LogFollower:
-    """Reads what is new in the replicas' files below one folder.
+    """Reads what is new in the replicas' files below one folder; None: they are elsewhere.
 
     progress: what a model that loads has said last of how far it is.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self.progress = ""
         self._read: dict[Path, int] = {}  # bytes, up to the end of a line
 
-    def new_lines(self) -> list[str]:
-        """The wanted lines since the last call, file by file."""
+    def new_lines(self) -> Iterator[str]:
+        """Yield the wanted lines since the last call, file by file."""
         lines: list[str] = []
-        for path in sorted(self._folder.glob("worker-*.err")):
+        for path in sorted(self._folder.glob("worker-*.err")) if self._folder else ():
             offset = self._read.get(path, 0)
             with contextlib.suppress(OSError), path.open("rb") as file:
                 file.seek(offset)
@@ -70,26 +68,5 @@ class LogFollower:
             _, logger, message = _parts(line)
             if logger in _PROGRESS and message.startswith(_PHASE):
                 self.progress = message
-        return [line for line in lines if is_wanted(line)]
-
-
-@contextlib.contextmanager
-def following(folder: Path | None, say: Callable[[str], None]) -> Iterator[LogFollower | None]:
-    """Inside, `say` is told the wanted lines, from another thread; None: there is no folder."""
-    if folder is None:
-        yield None
-        return
-    follower, is_over = LogFollower(folder), threading.Event()
-
-    def follow() -> None:
-        while not is_over.wait(_POLL_S):
-            for line in follower.new_lines():
-                say(line)
-
-    thread = threading.Thread(target=follow, name="console log", daemon=True)
-    thread.start()
-    try:
-        yield follower
-    finally:
-        is_over.set()
-        thread.join()
+            if is_wanted(line):
+                yield line

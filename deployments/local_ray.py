@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -49,6 +48,7 @@ class LocalRay:
     def __init__(self, config: Config, folder: Path, applications: Sequence[str]) -> None:
         self._config = config
         self._folder = folder
+        self.log_folder = folder / "session_latest" / "logs"  # of the replicas
         self._applications = applications
         self._launcher = os.getppid()
         self._daemons: list[psutil.Process] = []
@@ -87,10 +87,6 @@ class LocalRay:
         """The configuration: everything is on this machine."""
         return self._config
 
-    def log_folder(self) -> Path | None:
-        """Where the replicas' logs are."""
-        return self._folder / "session_latest" / "logs"
-
     def announce(self, document: Mapping[str, Any]) -> None:
         """Let `drafthouse apply` find what is served here."""
         address = ray.get_runtime_context().gcs_address
@@ -104,9 +100,9 @@ class LocalRay:
 
     def token_file(self) -> Path | None:
         """A file, readable for this user only, with the token that the dashboard asks for; None
-        where the user has one already.  It goes with the folder."""
+        where there is no dashboard, or the user has the token already.  It goes with the folder."""
         token = drawn_token()
-        if token is None:
+        if token is None or not self._config.dashboard.enabled:
             return None
         path = self._folder / "dashboard-token"
         path.touch(mode=0o600)
@@ -114,7 +110,7 @@ class LocalRay:
         return path
 
     def stop(self, *, is_serving: bool) -> None:
-        """End everything and remove the folder.  Must not be interrupted by signals.
+        """End everything.  Must not be interrupted by signals.
 
         Answers that are under way are given `ingress.shutdown_grace_s`, except where the launcher
         was killed: whoever does that wants the end.
@@ -126,7 +122,6 @@ class LocalRay:
             _within(_SHUTDOWN_S, ray.shutdown)
         # What has only begun to start owes nobody an orderly end, and might take long to give it.
         end_descendants(_PROCESS_GRACE_S if is_serving else 0.0)
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _runs(self) -> bool:
         """True while Ray's daemons do; calls that need them wait for ever afterwards."""
@@ -194,17 +189,6 @@ class JoinedRay:
             if is_everywhere((face := getattr(self._config, name)).host) and where in hosts
         }
         return replace(self._config, **there)
-
-    def log_folder(self) -> Path | None:
-        """None: they are on the nodes of that Ray."""
-        return None
-
-    def announce(self, document: Mapping[str, Any]) -> None:
-        """Nothing: what runs on that Ray is changed by `serve deploy`."""
-
-    def token_file(self) -> Path | None:
-        """None: whoever started that Ray has its token."""
-        return None
 
     def stop(self, *, is_serving: bool) -> None:
         """Remove the application, where it is this command's, and disconnect."""

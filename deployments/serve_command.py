@@ -31,12 +31,14 @@ from cluster.errors import ConfigError, WorkerError
 from cluster.logs import is_json, said
 from deployments.access import access_lines
 from deployments.configured_models import has_chat_template
-from deployments.console_log import LogFollower, following
+from deployments.console_log import LogFollower
 from deployments.deploying import begin, logging_options, names_of
 from deployments.local_ray import JoinedRay, LocalRay
 from deployments.readiness import base_url, engine_line, health, wait_until_connected
 
 _POLL_S = 0.25
+# Whoever serves looks so often for what the replicas log.
+_LOOK_S = 0.5
 _REPORT_S = 10.0
 # After so long without an end, a stop that was asked for was swallowed.
 _AGAIN_S = 0.5
@@ -63,33 +65,40 @@ def serve_until_stopped(file: ServeFile, place: Path | str) -> int:
         logging.getLogger(name).setLevel(logging.WARNING)
     signals = _Signals()
     names, is_serving = names_of(file), False
-    is_own = isinstance(place, Path)
-    cluster: LocalRay | JoinedRay = (
-        LocalRay(file.config, place, names)
-        if isinstance(place, Path)
-        else JoinedRay(file.config, place, names)
-    )
+    own = LocalRay(file.config, place, names) if isinstance(place, Path) else None
+    cluster = own or JoinedRay(file.config, str(place), names)
+    follower = LogFollower(own.log_folder if own else None)
+
+    def check() -> None:
+        signals.check()
+        for line in follower.new_lines():
+            _say(line, sys.stderr)
+
     try:
         with signals.interrupt():
-            _progress("starting Ray" if is_own else f"joining Ray at {place}")
+            _progress("starting Ray" if own else f"joining Ray at {place}")
             cluster.start()
-        with signals.interrupt(), following(cluster.log_folder(), _log) as follower:
-            _deploy(file, is_own=is_own)
-            _wait_until_running(names, signals, follower)
+        with signals.interrupt():
+            _progress("starting Serve")
+            serve.start(proxy_location="Disabled", logging_config=logging_options(file, {}))
+            begin(file, is_own=own is not None)
+            _wait_until_running(names, check, follower)
             is_serving = True
             ask = asking(cluster.as_reached, names[0])
             url, drafters = base_url(cluster.as_reached()), file.config.on_their_own
-            wait_until_connected(ask, url, drafters, signals.check, _progress)
-            cluster.announce(file.document)
-            token_file = cluster.token_file() if file.config.dashboard.enabled else None
-            if token_file is not None:
-                _progress(f"the dashboard asks for a token; it is in {token_file}")
+            wait_until_connected(ask, url, drafters, check, _progress)
+            if own:
+                own.announce(file.document)
+                if token_file := own.token_file():
+                    _progress(f"the dashboard asks for a token; it is in {token_file}")
             for line in access_lines(file.config):
                 _progress(line)
             engines, seen = engine_line(ask()), cluster.as_reached()
             _say(said(ready_line(seen, engines), beginning=""), sys.stdout)
             _say(said(what_to_try(file.config, base_url(seen)), beginning=""), sys.stderr)
-            signals.wait()
+            while True:
+                check()
+                time.sleep(_LOOK_S)
     except (_Stop, SystemExit, KeyboardInterrupt):
         _progress("stopping")
     finally:
@@ -175,12 +184,6 @@ def refuse_unserved_keys(file: ServeFile) -> None:
                 )
 
 
-def _deploy(file: ServeFile, *, is_own: bool) -> None:
-    _progress("starting Serve")
-    serve.start(proxy_location="Disabled", logging_config=logging_options(file, {}))
-    begin(file, is_own=is_own)
-
-
 def change(address: str, document: Mapping[str, Any]) -> Mapping[str, str]:
     """Hand a changed document to the server whose Ray is at `address`, and wait until it runs;
     returns what its parts refuse of it."""
@@ -188,23 +191,24 @@ def change(address: str, document: Mapping[str, Any]) -> Mapping[str, str]:
     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     try:
         _get_global_client().deploy_apps(ServeDeploySchema.model_validate(dict(document)))
-        _wait_until_running(names, _Signals(), None)
+        _wait_until_running(names, _Signals().check, LogFollower(None))
         return dict(_health_of(names[0])["refused"])
     finally:
         ray.shutdown()
 
 
 def _wait_until_running(
-    names: Sequence[str], signals: _Signals, follower: LogFollower | None
+    names: Sequence[str], check: Callable[[], None], follower: LogFollower
 ) -> None:
     """Report progress until every deployment runs; raises WorkerError when one never will.
 
-    A terminal has it in one line, all else a line for each change and every ten seconds.
-    follower: of the log in which a model that loads says how far it is."""
+    A terminal has it in one line, all else a line for each change and every ten seconds.  check:
+    called often; may raise to end the waiting.  follower: of the log in which a model that loads
+    says how far it is."""
     is_renewed = sys.stderr.isatty() and not is_json()
     last, reported = "", 0.0
     while True:
-        signals.check()
+        check()
         found = serve.status().applications
         applications = [found[name] for name in names]
         deployments = [pair for each in applications for pair in each.deployments.items()]
@@ -215,7 +219,7 @@ def _wait_until_running(
             text += f", waiting for {', '.join(waiting)}"
         is_due = text != last or time.monotonic() - reported > _REPORT_S
         if total and (is_due or is_renewed):
-            phase = f" ({follower.progress})" if waiting and follower and follower.progress else ""
+            phase = f" ({follower.progress})" if waiting and follower.progress else ""
             _say(said(text + phase), sys.stderr, end="" if is_renewed and waiting else "\n")
             last, reported = text, time.monotonic()
         if all(each.status == ApplicationStatus.RUNNING for each in applications):
@@ -239,10 +243,6 @@ def cause_of(message: str) -> str:
     errors = _ERROR.findall(message)
     told = errors[-1] if errors else " ".join(message.split())
     return told if len(told) <= _MAX_REASON_LEN else told[:_MAX_REASON_LEN] + "..."
-
-
-def _log(line: str) -> None:
-    _say(line, sys.stderr)
 
 
 def _progress(text: str) -> None:
@@ -299,12 +299,6 @@ class _Signals:
         """Raise _Stop when a signal has come; between any two steps that take long."""
         if self._is_asked:
             raise _Stop
-
-    def wait(self) -> None:
-        """Until a signal comes."""
-        while True:
-            self.check()
-            time.sleep(_REPORT_S)
 
     @staticmethod
     def _set(handler: Callable[[int, FrameType | None], None]) -> None:

@@ -4,6 +4,10 @@ Whoever ends a process group (systemd, `timeout`, a terminal) signals every proc
 daemons would be gone before Serve is shut down in order, and Ray ends a process whose daemons are
 gone, whatever that process has still to do.  So Ray gets a session of its own, below a process that
 passes signals on to it and that removes what is left when it has ended, in whatever way.
+
+Where both are killed, a third one, the guard, does so: `python -m deployments.supervisor SESSION
+FOLDER`.  Its standard input ends when nobody is left who would do it.  Most of Ray's processes end
+by themselves then, its agents a minute later.
 """
 
 from __future__ import annotations
@@ -11,7 +15,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 import signal
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable
@@ -19,10 +25,10 @@ from pathlib import Path
 from types import FrameType
 
 from cluster.worker.priority import adopt_orphans, end_with_parent
-from deployments.guard import start_guard
-from deployments.processes import end_descendants, short_lived_folder
+from deployments.processes import end_descendants, end_session, short_lived_folder
 
-# Processes that Ray has just told to end are given so long.
+# Processes that Ray has just told to end, or that have seen the end of their parent, are given so
+# long.
 _GRACE_S = 3.0
 _INTERRUPTED = 130
 _BAD_CONFIG = 2
@@ -63,7 +69,14 @@ def _supervised(body: Callable[[Path], int], folder: Path) -> int:
 
     before = {number: signal.signal(number, pass_on) for number in _SIGNALS}
     adopt_orphans()
-    guard = start_guard(alive, child, folder)
+    guard = subprocess.Popen(
+        [sys.executable, "-m", __name__, str(child), str(folder)],
+        cwd=Path(__file__).resolve().parents[1],
+        stdin=alive,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     try:
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -120,3 +133,14 @@ def _show_last_lines(path: Path) -> None:
         lines = path.read_text("utf-8", "replace").splitlines()[-_NUM_LAST_LINES:]
         if lines:
             sys.stderr.write("\n  ".join(["drafthouse: Ray said last:", *lines]) + "\n")
+
+
+def _guard() -> None:
+    session, folder = int(sys.argv[1]), Path(sys.argv[2])
+    sys.stdin.buffer.read()
+    end_session(session, _GRACE_S)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    _guard()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
 from pathlib import Path
 
 import pytest
 
 from cluster.logs import JsonLines
-from deployments.console_log import LogFollower, following, is_wanted
+from deployments.console_log import LogFollower, is_wanted
 
 TIME = "2026-01-02 03:04:05,678"
 REQUEST = f"INFO {TIME} deployments.ingress.tracing: request id=a task=default"
@@ -47,16 +46,16 @@ def test_the_console_has_warnings_requests_and_activity(line: str, expected: boo
 
 def test_every_line_is_told_once_and_when_it_is_whole(tmp_path: Path) -> None:
     follower = LogFollower(tmp_path)
-    assert follower.new_lines() == []
+    assert [*follower.new_lines(), *LogFollower(None).new_lines()] == []
     first, second = tmp_path / "worker-1.err", tmp_path / "worker-2.err"
     first.write_text(f"{REQUEST}\nnoise\n{ACTIVITY[:20]}")
     second.write_text(f"{REQUEST} again\n")
     (tmp_path / "raylet.err").write_text(f"{REQUEST}\n")
-    assert follower.new_lines() == [REQUEST, f"{REQUEST} again"]
-    assert follower.new_lines() == []
+    assert [*follower.new_lines()] == [REQUEST, f"{REQUEST} again"]
+    assert [*follower.new_lines()] == []
     with first.open("a") as file:
         file.write(f"{ACTIVITY[20:]}\n")
-    assert follower.new_lines() == [ACTIVITY]
+    assert [*follower.new_lines()] == [ACTIVITY]
 
 
 @pytest.mark.parametrize("is_json", [False, True])
@@ -74,21 +73,5 @@ def test_the_progress_of_loading_is_the_last_that_was_said(tmp_path: Path, is_js
         line = JsonLines().format(record) if is_json else f"INFO {TIME} {logger}: {message}"
         with file.open("a") as lines:
             lines.write(f"{line}\n")
-        assert follower.new_lines() == []
+        assert [*follower.new_lines()] == []
         assert follower.progress == progress
-
-
-def test_what_comes_while_it_follows_is_told(tmp_path: Path) -> None:
-    told: list[str] = []
-    came = threading.Event()
-
-    def say(line: str) -> None:
-        told.append(line)
-        came.set()
-
-    with following(tmp_path, say):
-        (tmp_path / "worker-1.err").write_text(f"{REQUEST}\n")
-        assert came.wait(60.0)
-    assert told == [REQUEST]
-    with following(None, say):
-        pass
