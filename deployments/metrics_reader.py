@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cluster.records import frozen
 
 _DRAFTED = "vllm:spec_decode_num_"
+_COUNTED = ("drafts", "draft_tokens", "accepted_tokens")
 Labels = tuple[tuple[str, str], ...]
 
 
@@ -89,21 +90,16 @@ class MetricsChange:
 
 @frozen
 class SpeculationCounts:
-    """What was drafted and accepted meanwhile, in vLLM's terms."""
+    """What was drafted and accepted meanwhile, in vLLM's terms.
+
+    mean_acceptance_length: tokens per step with drafts, the bonus token included."""
 
     num_drafts: int
     num_draft_tokens: int
     num_accepted_tokens: int
     accepted_per_position: tuple[float, ...]
-
-    @property
-    def acceptance_rate(self) -> float:
-        return self.num_accepted_tokens / self.num_draft_tokens
-
-    @property
-    def mean_acceptance_length(self) -> float:
-        """Tokens per step with drafts, the bonus token included."""
-        return 1.0 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else 1.0
+    acceptance_rate: float
+    mean_acceptance_length: float
 
 
 def speculation(changes: Sequence[MetricsChange]) -> SpeculationCounts | None:
@@ -111,12 +107,15 @@ def speculation(changes: Sequence[MetricsChange]) -> SpeculationCounts | None:
     counts = Counter[str]()
     positions = Counter[int]()
     for change in changes:
-        for name in ("drafts", "draft_tokens", "accepted_tokens"):
+        for name in _COUNTED:
             counts[name] += int(change.count(_DRAFTED + name) or 0)
         found = change.count_by(f"{_DRAFTED}accepted_tokens_per_pos", "position")
         positions.update({int(position): int(count) for position, count in found.items()})
-    drafts, drafted = counts["drafts"], counts["draft_tokens"]
+    drafts, drafted, accepted = (counts[name] for name in _COUNTED)
     if not drafted:
         return None
-    rates = tuple(positions[each] / max(drafts, 1) for each in sorted(positions))
-    return SpeculationCounts(drafts, drafted, counts["accepted_tokens"], rates)
+    steps = max(drafts, 1)
+    rates = tuple(positions[each] / steps for each in sorted(positions))
+    return SpeculationCounts(
+        drafts, drafted, accepted, rates, accepted / drafted, 1.0 + accepted / steps
+    )

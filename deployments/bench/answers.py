@@ -6,19 +6,15 @@ its results reads ours.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
 
 from cluster.records import frozen
 
-# Bounds that a good answer keeps, by their names in --goodput, and what they bound.
-GOODPUT: Mapping[str, Callable[[TimedAnswer], float]] = {
-    "ttft": lambda answer: 1e3 * answer.ttft_s,
-    "tpot": lambda answer: 1e3 * (answer.tpot_s or 0.0),
-    "e2el": lambda answer: 1e3 * answer.e2e_s,
-}
+# The times of a good answer that --goodput may bound.
+GOODPUT = ("ttft", "tpot", "e2el")
 _PERCENTILES = (95, 99)
 
 
@@ -52,15 +48,16 @@ class TimedAnswer:
         return self.arrivals_s[-1] - self.sent_s
 
     @property
-    def tpot_s(self) -> float | None:
-        """Time per output token after the first; None if there is none."""
+    def times_s(self) -> dict[str, list[float]]:
+        """All times by their names: to the first token, of each output token after it, between two
+        pieces of the answer, whatever number of tokens they bring, and to the last token."""
         num_later = self.num_tokens - 1
-        return (self.e2e_s - self.ttft_s) / num_later if num_later > 0 else None
-
-    @property
-    def itl_s(self) -> list[float]:
-        """Times between two pieces of the answer, whatever number of tokens they bring."""
-        return [later - sooner for sooner, later in pairwise(self.arrivals_s)]
+        return {
+            "ttft": [self.ttft_s],
+            "tpot": [(self.e2e_s - self.ttft_s) / num_later] if num_later > 0 else [],
+            "itl": [later - sooner for sooner, later in pairwise(self.arrivals_s)],
+            "e2el": [self.e2e_s],
+        }
 
 
 def figures(
@@ -85,17 +82,15 @@ def figures(
         "output_throughput": tokens / duration_s,
         "total_token_throughput": (prompt_tokens + tokens) / duration_s,
     }
+    times = [each.times_s for each in good]
     if goodput:
-        kept = [all(GOODPUT[name](each) <= most for name, most in goodput.items()) for each in good]
+        kept = [
+            all(1e3 * value <= most for name, most in goodput.items() for value in each[name])
+            for each in times
+        ]
         found["request_goodput"] = sum(kept) / duration_s
-    times = {
-        "ttft": [each.ttft_s for each in good],
-        "tpot": [each.tpot_s for each in good if each.tpot_s is not None],
-        "itl": [value for each in good for value in each.itl_s],
-        "e2el": [each.e2e_s for each in good],
-    }
-    for name, values in times.items():
-        if values:
+    for name in times[0] if times else ():
+        if values := [value for each in times for value in each[name]]:
             found |= _spread(name, 1e3 * np.array(values))
     return found
 

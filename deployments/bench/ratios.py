@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+
 from cluster.spec.interval import Interval
 from deployments.bench.answers import TimedAnswer
 
@@ -27,16 +29,20 @@ def ratios(first: Sequence[TimedAnswer], second: Sequence[TimedAnswer]) -> dict[
     Each unit gives one ratio.  They differ by their prompts and by the minute in which they were
     measured, so the interval of their mean has both in it.
     """
-    sides = [_by_prompt(answers) for answers in (first, second)]
-    units: dict[int, list[tuple[int, int]]] = {}
-    for key in sorted(sides[0].keys() & sides[1].keys()):
-        units.setdefault(key[0], []).append(key)
+    sides = [[each for each in answers if not each.error] for answers in (first, second)]
+    answered = [{(each.unit, each.prompt) for each in side} for side in sides]
+    both = answered[0] & answered[1]
     found = {}
     for name, parts in FIGURES.items():
-        tables = [[_sums(side, keys, parts) for side in sides] for keys in units.values()]
+        # Of each unit the sums of both parts, by side.
+        sums = {unit: np.zeros((2, 2)) for unit, _ in sorted(both)}
+        for place, side in enumerate(sides):
+            for each in side:
+                if (each.unit, each.prompt) in both:
+                    sums[each.unit][place] += parts(each)
         own = [
-            (one[0] / one[1]) / (other[0] / other[1])
-            for one, other in tables
+            float((one[0] / one[1]) / (other[0] / other[1]))
+            for one, other in sums.values()
             if min(*one, *other) > 0.0
         ]
         if own:
@@ -46,30 +52,10 @@ def ratios(first: Sequence[TimedAnswer], second: Sequence[TimedAnswer]) -> dict[
 
 def equal_texts(first: Sequence[TimedAnswer], second: Sequence[TimedAnswer]) -> tuple[int, int]:
     """How many prompts have the same text on both sides, in every round, and of how many."""
-    texts_of: list[dict[int, set[str]]] = [{}, {}]
-    for side, answers in zip(texts_of, (first, second), strict=True):
-        for answer in answers:
-            if not answer.error:
-                side.setdefault(answer.prompt, set()).add(answer.text)
-    one, other = texts_of
-    texts = [one[prompt] | other[prompt] for prompt in one.keys() & other.keys()]
-    return sum(len(each) == 1 for each in texts), len(texts)
-
-
-def _by_prompt(answers: Sequence[TimedAnswer]) -> dict[tuple[int, int], list[TimedAnswer]]:
-    """By unit and prompt."""
-    found: dict[tuple[int, int], list[TimedAnswer]] = {}
-    for answer in answers:
-        if not answer.error:
-            found.setdefault((answer.unit, answer.prompt), []).append(answer)
-    return found
-
-
-def _sums(
-    side: Mapping[tuple[int, int], Sequence[TimedAnswer]],
-    keys: Sequence[tuple[int, int]],
-    parts: Parts,
-) -> tuple[float, float]:
-    """Both parts over the answers of one unit."""
-    found = [parts(answer) for key in keys for answer in side[key]]
-    return sum(each[0] for each in found), sum(each[1] for each in found)
+    texts: dict[int, tuple[set[str], set[str]]] = {}
+    for place, answers in enumerate((first, second)):
+        for each in answers:
+            if not each.error:
+                texts.setdefault(each.prompt, (set(), set()))[place].add(each.text)
+    both = [one | other for one, other in texts.values() if one and other]
+    return sum(len(each) == 1 for each in both), len(both)

@@ -82,7 +82,7 @@ def write_json(report: Report, path: Path) -> None:
                 "load": {"concurrency": run.level.concurrency, "rate": run.level.rate},
                 "side": run.side,
                 **run.figures,
-                "speculation": _speculation(run.speculation),
+                "speculation": run.speculation and asdict(run.speculation),
             }
             for run in report.runs
         ],
@@ -130,13 +130,3 @@ def write_picture(report: Report, path: Path) -> None:
     if len(sides) > 1:
         axes.legend()
     figure.savefig(path)
-
-
-def _speculation(found: SpeculationCounts | None) -> dict[str, Any] | None:
-    if found is None:
-        return None
-    return {
-        **asdict(found),
-        "acceptance_rate": found.acceptance_rate,
-        "mean_acceptance_length": found.mean_acceptance_length,
-    }
