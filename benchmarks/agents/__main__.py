@@ -23,7 +23,7 @@ from benchmarks.support.processes import exit_on_sigterm
 from benchmarks.support.record import OUT, write_report
 from benchmarks.support.serving import running
 from deployments.bench.answers import TimedAnswer
-from deployments.bench.load import Asking, ask
+from deployments.bench.load import Side, ask
 from deployments.bench.ratios import FIGURES, ratios
 from deployments.openai_client import OpenAIServer
 
@@ -96,12 +96,12 @@ def _salted(bodies: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 async def _asked(
     server: OpenAIServer, fields: dict[str, Any], sessions: Sequence[list[Any]], level: int
 ) -> list[TimedAnswer]:
-    asking = Asking([body for bodies in sessions for body in bodies], fields)
-    places = iter(range(len(asking.prompts)))
+    side = Side(server, [body for bodies in sessions for body in bodies], fields)
+    places = iter(range(len(side.prompts)))
     waiting = iter([[next(places) for _ in bodies] for bodies in sessions])
 
     async def one_by_one() -> list[TimedAnswer]:
-        return [await ask(server, asking, place) for turns in waiting for place in turns]
+        return [await ask(side, place) for turns in waiting for place in turns]
 
     found = await asyncio.gather(*(one_by_one() for _ in range(level)))
     answers = [answer for each in found for answer in each]

@@ -16,9 +16,8 @@ import httpx
 from cluster.errors import ConfigError, WorkerError
 from cluster.logs import say
 from cluster.options import number, url
-from cluster.records import frozen
 from deployments.bench.answers import GOODPUT, TimedAnswer, figures
-from deployments.bench.load import Asking, Level, load
+from deployments.bench.load import Level, Side, load
 from deployments.bench.prompts import prompts
 from deployments.bench.report import Report, Run, markdown, write_json, write_picture
 from deployments.metrics_reader import MetricsChange, Page, speculation
@@ -27,15 +26,6 @@ from deployments.openai_client import OpenAIServer
 _OFF = "off"
 # With fewer, an interval over them alone would be very wide.
 _FEW_BLOCKS = 4
-
-
-@frozen
-class Side:
-    """One server and how it is asked; name: "" where nothing is compared."""
-
-    name: str
-    server: OpenAIServer
-    asking: Asking
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -72,18 +62,13 @@ async def bench(
             fields = {"model": arguments.model or model, **_fields(arguments), **fields}
             # What the other side's requests have left in the prefix cache, or taught a drafter,
             # would help this one.
-            asking = Asking(asked, fields, salted=is_ours and bool(arguments.compare))
-            sides.append(Side(name, server, asking))
+            salted = is_ours and bool(arguments.compare)
+            sides.append(Side(server, asked, fields, name, salted=salted))
         rounds = arguments.rounds or len(sides)
-        first = sides[0]
-        report = Report(
-            first.server.base,
-            dict(first.asking.fields),
-            len(asked),
-            rounds,
-            dict(arguments.goodput),
-        )
-        for level in _levels(arguments):
+        first, goodput = sides[0], dict(arguments.goodput)
+        report = Report(first.server.base, first.fields, len(asked), rounds, goodput)
+        rates = [Level(rate=rate) for rate in arguments.rate]
+        for level in rates or [Level(count) for count in arguments.concurrency]:
             await _compare(report, sides, level, arguments)
         return report
 
@@ -107,12 +92,6 @@ def _fields(arguments: argparse.Namespace) -> dict[str, Any]:
     return fields
 
 
-def _levels(arguments: argparse.Namespace) -> list[Level]:
-    if arguments.rate:
-        return [Level(rate=rate) for rate in arguments.rate]
-    return [Level(concurrency) for concurrency in arguments.concurrency]
-
-
 async def _compare(
     report: Report, sides: Sequence[Side], level: Level, arguments: argparse.Namespace
 ) -> None:
@@ -130,9 +109,9 @@ async def _compare(
         about = f"{level}, round {again + 1} of {report.rounds}"
         say(f"{about}, from prompt {start + 1} of {report.num_prompts}")
         for side in sides if turn % 2 == 0 else reversed(sides):
-            asking = replace(side.asking, prompts=side.asking.prompts[start : start + size])
+            block = replace(side, prompts=side.prompts[start : start + size])
             before = await _page(side.server)
-            answers, took_s = await load(side.server, asking, level, arguments.seed + again)
+            answers, took_s = await load(block, level, arguments.seed + again)
             changes[side.name].append(MetricsChange(before, await _page(side.server)))
             # Rounds of the same prompts are one measurement, unless there are few others.
             unit = start // size if len(starts) >= _FEW_BLOCKS else turn
@@ -149,8 +128,8 @@ async def _compare(
 
 async def _warm_up(side: Side, count: int) -> None:
     """Ask the first prompt `count` times; raises WorkerError if the server refuses it."""
-    asking = replace(side.asking, prompts=[side.asking.prompts[0]] * count)
-    for answer in (await load(side.server, asking, Level(1), 0))[0]:
+    answers, _ = await load(replace(side, prompts=[side.prompts[0]] * count), Level(1), 0)
+    for answer in answers:
         if answer.error:
             raise WorkerError(answer.error)
 

@@ -28,14 +28,18 @@ class Level:
 
 
 @frozen
-class Asking:
-    """What is asked: the fields of every request, and for each prompt the field that holds it.
+class Side:
+    """One server, and what it is asked: the fields of every request, and for each prompt the field
+    that holds it.
 
-    salted: every request has a salt of its own, as vLLM and Drafthouse understand it.
+    name: "" where nothing is compared.  salted: every request has a salt of its own, as vLLM and
+    Drafthouse understand it.
     """
 
+    server: OpenAIServer
     prompts: Sequence[Mapping[str, Any]]
     fields: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
     salted: bool = False
 
     def body(self, index: int) -> dict[str, Any]:
@@ -44,14 +48,12 @@ class Asking:
         return {**self.fields, **usage, **salt, **self.prompts[index]}
 
 
-async def load(
-    server: OpenAIServer, asking: Asking, level: Level, seed: int
-) -> tuple[list[TimedAnswer], float]:
+async def load(side: Side, level: Level, seed: int) -> tuple[list[TimedAnswer], float]:
     """Ask every prompt once; returns the answers in order, and the seconds that all took.
 
     seed: of the arrivals.  A request that fails is an answer with an error.
     """
-    count = len(asking.prompts)
+    count = len(side.prompts)
     clock = asyncio.get_running_loop().time
     began = clock()
     if level.rate:
@@ -60,27 +62,25 @@ async def load(
         tasks = []
         for index in range(count):
             await asyncio.sleep(due[index] - clock())
-            tasks.append(asyncio.create_task(ask(server, asking, index, float(due[index]))))
+            tasks.append(asyncio.create_task(ask(side, index, float(due[index]))))
         answers = await asyncio.gather(*tasks)
     else:
         waiting = iter(range(count))
 
         async def ask_in_turn() -> list[TimedAnswer]:
-            return [await ask(server, asking, index) for index in waiting]
+            return [await ask(side, index) for index in waiting]
 
         askers = [ask_in_turn() for _ in range(min(level.concurrency, count))]
         answers = [each for own in await asyncio.gather(*askers) for each in own]
     return sorted(answers, key=lambda answer: answer.prompt), clock() - began
 
 
-async def ask(
-    server: OpenAIServer, asking: Asking, index: int, due_s: float | None = None
-) -> TimedAnswer:
+async def ask(side: Side, index: int, due_s: float | None = None) -> TimedAnswer:
     """Ask one prompt and note what comes when; due_s: when it should have been sent."""
     clock = asyncio.get_running_loop().time
     answer, error = StreamedAnswer(clock), ""
     try:
-        async for event in server.events(asking.body(index)):
+        async for event in side.server.events(side.body(index)):
             answer.take(event)
     except WorkerError as caught:
         error = caught.message

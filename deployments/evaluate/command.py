@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -152,10 +151,10 @@ class _Bench:
         rates = _rate(drafted), _rate(plain)
         if not all(rates):
             return None
-        texts = [[each.token_ids for each in side] for side in (drafted, plain)]
-        num_unequal = sum(ours != theirs for ours, theirs in zip(*texts, strict=True))
         self.num_pairs += len(batch)
-        self.num_unequal += num_unequal
+        self.num_unequal += sum(
+            ours.token_ids != theirs.token_ids for ours, theirs in zip(drafted, plain, strict=True)
+        )
         return Pair(
             *rates,
             sum(len(each.token_ids) for each in drafted),
@@ -176,8 +175,7 @@ class _Bench:
 
     def _only(self, names: Sequence[str]) -> Config:
         config = self._config
-        stages = itertools.chain.from_iterable(config.drafters[name].stages for name in names)
-        kept = {*names, *stages}
+        kept = {part for name in names for part in (name, *config.drafters[name].stages)}
         return dataclasses.replace(
             config,
             drafters={name: each for name, each in config.drafters.items() if name in kept},
