@@ -6,42 +6,41 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from cluster.records import frozen
 
 _DRAFTED = "vllm:spec_decode_num_"
 _COUNTED = ("drafts", "draft_tokens", "accepted_tokens")
-Labels = tuple[tuple[str, str], ...]
 
 
 @frozen
 class Page:
-    """Every sample of a page, by its name and labels; at_s: when it was read."""
+    """Every sample of a page, by its name; at_s: when it was read."""
 
-    samples: Mapping[str, Mapping[Labels, float]]
+    samples: Mapping[str, Sequence[Sample]]
     at_s: float = 0.0
 
     @classmethod
     def read(cls, text: str, at_s: float = 0.0) -> Page:
         """Raises ValueError if `text` is no such page."""
-        samples: dict[str, dict[Labels, float]] = {}
+        samples: dict[str, list[Sample]] = {}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                labels = tuple(sorted(sample.labels.items()))
-                samples.setdefault(sample.name, {})[labels] = float(sample.value)
+                samples.setdefault(sample.name, []).append(sample)
         return cls(samples, at_s)
 
     def total(self, name: str) -> float | None:
         """Sum over all labels; None if the page has no such sample."""
         found = self.samples.get(name)
-        return sum(found.values()) if found else None
+        return sum(sample.value for sample in found) if found else None
 
     def by(self, name: str, label: str) -> dict[str, float]:
         """Sums by the values of one label."""
         sums: dict[str, float] = {}
-        for labels, value in self.samples.get(name, {}).items():
-            if (key := dict(labels).get(label)) is not None:
-                sums[key] = sums.get(key, 0.0) + value
+        for sample in self.samples.get(name, ()):
+            if (key := sample.labels.get(label)) is not None:
+                sums[key] = sums.get(key, 0.0) + sample.value
         return sums
 
 

@@ -31,7 +31,7 @@ class _Series:
 
     def values(self, metric: Metric) -> list[float]:
         """Of all processes and labels."""
-        return list(self.page.samples.get(_name(metric), {}).values())
+        return [sample.value for sample in self.page.samples.get(_name(metric), ())]
 
     def total(self, metric: Metric) -> float:
         return _plain(sum(self.values(metric)))

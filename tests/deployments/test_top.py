@@ -90,7 +90,7 @@ def test_quantiles_are_spread_evenly_within_a_bucket(share: float, value: float)
     # New: 12 up to 1, 4 more up to 3, and 4 beyond all bounds.
     counts = {"1.0": 12.0, "3.0": 16.0, "+Inf": 20.0}
     before, after = (
-        Page({"h_bucket": {(("le", edge),): old + new for edge, new in each.items()}})
+        Page.read("".join(f'h_bucket{{le="{edge}"}} {old + new}\n' for edge, new in each.items()))
         for old, each in ((7.0, dict.fromkeys(counts, 0.0)), (7.0, counts))
     )
     assert MetricsChange(before, after).quantile("h", share) == pytest.approx(value)
