@@ -36,12 +36,10 @@ class Demand:
     def total(self) -> dict[str, float]:
         """Return the sum over the coordinators that are there."""
         now, total = self._clock(), defaultdict[str, float](float)
-        self._said = {
-            name: (at, said) for name, (at, said) in self._said.items() if now - at < _VALID_S
-        }
-        for _, said in self._said.values():
-            for key, value in said.items():
-                total[key] += value
+        for at, said in self._said.values():
+            if now - at < _VALID_S:
+                for key, value in said.items():
+                    total[key] += value
         return dict(total)
 
 

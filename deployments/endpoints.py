@@ -28,42 +28,27 @@ class ServeEndpoints:
         self._handle = handle
 
     async def watch(self) -> AsyncIterator[frozenset[Endpoint]]:
-        subscription = EndpointSubscription(asyncio.get_running_loop())
+        subscription = EndpointSubscription()
         try:
             # Waits for the first replica; the router sees `subscription` and keeps it up to date.
             async with self._handle.choose_replica(subscription):
                 pass
             while True:
-                yield await subscription.next()
+                yield await subscription.sets.get()
         finally:
-            subscription.close()
+            subscription.is_closed = True
 
 
 class EndpointSubscription:
-    """Carries sets of endpoints from the router's thread to one event loop; the newest wins."""
+    """Carries sets of endpoints from the router's thread to the event loop that is running."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._changed = asyncio.Event()
-        self._latest: frozenset[Endpoint] | None = None
-        self._closed = False
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.sets = asyncio.Queue[frozenset[Endpoint]]()
+        self.is_closed = False
 
     def publish(self, endpoints: frozenset[Endpoint]) -> bool:
         """Called from the router's thread; False when nobody listens any more."""
-        if not self._closed:
-            self._loop.call_soon_threadsafe(self._take, endpoints)
-        return not self._closed
-
-    def _take(self, endpoints: frozenset[Endpoint]) -> None:
-        if endpoints != self._latest:
-            self._latest = endpoints
-            self._changed.set()
-
-    async def next(self) -> frozenset[Endpoint]:
-        await self._changed.wait()
-        self._changed.clear()
-        assert self._latest is not None
-        return self._latest
-
-    def close(self) -> None:
-        self._closed = True
+        if not self.is_closed:
+            self._loop.call_soon_threadsafe(self.sets.put_nowait, endpoints)
+        return not self.is_closed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,7 @@ def needed_by(config: Config) -> int:
         return 0
     ranks = engine.tensor_parallel * config.target.replicas if engine.tensor_parallel > 1 else 0
     is_named = engine.device.startswith("cuda")
-    return max(-int(-total_resources(config).get("GPU", 0.0) // 1), ranks, int(is_named))
+    return max(math.ceil(total_resources(config).get("GPU", 0.0)), ranks, int(is_named))
 
 
 def of_rank(config: Config, path: str) -> int:

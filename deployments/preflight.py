@@ -91,7 +91,7 @@ def inspect(config: Config, *, is_here: bool, is_plan: bool = False) -> dict[str
             )
             if by_config is not None:
                 continue
-            strings = _token_strings(folder, engine, is_target=path == TARGET)
+            strings = _token_strings(folder, is_target=path == TARGET)
             if path != TARGET and target:  # else that is not here
                 own = found[path].described
                 reduced = load_draft_vocabulary(folder)
@@ -192,7 +192,7 @@ def _inspected(
     return Inspected(described, sizes, has_weights)
 
 
-def _token_strings(folder: Path, engine: EngineConfig, *, is_target: bool) -> list[str]:
+def _token_strings(folder: Path, *, is_target: bool) -> list[str]:
     """The tokenizer's strings in id order; none for a drafter without a tokenizer."""
     try:
         tokenizer = load_pretrained_tokenizer(folder)
