@@ -46,7 +46,8 @@ def supervised(body: Callable[[Path], int]) -> int:
     is gone.  After a signal the status is 0, or 130 where nothing had been started yet, even if Ray
     ended the child before its time.
 
-    Call it before there are threads: it forks.
+    Call it before there are threads, for it forks, and once, at the end of a process: what signals
+    do stays so.
     """
     with short_lived_folder() as folder:
         return _supervised(body, folder)
@@ -54,7 +55,8 @@ def supervised(body: Callable[[Path], int]) -> int:
 
 def _supervised(body: Callable[[Path], int], folder: Path) -> int:
     asked: list[int] = []
-    alive, held = os.pipe()
+    # Both processes hold the other end for as long as they live.
+    alive, _ = os.pipe()
     # Held back until the child's id is known.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     child = os.fork()
@@ -67,7 +69,8 @@ def _supervised(body: Callable[[Path], int], folder: Path) -> int:
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, number)
 
-    before = {number: signal.signal(number, pass_on) for number in _SIGNALS}
+    for number in _SIGNALS:
+        signal.signal(number, pass_on)
     adopt_orphans()
     guard = subprocess.Popen(
         [sys.executable, "-m", __name__, str(child), str(folder)],
@@ -78,18 +81,12 @@ def _supervised(body: Callable[[Path], int], folder: Path) -> int:
         start_new_session=True,
     )
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-    try:
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        guard.kill()
-        guard.wait()
-        end_descendants(_GRACE_S)
-        if not asked and status not in (0, _INTERRUPTED, _BAD_CONFIG):
-            _show_last_lines(folder / _RAYS_OWN)
-    finally:
-        os.close(alive)
-        os.close(held)
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    guard.kill()
+    guard.wait()
+    end_descendants(_GRACE_S)
+    if not asked and status not in (0, _INTERRUPTED, _BAD_CONFIG):
+        _show_last_lines(folder / _RAYS_OWN)
     if asked:
         return _INTERRUPTED if status == _INTERRUPTED else 0
     return status if status >= 0 else 128 - status
