@@ -22,15 +22,13 @@ def check_free(config: Config, *, at_any_port: bool = False) -> None:
 
     at_any_port: only the hosts count, for what is not to start now."""
     problems = []
-    taken: list[str] = []
-    named: list[str] = []
+    taken: dict[str, int] = {}
     for section, (host, port) in config.listeners.items():
         error = why_not(host, 0 if at_any_port else port)
         if error is None:
             continue
         if error.errno == errno.EADDRINUSE:
-            taken.append(f"{section}.port")
-            named.append(f"{section}.port: port {port}")
+            taken[f"{section}.port"] = port
         elif error.errno in (errno.EACCES, errno.EPERM):
             problems.append(
                 f"{section}.port: this user may not listen at {port}; choose one above 1023"
@@ -43,9 +41,10 @@ def check_free(config: Config, *, at_any_port: bool = False) -> None:
                 "use 127.0.0.1, or 0.0.0.0 for all interfaces"
             )
     if taken:
+        named = ", ".join(f"{setting}: port {port}" for setting, port in taken.items())
         remedy = " ".join(f"--set {setting}=PORT" for setting in taken)
         problems.append(
-            f"{', '.join(named)} taken by another process; end what listens there or pass {remedy}"
+            f"{named} taken by another process; end what listens there or pass {remedy}"
         )
     rays_own = os.environ.get(_RAYS_PORT)
     if rays_own and not at_any_port:
@@ -59,7 +58,7 @@ def check_free(config: Config, *, at_any_port: bool = False) -> None:
                 "listens there or unset it"
             )
     if problems:
-        raise ConfigError("; ".join(problems), param=taken[0] if taken else None)
+        raise ConfigError("; ".join(problems), param=next(iter(taken), None))
 
 
 def why_not(host: str, port: int) -> OSError | None:

@@ -52,26 +52,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def _settings_of(arguments: argparse.Namespace) -> list[str]:
     """Return the settings that the options stand for, as overrides of the form key=value."""
-    found: list[tuple[str, str]] = []
+    found: dict[str, str] = {}
     for option, (settings, _) in SETTINGS.items():
         value: str | bool | None = getattr(arguments, option.replace("-", "_"))
         if value is False and not settings:
             raise ConfigError.at(f"--no-{option}", "it is always so here; leave it out")
-        if isinstance(value, bool):
-            found += [(setting, json.dumps(value)) for setting in settings]
-        elif value is not None:
+        if value is not None:
             # A number stays one; what else could be YAML for something else is a text.
-            is_yaml = option == _JSON or value.replace(".", "", 1).isdigit()
+            is_yaml = option == _JSON or str(value).replace(".", "", 1).isdigit()
             renamed = RENAMED.get(option, {}).get(value, value)
-            value = value if is_yaml else json.dumps(renamed)
-            found += [(setting, value) for setting in settings]
+            found |= dict.fromkeys(settings, str(value) if is_yaml else json.dumps(renamed))
     if arguments.served_model_name:
         name, *others = arguments.served_model_name
-        found += [("model_name", json.dumps(name)), ("api.served_model_names", json.dumps(others))]
+        found |= {"model_name": json.dumps(name), "api.served_model_names": json.dumps(others)}
     if arguments.lora_modules:
         adapters = dict(module.partition("=")[::2] for module in arguments.lora_modules)
-        found.append(("target.engine.adapters", json.dumps(adapters)))
-    return [f"{setting}={value}" for setting, value in found]
+        found["target.engine.adapters"] = json.dumps(adapters)
+    return [f"{setting}={value}" for setting, value in found.items()]
 
 
 def asked(arguments: argparse.Namespace) -> tuple[list[str], list[str]]:
