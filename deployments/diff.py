@@ -6,12 +6,12 @@ What Ray Serve does about a change of its own keys stands here; a test asks Serv
 from __future__ import annotations
 
 import enum
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
 from ray import serve
 
-from cluster.config.live import INGRESS
 from deployments.deploying import with_options
 from deployments.paths import (
     ABSENT,
@@ -37,14 +37,8 @@ class Price(enum.Enum):
     APPLICATION = "restarts all of application {application}: {names}"
 
 
-# By the first keys of a path: beside the applications, in one, and of one deployment.  All others
-# in an application are a part of its version.
-OUTSIDE: Mapping[str, Price] = {"logging_config": Price.LIVE, "proxy_location": Price.NOTHING}
-INSIDE: Mapping[str, Price] = {
-    "route_prefix": Price.NOTHING,
-    "logging_config": Price.NOTHING,
-    "external_scaler_enabled": Price.NOTHING,
-}
+# Keys in an application that reach no process.  All others there are a part of its version.
+INSIDE = ("route_prefix", "logging_config", "external_scaler_enabled")
 _PRICES = list(Price)
 
 
@@ -57,16 +51,16 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
             for side in sides:
                 side.setdefault(each, {})
     # What several deployments are told alike is one change.
-    changes: dict[tuple[int, str, str], set[str]] = {}
+    changes = defaultdict[tuple[int, str, str], set[str]](set)
     for path in differing(before, after):
         price, names = _cost(before["applications"], after["applications"], path)
         values = " -> ".join(shown(at(side, path)) for side in (before, after))
         line = f"  {name_of(path)}: {values}{_remedy(path, price, names)}"
         application = path[1] if path[0] == "applications" else ""
-        changes.setdefault((_PRICES.index(price), application, line), set()).update(names)
-    told: dict[tuple[int, str, tuple[str, ...]], list[str]] = {}
+        changes[_PRICES.index(price), application, line] |= names
+    told = defaultdict[tuple[int, str, tuple[str, ...]], list[str]](list)
     for (place, application, line), found in changes.items():
-        told.setdefault((place, application, tuple(sorted(found))), []).append(line)
+        told[place, application, tuple(sorted(found))].append(line)
     parts = [
         "\n".join([_said(*cost), *lines]) for cost, lines in sorted(told.items(), reverse=True)
     ]
@@ -90,17 +84,19 @@ def _cost(before: Applications, after: Applications, path: Path) -> tuple[Price,
             key != "autoscaling_config" or rest[:1] not in ([], ["policy"])
         ):
             return Price.LIVE, {name}
-        case ("applications", name, *rest):
+        case ("applications", _, key, *_) if key in INSIDE:
+            return Price.NOTHING, set()
+        case ("applications", name, *_):
             names = {
                 each
                 for side in (before, after)
                 if name in side
                 for each in deployments_of(side[name])
             }
-            price = INSIDE.get(rest[0], Price.APPLICATION) if rest else Price.APPLICATION
-            paid = {Price.NOTHING: set[str](), Price.LIVE: {INGRESS}}
-            return price, paid.get(price, names)
-    return OUTSIDE[path[0]], set()
+            return Price.APPLICATION, names
+        case ("logging_config", *_):
+            return Price.LIVE, set()
+    return Price.NOTHING, set()
 
 
 def _checked(document: Mapping[str, Any]) -> dict[str, Any]:
