@@ -10,7 +10,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn
 
 from cluster import logs
@@ -221,11 +220,7 @@ def _served(file: ServeFile, arguments: argparse.Namespace, folder: Path | None 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
     """Inside, SIGTERM ends like Ctrl-C, so that what is half fetched is removed."""
-
-    def interrupt(signum: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:

@@ -62,18 +62,15 @@ class MetricsChange:
 
     def count_by(self, name: str, label: str) -> dict[str, float]:
         """Growth of a counter by the values of one label."""
-        before = self.before.by(f"{name}_total", label)
-        after = self.after.by(f"{name}_total", label)
-        return {key: value - before.get(key, 0.0) for key, value in after.items()}
+        return self._growth(f"{name}_total", label)
 
     def quantile(self, name: str, share: float) -> float | None:
         """The value below which `share` of the new observations of a histogram lie.
 
         As Prometheus' histogram_quantile: evenly spread within a bucket.  None without any.
         """
-        before = self.before.by(f"{name}_bucket", "le")
-        after = self.after.by(f"{name}_bucket", "le")
-        counts = sorted((float(le), value - before.get(le, 0.0)) for le, value in after.items())
+        growth = self._growth(f"{name}_bucket", "le")
+        counts = sorted((float(le), count) for le, count in growth.items())
         wanted = share * counts[-1][1] if counts else 0.0
         if wanted <= 0.0:
             return None
@@ -85,6 +82,10 @@ class MetricsChange:
                 return low + (edge - low) * (wanted - below) / (count - below)
             low, below = edge, count
         return low
+
+    def _growth(self, sample: str, label: str) -> dict[str, float]:
+        before, after = self.before.by(sample, label), self.after.by(sample, label)
+        return {key: value - before.get(key, 0.0) for key, value in after.items()}
 
 
 @frozen

@@ -116,16 +116,18 @@ def _draft_cost(config: Config, memory: MemoryPlan, task: str) -> float | None:
     """Return c by the weights that a token needs, of the slowest of a task's drafters; None = that
     of one is not known.  A look-up costs nothing."""
     read = {each.name: each.read for each in memory.models}
+    if "" not in read:
+        return None
     costs = [0.0]
     for name in config.drafters_of(task):
         for part in config.drafters[name].stages or (name,):
             is_look_up = getattr(
                 registry.drafter_class(config.drafters[part].kind), "is_look_up", False
             )
-            if "" not in read or not (is_look_up or part in read):
+            if not (is_look_up or part in read):
                 return None
             costs.append(read.get(part, 0) / read[""])
-    return max(costs) if "" in read else None
+    return max(costs)
 
 
 def _splits(config: Config, memory: MemoryPlan, on: Gpus | None) -> Iterator[dict[str, Any]]:

@@ -7,13 +7,13 @@ of ours starts or joins a Ray that does not ask for a token.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import secrets
-import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
+
+import httpx
 
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
@@ -49,10 +49,8 @@ def prepare_to_start(config: Config, places: Sequence[Path] = ()) -> None:
     os.environ.setdefault("MALLOC_ARENA_MAX", "2")
     # Actors that reserve no GPU still see them: `device: auto` uses one without any flag.
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-    known = os.environ.get(_SEARCH_PATH)
-    searched = [*([known] if known else []), *map(str, places)]
-    if searched:
-        os.environ[_SEARCH_PATH] = os.pathsep.join(searched)
+    searched = filter(None, (os.environ.get(_SEARCH_PATH), *map(str, places)))
+    os.environ[_SEARCH_PATH] = os.pathsep.join(searched)
     if config.network.interface == "loopback":
         # Named for where Ray does so by default; on Linux, too, 0 means a node known as 127.0.0.1,
         # at which then every server of Ray's own listens.
@@ -96,9 +94,8 @@ def check_asks_for_token(address: str, dashboard: str) -> None:
         return
     url = f"http://{dashboard}/api/authentication_mode"
     try:
-        with urllib.request.urlopen(url, timeout=_PATIENCE_S) as reply:
-            mode = json.loads(reply.read())["authentication_mode"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        mode = httpx.get(url, timeout=_PATIENCE_S).json()["authentication_mode"]
+    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
         log.warning("%s does not say who may use that Ray cluster: %s", url, error)
         return
     if mode == "disabled":

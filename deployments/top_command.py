@@ -180,7 +180,7 @@ def tables(found: Mapping[str, Any], title: str) -> Group:
     rows = [_row(name, found[name]) for name in (*_GAUGES, *_RATES, "prefix_cache_hit_rate")]
     drafts, beside = found["speculation"], list[Table]()
     if drafts:
-        rows += [_row(name, drafts[name]) for name in drafts if name in _DRAFTS]
+        rows += [_row(name, drafts[name]) for name in _DRAFTS]
         shares = " ".join(f"{share:.0%}" for share in drafts["acceptance_by_position"])
         rows.append(["by position", shares])
     latencies = [

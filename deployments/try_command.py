@@ -86,10 +86,8 @@ async def compare(
     owners, in_colour = drafted.by_drafter.most_common(), out.isatty()
     names = [name for name, _ in owners]
     seen = {
-        "model": model,
+        **body,
         "base": client.base,
-        "temperature": arguments.temperature,
-        "seed": arguments.seed,
         "prompt": prompt,
         "text": coloured(drafted.text, drafted.tokens, names, in_colour=in_colour),
         "legend": legend(names, in_colour=in_colour) if names else "",
