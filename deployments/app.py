@@ -25,7 +25,7 @@ from deployments.coordinator import CoordinatorDeployment
 from deployments.drafter import DrafterDeployment
 from deployments.endpoint_router import ROUTER_PATH
 from deployments.ingress.deployment import DRAIN_MARGIN_S, IngressDeployment
-from deployments.placement import replica_options
+from deployments.placement import Placed, placed, placed_drafter
 from deployments.target import TargetDeployment
 
 _COMMON: Mapping[str, Any] = {
@@ -52,37 +52,22 @@ _WORKER: Mapping[str, Any] = {
 def build(arguments: Mapping[str, Any]) -> serve.Application:
     """The Serve application for `args` of a config file; raises ConfigError for a wrong key."""
     config = parse_arguments(resolved(arguments))
-    target = _deployment(
-        config,
-        TargetDeployment,
-        TARGET,
-        num_replicas=config.target.replicas,
-        **_WORKER,
-        **replica_options(config.target.placement, config.target.engine.tensor_parallel),
-    ).bind(config)
+    parts = placed(config)
+    target = _deployment(config, TargetDeployment, TARGET, parts[TARGET], _WORKER).bind(config)
     drafters = {
         name: _drafter(config, name) for name in config.pool if name not in config.elsewhere
     }
     coordinator = _deployment(
-        config,
-        CoordinatorDeployment,
-        COORDINATOR,
-        num_replicas=config.coordinator.replicas,
-        **_WORKER,
-        **replica_options(config.coordinator.placement),
+        config, CoordinatorDeployment, COORDINATOR, parts[COORDINATOR], _WORKER
     ).bind(config, target, drafters)
-    ingress = _deployment(
-        config,
-        IngressDeployment,
-        INGRESS,
-        num_replicas=config.ingress.replicas,
+    of_ingress = {
         **_COMMON,
         # Admission is ours, in OpenAI's shape: Serve's own limit must never be what answers.
-        max_ongoing_requests=config.max_calls,
-        graceful_shutdown_wait_loop_s=0.5,
-        graceful_shutdown_timeout_s=config.ingress.shutdown_grace_s + DRAIN_MARGIN_S,
-        **replica_options(config.ingress.placement),
-    )
+        "max_ongoing_requests": config.max_calls,
+        "graceful_shutdown_wait_loop_s": 0.5,
+        "graceful_shutdown_timeout_s": config.ingress.shutdown_grace_s + DRAIN_MARGIN_S,
+    }
+    ingress = _deployment(config, IngressDeployment, INGRESS, parts[INGRESS], of_ingress)
     return ingress.bind(config, coordinator)
 
 
@@ -95,15 +80,8 @@ def build_pool(arguments: Mapping[str, Any]) -> serve.Application:
 
 
 def _drafter(config: Config, name: str, *others: Any) -> serve.Application:
-    drafter = config.drafters[name]
-    deployment = _deployment(
-        config,
-        DrafterDeployment,
-        drafter_deployment(name),
-        num_replicas=drafter.replicas,
-        **_WORKER,
-        **replica_options(drafter.reserved),
-    )
+    deployed, where = drafter_deployment(name), placed_drafter(config, name)
+    deployment = _deployment(config, DrafterDeployment, deployed, where, _WORKER)
     return deployment.bind(config, name, *others)
 
 
@@ -114,13 +92,10 @@ def serves_logging(config: Config) -> dict[str, Any]:
 
 
 def _deployment(
-    config: Config,
-    kind: Any,
-    name: str,
-    **options: Any,
+    config: Config, kind: Any, name: str, where: Placed, options: Mapping[str, Any]
 ) -> Any:
-    options["logging_config"] = serves_logging(config)
-    return serve.deployment(kind).options(name=name, **options)
+    told = {**options, **where.options(), "logging_config": serves_logging(config)}
+    return serve.deployment(kind).options(name=name, **told)
 
 
 # Keys of files and folders that may also have a word, or a name below the repository.

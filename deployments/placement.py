@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import defaultdict
 from typing import Any
 
 from cluster.config.applications import drafter_deployment
@@ -21,65 +22,75 @@ ELSEWHERE = (
 
 @frozen
 class Placed:
-    """The replicas of one deployment.  key: of the configuration, that says where they run."""
+    """The replicas of one deployment.  key: of the configuration, that says where they run.  ranks:
+    the processes of a replica, all on one node, because every layer of a target ends in an
+    all-reduce that only one node's links carry fast enough."""
 
     key: str
     placement: PlacementConfig
     replicas: int
     ranks: int = 1
 
+    @property
+    def reserves(self) -> dict[str, float]:
+        """What a replica reserves, by the names that Ray has for it."""
+        wanted = {
+            "CPU": self.placement.num_cpus,
+            "GPU": self.placement.num_gpus,
+            **self.placement.resources,
+        }
+        found = {name: amount * self.ranks for name, amount in wanted.items() if amount > 0}
+        if found.get("GPU", 0.0) > 1.0:  # Ray gives a part of one alone, or whole ones
+            found["GPU"] = math.ceil(found["GPU"])
+        return found
+
+    def options(self) -> dict[str, Any]:
+        """Return Serve's options of the deployment, whose replicas are one actor each: how many
+        there are, what each reserves, and which nodes will do."""
+        resources = self.reserves
+        options: dict[str, Any] = {
+            "num_cpus": resources.pop("CPU", 0.0),
+            "num_gpus": resources.pop("GPU", 0.0),
+            "resources": resources,
+        }
+        if self.placement.labels:
+            options["label_selector"] = dict(self.placement.labels)
+        # In an update new replicas start before old ones end: for a target there is seldom room,
+        # nor for a GPU.
+        has_room = not self.placement.num_gpus and self.key != f"{TARGET}.placement"
+        return {
+            "num_replicas": self.replicas,
+            "ray_actor_options": options,
+            "max_surge_percent": 100 * has_room,
+        }
+
 
 def placed(config: Config) -> dict[str, Placed]:
     """Every deployment of the application, by its name."""
-    target = config.target
-    found = {
-        name: Placed(f"{name}.placement", part.placement, part.replicas)
-        for name, part in ((INGRESS, config.ingress), (COORDINATOR, config.coordinator))
-    }
-    found[TARGET] = Placed(
-        "target.placement", target.placement, target.replicas, target.engine.tensor_parallel
+    parts = (
+        (INGRESS, config.ingress, 1),
+        (COORDINATOR, config.coordinator, 1),
+        (TARGET, config.target, config.target.engine.tensor_parallel),
     )
-    for name in config.pool:
-        drafter = config.drafters[name]
-        found[drafter_deployment(name)] = Placed(
-            f"drafters.{name}.placement", drafter.reserved, drafter.replicas
-        )
-    return found
-
-
-def reserved(placement: PlacementConfig, ranks: int = 1) -> dict[str, float]:
-    """Return what a replica of so many processes reserves, by the names that Ray has for it."""
-    wanted = {"CPU": placement.num_cpus, "GPU": placement.num_gpus, **placement.resources}
-    found = {name: amount * ranks for name, amount in wanted.items() if amount > 0}
-    if found.get("GPU", 0.0) > 1.0:  # Ray gives a part of one alone, or whole ones
-        found["GPU"] = math.ceil(found["GPU"])
-    return found
-
-
-def replica_options(placement: PlacementConfig, ranks: int = 0) -> dict[str, Any]:
-    """Serve options of a deployment whose replicas are one actor each: what that reserves, and
-    which nodes will do.  ranks: of a target, all of them on one node, because every layer ends in
-    an all-reduce that only one node's links carry fast enough."""
-    resources = reserved(placement, max(ranks, 1))
-    options: dict[str, Any] = {
-        "num_cpus": resources.pop("CPU", 0.0),
-        "num_gpus": resources.pop("GPU", 0.0),
-        "resources": resources,
+    found = {
+        name: Placed(f"{name}.placement", part.placement, part.replicas, ranks)
+        for name, part, ranks in parts
     }
-    if placement.labels:
-        options["label_selector"] = dict(placement.labels)
-    # In an update new replicas start before old ones end: for a target there is seldom room, nor
-    # for a GPU.
-    surge_percent = 0 if placement.num_gpus or ranks else 100
-    return {"ray_actor_options": options, "max_surge_percent": surge_percent}
+    return found | {drafter_deployment(name): placed_drafter(config, name) for name in config.pool}
+
+
+def placed_drafter(config: Config, name: str) -> Placed:
+    """A drafter with processes of its own."""
+    drafter = config.drafters[name]
+    return Placed(f"drafters.{name}.placement", drafter.reserved, drafter.replicas)
 
 
 def total_resources(config: Config) -> dict[str, float]:
     """Return what the whole application reserves, summed over replicas and ranks."""
-    total: dict[str, float] = {}
+    total = defaultdict[str, float](float)
     for each in placed(config).values():
-        for name, amount in reserved(each.placement, each.ranks).items():
-            total[name] = total.get(name, 0.0) + amount * each.replicas
+        for name, amount in each.reserves.items():
+            total[name] += amount * each.replicas
     return total
 
 

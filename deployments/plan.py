@@ -13,7 +13,7 @@ from cluster.draft import registry
 from deployments import gpus
 from deployments.access import access_lines
 from deployments.configured_models import engines
-from deployments.placement import placed, reserved, total_resources
+from deployments.placement import placed, total_resources
 from deployments.preflight import TARGET, Inspected, inspect
 from deployments.report import printed
 
@@ -42,7 +42,7 @@ def facts(config: Config, found: Mapping[str, Inspected], *, is_here: bool) -> d
                 "name": name,
                 "replicas": each.replicas,
                 "ranks": each.ranks,
-                "reserves": reserved(each.placement, each.ranks),
+                "reserves": each.reserves,
                 "labels": dict(each.placement.labels),
             }
             for name, each in placed(config).items()

@@ -39,7 +39,7 @@ from deployments.placement import (
     check_cores,
     check_gpus,
     local_labels,
-    reserved,
+    placed,
     total_resources,
 )
 from deployments.ports import check_free
@@ -112,7 +112,7 @@ def check_settings(config: Config, *, is_here: bool) -> None:
     """The part of `inspect` that needs no models, and so neither torch nor transformers where no
     GPU is asked for."""
     ranks = config.target.engine.tensor_parallel
-    num_gpus = reserved(config.target.placement, ranks).get("GPU", ranks)
+    num_gpus = placed(config)["target"].reserves.get("GPU", ranks)
     if num_gpus < ranks:
         reason = f"{ranks} ranks need a GPU each, and together these are {num_gpus:g}; set it to 1"
         raise ConfigError.at("target.placement.num_gpus", reason)

@@ -13,11 +13,7 @@ import pytest
 from cluster.config.file import load
 from cluster.config.schema import HttpConfig, PlacementConfig
 from cluster.errors import ConfigError
-from deployments.placement import (
-    local_labels,
-    replica_options,
-    total_resources,
-)
+from deployments.placement import Placed, local_labels, total_resources
 from tests.deployments.conftest import DEADLINE_S, free_ports, places
 from tests.support.choices import by_night
 
@@ -28,7 +24,8 @@ def test_a_target_reserves_for_all_its_ranks_on_one_node() -> None:
     placement = PlacementConfig(
         num_cpus=2, num_gpus=0.9, resources={"target_slot": 1}, labels={"group": "target"}
     )
-    assert replica_options(placement, 4) == {
+    assert Placed("target.placement", placement, 2, 4).options() == {
+        "num_replicas": 2,
         "ray_actor_options": {
             "num_cpus": 8,
             "num_gpus": 4,  # Ray gives parts of one alone
@@ -37,17 +34,15 @@ def test_a_target_reserves_for_all_its_ranks_on_one_node() -> None:
         },
         "max_surge_percent": 0,
     }
-    assert (
-        replica_options(replace(placement, num_gpus=0.4), 2)["ray_actor_options"]["num_gpus"] == 0.8
-    )
+    assert Placed("", replace(placement, num_gpus=0.4), 1, 2).reserves["GPU"] == 0.8
 
 
 def test_a_drafter_asks_for_its_labels_and_surges_where_no_gpu_is_needed_for_it() -> None:
-    options = replica_options(PlacementConfig(num_gpus=1, labels={"group": "draft"}))
+    options = Placed("", PlacementConfig(num_gpus=1, labels={"group": "draft"}), 1).options()
     assert options["ray_actor_options"]["label_selector"] == {"group": "draft"}
     assert options["max_surge_percent"] == 0
-    assert replica_options(PlacementConfig())["max_surge_percent"] == 100
-    assert replica_options(PlacementConfig(), 1)["max_surge_percent"] == 0  # a target
+    for key, percent in (("drafters.lm.placement", 100), ("target.placement", 0)):
+        assert Placed(key, PlacementConfig(), 1).options()["max_surge_percent"] == percent
 
 
 def test_resources_are_summed_over_replicas_and_ranks() -> None:

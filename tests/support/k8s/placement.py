@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from cluster.config.live import TARGET
 from cluster.config.schema import Config
 from cluster.records import frozen
-from deployments.placement import placed, replica_options, reserved
+from deployments.placement import placed
 from tests.support.k8s.rendering import Manifest, container_of, groups
 
 
@@ -60,11 +59,10 @@ def _quantity(text: object) -> float:
 def demands(config: Config) -> list[Demand]:
     """Return all that the application reserves, the largest pieces first."""
     found: list[Demand] = []
-    for name, each in placed(config).items():
-        amounts = reserved(each.placement, each.ranks)
-        surges = name != TARGET and replica_options(each.placement)["max_surge_percent"] > 0
+    for each in placed(config).values():
+        surges = each.options()["max_surge_percent"] > 0
         path = each.key.removesuffix(".placement")
-        found += [Demand(path, amounts, each.placement.labels, surges)] * each.replicas
+        found += [Demand(path, each.reserves, each.placement.labels, surges)] * each.replicas
     return sorted(found, key=lambda each: sum(each.amounts.values()), reverse=True)
 
 
