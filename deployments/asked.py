@@ -8,7 +8,7 @@ import hashlib
 import importlib.metadata
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from cluster.config.file import ServeFile, in_file
 from cluster.config.schema import Config
 from cluster.draft import registry
 from cluster.errors import ConfigError
+from cluster.logs import say
 from cluster.models.cache import cache_folder, write_whole
 from cluster.models.names import source_of
 from cluster.models.resolve import find
@@ -40,7 +41,7 @@ _OWN_CODE = (_HERE, _HERE.with_name("cluster"))
 _NUM_KEPT = 100
 
 
-def inspect_what_is_new(config: Config, say: Callable[[str], None], *, is_here: bool) -> None:
+def inspect_what_is_new(config: Config, *, is_here: bool) -> None:
     """`preflight.inspect`, without a look at models that passed it before; says that it looks.
 
     Neither torch nor transformers is imported then, where no GPU is asked for."""
@@ -104,14 +105,12 @@ def asked(arguments: argparse.Namespace) -> ServeFile:
     return load(arguments.file or DEMONSTRATION, settings, drafts)
 
 
-def with_models(
-    file: ServeFile, arguments: argparse.Namespace, say: Callable[[str], None]
-) -> ServeFile:
+def with_models(file: ServeFile, arguments: argparse.Namespace) -> ServeFile:
     """`file`, when its models are here and fit it; the embedded ones where nobody named any, and
     the demonstration's cannot be had."""
     try:
         with in_file(file.path):
-            fetch_models(file.config, say)
+            fetch_models(file.config)
     except ConfigError:
         if arguments.file is not None or _models(file) != _models(load(DEMONSTRATION, ())):
             raise  # whoever names a model wants that one
@@ -122,7 +121,7 @@ def with_models(
         )
         file = load(EMBEDDED, vllm_options.asked(arguments)[1])
     with in_file(file.path):
-        inspect_what_is_new(file.config, say, is_here=arguments.address is None)
+        inspect_what_is_new(file.config, is_here=arguments.address is None)
     return file
 
 

@@ -148,7 +148,7 @@ def _told(arguments: argparse.Namespace) -> Iterator[str]:
             yield shellcode(["drafthouse"], shell=arguments.shell) + "\n"
         case "fetch":
             with _terminable():
-                folder = fetch_model(arguments.name, say)
+                folder = fetch_model(arguments.name)
             yield f"{folder}\n"
         case "diff":
             from deployments.diff import difference
@@ -166,7 +166,7 @@ def _told(arguments: argparse.Namespace) -> Iterator[str]:
             file = asked(arguments)
             with in_file(file.path):
                 inspect(file.config, is_here=True)
-            yield evaluate_command.evaluate(file.config, arguments, say)
+            yield evaluate_command.evaluate(file.config, arguments)
         case verb:
             file = asked(arguments)
             with in_file(file.path):
@@ -208,7 +208,7 @@ def _served(file: ServeFile, arguments: argparse.Namespace, folder: Path | None 
     with _terminable():
         if folder is not None:
             file = with_api_keys(file, arguments, folder)
-        file = with_models(file, arguments, say)
+        file = with_models(file, arguments)
     if folder is not None:
         keep_temporary_files_in(folder)
     with importing():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 from cluster.config.parse import parse
 from cluster.config.schema import Config, EngineConfig
 from cluster.errors import ConfigError
+from cluster.logs import say
 from cluster.models.names import KNOWN, HubSource, source_of
 from cluster.models.resolve import fetch, find, resolve
 
@@ -51,11 +51,11 @@ def check_models(config: Config) -> None:
             source_of(engine.model)
 
 
-def fetch_models(config: Config, say: Callable[[str], None]) -> None:
+def fetch_models(config: Config) -> None:
     """Get every model that is not on this machine; says one line about each of them."""
     for path, engine in engines(config).items():
         with ConfigError.below(path, "model"):
-            folder = fetch_model(engine.model, say)
+            folder = fetch_model(engine.model)
             source = source_of(engine.model)
             if isinstance(source, HubSource) and not source.is_pinned:
                 say(
@@ -64,7 +64,7 @@ def fetch_models(config: Config, say: Callable[[str], None]) -> None:
                 )
 
 
-def fetch_model(model: str, say: Callable[[str], None]) -> Path:
+def fetch_model(model: str) -> Path:
     """The model's folder; says one line where it has to be fetched or converted first."""
     source = source_of(model)
     folder = find(source)

@@ -153,7 +153,6 @@ def _heads(config: Config) -> Iterator[MemoryShare]:
 # above all.
 
 
-_GUIDES = "guides to speculative decoding in production"
 # The target's parameters, as a multiple of a drafter's.
 _SMALLER = (5, 20)
 _LEAST_PARAMETERS = 50_000_000
@@ -168,7 +167,7 @@ class Warned:
     drafter: str
     rule: str
     found: str
-    source: str
+    source: str = "guides to speculative decoding in production"
 
 
 def warnings(
@@ -180,31 +179,31 @@ def warnings(
     of a draft token as a share of a step's; None = not measured, so bytes of weights stand for it.
     """
     return [
-        Warned(drafter.name, rule, found, source)
+        Warned(drafter.name, rule, found)
         for target in models
         if not target.name
         for drafter in models
         if drafter.name
-        for rule, found, source in _broken(target, drafter, total_bytes, draft_token_cost)
+        for rule, found in _broken(target, drafter, total_bytes, draft_token_cost)
     ]
 
 
 def _broken(
     target: Sized, drafter: Sized, total_bytes: int, draft_token_cost: float | None
-) -> Iterator[tuple[str, str, str]]:
+) -> Iterator[tuple[str, str]]:
     smaller = target.num_parameters / drafter.num_parameters
     if not _SMALLER[0] <= smaller <= _SMALLER[1]:
-        yield "{} to {} times smaller than the target".format(*_SMALLER), f"{smaller:.3g}", _GUIDES
+        yield "{} to {} times smaller than the target".format(*_SMALLER), f"{smaller:.3g}"
     if drafter.num_parameters < _LEAST_PARAMETERS:
         found = f"{drafter.num_parameters / 1e6:.3g} M"
-        yield f"at least {_LEAST_PARAMETERS / 1e6:.0f} M parameters", found, _GUIDES
+        yield f"at least {_LEAST_PARAMETERS / 1e6:.0f} M parameters", found
     if drafter.memory > _MEMORY_SHARE * total_bytes:
         found = f"{drafter.memory / total_bytes:.0%}"
-        yield f"at most {_MEMORY_SHARE:.0%} of the memory, its KV cache included", found, _GUIDES
+        yield f"at most {_MEMORY_SHARE:.0%} of the memory, its KV cache included", found
     cost = drafter.weights / target.weights if draft_token_cost is None else draft_token_cost
     if cost * _FASTER > 1.0:
         by = "by bytes of weights" if draft_token_cost is None else "measured"
-        yield f"at least {_FASTER:g} times faster", f"{1 / cost:.2g} times ({by})", _GUIDES
+        yield f"at least {_FASTER:g} times faster", f"{1 / cost:.2g} times ({by})"
     if drafter.architecture != target.architecture:
         found = f"{drafter.architecture} for {target.architecture}"
-        yield "of the target's family", found, _GUIDES
+        yield "of the target's family", found

@@ -17,6 +17,7 @@ from cluster.config.schema import Config
 from cluster.coordinator.idle import IdleReason
 from cluster.core import SamplingParams, SpeculationOptions
 from cluster.errors import ConfigError
+from cluster.logs import say
 from cluster.records import frozen
 from cluster.spec.acceptance import law_name
 from deployments.evaluate import verdicts
@@ -32,7 +33,6 @@ _PLAIN = SpeculationOptions(enabled=False)
 # "" = some were verified.
 _HAD_DRAFTS = frozenset(("", IdleReason.NOT_WORTH_IT, IdleReason.PAUSED))
 
-Say = Callable[[str], None]
 Cells = Mapping[Cell, Sequence["AskedPrompt"]]
 Measure = Callable[[Sequence[str], Cells], Mapping[Cell, Sequence[Pair]]]
 
@@ -45,7 +45,7 @@ class AskedPrompt:
     params: SamplingParams
 
 
-def evaluate(config: Config, arguments: argparse.Namespace, say: Say) -> str:
+def evaluate(config: Config, arguments: argparse.Namespace) -> str:
     """Measure, and return what the command prints.
 
     Raises ConfigError for what cannot be measured."""
@@ -53,7 +53,7 @@ def evaluate(config: Config, arguments: argparse.Namespace, say: Say) -> str:
         raise ConfigError.at("drafters", "there is none, so there is nothing to evaluate")
     prompts = read_prompts(arguments.prompts, config.tasks)
     cells = _cells(prompts, arguments)
-    bench = _Bench(config, arguments.concurrency, say)
+    bench = _Bench(config, arguments.concurrency)
     judgements = judge(cells, config, bench.pairs)
     if bench.num_unequal:
         say(
@@ -108,11 +108,10 @@ def _cells(prompts: Sequence[EvaluatedPrompt], arguments: argparse.Namespace) ->
 class _Bench:
     """Measures pairs, each set of drafters in a cluster of its own."""
 
-    def __init__(self, config: Config, concurrency: int, say: Say) -> None:
+    def __init__(self, config: Config, concurrency: int) -> None:
         pace = dataclasses.replace(config.coordinator, keep_learned=False)
         self._config = dataclasses.replace(config, coordinator=pace)
         self._concurrency = concurrency
-        self._say = say
         self.num_pairs = self.num_unequal = 0
 
     def pairs(self, names: Sequence[str], cells: Cells) -> dict[Cell, list[Pair]]:
@@ -120,7 +119,7 @@ class _Bench:
         from cluster.local import LLM  # torch takes seconds to import
 
         count = sum(map(len, cells.values()))
-        self._say(f"{count} prompts with and without {', '.join(names)}")
+        say(f"{count} prompts with and without {', '.join(names)}")
         found: dict[Cell, list[Pair]] = {}
         with LLM(self._only(names)) as llm:
             for cell, asked in cells.items():

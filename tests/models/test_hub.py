@@ -37,9 +37,9 @@ def test_no_file_that_could_run_is_fetched_and_an_unpinned_model_is_told(
     assert "model.safetensors" in hub.fetched, found.stderr
     assert {"config.json", "tokenizer.json"} <= hub.fetched
     assert not hub.fetched & set(RUNS)
-    assert "target.engine.model: org/tiny@main names no commit" in found.stdout
-    assert found.stdout.count("names no commit") == 1
-    assert f"to pin this one: org/tiny@{COMMIT}" in found.stdout
+    assert "target.engine.model: org/tiny@main names no commit" in found.stderr
+    assert found.stderr.count("names no commit") == 1
+    assert f"to pin this one: org/tiny@{COMMIT}" in found.stderr
 
 
 def test_a_model_of_pickled_weights_is_refused_by_name_with_the_remedy(
