@@ -110,17 +110,18 @@ def resolved(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """
 
     def walk(value: Any, key: str = "") -> Any:
-        if key == "adapters" and isinstance(value, Mapping):
-            return {name: str(Path(str(folder)).resolve()) for name, folder in value.items()}
         if isinstance(value, Mapping):
-            return {name: walk(item, str(name)) for name, item in value.items()}
-        if key == "model" and isinstance(value, str):
+            are_folders = key == "adapters"
+            return {
+                name: walk(item, "folder" if are_folders else str(name))
+                for name, item in value.items()
+            }
+        if not (isinstance(value, str) and value):
+            return value
+        if key == "model":
             return absolute(value)
-        if key.endswith(("_file", "folder")) and isinstance(value, str) and value:
-            return str(Path(value).resolve())
-        if key in _BELOW_HERE and isinstance(value, str) and value and Path(value).exists():
-            return str(Path(value).resolve())
-        return value
+        is_here = key in _BELOW_HERE and Path(value).exists()
+        return str(Path(value).resolve()) if is_here or key.endswith(("_file", "folder")) else value
 
     result: dict[str, Any] = walk(arguments)
     return result

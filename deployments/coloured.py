@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
 
 from deployments.openai_client import Token
 
@@ -18,14 +20,11 @@ def coloured(text: str, tokens: Sequence[Token], names: Sequence[str], *, in_col
     names: of all drafters.  A token of several is shown as that of the one for which it counts.
     """
     decoder = codecs.getincrementaldecoder("utf-8")()  # a character may span tokens
-    runs: list[tuple[str, str]] = []
-    for name, data in _pieces(text.encode(), tokens):
-        piece = decoder.decode(data)
-        if runs and runs[-1][0] == name:
-            runs[-1] = name, runs[-1][1] + piece
-        elif piece:
-            runs.append((name, piece))
-    return "".join(_shown(run, name, names, in_colour=in_colour) for name, run in runs)
+    pieces = [(name, decoder.decode(data)) for name, data in _pieces(text.encode(), tokens)]
+    return "".join(
+        _shown("".join(piece for _, piece in run), name, names, in_colour=in_colour)
+        for name, run in groupby(filter(itemgetter(1), pieces), itemgetter(0))
+    )
 
 
 def legend(names: Sequence[str], *, in_colour: bool) -> str:

@@ -36,8 +36,8 @@ def asked(config: Config, arguments: argparse.Namespace) -> Gpus | None:
     """Return the GPUs that the options name, None without any.
 
     Raises ConfigError for a kind that is not known, and where they are too few."""
-    needed = needed_by(config)
-    count = max(needed, 1) if arguments.num_gpus is None else arguments.num_gpus
+    least = max(needed_by(config), 1)
+    count = least if arguments.num_gpus is None else arguments.num_gpus
     if arguments.gpu is None:
         if arguments.num_gpus is not None:
             raise ConfigError("--num-gpus: of which kind? name it with --gpu")
@@ -47,9 +47,9 @@ def asked(config: Config, arguments: argparse.Namespace) -> Gpus | None:
     check_known(kind, all_known, "--gpu", f"{arguments.gpu!r} is not known", "kinds")
     if config.target.engine.device == "cpu":
         raise ConfigError("--gpu: target.engine.device is cpu, which uses none; leave one out")
-    if count < max(needed, 1):
+    if count < least:
         raise ConfigError(
-            f"--num-gpus: {count} are too few, the configuration needs {max(needed, 1)}; name more,"
+            f"--num-gpus: {count} are too few, the configuration needs {least}; name more,"
             " or lower target.engine.tensor_parallel or the num_gpus of placements"
         )
     found = all_known[kind]

@@ -175,26 +175,23 @@ class StreamedAnswer:
         pieces = []
         for choice in event.get("choices") or ():
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
-            if _is_piece(choice):
+            piece = _piece(choice)
+            if piece is not None:
                 self.times.append(self.clock())
-                pieces.append(_piece(choice))
-                self.text += pieces[-1].text
-                self.tokens += pieces[-1].tokens
+                self.text += piece.text
+                self.tokens += piece.tokens
+                pieces.append(piece)
         return pieces
 
 
-def _is_piece(choice: Mapping[str, Any]) -> bool:
-    """False for what names the speaker of a chat, which may come before any token, or says no more
+def _piece(choice: Mapping[str, Any]) -> AnswerPiece | None:
+    """None for what names the speaker of a chat, which may come before any token, or says no more
     than that the chat ends."""
-    delta = choice.get("delta")
-    if delta is None or choice.get("draft_sources"):
-        return True
+    is_chat, sources = choice.get("delta") is not None, choice.get("draft_sources") or ()
+    delta = choice.get("delta") or {}
     told = [value for name, value in delta.items() if name != "role"]
-    return any(told) if "role" in delta else bool(told)
-
-
-def _piece(choice: Mapping[str, Any]) -> AnswerPiece:
-    delta, sources = choice.get("delta") or {}, choice.get("draft_sources") or ()
+    if is_chat and not sources and not (any(told) if "role" in delta else told):
+        return None
     return AnswerPiece(
         str(delta.get("content") or choice.get("text") or ""),
         str(delta.get("reasoning_content") or ""),
