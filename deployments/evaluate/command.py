@@ -11,7 +11,7 @@ import dataclasses
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from cluster.config.schema import Config
 from cluster.coordinator.idle import IdleReason
@@ -20,9 +20,9 @@ from cluster.errors import ConfigError
 from cluster.logs import say
 from cluster.records import frozen
 from cluster.spec.acceptance import law_name
-from deployments.evaluate import verdicts
+from cluster.spec.interval import Interval
 from deployments.evaluate.prompts import EvaluatedPrompt, read_prompts
-from deployments.evaluate.verdicts import Cell, Judgement, Pair
+from deployments.report import rendered
 
 if TYPE_CHECKING:
     from cluster.local import LLM
@@ -33,8 +33,11 @@ _PLAIN = SpeculationOptions(enabled=False)
 # "" = some were verified.
 _HAD_DRAFTS = frozenset(("", IdleReason.NOT_WORTH_IT, IdleReason.PAUSED))
 
-Cells = Mapping[Cell, Sequence["AskedPrompt"]]
-Measure = Callable[[Sequence[str], Cells], Mapping[Cell, Sequence[Pair]]]
+# Of plain decoding's speed.  The whole 95 % interval must be at or above the first, or below the
+# second.
+PAYS_FROM, SLOWS_BELOW = 1.05, 0.98
+
+Verdict = Literal["pays", "slows", "cannot tell"]
 
 
 @frozen
@@ -43,6 +46,46 @@ class AskedPrompt:
 
     prompt: EvaluatedPrompt
     params: SamplingParams
+
+
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
+class Cell:
+    """Requests that are judged together.  law: greedy or sampled."""
+
+    task: str
+    segment: str
+    law: str
+
+
+@frozen
+class Pair:
+    """The same prompts answered with drafts and without, one after the other.
+
+    rate, plain_rate: tokens per second after the first ones.  num_tokens: of the answers with
+    drafts; accepted: draft tokens of each drafter among them.  had_drafts: some were at hand,
+    whether it paid to verify them or not.
+    """
+
+    rate: float
+    plain_rate: float
+    num_tokens: int
+    accepted: Mapping[str, int]
+    had_drafts: bool = True
+
+
+@frozen
+class Judgement:
+    """found: the speed-up by all drafters of the cell; alone: by each one alone."""
+
+    cell: Cell
+    drafts: Verdict
+    found: Interval
+    alone: Mapping[str, Interval]
+    useless: tuple[str, ...]
+
+
+Cells = Mapping[Cell, Sequence[AskedPrompt]]
+Measure = Callable[[Sequence[str], Cells], Mapping[Cell, Sequence[Pair]]]
 
 
 def evaluate(config: Config, arguments: argparse.Namespace) -> str:
@@ -63,7 +106,7 @@ def evaluate(config: Config, arguments: argparse.Namespace) -> str:
         )
     if arguments.json:
         return json.dumps([dataclasses.asdict(each) for each in judgements], indent=2) + "\n"
-    return verdicts.table(judgements)
+    return rendered("evaluate", {"judgements": judgements})
 
 
 def judge(cells: Cells, config: Config, measure: Measure) -> list[Judgement]:
@@ -81,11 +124,11 @@ def judge(cells: Cells, config: Config, measure: Measure) -> list[Judgement]:
             alone[name] = measure((name,), own)
     judgements = []
     for cell in cells:
-        found = verdicts.speedup(together[cell])
+        found = speedup(together[cell])
         apart = {name: pairs[cell] for name, pairs in alone.items() if cell in pairs}
-        by_name = {name: verdicts.speedup(pairs) for name, pairs in apart.items()}
-        useless = tuple(name for name, pairs in apart.items() if verdicts.is_useless(name, pairs))
-        judgements.append(Judgement(cell, verdicts.verdict(found), found, by_name, useless))
+        by_name = {name: speedup(pairs) for name, pairs in apart.items()}
+        useless = tuple(name for name, pairs in apart.items() if is_useless(name, pairs))
+        judgements.append(Judgement(cell, verdict(found), found, by_name, useless))
     return judgements
 
 
@@ -103,6 +146,39 @@ def _cells(prompts: Sequence[EvaluatedPrompt], arguments: argparse.Namespace) ->
             if not arguments.limit or len(asked) < arguments.limit * len(wanted):
                 asked.append(AskedPrompt(prompt, params))
     return dict(sorted(found.items()))
+
+
+def speedup(pairs: Sequence[Pair]) -> Interval:
+    """Return the geometric mean of the pairs' ratios."""
+    return Interval.of_ratios([[pair.rate / pair.plain_rate for pair in pairs]])
+
+
+def verdict(found: Interval) -> Verdict:
+    """Return what the interval says; a single pair says nothing."""
+    if found.low is not None and found.low >= PAYS_FROM:
+        return "pays"
+    if found.high is not None and found.high < SLOWS_BELOW:
+        return "slows"
+    return "cannot tell"
+
+
+def is_useless(name: str, pairs: Sequence[Pair]) -> bool:
+    """True if the drafter, whose pairs are its own alone, slows its texts, or could not make them
+    as fast as it takes to pay even if drafting cost nothing.
+
+    The loop verifies so little of a bad drafter that its cost is hard to see, but what it brings is
+    plain: every accepted token saves one step at most.  One that had no drafts for these prompts,
+    as a grammar's where none is asked for, has shown nothing, whatever the clock said, and stays.
+    """
+    if not any(pair.had_drafts for pair in pairs):
+        return False
+    found = verdict(speedup(pairs))
+    if found != "cannot tell":
+        return found == "slows"
+    ceiling = Interval.of_ratios(
+        [[pair.num_tokens / max(pair.num_tokens - pair.accepted.get(name, 0), 1) for pair in pairs]]
+    )
+    return ceiling.high is not None and ceiling.high < PAYS_FROM
 
 
 class _Bench:

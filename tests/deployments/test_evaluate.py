@@ -14,9 +14,17 @@ from cluster.config.schema import Config, DrafterConfig
 from cluster.core import SamplingParams
 from cluster.errors import ConfigError
 from cluster.spec.interval import Interval
-from deployments.evaluate.command import AskedPrompt, Cells, judge
+from deployments.evaluate.command import (
+    AskedPrompt,
+    Cell,
+    Cells,
+    Pair,
+    is_useless,
+    judge,
+    verdict,
+)
 from deployments.evaluate.prompts import EvaluatedPrompt, read_prompts
-from deployments.evaluate.verdicts import Cell, Pair, is_useless, table, verdict
+from deployments.report import rendered
 from tests.conftest import Run, serve_file
 
 CODE, CHAT = Cell("code", "", "greedy"), Cell("default", "trial", "sampled")
@@ -85,7 +93,7 @@ def test_useless_drafters_are_named_by_what_each_does_alone() -> None:
     # Its only drafter needs no trial of its own.
     assert (chat.drafts, chat.alone) == ("slows", {})
     assert measured[1:] == [((name,), [CODE]) for name in ("lm", "suffix", "random")]
-    shown = table([code, chat])
+    shown = rendered("evaluate", {"judgements": [code, chat]})
     assert "1.50 (1.48 to 1.52)    pays" in shown
     assert "random alone, useless" in shown
 
