@@ -203,14 +203,13 @@ def _serve(file: ServeFile, arguments: argparse.Namespace) -> int:
 
 def _served(file: ServeFile, arguments: argparse.Namespace, folder: Path | None = None) -> int:
     """folder: of a Ray of this command's own; None where it joins another."""
-    from deployments.ray_environment import keep_temporary_files_in
-
     with _terminable():
         if folder is not None:
             file = with_api_keys(file, arguments, folder)
         file = with_models(file, arguments)
     if folder is not None:
-        keep_temporary_files_in(folder)
+        # Of all processes that are started from now on some leave what they have there behind.
+        os.environ["TMPDIR"] = str(folder)
     with importing():
         from deployments.serve_command import serve_until_stopped
 

@@ -38,7 +38,7 @@ class DrafterDeployment(WorkerReplica):
         """others: handles of drafters, where these are deployed with this one."""
         configure_logging(config.log_format)
         self._given = self._config = config
-        self._name, self._id = name, process_id(f"drafter-{name}")
+        self._name = name
         self._changing = asyncio.Lock()
         self._refusal = self._change_refused = ""
         self._worker: DraftWorker | None = None
@@ -67,8 +67,9 @@ class DrafterDeployment(WorkerReplica):
             return await self._load(config)  # `reconfigure`, which follows, says why
 
     async def _load(self, config: Config, *, beside: bool = False) -> DraftWorker:
+        own_id = process_id(f"drafter-{self._name}")
         # Loading a model takes seconds, and Serve asks for the state meanwhile.
-        return await asyncio.to_thread(load_drafter, config, self._name, self._id, beside=beside)
+        return await asyncio.to_thread(load_drafter, config, self._name, own_id, beside=beside)
 
     async def _load_beside(self, former: DraftWorker | None, config: Config) -> DraftWorker:
         """Load what is to take the place of a drafter that serves meanwhile."""
@@ -146,9 +147,9 @@ class DrafterDeployment(WorkerReplica):
             raise WorkerError("the drafter keeps failing; the replica must be replaced")
 
     async def __del__(self) -> None:
-        if hasattr(self, "_server") and self._worker is not None:
+        if hasattr(self, "_server"):
             await self._stop_listening()
-            await asyncio.to_thread(self._worker.stop)
+            await asyncio.to_thread(self._drafting.stop)
 
 
 def _may_pass(error: ConfigError) -> bool:

@@ -57,11 +57,6 @@ def prepare_to_start(config: Config, places: Sequence[Path] = ()) -> None:
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 
 
-def keep_temporary_files_in(folder: Path) -> None:
-    """For all processes that are started from now on: some leave what they have there behind."""
-    os.environ["TMPDIR"] = str(folder)
-
-
 def use_token(token: str | None) -> None:
     """Show this token to the Ray that is joined; None = that of the user's own file."""
     if token is not None:
