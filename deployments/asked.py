@@ -45,11 +45,11 @@ def inspect_what_is_new(config: Config, *, is_here: bool) -> None:
     """`preflight.inspect`, without a look at models that passed it before; says that it looks.
 
     Neither torch nor transformers is imported then, where no GPU is asked for."""
-    found = {each.model: find(source_of(each.model)) for each in engines(config).values()}
-    folders = {model: folder for model, folder in found.items() if folder is not None}
-    path, digest = cache_folder() / "passed", _digest(config, folders.values(), is_here=is_here)
+    target, *others = (find(source_of(each.model)) for each in engines(config).values())
+    folders = {*filter(None, (target, *others))}
+    path, digest = cache_folder() / "passed", _digest(config, folders, is_here=is_here)
     known = path.read_text("ascii", "replace").split() if path.is_file() else []
-    if digest not in known or len(folders) < len(found):
+    if target is None or None in others or digest not in known:
         say("checking the models, once until they, the settings or the program change")
         inspect(config, is_here=is_here)
         # A disk that cannot be written costs time, no more.
@@ -57,8 +57,7 @@ def inspect_what_is_new(config: Config, *, is_here: bool) -> None:
             write_whole(path, "\n".join([*known, digest][-_NUM_KEPT:]))
         return
     check_settings(config, is_here=is_here)
-    settings = config.target
-    load_sampling_defaults(folders[settings.engine.model], settings.generation_config)  # it warns
+    load_sampling_defaults(target, config.target.generation_config)  # it warns
 
 
 def _digest(config: Config, models: Iterable[Path], *, is_here: bool) -> str:

@@ -76,6 +76,7 @@ def memory_plan(
     parts = [MemoryShare(TARGET_PROCESS, "", "base", base)] if base else []
     models: list[Sized] = []
     unsized, too_large = list[str](), list[str]()
+    num_tokens, requests = 0, dict[int, int]()
     for path, engine in engines(config).items():
         if path not in found:
             unsized.append(path)
@@ -93,6 +94,9 @@ def memory_plan(
             cache = _on_gpu(engine, found[path], on, of_rank(config, path), taken)
             if on.memory and not cache:
                 too_large.append(path)
+        if path == TARGET:
+            num_tokens = cache * (1 if on is None else engine.tensor_parallel) // sizes.kv_per_token
+            requests = _requests(engine, found[path].described.max_context_len, num_tokens)
         own = {"weights": weights, "kv_cache": cache, "states": states}
         memory = sum(own.values())
         if process not in {part.process for part in parts if part.what == "working"}:
@@ -103,8 +107,9 @@ def memory_plan(
         architecture, read = found[path].described.architecture, int(weights * sizes.active)
         models.append(Sized(name, path, architecture, sizes.num_parameters, weights, read, memory))
     parts += _heads(config)
-    requests = _requests(config, found, parts, is_rank=gpus is not None)
-    return MemoryPlan(tuple(parts), tuple(models), tuple(unsized), tuple(too_large), *requests)
+    return MemoryPlan(
+        tuple(parts), tuple(models), tuple(unsized), tuple(too_large), num_tokens, requests
+    )
 
 
 def folder_of(model: str) -> Path | None:
@@ -112,21 +117,12 @@ def folder_of(model: str) -> Path | None:
     return find(source_of(model)) or published(model)
 
 
-def _requests(
-    config: Config, found: Mapping[str, Inspected], parts: Sequence[MemoryShare], *, is_rank: bool
-) -> tuple[int, Mapping[int, int]]:
-    """Return the tokens of the target's KV cache, and the requests that fit by their length.
+def _requests(engine: EngineConfig, longest: int, num_tokens: int) -> dict[int, int]:
+    """Return the requests that fit in a KV cache of so many tokens, by their length.
 
-    is_rank: the parts are those of one of its ranks."""
-    if TARGET not in found:
-        return 0, {}
-    target = found[TARGET]
-    cache = sum(each.num_bytes for each in parts if (each.owner, each.what) == (TARGET, "kv_cache"))
-    cache *= config.target.engine.tensor_parallel if is_rank else 1
-    num_tokens = cache // target.sizes.kv_per_token
-    longest, most = target.described.max_context_len, config.target.engine.max_running_sequences
+    longest: the length that the model takes."""
     lengths = sorted({min(each, longest) for each in (*LENGTHS, longest)})
-    return num_tokens, {each: min(num_tokens // each, most) for each in lengths}
+    return {each: min(num_tokens // each, engine.max_running_sequences) for each in lengths}
 
 
 def _on_gpu(engine: EngineConfig, found: Inspected, gpus: Gpus, num_gpus: int, taken: int) -> int:

@@ -94,9 +94,10 @@ def _engine(
         }
     if any(path.startswith(f"drafters.{name}.") for name in config.hosted):
         return known
+    num_gpus = gpus.of_rank(config, path)
     return known | {
-        "rank_weights_bytes": sizes.rank_weights // gpus.of_rank(config, path),
-        "ranks": engine.tensor_parallel * gpus.of_rank(config, path),
+        "rank_weights_bytes": sizes.rank_weights // num_gpus,
+        "ranks": engine.tensor_parallel * num_gpus,
         "memory_share": sizes.share(engine),
         "step_bytes": sizes.steps,
         "step_rows": engine.max_batch_tokens,
@@ -104,8 +105,7 @@ def _engine(
         "graph_bytes": sizes.graphs,
         "state_bytes": sizes.states,
         "kv_tokens_by_gpu_gb": {
-            str(size): sizes.room(engine, size * 1e9, gpus.of_rank(config, path))
-            for size in _GPU_SIZES_GB
+            str(size): sizes.room(engine, size * 1e9, num_gpus) for size in _GPU_SIZES_GB
         },
     }
 
