@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
@@ -35,6 +36,7 @@ from deployments.console_log import LogFollower
 from deployments.deploying import begin, logging_options, names_of
 from deployments.local_ray import JoinedRay, LocalRay
 from deployments.readiness import base_url, engine_line, health, wait_until_connected
+from deployments.report import rendered
 
 _POLL_S = 0.25
 # Whoever serves looks so often for what the replicas log.
@@ -84,7 +86,7 @@ def serve_until_stopped(file: ServeFile, place: Path | str) -> int:
             begin(file, is_own=own is not None)
             _wait_until_running(names, check, follower)
             is_serving = True
-            ask = asking(cluster.as_reached, names[0])
+            ask = partial(state_of, cluster, names[0])
             url, drafters = base_url(cluster.as_reached()), file.config.on_their_own
             wait_until_connected(ask, url, drafters, check, _progress)
             if own:
@@ -131,38 +133,24 @@ def what_to_try(config: Config, url: str) -> str:
     else:
         path = "/v1/completions"
         body["prompt"] = "Once upon a time"
-    request = shlex.quote(json.dumps(body))
-    program = sys.argv[0] if Path(sys.argv[0]).name == "drafthouse" else "drafthouse"
-    # The certificate names the host as clients know it, which is not known here.
-    insecure = " -k" if url.startswith("https:") else ""
-    header, option = (
-        (" -H 'Authorization: Bearer KEY'", " --api-key KEY")
-        if config.access.keys_file
-        else ("", "")
-    )
-    typed = f"-H 'Content-Type: application/json'{header}"
-    lines = [
-        "Try it, in another terminal:",
-        f"  curl{insecure} {url}{path} {typed} -d {request}",
-    ]
-    if not insecure:
-        lines.append(f"  {program} try {url}{option}    # one question, with drafts and without")
-    if config.ui.is_served(config.http):
-        lines.append(f"Or open {url}/ in a browser.")
-    return "\n".join(lines)
+    told = {
+        "program": sys.argv[0] if Path(sys.argv[0]).name == "drafthouse" else "drafthouse",
+        "url": url,
+        "path": path,
+        "request": shlex.quote(json.dumps(body)),
+        "has_keys": bool(config.access.keys_file),
+        "has_page": config.ui.is_served(config.http),
+    }
+    return rendered("ready", told).rstrip()
 
 
-def asking(where: Callable[[], Config], application: str) -> Callable[[], Mapping[str, Any]]:
-    """Return what asks over HTTP whether it serves, and the ingress itself where that tells others
-    than operators no more.  where: the configuration with the hosts that are reached from here."""
-
-    def ask() -> Mapping[str, Any]:
-        state = health(base_url(where()))
-        if state["status"] != "ok" or "drafters" in state:
-            return state
-        return _health_of(application)
-
-    return ask
+def state_of(cluster: LocalRay | JoinedRay, application: str) -> Mapping[str, Any]:
+    """What the server says over HTTP, and the ingress itself where that tells others than operators
+    no more."""
+    state = health(base_url(cluster.as_reached()))
+    if state["status"] != "ok" or "drafters" in state:
+        return state
+    return _health_of(application)
 
 
 def _health_of(application: str) -> Mapping[str, Any]:

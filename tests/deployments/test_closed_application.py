@@ -19,8 +19,9 @@ from cluster.client import Client, Endpoint, GenerateRequest, InvalidRequestErro
 from cluster.config.doors import ROLES
 from cluster.config.parse import parse
 from cluster.config.schema import Config
+from deployments.local_ray import LocalRay
 from deployments.readiness import health
-from deployments.serve_command import asking
+from deployments.serve_command import state_of
 from tests.deployments.conftest import (
     DEADLINE_S,
     Served,
@@ -142,7 +143,8 @@ def test_operators_have_a_key_and_a_port_and_whoever_starts_it_learns_what_it_wa
     found = closed.client.get("/metrics", headers=bearer("root"))
     assert "drafthouse_requests_total" in found.text
     assert health(closed.operators)["keys"] == {"callers": ["alice", "root"], "fault": ""}
-    assert asking(lambda: closed.config, APPLICATION)()["targets"] == 1
+    own = LocalRay(closed.config, closed.folder, [APPLICATION])
+    assert state_of(own, APPLICATION)["targets"] == 1
 
 
 def test_the_replicas_read_the_keys_again(closed: Closed) -> None:
