@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable
 
 import ray
 from ray._private import state
@@ -23,7 +22,7 @@ from cluster.options import DAY_S, positive
 _POLL_S = 0.5
 
 
-def drain(node_id: str, within_s: float, say: Callable[[str], object] = lambda _: None) -> bool:
+def drain(node_id: str, within_s: float) -> bool:
     """Move everything off a node; Ray is initialised.  Returns True if nothing is left there.
 
     Raises WorkerError when Ray refuses.
@@ -41,7 +40,7 @@ def drain(node_id: str, within_s: float, say: Callable[[str], object] = lambda _
     last = -1
     while num_left := _num_actors(node_id):
         if num_left != last:
-            say(f"{num_left} processes are left on node {node_id}")
+            sys.stderr.write(f"{num_left} processes are left on node {node_id}\n")
             last = num_left
         if time.monotonic() > ends_at:
             return False
@@ -63,8 +62,7 @@ def main() -> int:
     arguments = parser.parse_args()
     ray.init(address=arguments.address or "auto", log_to_driver=False)
     node_id = arguments.node_id or ray.get_runtime_context().get_node_id()
-    is_empty = drain(node_id, arguments.within, lambda text: sys.stderr.write(f"{text}\n"))
-    return 0 if is_empty else 1
+    return 0 if drain(node_id, arguments.within) else 1
 
 
 if __name__ == "__main__":

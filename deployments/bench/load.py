@@ -59,11 +59,9 @@ async def load(side: Side, level: Level, seed: int) -> tuple[list[TimedAnswer], 
     if level.rate:
         gaps = np.random.default_rng(seed).exponential(1.0 / level.rate, count)
         due = began + np.cumsum(gaps) - gaps[0]
-        tasks = []
-        for index in range(count):
-            await asyncio.sleep(due[index] - clock())
-            tasks.append(asyncio.create_task(ask(side, index, float(due[index]))))
-        answers = await asyncio.gather(*tasks)
+        answers = await asyncio.gather(
+            *(ask(side, index, due_s) for index, due_s in enumerate(due.tolist()))
+        )
     else:
         waiting = iter(range(count))
 
@@ -76,8 +74,10 @@ async def load(side: Side, level: Level, seed: int) -> tuple[list[TimedAnswer], 
 
 
 async def ask(side: Side, index: int, due_s: float | None = None) -> TimedAnswer:
-    """Ask one prompt and note what comes when; due_s: when it should have been sent."""
+    """Ask one prompt and note what comes when; due_s: when it is to be sent, None = now."""
     clock = asyncio.get_running_loop().time
+    if due_s is not None:
+        await asyncio.sleep(due_s - clock())
     answer, error = StreamedAnswer(clock), ""
     try:
         async for event in side.server.events(side.body(index)):
