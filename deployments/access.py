@@ -57,10 +57,15 @@ def _check_file(file: KeysFile, config: Config) -> None:
     if not file.keys:
         reason = "there is none, so that nobody could ask; `drafthouse key NAME` makes one"
         raise ConfigError.at("keys", reason)
+
+    def check(place: str, name: str, kind: str, known: Collection[str]) -> None:
+        if name:
+            reason = f"{name!r} is no {kind} that it may name"
+            check_known(name, known, place, reason, "known")
+
     classes, tasks = config.coordinator.latency_classes, (*config.tasks, "default")
-    named: list[tuple[str, str, str, Collection[str]]] = [
-        (f"classes.{each}", each, "class", classes) for each in file.classes
-    ]
+    for each in file.classes:
+        check(f"classes.{each}", each, "class", classes)
     owners: dict[str, str] = {}
     for name, key in file.keys.items():
         path = f"keys.{name}"
@@ -72,16 +77,11 @@ def _check_file(file: KeysFile, config: Config) -> None:
                 reason = f"that of {owners[digest]} as well; give each a key of its own"
                 raise ConfigError.at(f"{path}.sha256", reason)
         allowed = config.public_latency_classes if key.classes is None else key.classes
-        named += [
-            *((f"{path}.classes", each, "class", classes) for each in key.classes or ()),
-            (f"{path}.default_class", key.default_class, "class", allowed),
-            (f"{path}.default_task", key.default_task, "task", tasks),
-            (f"{path}.segment", key.segment, "segment", config.ingress.segments),
-        ]
-    for place, name, kind, known in named:
-        if name:
-            reason = f"{name!r} is no {kind} that it may name"
-            check_known(name, known, place, reason, "known")
+        for each in key.classes or ():
+            check(f"{path}.classes", each, "class", classes)
+        check(f"{path}.default_class", key.default_class, "class", allowed)
+        check(f"{path}.default_task", key.default_task, "task", tasks)
+        check(f"{path}.segment", key.segment, "segment", config.ingress.segments)
 
 
 def check_access(config: Config) -> None:
