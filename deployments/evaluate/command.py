@@ -185,8 +185,7 @@ class _Bench:
     """Measures pairs, each set of drafters in a cluster of its own."""
 
     def __init__(self, config: Config, concurrency: int) -> None:
-        pace = dataclasses.replace(config.coordinator, keep_learned=False)
-        self._config = dataclasses.replace(config, coordinator=pace)
+        self._config = config
         self._concurrency = concurrency
         self.num_pairs = self.num_unequal = 0
 
