@@ -37,18 +37,18 @@ def is_living(process: psutil.Process) -> bool:
         return False
 
 
-def end_descendants(grace_s: float) -> bool:
+def end_descendants(grace_s: float) -> None:
     """Wait until nothing runs below this process; after `grace_s` end what still does.
 
-    False when something still runs ten seconds later: a process that waits for a device or a
-    network disk cannot be ended, and is not waited for.
+    What still runs ten seconds later is left: a process that waits for a device or a network disk
+    cannot be ended, and is not waited for.
     """
-    return _end(partial(psutil.Process().children, recursive=True), grace_s)
+    _end(partial(psutil.Process().children, recursive=True), grace_s)
 
 
-def end_session(session: int, grace_s: float) -> bool:
+def end_session(session: int, grace_s: float) -> None:
     """The same for the processes of a session."""
-    return _end(partial(_of_session, session), grace_s)
+    _end(partial(_of_session, session), grace_s)
 
 
 def _of_session(session: int) -> Iterator[psutil.Process]:
@@ -58,16 +58,16 @@ def _of_session(session: int) -> Iterator[psutil.Process]:
                 yield process
 
 
-def _end(find: Callable[[], Iterable[psutil.Process]], grace_s: float) -> bool:
+def _end(find: Callable[[], Iterable[psutil.Process]], grace_s: float) -> None:
     deadline = time.monotonic() + grace_s
     while True:
         _reap()
         left = [*filter(is_living, find())]
         if not left:
-            return True
+            return
         if time.monotonic() > deadline + _PATIENCE_S:
             log.warning("processes that do not end: %s", sorted(one.pid for one in left))
-            return False
+            return
         if time.monotonic() > deadline:
             for process in left:
                 with contextlib.suppress(psutil.NoSuchProcess):

@@ -55,10 +55,10 @@ from deployments.processes import end_descendants
 adopt_orphans()
 left = subprocess.Popen(["sleep", "1000"])
 processes._PATIENCE_S = -1000.0  # none at all
-assert end_descendants(1000.0) is False
+end_descendants(1000.0)
 assert left.poll() is None
 processes._PATIENCE_S = 10.0
-assert end_descendants(0.0) is True
+end_descendants(0.0)
 assert left.poll() is not None
 """
 
