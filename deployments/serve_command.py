@@ -73,8 +73,9 @@ def serve_until_stopped(file: ServeFile, place: Path | str) -> int:
 
     def check() -> None:
         signals.check()
-        for line in follower.new_lines():
-            _say(line, sys.stderr)
+        with contextlib.suppress(OSError):  # where nobody reads them, the server goes on
+            for line in follower.new_lines():
+                _say(line, sys.stderr)
 
     try:
         with signals.interrupt():
