@@ -19,10 +19,10 @@ from cluster.errors import ConfigError
 from deployments.app import build, build_pool, serves_logging
 
 
-def names_of(file: ServeFile) -> list[str]:
-    """Return the applications' names, that of the target's first."""
+def names_of(document: Mapping[str, Any]) -> list[str]:
+    """Return the applications' names, that of the target's first.  document: of a checked file."""
     # Nameless as Serve itself would name it, to which it may be handed later.
-    return [str(each.get("name", SERVE_DEFAULT_APP_NAME)) for each in file.document["applications"]]
+    return [str(each.get("name", SERVE_DEFAULT_APP_NAME)) for each in document["applications"]]
 
 
 def logging_options(file: ServeFile, application: Mapping[str, Any]) -> LoggingConfig:
@@ -46,7 +46,7 @@ def begin(file: ServeFile, *, is_own: bool) -> None:
     former release, each process is replaced.
     """
     built = []
-    for name, each in zip(names_of(file), file.document["applications"], strict=True):
+    for name, each in zip(names_of(file.document), file.document["applications"], strict=True):
         schema = ServeApplicationSchema(**{**each, "name": name})
         found = build_app(
             (build_pool if is_pool(each) else build)(each["args"]),

@@ -66,7 +66,7 @@ def serve_until_stopped(file: ServeFile, place: Path | str) -> int:
     for name in ("ray.serve", "ray"):
         logging.getLogger(name).setLevel(logging.WARNING)
     signals = _Signals()
-    names, is_serving = names_of(file), False
+    names, is_serving = names_of(file.document), False
     own = LocalRay(file.config, place, names) if isinstance(place, Path) else None
     cluster = own or JoinedRay(file.config, str(place), names)
     follower = LogFollower(own.log_folder if own else None)
@@ -176,7 +176,7 @@ def refuse_unserved_keys(file: ServeFile) -> None:
 def change(address: str, document: Mapping[str, Any]) -> Mapping[str, str]:
     """Hand a changed document to the server whose Ray is at `address`, and wait until it runs;
     returns what its parts refuse of it."""
-    names = [str(each["name"]) for each in document["applications"]]
+    names = names_of(document)
     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     try:
         _get_global_client().deploy_apps(ServeDeploySchema.model_validate(dict(document)))
