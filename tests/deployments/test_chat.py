@@ -12,12 +12,7 @@ from deployments.chat_command import ChatHistory
 from deployments.cli import main
 from deployments.command_line import parser_for
 from tests.deployments.conftest import Served
-from tests.support.deployments.drafting_server import DraftingServer
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+from tests.support.deployments.drafting_server import DraftingServer, Terminal
 
 
 def server(owner: str = "drafthouse") -> DraftingServer:

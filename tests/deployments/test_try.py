@@ -20,7 +20,7 @@ from deployments.command_line import parser_for
 from deployments.try_command import compare
 from tests.conftest import Run
 from tests.deployments.conftest import Served
-from tests.support.deployments.drafting_server import Answer, Answering, DraftingServer
+from tests.support.deployments.drafting_server import Answer, Answering, DraftingServer, Terminal
 
 URL = "http://server:8000"
 STATISTICS = {
@@ -135,10 +135,6 @@ def test_what_was_not_timed_has_no_rate_and_no_ratio(
 
 
 def test_on_a_terminal_the_text_has_colours() -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     out = Terminal()
     assert tried(DraftingServer(honest), "--prompt", "why?", out=out) == 0
     assert "a\x1b[32m b\x1b[0m\x1b[34m c\x1b[0m" in out.getvalue()

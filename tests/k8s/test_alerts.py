@@ -80,11 +80,15 @@ def test_every_alert_fires_on_its_case_and_is_silent_on_the_other(
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_every_alert_leads_to_its_heading_in_the_runbook(rules: list[dict[str, Any]]) -> None:
+def test_every_alert_says_what_is_wrong_and_leads_to_its_heading_in_the_runbook(
+    rules: list[dict[str, Any]],
+) -> None:
     page = (REPOSITORY / "docs" / "runbook.md").read_text("utf-8")
     entries = dict(re.findall(r"^## (Drafthouse\w+)\n(.*?)(?=^## |\Z)", page, re.M | re.S))
     assert list(entries) == [rule["alert"] for rule in rules], "the same, in the same order"
     for rule in rules:
+        assert rule["labels"]["severity"] in ("critical", "warning", "info")
+        assert rule["annotations"].keys() == {"summary", "runbook"}
         link = f"docs/runbook.md#{rule['alert'].lower()}"
         assert rule["annotations"]["runbook"] == link
         entry = entries[rule["alert"]]

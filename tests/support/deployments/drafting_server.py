@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+
+
+class Terminal(io.StringIO):
+    """Where a command writes, as if people read it."""
+
+    def isatty(self) -> bool:
+        return True
+
 
 Answer = tuple[Sequence[tuple[str, list[str]]], dict[str, Any]]
 Answering = Callable[[dict[str, Any]], Answer]
