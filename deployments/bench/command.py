@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import itertools
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -97,9 +98,10 @@ async def _compare(
 ) -> None:
     """One load.  Where sides are compared they are asked block by block, each in its turn and in
     changing order, so that whatever the machine does meets both."""
-    found: dict[str, list[TimedAnswer]] = {side.name: [] for side in sides}
-    seconds = dict.fromkeys(found, 0.0)
-    changes: dict[str, list[MetricsChange]] = {name: [] for name in found}
+    # By the names of the sides.
+    found = defaultdict[str, list[TimedAnswer]](list)
+    seconds = defaultdict[str, float](float)
+    changes = defaultdict[str, list[MetricsChange]](list)
     for side in sides:
         await _warm_up(side, arguments.warmups)
     size = level.concurrency if len(sides) > 1 and level.concurrency else report.num_prompts
