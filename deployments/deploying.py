@@ -54,7 +54,7 @@ def begin(file: ServeFile, *, is_own: bool) -> None:
             route_prefix=None,
             logging_config=logging_options(file, each),
             # As `serve.run`: what the command itself was started with, of `ray job submit` say.
-            default_runtime_env=ray.get_runtime_context().runtime_env,
+            default_runtime_env=schema.runtime_env or ray.get_runtime_context().runtime_env,
             external_scaler_enabled=schema.external_scaler_enabled,
         )
         for place, deployment in enumerate(found.deployments):
