@@ -1,7 +1,5 @@
 """Fixtures every package's tests share: tiny checkpoints, written once per session."""
 
-from __future__ import annotations
-
 import math
 import os
 import subprocess

@@ -4,8 +4,6 @@ Speculation groups tokens as drafts are accepted, so text that depended on the g
 on the drafts.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from itertools import pairwise
@@ -97,7 +95,7 @@ def test_any_pieces_of_an_answer_give_the_same_messages(
     apis: Apis,
     tokens_of: Callable[[str], list[int]],
     data: st.DataObject,
-) -> None:
+):
     text, way = data.draw(answers(name)), data.draw(ways(name))
     places = data.draw(st.lists(st.integers(0, 500), max_size=8))
     tokens = tokens_of(text)
@@ -112,7 +110,7 @@ def test_any_pieces_of_an_answer_give_the_same_messages(
 
 @every_format
 @given(data=st.data())
-def test_what_is_no_call_stays_text_to_the_byte(name: str, data: st.DataObject) -> None:
+def test_what_is_no_call_stays_text_to_the_byte(name: str, data: st.DataObject):
     texts = [text for text in texts_of(name) if name != "harmony" or "<|" not in text]
     text = "".join(data.draw(st.lists(st.sampled_from(texts), max_size=12)))
     parts = parts_of(name, text)
@@ -139,9 +137,7 @@ PROSE = [
 
 @pytest.mark.parametrize("name", sorted(set(FORMATS) - {"llama3", "harmony"}))
 @given(data=st.data())
-def test_text_around_calls_is_kept_but_for_white_space_alone(
-    name: str, data: st.DataObject
-) -> None:
+def test_text_around_calls_is_kept_but_for_white_space_alone(name: str, data: st.DataObject):
     prose = st.lists(st.sampled_from(PROSE), max_size=4).map("".join)
     first, *later = data.draw(st.lists(prose, min_size=2, max_size=4))
     parts = parts_of(name, first + "".join(WRITTEN[name] + text for text in later))
@@ -166,7 +162,7 @@ def chunks_of(tokenizer: Tokenizer, deltas: list[Delta]) -> list[dict[str, Any]]
 @pytest.mark.parametrize("size", [1, 3, 10, 1000])
 def test_a_chunk_has_one_piece_of_one_call_and_none_is_empty(
     name: str, size: int, tokenizer: Tokenizer, tokens_of: Callable[[str], list[int]]
-) -> None:
+):
     tokens = tokens_of(f"{WRITTEN[name]}{'; ' if name == 'llama3' else ''}{WRITTEN[name]}")
     events = [tokens[at : at + size] for at in range(0, len(tokens), size)]
     chunks = chunks_of(tokenizer, read_answer(tokenizer, asked(name), events))

@@ -1,7 +1,5 @@
 """A model and what drafts for it, without a file: the configuration that it stands for."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -38,18 +36,18 @@ TINY = (
         ),
     ],
 )
-def test_a_draft_is_a_drafter(draft: str, name: str, kind: str, options: dict[str, object]) -> None:
+def test_a_draft_is_a_drafter(draft: str, name: str, kind: str, options: dict[str, object]):
     found = drafters_of([draft], "the-target")
     assert found[name] == {"kind": kind, "options": options}
     assert [*found] == [name, "grammar", "prediction"]
 
 
-def test_two_draft_models_have_names_of_their_own_and_equal_drafts_are_one() -> None:
+def test_two_draft_models_have_names_of_their_own_and_equal_drafts_are_one():
     found = drafters_of(["demo-draft", "demo-draft-code", "demo-draft", "grammar"], "demo-target")
     assert [*found] == ["lm", "lm2", "grammar", "prediction"]
 
 
-def test_a_model_without_drafts_has_a_look_up_and_settings_count() -> None:
+def test_a_model_without_drafts_has_a_look_up_and_settings_count():
     file = read("demo-target", (), ["http.port=8123", "drafters.suffix.options.max_ngram=4"])
     config = file.config
     assert config.model_name == "demo-target"
@@ -60,7 +58,7 @@ def test_a_model_without_drafts_has_a_look_up_and_settings_count() -> None:
         read("demo-target", (), ["http.prt=1"])
 
 
-def test_files_are_told_from_models(tmp_path: Path) -> None:
+def test_files_are_told_from_models(tmp_path: Path):
     gguf, plain = tmp_path / "model.gguf", tmp_path / "configuration"
     gguf.touch()
     plain.touch()
@@ -72,7 +70,7 @@ def test_files_are_told_from_models(tmp_path: Path) -> None:
         LLM(Config(), draft="suffix")
 
 
-def test_it_generates_and_chats_in_process(llama_folder: Path) -> None:
+def test_it_generates_and_chats_in_process(llama_folder: Path):
     question = [{"role": "user", "content": "one two one two"}]
     with LLM(str(llama_folder), draft=["suffix", str(llama_folder)], settings=TINY) as llm:
         assert [*llm.config.drafters] == ["suffix", "lm", "grammar", "prediction"]

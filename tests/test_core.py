@@ -9,7 +9,7 @@ from cluster.core import (
 )
 
 
-def test_token_array_copies_only_what_it_must() -> None:
+def test_token_array_copies_only_what_it_must():
     ids = np.array([1, 2, 3], dtype=np.int32)
     assert token_array(ids) is ids
     assert token_array([1, 2, 3]).dtype == np.int32
@@ -17,12 +17,12 @@ def test_token_array_copies_only_what_it_must() -> None:
     assert token_array(np.arange(6, dtype=np.int32)[::2]).flags.c_contiguous
 
 
-def test_token_array_refuses_ids_that_do_not_fit() -> None:
+def test_token_array_refuses_ids_that_do_not_fit():
     with pytest.raises(OverflowError):
         token_array([2**31])
 
 
-def test_the_shared_empty_arrays_cannot_be_written() -> None:
+def test_the_shared_empty_arrays_cannot_be_written():
     assert not EMPTY_TOKENS.flags.writeable
     assert len(EMPTY_TREE) == 0
 
@@ -37,5 +37,5 @@ def test_the_shared_empty_arrays_cannot_be_written() -> None:
         (SamplingParams(logit_bias=((1, 2.0),), top_k=5), False),
     ],
 )
-def test_penalties_are_noticed(params: SamplingParams, expected: bool) -> None:
+def test_penalties_are_noticed(params: SamplingParams, expected: bool):
     assert params.has_penalties is expected

@@ -1,7 +1,5 @@
 """C++ sources are compiled once per machine, or ahead; nobody fails where they cannot be."""
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import platform
@@ -54,7 +52,7 @@ def built(tmp_path: Path) -> list[Path]:
 @needs_compiler
 def test_an_equal_library_is_not_built_twice_and_a_changed_header_makes_another(
     sources: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     with caplog.at_level(logging.INFO):
         assert answer(sources) == answer(sources) == 42
     assert [each.message.partition(":")[0] for each in caplog.records] == ["phase build"]
@@ -72,7 +70,7 @@ def test_an_equal_library_is_not_built_twice_and_a_changed_header_makes_another(
 @pytest.mark.parametrize("has_home", [True, False])
 def test_without_a_home_to_write_to_it_is_built_elsewhere(
     sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_home: bool
-) -> None:
+):
     def no_home() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
@@ -89,7 +87,7 @@ def test_without_a_home_to_write_to_it_is_built_elsewhere(
 
 def test_without_a_compiler_there_is_none_and_a_reason(
     sources: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     monkeypatch.setattr(cpp.shutil, "which", lambda name: None)
     with caplog.at_level(logging.INFO):
         assert cpp.load(sources) is None
@@ -98,7 +96,7 @@ def test_without_a_compiler_there_is_none_and_a_reason(
 
 def test_a_compiler_that_fails_is_named(
     sources: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     def fail(command: list[str], **_: object) -> None:
         raise subprocess.CalledProcessError(1, command, stderr=b"error: unknown processor\nmore")
 
@@ -111,7 +109,7 @@ def test_a_compiler_that_fails_is_named(
 
 def test_it_can_be_switched_off_and_no_other_value_means_anything(
     sources: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setenv("DRAFTHOUSE_NATIVE", "0")
     assert cpp.load(sources) is None
     for value in ("no", "Sanitized", " 0"):
@@ -134,7 +132,7 @@ def test_it_can_be_switched_off_and_no_other_value_means_anything(
 )
 def test_a_structure_has_the_size_in_cpp_that_python_takes_it_for(
     place: ModuleType, names: dict[str, str | None]
-) -> None:
+):
     """A field that only one side has would shift all that follow it."""
     loaded = cpp.load(Path((trees if place is trees else kernels).__file__).parent)
     assert loaded is not None
@@ -147,7 +145,7 @@ def test_a_structure_has_the_size_in_cpp_that_python_takes_it_for(
 @needs_compiler
 def test_another_version_of_the_compiler_makes_another_build(
     sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     """Behind the same path, as after an upgrade."""
     real = shutil.which("g++")
     compiler = tmp_path / "compiler"
@@ -182,7 +180,7 @@ enum { ANSWER = 0 };
 @needs_x86
 def test_without_a_compiler_the_library_of_the_most_able_processor_that_fits_is_taken(
     sources: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     (sources / "answer.h").write_text(_BY_PROCESSOR, "utf-8")
     assert len(list(cpp.compile_ahead(sources.parent))) == 5
     monkeypatch.setattr(cpp.shutil, "which", lambda name: None)
@@ -200,19 +198,19 @@ def test_without_a_compiler_the_library_of_the_most_able_processor_that_fits_is_
     assert cpp.load(sources) is None, "it is for other processors"
 
 
-def test_compiling_ahead_needs_nothing_that_must_be_installed() -> None:
+def test_compiling_ahead_needs_nothing_that_must_be_installed():
     """The image compiles before it has packages."""
     assert python("-S", "-c", "import cluster.cpp").returncode == 0
 
 
-def test_nothing_is_compiled_ahead_for_a_machine_without_kinds(tmp_path: Path) -> None:
+def test_nothing_is_compiled_ahead_for_a_machine_without_kinds(tmp_path: Path):
     with pytest.raises(OSError, match="ahead for riscv64; where g\\+\\+ is, what is needed"):
         list(cpp.compile_ahead(tmp_path, machine="riscv64"))
 
 
 def test_another_machine_needs_a_compiler_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     other = "x86_64" if platform.machine() == "aarch64" else "aarch64"
     monkeypatch.setattr(cpp.shutil, "which", lambda name: None if "gnu" in name else name)
     with pytest.raises(OSError, match=rf"no C\+\+ compiler \({other}-linux-gnu-g\+\+\)$"):
@@ -237,7 +235,7 @@ def test_a_warning_says_what_is_slow_where_no_native_code_can_be_had(
     has_library: bool,
     mode: str,
     is_slow: bool,
-) -> None:
+):
     monkeypatch.setattr(cpp, "log", logging.getLogger("cluster.cpp.tested"))
     monkeypatch.setattr(cpp.shutil, "which", lambda name: name if has_compiler else None)
     monkeypatch.setattr(cpp, "_ahead", lambda folder: folder if has_library else None)
@@ -251,7 +249,7 @@ def test_a_warning_says_what_is_slow_where_no_native_code_can_be_had(
 
 
 @by_night
-def test_check_says_it_in_one_line(tmp_path: Path) -> None:
+def test_check_says_it_in_one_line(tmp_path: Path):
     """Not once more for each folder that it would load."""
     if list((REPOSITORY / "cluster").rglob("ahead")):
         pytest.skip("this checkout has native code that was compiled ahead")

@@ -2,8 +2,6 @@
 
 What stands in fences is read in tests/test_fences.py."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import re
@@ -48,7 +46,7 @@ def leads_somewhere(page: Path, target: str, anchor: str) -> bool:
     return "://" in target or (place.exists() and (not anchor or anchor in anchors(place)))
 
 
-def test_every_link_leads_to_a_file_and_its_heading() -> None:
+def test_every_link_leads_to_a_file_and_its_heading():
     broken = [
         f"{page.relative_to(ROOT)}: {target}#{anchor}"
         for page in pages()
@@ -59,7 +57,7 @@ def test_every_link_leads_to_a_file_and_its_heading() -> None:
     assert broken == []
 
 
-def test_every_benchmark_that_a_page_names_can_be_started() -> None:
+def test_every_benchmark_that_a_page_names_can_be_started():
     # A record keeps the command as it was typed then: they are those with a date after it, or with
     # the commit before it that still has the program.
     commands = {
@@ -85,13 +83,13 @@ def test_every_benchmark_that_a_page_names_can_be_started() -> None:
         if path.parent.name not in _NO_THEMES
     ),
 )
-def test_every_theme_says_what_it_measures_how_and_what_a_row_means(theme: str) -> None:
+def test_every_theme_says_what_it_measures_how_and_what_a_row_means(theme: str):
     page = (ROOT / "docs" / "benchmarks" / theme / "README.md").read_text("utf-8")
     assert "```\n" in page, "its command"
     assert re.search(r"\*\*A row\*\*", page)
 
 
-def test_every_module_of_the_benchmarks_can_be_imported_by_its_name() -> None:
+def test_every_module_of_the_benchmarks_can_be_imported_by_its_name():
     for path in BENCHMARKS.rglob("*.py"):
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         assert importlib.util.find_spec(name) is not None, name
@@ -110,7 +108,7 @@ def settings() -> set[str]:
     return found | {path.rpartition(".")[0] for path in found}
 
 
-def test_every_setting_that_a_page_names_is_one() -> None:
+def test_every_setting_that_a_page_names_is_one():
     known = settings() | GONE  # which the list of changes names
     tops = {key_of(field) for field in dataclasses.fields(Config)} - {"drafters", "tasks"}
     named = re.compile(rf"`((?:{'|'.join(sorted(tops))})(?:\.[a-z_]+)+)[`:=]")
@@ -131,7 +129,7 @@ def has_test(file: str, name: str) -> bool:
     return path.exists() and f"def {wanted}" in path.read_text("utf-8")
 
 
-def test_every_test_that_a_page_names_is_one() -> None:
+def test_every_test_that_a_page_names_is_one():
     named = {
         found
         for page in pages()
@@ -141,7 +139,7 @@ def test_every_test_that_a_page_names_is_one() -> None:
     assert [found for found in named if not has_test(*found)] == []
 
 
-def test_every_door_of_the_threat_model_names_the_test_that_shows_its_defence() -> None:
+def test_every_door_of_the_threat_model_names_the_test_that_shows_its_defence():
     page = (ROOT / "docs" / "threat-model.md").read_text("utf-8")
     doors = page[page.index("## Doors") : page.index("## What is not defended")]
     rows = [line for line in doors.splitlines() if line.startswith("| ")]
@@ -156,7 +154,7 @@ def fence(page: str, language: str) -> str:
     return text.partition(f"```{language}\n")[2].partition("```")[0]
 
 
-def test_the_law_that_the_page_on_exactness_shows_is_that_of_the_product() -> None:
+def test_the_law_that_the_page_on_exactness_shows_is_that_of_the_product():
     names: dict[str, Any] = {}
     exec(fence("exactness.md", "python"), names)
     generator = np.random.default_rng(0)
@@ -171,12 +169,12 @@ def test_the_law_that_the_page_on_exactness_shows_is_that_of_the_product() -> No
     assert len(lengths) > 2
 
 
-def test_the_index_has_every_page() -> None:
+def test_the_index_has_every_page():
     index = {
         target for target, _ in _LINK.findall((ROOT / "docs" / "README.md").read_text("utf-8"))
     }
     assert {page.name for page in (ROOT / "docs").glob("*.md")} - index == {"README.md"}
 
 
-def test_the_first_page_is_short() -> None:
+def test_the_first_page_is_short():
     assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 120

@@ -1,7 +1,5 @@
 """Which drafters run inside the target, and which in processes of their own."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 
@@ -49,7 +47,7 @@ def engine(device: str) -> dict[str, Any]:
 )
 def test_a_drafter_is_in_one_place_and_the_plan_says_why(
     drafter: dict[str, Any], device: str, why: str
-) -> None:
+):
     checked = config(drafter, device)
     is_resident = why.startswith("inside")
     assert (checked.residents, checked.pool) == ((("a",), ()) if is_resident else ((), ("a",)))
@@ -58,7 +56,7 @@ def test_a_drafter_is_in_one_place_and_the_plan_says_why(
     assert ("drafter-a" in text) != is_resident
 
 
-def test_a_resident_reserves_nothing_and_has_no_deployment() -> None:
+def test_a_resident_reserves_nothing_and_has_no_deployment():
     resident, pooled = config({}), config({"placement": {"num_cpus": 0.5}})
     assert total_resources(pooled)["CPU"] - total_resources(resident)["CPU"] == 0.5
     arguments: dict[str, Any] = {
@@ -71,14 +69,14 @@ def test_a_resident_reserves_nothing_and_has_no_deployment() -> None:
         assert list(coordinator.init_args[2]) == deployed
 
 
-def test_a_worker_by_hand_is_refused_for_a_drafter_inside_the_target() -> None:
+def test_a_worker_by_hand_is_refused_for_a_drafter_inside_the_target():
     with pytest.raises(NotFoundError, match=r"'a' runs inside the target.*drafters\.a\.placement"):
         config({}).check_in_pool("a")
     with pytest.raises(NotFoundError, match="no drafter is named 'b'; the pool of the file has: a"):
         config({"nice": 1}).check_in_pool("b")
 
 
-def test_a_process_is_pinned_with_all_its_threads() -> None:
+def test_a_process_is_pinned_with_all_its_threads():
     core = min(os.sched_getaffinity(0))
     script = (
         "import os, threading, time\n"
@@ -92,12 +90,12 @@ def test_a_process_is_pinned_with_all_its_threads() -> None:
     assert python("-c", script).stdout.strip() == str([[core], [core]])
 
 
-def test_a_core_that_is_not_there_is_refused() -> None:
+def test_a_core_that_is_not_there_is_refused():
     with pytest.raises(ConfigError, match="cores: 4096 is not one of the cores that this process"):
         pin_to_cores([4096])
 
 
-def test_the_plan_names_whom_a_drafter_may_come_to_replace() -> None:
+def test_the_plan_names_whom_a_drafter_may_come_to_replace():
     target, new = {"engine": {"model": "m"}}, {"kind": "suffix", "rollout": {"replaces": "a"}}
     drafters = {"a": {"kind": "suffix"}, "b": new}
     text = plan(parse_arguments({"target": target, "drafters": drafters}))

@@ -5,8 +5,6 @@ PromQL by theirs.  Those of README.md and docs/requests.md are typed against a s
 (tests/deployments/test_readme.py).  `text` is for pictures, formulas and what programs print.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import importlib.util
@@ -235,7 +233,7 @@ CHECKS: Mapping[str, Callable[[str, Path], None]] = {
 
 
 @pytest.mark.parametrize("fence", fences(), ids=str)
-def test_a_fence_is_what_its_reader_takes(fence: Fence, tmp_path: Path) -> None:
+def test_a_fence_is_what_its_reader_takes(fence: Fence, tmp_path: Path):
     assert fence.language in CHECKS, "say what checks such fences"
     CHECKS[fence.language](fence.text, tmp_path)
 
@@ -259,6 +257,6 @@ def test_a_fence_is_what_its_reader_takes(fence: Fence, tmp_path: Path) -> None:
         ("promql", "sum by (key"),
     ],
 )
-def test_a_wrong_fence_is_noticed(language: str, text: str, tmp_path: Path) -> None:
+def test_a_wrong_fence_is_noticed(language: str, text: str, tmp_path: Path):
     with pytest.raises((AssertionError, DrafthouseError, ValueError, SyntaxError)):
         CHECKS[language](text, tmp_path)

@@ -62,7 +62,7 @@ for name, forbidden in json.loads(sys.argv[1]):
     ],
     ids=["what thinks", "what talks", "what is started"],
 )
-def test_a_module_loads_nothing_that_its_layer_forbids(modules: dict[str, Sequence[str]]) -> None:
+def test_a_module_loads_nothing_that_its_layer_forbids(modules: dict[str, Sequence[str]]):
     said = python("-c", IMPORT_IN_TURN, json.dumps([*modules.items()]))
     assert (said.returncode, said.stdout.split()) == (0, []), said.stderr
 
@@ -91,13 +91,13 @@ print(*{{"torch", "transformers", "scipy", "tokenizers", "ray", "grpc"}}.interse
 
 
 @pytest.mark.parametrize("script", [IMPORT_AND_SPEAK, IMPORT_AND_LOOK_UP], ids=["text", "look-up"])
-def test_what_has_no_model_loads_nothing_that_computes_with_one(script: str) -> None:
+def test_what_has_no_model_loads_nothing_that_computes_with_one(script: str):
     said = python("-c", script, "models/demo-target")
     assert (said.returncode, said.stdout.split()) == (0, []), said.stderr
 
 
 @pytest.mark.parametrize("package", ["cluster", "deployments"])
-def test_no_modules_import_each_other_in_a_circle(package: str) -> None:
+def test_no_modules_import_each_other_in_a_circle(package: str):
     graph = grimp.build_graph(package, cache_dir=None)
     imports = {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
     TopologicalSorter(imports).prepare()  # raises CycleError, which names the circle
@@ -108,7 +108,7 @@ def native_sources() -> list[Path]:
     return [path for suffix in ("*.h", "*.cpp") for path in (REPOSITORY / "cluster").rglob(suffix)]
 
 
-def test_no_native_sources_include_each_other_in_a_circle() -> None:
+def test_no_native_sources_include_each_other_in_a_circle():
     includes = {
         path: {(path.parent / name).resolve() for name in INCLUDE.findall(path.read_text("utf-8"))}
         for path in native_sources()
@@ -122,7 +122,7 @@ def test_no_native_sources_include_each_other_in_a_circle() -> None:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
 @pytest.mark.parametrize("options", by_day([[]], [[], *WIDER]))
-def test_a_header_needs_nothing_of_whoever_includes_it(options: list[str]) -> None:
+def test_a_header_needs_nothing_of_whoever_includes_it(options: list[str]):
     """Or a circle would pass through a file that no line names."""
     headers = [path for path in native_sources() if path.suffix == ".h"]
     said_by("g++", "-std=c++17", "-fsyntax-only", *options, "-x", "c++", *headers)
@@ -132,7 +132,7 @@ def test_a_header_needs_nothing_of_whoever_includes_it(options: list[str]) -> No
     ("folders", "limit"),
     [(("cluster", "deployments", "docs", "k8s"), 350), (("tests", "benchmarks"), 400)],
 )
-def test_no_file_has_grown_into_two_ideas(folders: Sequence[str], limit: int) -> None:
+def test_no_file_has_grown_into_two_ideas(folders: Sequence[str], limit: int):
     lengths = {
         path.relative_to(REPOSITORY).as_posix(): len(path.read_text("utf-8").splitlines())
         for folder in folders
@@ -144,7 +144,7 @@ def test_no_file_has_grown_into_two_ideas(folders: Sequence[str], limit: int) ->
     assert {path: length for path, length in lengths.items() if length > limit} == {}
 
 
-def test_a_class_name_has_one_meaning() -> None:
+def test_a_class_name_has_one_meaning():
     """The thin client stands alone, and a native class is named as what it does in Python."""
     found: dict[str, list[str]] = {}
     for path in sorted(chain.from_iterable((REPOSITORY / each).rglob("*.py") for each in HOUSE)):

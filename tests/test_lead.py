@@ -1,7 +1,5 @@
 """Leading workers at known addresses over real gRPC; they may join, leave and rejoin."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -39,7 +37,7 @@ async def leading(target: str, drafter: str | None = None) -> AsyncIterator[Coor
         await coordinator.stop()
 
 
-async def test_a_target_that_restarts_at_its_address_continues_the_text() -> None:
+async def test_a_target_that_restarts_at_its_address_continues_the_text():
     first = ToyTarget()
     server = await serve_target(first)
     async with leading(server.address) as coordinator:
@@ -51,7 +49,7 @@ async def test_a_target_that_restarts_at_its_address_continues_the_text() -> Non
         await second.stop(0)
 
 
-async def test_a_drafter_that_starts_later_joins() -> None:
+async def test_a_drafter_that_starts_later_joins():
     target = await serve_target(ToyTarget())
     placeholder = await serve_drafter(ToyDrafter("a", oracle_in_a_crowd(1)))
     await placeholder.stop(0)

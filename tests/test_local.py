@@ -1,7 +1,5 @@
 """`LLM` end to end on tiny checkpoints: the target's text, with any drafter."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -26,7 +24,7 @@ def small(llama_folder: Path) -> Iterator[LLM]:
         yield opened
 
 
-def test_text_prompts_give_texts(small: LLM) -> None:
+def test_text_prompts_give_texts(small: LLM):
     tokenizer = small.tokenizer
     assert tokenizer is not None
     completions = small.generate(["def main", "import os"], GREEDY, ignore_eos=True)
@@ -38,7 +36,7 @@ def test_text_prompts_give_texts(small: LLM) -> None:
     assert any(completion.text for completion in completions)
 
 
-def test_a_stop_string_ends_the_text_before_it(small: LLM) -> None:
+def test_a_stop_string_ends_the_text_before_it(small: LLM):
     whole = small.generate("def main", GREEDY, ignore_eos=True)[0]
     stop = whole.text[len(whole.text) // 2 :][:3]
     cut = small.generate("def main", GREEDY, stop=[stop], ignore_eos=True)[0]
@@ -49,7 +47,7 @@ def test_a_stop_string_ends_the_text_before_it(small: LLM) -> None:
     assert cut.stats.num_steps > 0
 
 
-def test_equal_prompts_with_one_seed_give_different_texts_every_time_the_same(small: LLM) -> None:
+def test_equal_prompts_with_one_seed_give_different_texts_every_time_the_same(small: LLM):
     first, second = (
         ids_of(small.generate([[5, 6, 7]] * 4, SEEDED, ignore_eos=True)) for _ in range(2)
     )
@@ -57,7 +55,7 @@ def test_equal_prompts_with_one_seed_give_different_texts_every_time_the_same(sm
     assert len({tuple(token_ids) for token_ids in first}) == 4
 
 
-def test_the_reported_seed_and_stream_reproduce_a_completion(small: LLM) -> None:
+def test_the_reported_seed_and_stream_reproduce_a_completion(small: LLM):
     for params in (SEEDED, replace(SEEDED, seed=None)):
         for completion in small.generate([[5, 6, 7]] * 3, params, ignore_eos=True):
             noise = replace(params, seed=completion.seed, stream=completion.stream)
@@ -85,18 +83,18 @@ def test_requests_that_cannot_be_served_raise(
     arguments: dict[str, object],
     error: type[Exception],
     message: str,
-) -> None:
+):
     with pytest.raises(error, match=message):
         small.generate(prompts, **arguments)  # type: ignore[arg-type]
     assert small.generate([5, 6], GREEDY)[0].finish_reason in FinishReason
 
 
-async def test_it_works_where_an_event_loop_is_running(small: LLM) -> None:
+async def test_it_works_where_an_event_loop_is_running(small: LLM):
     assert small.generate([]) == []
     assert small.generate([5, 6], replace(GREEDY, max_tokens=3), ignore_eos=True)[0].token_ids
 
 
-def test_closing_ends_every_thread(llama_folder: Path, draft_folder: Path) -> None:
+def test_closing_ends_every_thread(llama_folder: Path, draft_folder: Path):
     before = threading.active_count()
     mixed = drafters(draft_folder, ("lookup",))
     llm = LLM(Config(target=target(llama_folder), drafters=mixed))
@@ -108,7 +106,7 @@ def test_closing_ends_every_thread(llama_folder: Path, draft_folder: Path) -> No
         llm.generate([5, 6])
 
 
-def test_a_text_ends_where_the_kv_pages_end(llama_folder: Path) -> None:
+def test_a_text_ends_where_the_kv_pages_end(llama_folder: Path):
     settings = target(llama_folder, num_pages=4)  # 64 tokens, fewer than the model's own limit
     with LLM(Config(target=settings)) as tight:
         (completion,) = tight.generate([5, 6, 7], replace(GREEDY, max_tokens=200), ignore_eos=True)

@@ -1,7 +1,5 @@
 """`LLM`: adapters through coordinator, drafters and target, beside each other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +41,7 @@ def llm(
         yield running
 
 
-def test_a_seeded_text_is_the_same_with_and_without_drafts(llm: LLM) -> None:
+def test_a_seeded_text_is_the_same_with_and_without_drafts(llm: LLM):
     texts = [
         ids_of(llm.generate(PROMPTS, SEEDED, adapter="a", speculation=how))
         for how in (SpeculationOptions(), PLAIN)
@@ -51,13 +49,13 @@ def test_a_seeded_text_is_the_same_with_and_without_drafts(llm: LLM) -> None:
     assert texts[0] == texts[1]
 
 
-def test_acceptance_is_learned_for_each_adapter(llm: LLM) -> None:
+def test_acceptance_is_learned_for_each_adapter(llm: LLM):
     for name in ("a", "b"):
         llm.generate(PROMPTS, GREEDY, adapter=name)
     for name in ("a", "b"):
         metrics_once(llm, lambda page, task=f'task="default@{name}"': task in page)
 
 
-def test_an_unknown_adapter_is_refused_by_name(llm: LLM) -> None:
+def test_an_unknown_adapter_is_refused_by_name(llm: LLM):
     with pytest.raises(NotFoundError, match="'sql'; adapters: a, b, c"):
         llm.generate([5, 6], GREEDY, adapter="sql")

@@ -1,7 +1,5 @@
 """`LLM.beam_search`: beams through coordinator and target, beside requests that draft."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -44,7 +42,7 @@ def oracle(llama_folder: Path) -> Any:
 
 def test_requests_beside_a_search_go_on_with_their_drafts(
     llm: LLM, llama_folder: Path, oracle: Any
-) -> None:
+):
     greedy = SamplingParams(temperature=0.0, max_tokens=40)
     with ThreadPoolExecutor(2) as pool:
         searched = pool.submit(llm.beam_search, PROMPTS * 2, asked(5), ignore_eos=True)
@@ -60,7 +58,7 @@ def test_requests_beside_a_search_go_on_with_their_drafts(
         ]
 
 
-def test_log_probabilities_add_up_to_what_the_texts_are_ranked_by(llm: LLM) -> None:
+def test_log_probabilities_add_up_to_what_the_texts_are_ranked_by(llm: LLM):
     (found,) = llm.beam_search(PROMPTS[0], asked(4, logprobs=2, stop_token_ids=()), ignore_eos=True)
     for one in found:
         assert one.beam is not None
@@ -71,14 +69,14 @@ def test_log_probabilities_add_up_to_what_the_texts_are_ranked_by(llm: LLM) -> N
         assert all(len(each.top) == 2 and each.top[0][1] >= each.logprob for each in one.logprobs)
 
 
-def test_beams_of_too_many_tokens_are_refused_with_the_remedy(llm: LLM) -> None:
+def test_beams_of_too_many_tokens_are_refused_with_the_remedy(llm: LLM):
     with pytest.raises(RequestError, match=r"40 beams of 200 tokens are 8000.*smaller max_tokens"):
         llm.beam_search(PROMPTS[0], asked(40, max_tokens=200))
 
 
 def test_a_search_that_might_not_find_room_is_refused_with_the_reason(
     llama_folder: Path, oracle: Any
-) -> None:
+):
     """The pool has 512 tokens: four beams of 100 behind 60 fit, five do not."""
     config = Config(target=target(llama_folder, num_pages=32), drafters={})
     ids = prompt(60)

@@ -1,8 +1,6 @@
 """Texts far longer than a draft model's window: drafts go on, and text and prefix hits are those
 without drafts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,13 +27,13 @@ def llm(llama_folder: Path, draft_folder: Path) -> Iterator[LLM]:
         yield opened
 
 
-def test_a_model_drafts_along_texts_beyond_its_window(llm: LLM, llama_folder: Path) -> None:
+def test_a_model_drafts_along_texts_beyond_its_window(llm: LLM, llama_folder: Path):
     completions = llm.generate(PROMPTS, GREEDY)
     assert ids_of(completions) == hf_greedy(llama_folder, PROMPTS, 64)
     assert all(each.stats.accepted_by_drafter.get("lm", 0) > 0 for each in completions)
 
 
-def test_a_second_turn_finds_as_much_in_the_prefix_cache_as_without_drafts(llm: LLM) -> None:
+def test_a_second_turn_finds_as_much_in_the_prefix_cache_as_without_drafts(llm: LLM):
     hits = {}
     for name, speculation in (("plain", PLAIN), ("drafted", SpeculationOptions())):
         # Tenants of their own share no pages.

@@ -1,7 +1,5 @@
 """One contract of all drafters, end to end: whatever drafts, the texts are the target's own."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -183,7 +181,7 @@ def test_no_drafter_changes_a_text(
     checkpoint_factory: Callable[..., Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+):
     """Greedy is what transformers generates and sampled what it is without drafts, where prompts
     are read in chunks and pages are so few that requests are preempted, and continue."""
     monkeypatch.setattr(Engine, "uses_graphs", True)  # so that steps run ahead, as on a GPU
@@ -224,7 +222,7 @@ def test_no_drafter_changes_a_text(
         metrics_once(llm, lambda page: free in page)
 
 
-def test_the_time_of_all_stages_of_a_cascade_counts(llama_folder: Path, tmp_path: Path) -> None:
+def test_the_time_of_all_stages_of_a_cascade_counts(llama_folder: Path, tmp_path: Path):
     make = cascade("lookup", "lm", thresholds=[1.0])
     with LLM(drafting(llama_folder, make(tmp_path, llama_folder))) as llm:
         found = llm.generate(PROMPTS, GREEDY)
@@ -248,7 +246,7 @@ SENSELESS: dict[str, tuple[str, Callable[..., Path]]] = {
 @pytest.mark.parametrize("fill", by_day([float("nan")], [float("nan"), 0.0, 1e30]))
 def test_numbers_without_sense_cost_speed_only(
     name: str, fill: float, llama_folder: Path, tmp_path: Path
-) -> None:
+):
     if name == "mtp":
         folder, make = tmp_path, head(name, mtp)
         with_mtp(folder, eh_proj__weight=torch.full((SIZE, 2 * SIZE), fill))
@@ -275,7 +273,7 @@ RIGHT: dict[str, Make] = {
 
 
 @pytest.mark.parametrize("name", by_day(["eagle3", "mtp", "other vocabulary"], [*RIGHT]))
-def test_texts_follow_the_targets_law(name: str, tmp_path: Path) -> None:
+def test_texts_follow_the_targets_law(name: str, tmp_path: Path):
     """The drafts are often right, and half of the law's mass is elsewhere.  The control: texts
     drawn a little colder are convicted."""
     folder = (right_mtp if name == "mtp" else cyclic_target)(tmp_path / "target")

@@ -1,7 +1,5 @@
 """Sampling numbers at the edges of their type, end to end: a text, the same with any drafter."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,9 +38,7 @@ def llm(llama_folder: Path, draft_folder: Path) -> Iterator[LLM]:
 
 
 @by_night
-def test_every_edge_has_a_text_that_no_drafter_changes(
-    llm: LLM, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_every_edge_has_a_text_that_no_drafter_changes(llm: LLM, caplog: pytest.LogCaptureFixture):
     prompts = [PROMPTS[index % len(PROMPTS)] for index in range(len(EDGES))]
     params = [
         SamplingParams(seed=7, max_tokens=24, **more)  # type: ignore[arg-type]

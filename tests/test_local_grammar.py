@@ -1,7 +1,5 @@
 """`LLM` with grammars, end to end: valid answers, the same with speculation on and off."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -32,7 +30,7 @@ def llm() -> Iterator[LLM]:
 
 
 @pytest.mark.parametrize("params", LAWS.values(), ids=LAWS)
-def test_answers_are_valid_and_do_not_depend_on_drafts(llm: LLM, params: SamplingParams) -> None:
+def test_answers_are_valid_and_do_not_depend_on_drafts(llm: LLM, params: SamplingParams):
     plain = llm.generate(PROMPTS, params, speculation=PLAIN)
     drafted = llm.generate(PROMPTS, params)
     for one, other in zip(plain, drafted, strict=True):
@@ -44,7 +42,7 @@ def test_answers_are_valid_and_do_not_depend_on_drafts(llm: LLM, params: Samplin
 
 
 @pytest.mark.parametrize("name", ["regex", "choice", "lark", "gbnf", "structural_tag"])
-def test_every_kind_of_grammar_ends_by_itself(llm: LLM, name: str) -> None:
+def test_every_kind_of_grammar_ends_by_itself(llm: LLM, name: str):
     params = replace(GREEDY, grammar=SPECS[name], temperature=0.8, seed=1, max_tokens=200)
     for completion in llm.generate(PROMPTS, params):
         assert completion.finish_reason is FinishReason.STOP

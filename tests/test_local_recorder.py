@@ -1,7 +1,5 @@
 """`LLM` with a recorder inside: the same texts, and what is recorded of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,7 +52,7 @@ def texts_of(folder: Path, recorded: Path | None) -> list[list[int]]:
 
 def test_texts_are_the_same_and_what_is_recorded_is_the_targets_law(
     checkpoint_factory: Callable[..., Path], tmp_path: Path
-) -> None:
+):
     folder = checkpoint_factory("llama")
     texts = texts_of(folder, tmp_path)
     assert texts == texts_of(folder, None)
@@ -74,7 +72,7 @@ def test_texts_are_the_same_and_what_is_recorded_is_the_targets_law(
         check_laws(model, answer)
 
 
-def test_recording_is_stopped_while_the_target_runs(llama_folder: Path, tmp_path: Path) -> None:
+def test_recording_is_stopped_while_the_target_runs(llama_folder: Path, tmp_path: Path):
     """What was recorded goes, and the rest of the drafters' options are as they were."""
     found = {"recorder": DrafterConfig("recorder", recording(tmp_path))}
 

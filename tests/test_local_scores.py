@@ -1,7 +1,5 @@
 """A given output is scored: its log-probabilities are transformers', however it is cut up."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -78,9 +76,7 @@ def check(found: Sequence[TokenLogprob], laws: torch.Tensor, text: Sequence[int]
 
 @pytest.mark.parametrize("text", TEXTS, ids=len)
 @pytest.mark.parametrize("enabled", [True, False], ids=["drafts", "plain"])
-def test_scores_are_those_of_transformers(
-    llm: LLM, folder: Path, text: list[int], enabled: bool
-) -> None:
+def test_scores_are_those_of_transformers(llm: LLM, folder: Path, text: list[int], enabled: bool):
     completion = scored(llm, text, speculation=SpeculationOptions(enabled=enabled))
     assert len(completion.logprobs) == len(text) - 1
     check(completion.logprobs, laws_of(folder, text), text)
@@ -89,7 +85,7 @@ def test_scores_are_those_of_transformers(
     assert completion.stats.num_steps == -(-(len(text) - 1) // ROWS)
 
 
-def test_scores_beside_texts_that_are_written_are_the_same(llm: LLM, folder: Path) -> None:
+def test_scores_beside_texts_that_are_written_are_the_same(llm: LLM, folder: Path):
     greedy = SamplingParams(temperature=0.0, max_tokens=60)
     prompts = [tokens_of(30, seed) for seed in (5, 6)]
     alone = ids_of(llm.generate(prompts, greedy, ignore_eos=True))
@@ -101,7 +97,7 @@ def test_scores_beside_texts_that_are_written_are_the_same(llm: LLM, folder: Pat
         check(completion.logprobs, laws_of(folder, text), text)
 
 
-def test_scores_survive_that_pages_run_out(folder: Path) -> None:
+def test_scores_survive_that_pages_run_out(folder: Path):
     """Pages for little more than one text: the others lose theirs in between, again and again."""
     config = Config(target=target(folder, num_pages=24))
     with LLM(config) as llm, ThreadPoolExecutor(3) as pool:
@@ -118,8 +114,6 @@ def test_scores_survive_that_pages_run_out(folder: Path) -> None:
         (SamplingParams(forced_ids=(5, 10**6), max_tokens=2), "forced_ids names token 1000000"),
     ],
 )
-def test_an_output_that_cannot_be_scored_is_refused(
-    llm: LLM, params: SamplingParams, message: str
-) -> None:
+def test_an_output_that_cannot_be_scored_is_refused(llm: LLM, params: SamplingParams, message: str):
     with pytest.raises(RequestError, match=message):
         llm.generate([[5]], params)

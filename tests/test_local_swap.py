@@ -1,7 +1,5 @@
 """Another model in a drafter's place while texts are written: the texts stay the target's."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 import time
@@ -119,7 +117,7 @@ def cache_tokens(llm: LLM) -> int:
 
 def test_texts_under_way_are_the_targets_own_whatever_takes_the_drafters_place(
     llm: LLM, folders: dict[str, Path]
-) -> None:
+):
     expected = llm.generate(TEXTS, PARAMS, speculation=PLAIN)
     done = threading.Event()
 
@@ -142,7 +140,7 @@ def test_texts_under_way_are_the_targets_own_whatever_takes_the_drafters_place(
         assert exchanging.result() >= 3
 
 
-def test_a_model_has_its_own_score_and_finds_it_again(llm: LLM, folders: dict[str, Path]) -> None:
+def test_a_model_has_its_own_score_and_finds_it_again(llm: LLM, folders: dict[str, Path]):
     put(llm, folders["right"])
     assert worth(llm, folders["right"]) > OWN
     whole = cache_tokens(llm)
@@ -161,9 +159,7 @@ REFUSED = {
 }
 
 
-def test_models_that_cannot_draft_change_nothing_and_are_named(
-    llm: LLM, folders: dict[str, Path]
-) -> None:
+def test_models_that_cannot_draft_change_nothing_and_are_named(llm: LLM, folders: dict[str, Path]):
     put(llm, folders["right"])
     for what, reason in REFUSED.items():
         with pytest.raises(ConfigError, match=reason) as refused:
@@ -200,7 +196,7 @@ class LateDrafter(TextDrafter):
 
 def test_a_load_that_takes_long_holds_nobody_up_and_one_that_dies_leaves_the_drafter(
     llama_folder: Path,
-) -> None:
+):
     own = {"late": DrafterConfig(kind=f"{__name__}:LateDrafter")}
     config = Config(target=target(llama_folder), drafters=own, coordinator=FIXED)
     with LLM(config) as llm, ThreadPoolExecutor(1) as other:
@@ -223,13 +219,13 @@ def test_a_load_that_takes_long_holds_nobody_up_and_one_that_dies_leaves_the_dra
 
 def test_one_that_does_not_fit_beside_the_other_is_refused_with_the_numbers(
     folders: dict[str, Path],
-) -> None:
+):
     check_room(folders["right"], 100, 100)
     with pytest.raises(ConfigError, match=r"takes 2,000 bytes .* 1,999 are free; free so much"):
         check_room(folders["right"], 2000, 1999)
 
 
-def test_a_head_finds_no_rows_of_the_one_before_it(llama_folder: Path, tmp_path: Path) -> None:
+def test_a_head_finds_no_rows_of_the_one_before_it(llama_folder: Path, tmp_path: Path):
     first = random_eagle3(tmp_path / "first", llama_folder)
     second = edited(first, tmp_path / "second", lambda rows: rows.flip(0))
     greedy = SamplingParams(temperature=0.0, max_tokens=24)

@@ -1,7 +1,5 @@
 """Both forms of a log, and what each line has as JSON."""
 
-from __future__ import annotations
-
 import json
 import logging
 from datetime import datetime
@@ -19,19 +17,19 @@ def line(message: str, *arguments: object, why: Any = None) -> dict[str, Any]:
     return dict(json.loads(found))
 
 
-def test_a_line_is_an_object_with_time_level_logger_and_message() -> None:
+def test_a_line_is_an_object_with_time_level_logger_and_message():
     found = line("one %s\ntwo", "x")
     assert datetime.fromisoformat(found.pop("time")).tzinfo is not None
     assert found == {"level": "WARNING", "logger": "a.b", "message": "one x\ntwo"}
 
 
-def test_arguments_with_names_are_keys_and_what_is_unknown_is_left_out() -> None:
+def test_arguments_with_names_are_keys_and_what_is_unknown_is_left_out():
     found = line("%(n)d of %(m)s", {"n": 3, "m": logs.UNKNOWN})
     assert (found["message"], found["n"]) == ("3 of -", 3)
     assert "m" not in found
 
 
-def test_the_request_that_is_served_is_on_each_line() -> None:
+def test_the_request_that_is_served_is_on_each_line():
     assert "request_id" not in line("x")
     named = logs.REQUEST_ID.set("abc")
     assert line("x")["request_id"] == "abc"
@@ -39,7 +37,7 @@ def test_the_request_that_is_served_is_on_each_line() -> None:
     assert "request_id" not in line("x")
 
 
-def test_an_exception_is_part_of_its_line() -> None:
+def test_an_exception_is_part_of_its_line():
     try:
         raise ValueError("why")
     except ValueError as error:
@@ -49,7 +47,7 @@ def test_an_exception_is_part_of_its_line() -> None:
 
 def test_a_process_says_all_in_the_form_that_it_was_told(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     # Pytest's own are there only while the test itself runs.
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     logs.configure("text", "%(levelname)s: %(message)s")

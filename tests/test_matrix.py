@@ -1,8 +1,6 @@
 """The matrix: every kind of request has the same text and the same log-probabilities with
 speculation on and off, greedy and seeded, in float32, and drafts were verified where it was on."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -85,7 +83,7 @@ def compare(ask: Callable[..., list[Completion]]) -> list[Completion]:
 
 
 @pytest.mark.parametrize("cell", CELLS.values(), ids=CELLS.keys())
-def test_drafts_change_nothing(llm: LLM, cell: Cell, law: SamplingParams) -> None:
+def test_drafts_change_nothing(llm: LLM, cell: Cell, law: SamplingParams):
     params, stop = cell.change(llm, law), cell.stop(llm, law)
 
     def ask(**how: Any) -> list[Completion]:
@@ -96,14 +94,14 @@ def test_drafts_change_nothing(llm: LLM, cell: Cell, law: SamplingParams) -> Non
     assert cell.holds(compare(ask))
 
 
-def test_drafts_are_accepted_and_rejected(llm: LLM) -> None:
+def test_drafts_are_accepted_and_rejected(llm: LLM):
     """The matrix would say little of drafts that are all right or all wrong."""
     found = [one for _ in range(3) for one in llm.generate(PROMPTS, LAWS["seeded"])]
     drafted = sum(one.stats.num_draft_tokens for one in found)
     assert 0 < sum(one.stats.num_accepted_draft_tokens for one in found) < drafted
 
 
-def test_every_drafter_is_asked(llm: LLM) -> None:
+def test_every_drafter_is_asked(llm: LLM):
     """Else the matrix would say nothing of it.  A target tells its scores once a second."""
     deadline, found = time.monotonic() + 120, set[object]()
     while not found >= {"lm", "other", "later", "suffix"}:
@@ -113,7 +111,7 @@ def test_every_drafter_is_asked(llm: LLM) -> None:
         found = {row["drafter"] for row in told.get("scores", ()) if row["trees"] > 0}
 
 
-def test_each_kind_of_request_changes_the_text(llm: LLM) -> None:
+def test_each_kind_of_request_changes_the_text(llm: LLM):
     """Else a cell would compare the plain law under another name."""
     law = LAWS["seeded"]
     plain = [one.text for one in llm.generate(PROMPTS, law, ignore_eos=True)]
@@ -124,7 +122,7 @@ def test_each_kind_of_request_changes_the_text(llm: LLM) -> None:
         assert [one.text for one in found] != plain, name
 
 
-def test_the_abort_of_a_neighbour(llm: LLM, law: SamplingParams) -> None:
+def test_the_abort_of_a_neighbour(llm: LLM, law: SamplingParams):
     cluster = llm._cluster
     assert cluster is not None
     alone = llm.generate(PROMPTS, law, speculation=PLAIN, ignore_eos=True)
@@ -143,7 +141,7 @@ def test_the_abort_of_a_neighbour(llm: LLM, law: SamplingParams) -> None:
         check_equal(compare(ask), alone)
 
 
-def test_preemption(law: SamplingParams, steps: dict[str, int]) -> None:
+def test_preemption(law: SamplingParams, steps: dict[str, int]):
     """192 tokens of cache for requests that come to more than twice as many."""
     prompts = [LONG[: 60 * count] for count in range(2, 8)]
     with LLM(config()) as wide:
@@ -161,7 +159,7 @@ def test_preemption(law: SamplingParams, steps: dict[str, int]) -> None:
         assert min(preempted) > 0
 
 
-def test_a_prefix_hit(llm: LLM, law: SamplingParams, steps: dict[str, int]) -> None:
+def test_a_prefix_hit(llm: LLM, law: SamplingParams, steps: dict[str, int]):
     """A long beginning that another request computed, with its drafts or without."""
     first = f"# {law.temperature}\n" + LONG
     hits: list[int] = []
@@ -177,7 +175,7 @@ def test_a_prefix_hit(llm: LLM, law: SamplingParams, steps: dict[str, int]) -> N
     assert min(hits[1:]) > hits[0]
 
 
-def test_the_best_of_many(llm: LLM, law: SamplingParams) -> None:
+def test_the_best_of_many(llm: LLM, law: SamplingParams):
     """As `best_of` ranks them: by the mean log-probability of their tokens."""
 
     def ask(**how: Any) -> list[Completion]:

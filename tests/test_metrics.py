@@ -10,7 +10,7 @@ from tests.support.metrics import enter, page
 
 
 @pytest.mark.parametrize("metric", EVERY_METRIC, ids=lambda metric: metric.name)
-def test_every_metric_has_a_plain_name_a_definition_and_known_kind(metric: Metric) -> None:
+def test_every_metric_has_a_plain_name_a_definition_and_known_kind(metric: Metric):
     assert re.fullmatch(r"(drafthouse_|vllm:)[a-z0-9_]+", metric.name)
     # Prometheus adds _total to counters by itself.
     assert metric.kind != "counter" or not metric.name.endswith("_total")
@@ -19,18 +19,18 @@ def test_every_metric_has_a_plain_name_a_definition_and_known_kind(metric: Metri
     assert list(metric.buckets) == sorted(set(metric.buckets))
 
 
-def test_names_are_unique() -> None:
+def test_names_are_unique():
     assert len({metric.name for metric in EVERY_METRIC}) == len(EVERY_METRIC)
 
 
-def test_times_are_in_seconds_and_say_so() -> None:
+def test_times_are_in_seconds_and_say_so():
     for metric in EVERY_METRIC:
         if metric.kind == "histogram" and "second" in metric.help.lower():
             assert metric.name.endswith("_seconds")
 
 
 @pytest.mark.parametrize("metric", EVERY_METRIC, ids=lambda metric: metric.name)
-def test_every_metric_can_be_recorded_and_read_back(metric: Metric) -> None:
+def test_every_metric_can_be_recorded_and_read_back(metric: Metric):
     recorder = Recorder()
     labels = {name: f"a-{name}" for name in metric.labels}
     vllms = {"model_name": "", "engine": "0"} if metric.name.startswith("vllm:") else {}
@@ -47,7 +47,7 @@ def test_every_metric_can_be_recorded_and_read_back(metric: Metric) -> None:
         assert found[" ".join((metric.name + suffix, *values))] == number
 
 
-def test_a_wrong_label_is_an_error_and_not_a_new_series() -> None:
+def test_a_wrong_label_is_an_error_and_not_a_new_series():
     with pytest.raises(ValueError, match="abel"):
         Recorder().add(metrics.STEPS, traget="t-1")
 
@@ -70,7 +70,7 @@ SIZES = {
 }
 
 
-def test_there_are_at_most_five_thousand_series() -> None:
+def test_there_are_at_most_five_thousand_series():
     recorder = Recorder("c-1", model_name="m")
     for metric in EVERY_METRIC:
         values = [[f"{name}-{n}" for n in range(SIZES.get(name, 1))] for name in metric.labels]

@@ -69,7 +69,7 @@ def served() -> list[Requirement]:
     return [Requirement(line) for line in lines]
 
 
-def test_every_dependency_is_pinned_to_a_version_it_allows() -> None:
+def test_every_dependency_is_pinned_to_a_version_it_allows():
     pinned = pins()
     for requirement in requirements():
         version = pinned.get(normalized(requirement.name))
@@ -81,7 +81,7 @@ def test_every_dependency_is_pinned_to_a_version_it_allows() -> None:
     assert pinned["grpcio"] == pinned["grpcio-tools"] == pinned["grpcio-reflection"]
 
 
-def test_the_lock_has_hashes_of_all_that_is_served_but_torch() -> None:
+def test_the_lock_has_hashes_of_all_that_is_served_but_torch():
     """`make lock` renews it."""
     entries = locked()
     known = {*entries, "torch"}
@@ -97,7 +97,7 @@ def test_the_lock_has_hashes_of_all_that_is_served_but_torch() -> None:
                 assert normalized(requirement.name) in known, f"{name} needs {requirement}"
 
 
-def test_the_lock_agrees_with_the_pins_and_names_no_origin() -> None:
+def test_the_lock_agrees_with_the_pins_and_names_no_origin():
     pinned = pins()
     for name, entry in locked().items():
         version = Version(re.split(r"[;\s]", entry.partition("==")[2])[0])
@@ -106,7 +106,7 @@ def test_the_lock_agrees_with_the_pins_and_names_no_origin() -> None:
         assert "@" not in entry
 
 
-def test_the_image_installs_by_the_lock_and_lists_what_it_holds() -> None:
+def test_the_image_installs_by_the_lock_and_lists_what_it_holds():
     image = (REPOSITORY / "k8s" / "Dockerfile").read_text(encoding="utf-8")
     assert "pip install --no-deps --require-hashes -r requirements.lock" in image
     assert "cyclonedx-py environment" in image
@@ -135,20 +135,20 @@ def first_look(*words: str) -> subprocess.CompletedProcess[str]:
         (["--api-key", "secret", "--set", "http.port=8123"], ""),
     ],
 )
-def test_wrong_arguments_are_told_before_anything_is_installed(words: list[str], told: str) -> None:
+def test_wrong_arguments_are_told_before_anything_is_installed(words: list[str], told: str):
     done = first_look(*words)
     assert done.returncode == bool(told), done.stderr
     assert told in done.stderr
     assert len(done.stderr.splitlines()) == bool(told)
 
 
-def test_make_looks_at_the_arguments_of_serve_before_it_installs(tmp_path: Path) -> None:
+def test_make_looks_at_the_arguments_of_serve_before_it_installs(tmp_path: Path):
     said = said_by("make", "--dry-run", "serve", f"VENV={tmp_path}", "ARGS=--set nonsense=1")
     assert "deployments.first_look  --set nonsense=1" in said
     assert said.index("first_look") < said.index("torch===")
 
 
-def test_make_asks_pip_for_a_wheel_and_compiles_for_two_machines() -> None:
+def test_make_asks_pip_for_a_wheel_and_compiles_for_two_machines():
     old = ("--old-file=.venv/.created", "--old-file=build/supply/.installed")
     said = said_by("make", "--dry-run", *old, "wheel")
     assert "-m pip wheel " in said
@@ -170,7 +170,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
-def test_the_wheel_has_the_sources_of_kernels_the_demonstration_and_no_test(wheel: Path) -> None:
+def test_the_wheel_has_the_sources_of_kernels_the_demonstration_and_no_test(wheel: Path):
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     shared = {name.partition(".data/data/share/drafthouse/")[2] for name in names} - {""}
@@ -189,7 +189,7 @@ def test_the_wheel_has_the_sources_of_kernels_the_demonstration_and_no_test(whee
         assert {f"{model}/{path.name}" for path in (REPOSITORY / model).glob("*")} <= shared
 
 
-def test_the_demonstration_can_be_served_from_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
+def test_the_demonstration_can_be_served_from_the_wheel_alone(wheel: Path, tmp_path: Path):
     """Checked here, by the program that it installs, in a folder that has nothing of ours."""
     venv.create(tmp_path / "venv")
     python, elsewhere = tmp_path / "venv" / "bin" / "python", tmp_path / "elsewhere"
@@ -210,7 +210,7 @@ def test_the_demonstration_can_be_served_from_the_wheel_alone(wheel: Path, tmp_p
 @by_night
 def test_native_code_compiled_into_the_wheel_is_taken_without_a_compiler(
     wheel: Path, tmp_path: Path
-) -> None:
+):
     """And gives the bits of what is compiled here.  As `make wheel` does it, for one kind of
     processor."""
     # AVX2, where there is more too: test_kernels_ahead.py has it compiled.

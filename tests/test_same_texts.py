@@ -4,8 +4,6 @@ The demonstration's target in three formats, greedy and seeded, with drafts and 
 texts, structured output and calls of tools among them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil
@@ -103,7 +101,7 @@ def digest(found: Sequence[Completion]) -> str:
 
 
 @pytest.mark.parametrize("format", by_day(["Q4_1"], [*_DIGESTS]))
-def test_texts_are_those_of_every_other_machine(format: str, blocks: Path) -> None:
+def test_texts_are_those_of_every_other_machine(format: str, blocks: Path):
     made = config(blocks) if format == "Q4_1" else config(FOLDER, weights=format)
     with LLM(made) as llm:
         plain, drafted = texts(llm, PLAIN), texts(llm, None)

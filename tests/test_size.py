@@ -5,8 +5,6 @@ generator writes count nothing, so packing gains nothing.  Whoever makes a room 
 bound; whoever raises one writes the reason beside it.
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import subprocess
@@ -86,7 +84,7 @@ def counted() -> Counter[str]:
     return found
 
 
-def test_every_room_has_a_bound_and_keeps_it() -> None:
+def test_every_room_has_a_bound_and_keeps_it():
     counts = counted()
     assert set(counts) == set(BOUNDS)
     grown = [room for room, count in counts.items() if count > BOUNDS[room]]

@@ -1,7 +1,5 @@
 """What clients are told is counted once, as it is told, and by one reason."""
 
-from __future__ import annotations
-
 import pytest
 
 from cluster.metrics.recorder import Recorder
@@ -12,7 +10,7 @@ from tests.support.metrics import page
 OURS = "drafthouse_requests_total"
 
 
-def test_tokens_are_counted_as_they_come_and_once() -> None:
+def test_tokens_are_counted_as_they_come_and_once():
     recorder = Recorder(only=INGRESS)
     request = ToldRequest(Told(recorder), "code", "app")
     request.grow(Tokens(prompt=5, cached=2, output=1))
@@ -35,9 +33,7 @@ def test_tokens_are_counted_as_they_come_and_once() -> None:
         (["error", "cancelled", "stop"], "error"),
     ],
 )
-def test_a_request_with_several_texts_counts_by_one_reason(
-    reasons: list[str], counted: str
-) -> None:
+def test_a_request_with_several_texts_counts_by_one_reason(reasons: list[str], counted: str):
     recorder = Recorder(only=INGRESS)
     request = ToldRequest(Told(recorder), "code", "")
     request.grow(Tokens(prompt=1))
@@ -46,7 +42,7 @@ def test_a_request_with_several_texts_counts_by_one_reason(
     assert found == {f"drafthouse_requests_total {counted}  code": 1}
 
 
-def test_an_error_before_the_answer_is_a_refusal_and_later_it_is_not() -> None:
+def test_an_error_before_the_answer_is_a_refusal_and_later_it_is_not():
     recorder = Recorder(only=INGRESS)
     told = Told(recorder)
     ToldRequest(told, "code", "").end(["error"], "worker_error")
@@ -58,7 +54,7 @@ def test_an_error_before_the_answer_is_a_refusal_and_later_it_is_not() -> None:
     assert found["drafthouse_requests_total error  code"] == 1
 
 
-def test_a_rate_is_of_the_last_ten_full_seconds() -> None:
+def test_a_rate_is_of_the_last_ten_full_seconds():
     recorder, clock = Recorder(only=INGRESS), FakeClock()
     ToldRequest(Told(recorder, clock), "code", "").grow(Tokens(prompt=30, output=5))
 

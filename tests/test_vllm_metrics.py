@@ -1,7 +1,5 @@
 """What was made for vLLM reads our metrics: its names and labels, and totals that are true."""
 
-from __future__ import annotations
-
 from prometheus_client.parser import text_string_to_metric_families
 
 from cluster import metrics
@@ -68,7 +66,7 @@ def busy() -> Recorder:
     return recorder
 
 
-def test_names_kinds_and_labels_are_vllms() -> None:
+def test_names_kinds_and_labels_are_vllms():
     found: dict[str, dict[str, tuple[str, ...]]] = {kind: {} for kind in NAMES}
     for family in text_string_to_metric_families(busy().render().decode()):
         if not family.name.startswith("vllm:"):
@@ -81,7 +79,7 @@ def test_names_kinds_and_labels_are_vllms() -> None:
     assert found == NAMES
 
 
-def test_histograms_have_vllms_bounds() -> None:
+def test_histograms_have_vllms_bounds():
     bounds: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(busy().render().decode()):
         for sample in family.samples:
@@ -99,7 +97,7 @@ def value(recorder: Recorder, name: str, **labels: str) -> float | None:
     return None
 
 
-def test_a_total_is_the_sum_over_our_labels() -> None:
+def test_a_total_is_the_sum_over_our_labels():
     recorder = Recorder("c-1", model_name="a-model")
     for drafter, task, count in (("a", "code", 3), ("b", "code", 4), ("a", "prose", 5)):
         recorder.add(metrics.NUM_DRAFT_TOKENS, count, drafter=drafter, task=task)
@@ -119,7 +117,7 @@ def test_a_total_is_the_sum_over_our_labels() -> None:
     assert value(recorder, "vllm:request_success_total", finished_reason="abort") == 7
 
 
-def test_all_that_vllm_shows_before_the_first_request_is_there_as_zero() -> None:
+def test_all_that_vllm_shows_before_the_first_request_is_there_as_zero():
     fresh = Recorder("c-1", model_name="a-model")
     assert value(fresh, "vllm:spec_decode_num_drafts_total") == 0
     assert value(fresh, "vllm:request_success_total", finished_reason="stop") == 0
@@ -129,11 +127,11 @@ def test_all_that_vllm_shows_before_the_first_request_is_there_as_zero() -> None
     assert value(fresh, "vllm:num_requests_waiting_by_reason", reason="capacity") == 2
 
 
-def test_a_process_that_counts_no_requests_has_none_of_vllms_names() -> None:
+def test_a_process_that_counts_no_requests_has_none_of_vllms_names():
     assert b"vllm:" not in Recorder("i-1", only=(metrics.MISSING_PROCESSES,)).render()
 
 
-def test_every_name_has_one_kind_of_process_that_counts_it() -> None:
+def test_every_name_has_one_kind_of_process_that_counts_it():
     ingress, coordinator, target = (
         {family.name for family in Recorder("p", only=own).collect()}
         for own in (INGRESS, COORDINATOR, TARGET)

@@ -1,7 +1,5 @@
 """A headline figure is of a recent build, and says of how many answers it is and how sure."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -50,7 +48,7 @@ def complaint(checkout: Path, most_commits: int = 3) -> str:
 
 def test_a_headline_of_a_recent_build_stands_and_one_of_an_old_build_does_not(
     checkout: Path,
-) -> None:
+):
     assert list(complaints(checkout, most_commits=3)) == []
     old = complaint(checkout, most_commits=2)
     assert "3 commits before the last change of cluster/engine" in old
@@ -69,12 +67,12 @@ def test_a_headline_of_a_recent_build_stands_and_one_of_an_old_build_does_not(
 )
 def test_a_headline_that_leaves_out_what_it_rests_on_is_refused(
     checkout: Path, old: str, new: str, wrong: str
-) -> None:
+):
     write(checkout, GOOD.replace(old, new))
     assert wrong in complaint(checkout)
 
 
-def test_a_record_of_another_processor_or_history_is_refused(checkout: Path) -> None:
+def test_a_record_of_another_processor_or_history_is_refused(checkout: Path):
     record = checkout / "docs" / "record.md"
     text = record.read_text()
     record.write_text(text.replace("AMD EPYC", "Intel Xeon"))
@@ -83,6 +81,6 @@ def test_a_record_of_another_processor_or_history_is_refused(checkout: Path) -> 
     assert "commit 0123456 of its record is none of this history" in complaint(checkout)
 
 
-def test_a_figure_in_the_text_is_no_headline(checkout: Path) -> None:
+def test_a_figure_in_the_text_is_no_headline(checkout: Path):
     write(checkout, "An older build had **1.69 times** plain, 338 commits ago.\n")
     assert list(complaints(checkout, most_commits=0)) == []

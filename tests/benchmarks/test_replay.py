@@ -3,8 +3,6 @@
 The texts are made in code; what is measured on recorded ones stands in docs/benchmarks.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.replay.grid import Bench, Cell, Found
@@ -46,7 +44,7 @@ def run(
 )
 def test_good_drafts_bring_nearly_what_the_best_fixed_budget_brings(
     bench: Bench, place: str, num_sequences: int
-) -> None:
+):
     found = run(bench, place, "good", num_sequences)
     assert found.of_best > 0.92  # the first two seconds, in which all is still to be learned
     assert found.adaptive > 0.98
@@ -57,23 +55,23 @@ def test_good_drafts_bring_nearly_what_the_best_fixed_budget_brings(
 @pairwise(behaviour=["random", "sleeping"], place=["resident", "own-8"], num_sequences=[1, 16])
 def test_bad_drafts_cost_next_to_nothing(
     bench: Bench, place: str, behaviour: str, num_sequences: int
-) -> None:
+):
     assert run(bench, place, behaviour, num_sequences).adaptive > 0.97
 
 
-def test_fixed_budgets_pay_for_the_models_that_they_ask() -> None:
+def test_fixed_budgets_pay_for_the_models_that_they_ask():
     cell, own = Cell("cpu", "resident", "good", "greedy", 1), texts(8, 80, agreement=0.7)
     free, paid = (Bench(own, 1.0, models).run(cell) for models in (frozenset(), frozenset({"lm"})))
     assert paid.best < free.best
 
 
-def test_the_same_cell_gives_the_same_twice() -> None:
+def test_the_same_cell_gives_the_same_twice():
     short = Bench(texts(4, 40, agreement=0.7), 0.5)
     first, second = (run(short, "own-2", "mixed", 4) for _ in range(2))
     assert first == second
 
 
-def test_a_simulation_emits_the_texts_and_plain_steps_take_what_the_curve_says() -> None:
+def test_a_simulation_emits_the_texts_and_plain_steps_take_what_the_curve_says():
     (text, _) = texts(2, 50, agreement=0.5)
     pool = Pool({"lm": recorded("lm")})
     outcome = Simulation([text], CPU, pool, 1).run(Fixed(0), 1.0)
@@ -82,7 +80,7 @@ def test_a_simulation_emits_the_texts_and_plain_steps_take_what_the_curve_says()
     assert outcome.time_s == pytest.approx(expected_s, rel=0.02)
 
 
-def test_what_was_learned_makes_a_restart_start_well() -> None:
+def test_what_was_learned_makes_a_restart_start_well():
     recorded_texts = [text for text in texts(16, 80, agreement=0.8) if not text.is_sampled]
     pool = Pool({"lm": recorded("lm")})
     simulation = Simulation(recorded_texts, CPU, pool, 1)
@@ -96,7 +94,7 @@ def test_what_was_learned_makes_a_restart_start_well() -> None:
 
 @by_night
 @pytest.mark.parametrize("num_sequences", [1, 16])
-def test_no_schedule_is_much_faster_than_adaptive(bench: Bench, num_sequences: int) -> None:
+def test_no_schedule_is_much_faster_than_adaptive(bench: Bench, num_sequences: int):
     cell = Cell("cpu", "resident", "good", "greedy", num_sequences)
     adaptive = bench.speed(cell, CoordinatorConfig())
     for schedule in SCHEDULES:

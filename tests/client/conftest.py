@@ -1,7 +1,5 @@
 """Servers for the client, and both clients behind one signature."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

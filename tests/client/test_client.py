@@ -1,7 +1,5 @@
 """The clients resume broken streams with the same text, retry what may succeed, and can be left."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time
@@ -44,9 +42,7 @@ def busy(*metadata: tuple[str, str]) -> Break:
     return Break(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", metadata)
 
 
-def test_an_unbroken_stream_gives_one_answer_with_everything(
-    serve: Serve, complete: Complete
-) -> None:
+def test_an_unbroken_stream_gives_one_answer_with_everything(serve: Serve, complete: Complete):
     service = ScriptedService()
     request = GenerateRequest(model="toy", text="p", sampling=SamplingOptions(seed=9), n=2)
     answer = complete(serve(service), request)
@@ -75,7 +71,7 @@ def test_an_unbroken_stream_gives_one_answer_with_everything(
 )
 def test_a_broken_stream_is_resumed_with_the_same_text(
     serve: Serve, complete: Complete, cause: Break | None
-) -> None:
+):
     service = ScriptedService(breaks=[(5, cause), (0, cause), (16, cause), (3, cause)])
     answer = complete(serve(service), GenerateRequest(model="toy", text="p", n=2))
     assert [choice.text for choice in answer.choices] == [
@@ -90,7 +86,7 @@ def test_a_broken_stream_is_resumed_with_the_same_text(
 
 def test_a_stream_that_breaks_between_the_last_token_and_the_usage_is_finished(
     serve: Serve, complete: Complete
-) -> None:
+):
     service = ScriptedService(breaks=[(NUM_TOKENS, Break())])
     answer = complete(serve(service), REQUEST)
     assert answer.choices[0].text == expected_text(answer.seed, 0)
@@ -98,7 +94,7 @@ def test_a_stream_that_breaks_between_the_last_token_and_the_usage_is_finished(
     assert service.requests[1].resume[0].finished
 
 
-def test_a_server_without_progress_is_given_up(serve: Serve, complete: Complete) -> None:
+def test_a_server_without_progress_is_given_up(serve: Serve, complete: Complete):
     service = ScriptedService(breaks=[(0, Break(details="still dead"))] * 10)
     with pytest.raises(UnavailableError, match="still dead"):
         complete(serve(service), REQUEST)
@@ -121,7 +117,7 @@ def test_errors_that_a_retry_cannot_fix_are_raised_at_once(
     status: grpc.StatusCode,
     code: str,
     kind: type[ClientError],
-) -> None:
+):
     metadata = (("drafthouse-code", code), ("drafthouse-param", "r%C3%B4le"))
     service = ScriptedService(breaks=[(0, Break(status, "too hot; use 0", metadata))])
     with pytest.raises(kind) as raised:
@@ -132,7 +128,7 @@ def test_errors_that_a_retry_cannot_fix_are_raised_at_once(
     assert len(service.requests) == 1
 
 
-def test_a_full_server_is_asked_again_and_then_given_up(serve: Serve, complete: Complete) -> None:
+def test_a_full_server_is_asked_again_and_then_given_up(serve: Serve, complete: Complete):
     full = busy(("drafthouse-code", "rate_limit_exceeded"), ("drafthouse-retry-after-s", "0.01"))
     service = ScriptedService(breaks=[(0, full)] * 2)
     assert complete(serve(service), REQUEST).usage.completion_tokens == NUM_TOKENS
@@ -145,7 +141,7 @@ def test_a_full_server_is_asked_again_and_then_given_up(serve: Serve, complete: 
 
 def test_a_started_answer_comes_back_as_long_as_the_server_is_full(
     serve: Serve, complete: Complete
-) -> None:
+):
     full = busy(("drafthouse-retry-after-s", "0.01"))
     service = ScriptedService(breaks=[(2, Break()), *[(0, full)] * 9])
     answer = complete(serve(service), REQUEST)
@@ -154,40 +150,40 @@ def test_a_started_answer_comes_back_as_long_as_the_server_is_full(
     assert all(len(request.resume[0].token_ids) == 2 for request in service.requests[1:])
 
 
-def test_a_server_that_asks_for_no_retry_gets_none(serve: Serve, complete: Complete) -> None:
+def test_a_server_that_asks_for_no_retry_gets_none(serve: Serve, complete: Complete):
     service = ScriptedService(breaks=[(3, busy(("grpc-retry-pushback-ms", "-1")))])
     with pytest.raises(BusyError):
         complete(serve(service), REQUEST)
     assert len(service.requests) == 1
 
 
-def test_an_unreachable_server_is_unavailable(complete: Complete) -> None:
+def test_an_unreachable_server_is_unavailable(complete: Complete):
     with pytest.raises(UnavailableError, match=r"127\.0\.0\.1:1"):
         complete("127.0.0.1:1", REQUEST)
 
 
-def test_metadata_goes_with_every_call(serve: Serve, complete: Complete) -> None:
+def test_metadata_goes_with_every_call(serve: Serve, complete: Complete):
     service = ScriptedService(breaks=[(1, Break())])
     endpoint = Endpoint(serve(service), metadata=[("authorization", "Bearer token")])
     complete(endpoint, REQUEST)
     assert [sent["authorization"] for sent in service.metadata] == ["Bearer token"] * 2
 
 
-def test_time_that_is_over_raises_the_last_error(serve: Serve, complete: Complete) -> None:
+def test_time_that_is_over_raises_the_last_error(serve: Serve, complete: Complete):
     service = ScriptedService(breaks=[(0, busy(("drafthouse-retry-after-s", "9")))] * 9)
     with pytest.raises(BusyError, match="full"):
         complete(serve(service), REQUEST, timeout_s=3.0)
     assert len(service.requests) == 1
 
 
-def test_a_stream_that_lasts_too_long_is_ended(serve: Serve, complete: Complete) -> None:
+def test_a_stream_that_lasts_too_long_is_ended(serve: Serve, complete: Complete):
     service = EndlessService()
     with pytest.raises(DeadlineError):
         complete(serve(service), REQUEST, timeout_s=0.5)
     assert service.client_gone.wait(PATIENCE_S)
 
 
-def test_leaving_the_iteration_cancels_the_request(serve: Serve) -> None:
+def test_leaving_the_iteration_cancels_the_request(serve: Serve):
     service = EndlessService()
     with Client(serve(service)) as client:
         for _ in client.generate(REQUEST):
@@ -195,7 +191,7 @@ def test_leaving_the_iteration_cancels_the_request(serve: Serve) -> None:
         assert service.client_gone.wait(PATIENCE_S)
 
 
-def test_a_stream_is_cancelled_from_another_thread(serve: Serve) -> None:
+def test_a_stream_is_cancelled_from_another_thread(serve: Serve):
     service = EndlessService()
     with Client(serve(service)) as client, client.generate(REQUEST) as stream:
         next(stream)
@@ -205,7 +201,7 @@ def test_a_stream_is_cancelled_from_another_thread(serve: Serve) -> None:
         assert service.client_gone.wait(PATIENCE_S)
 
 
-def test_cancelling_ends_the_wait_for_a_retry(serve: Serve) -> None:
+def test_cancelling_ends_the_wait_for_a_retry(serve: Serve):
     service = ScriptedService(breaks=[(0, busy(("drafthouse-retry-after-s", "600")))])
     with Client(serve(service)) as client, client.generate(REQUEST) as stream:
         threading.Timer(0.2, stream.cancel).start()
@@ -215,7 +211,7 @@ def test_cancelling_ends_the_wait_for_a_retry(serve: Serve) -> None:
         assert time.monotonic() - started_at < PATIENCE_S
 
 
-async def test_leaving_the_asyncio_iteration_cancels_the_request(serve: Serve) -> None:
+async def test_leaving_the_asyncio_iteration_cancels_the_request(serve: Serve):
     service = EndlessService()
     async with AsyncClient(serve(service)) as client:
         stream = client.generate(REQUEST)
@@ -224,7 +220,7 @@ async def test_leaving_the_asyncio_iteration_cancels_the_request(serve: Serve) -
         assert await asyncio.to_thread(service.client_gone.wait, PATIENCE_S)
 
 
-async def test_cancelling_the_task_cancels_the_request(serve: Serve) -> None:
+async def test_cancelling_the_task_cancels_the_request(serve: Serve):
     service = EndlessService()
     async with AsyncClient(serve(service)) as client:
         started = asyncio.Event()

@@ -3,8 +3,6 @@
 How long its installation takes depends on the network: docs/benchmarks/clients has a record of it.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import sysconfig
@@ -55,14 +53,14 @@ def probe(installed: Path, module: str = "drafthouse_client") -> dict[str, Any]:
     return dict(json.loads(said_by(sys.executable, "-S", "-I", "-c", code, folder=installed)))
 
 
-def test_the_wheel_imports_grpc_and_protobuf_and_nothing_else(installed: Path) -> None:
+def test_the_wheel_imports_grpc_and_protobuf_and_nothing_else(installed: Path):
     found, grpc = probe(installed), probe(installed, "grpc.aio")
     assert Path(found["file"]).is_relative_to(installed)
     others = set(found["packages"]) - set(grpc["packages"]) - sys.stdlib_module_names
     assert others == {"drafthouse_client", "google"}  # protobuf is google.protobuf
 
 
-def test_the_wheel_holds_every_module_of_the_folder(installed: Path) -> None:
+def test_the_wheel_holds_every_module_of_the_folder(installed: Path):
     package = installed / "drafthouse_client"
     held = {path.relative_to(package).as_posix() for path in package.rglob("*.py*")}
     sources = {path.relative_to(SOURCES).as_posix() for path in SOURCES.rglob("*.py*")}
@@ -71,7 +69,7 @@ def test_the_wheel_holds_every_module_of_the_folder(installed: Path) -> None:
     assert (package / "py.typed").is_file()
 
 
-def test_client_and_server_carry_one_version_and_agree_on_what_they_need() -> None:
+def test_client_and_server_carry_one_version_and_agree_on_what_they_need():
     client, server = project(SOURCES), project(REPOSITORY)
     assert client["version"] == server["version"]
     assert client["requires-python"] == server["requires-python"]

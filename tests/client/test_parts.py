@@ -1,7 +1,5 @@
 """What the client decides without a server: delays, resumption, errors, endpoints."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import grpc
@@ -53,7 +51,7 @@ def response(*choices: ChoiceDelta, seed: int = 1) -> GenerateResponse:
 
 
 @pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.code)
-def test_every_error_of_the_server_is_one_of_the_client(kind: type[DrafthouseError]) -> None:
+def test_every_error_of_the_server_is_one_of_the_client(kind: type[DrafthouseError]):
     sent = kind("what and what to do", param="messages[0].rôle")
     failure = Failure(status_code(sent), sent.message, trailing_metadata(sent))
     read = error_of(failure, "host:1")
@@ -64,7 +62,7 @@ def test_every_error_of_the_server_is_one_of_the_client(kind: type[DrafthouseErr
 
 
 @pytest.mark.parametrize("status", list(grpc.StatusCode))
-def test_every_status_has_an_error(status: grpc.StatusCode) -> None:
+def test_every_status_has_an_error(status: grpc.StatusCode):
     error = error_of(Failure(status), "host:1")
     assert type(error) is not ClientError
     assert (error.status, error.code, error.retry_after_s) == (status, "", None)
@@ -85,30 +83,30 @@ def test_every_status_has_an_error(status: grpc.StatusCode) -> None:
 )
 def test_the_delay_that_a_server_asks_for(
     metadata: dict[str, str], seconds: float | None, is_final: bool
-) -> None:
+):
     error = error_of(Failure(FULL, "full", [*metadata.items()]), "host:1")
     assert isinstance(error, BusyError)
     assert (error.retry_after_s, error.is_final) == (seconds, is_final)
 
 
-def test_a_message_over_a_limit_of_grpc_is_not_sent_again() -> None:
+def test_a_message_over_a_limit_of_grpc_is_not_sent_again():
     details = "CLIENT: Received message larger than max (20 vs. 10)"
     assert isinstance(error_of(Failure(FULL, details), "host:1"), InvalidRequestError)
 
 
-def test_delays_double_to_a_limit_and_jitter_makes_them_longer() -> None:
+def test_delays_double_to_a_limit_and_jitter_makes_them_longer():
     calls = attempts(8)
     delays = [calls.delay_after(GONE) for _ in range(8)]
     assert delays == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0])
     assert attempts(1, jitter=1.0).delay_after(GONE) == pytest.approx(0.125)
 
 
-def test_a_delay_that_the_server_asks_for_is_never_shortened() -> None:
+def test_a_delay_that_the_server_asks_for_is_never_shortened():
     full = Failure(FULL, metadata=[("retry-after", "30")])
     assert attempts(1).delay_after(full) == 30.0
 
 
-def test_what_the_caller_resumes_is_continued() -> None:
+def test_what_the_caller_resumes_is_continued():
     asked = GenerateRequest(n=2, resume=[ResumedChoice(index=1, token_ids=[4, 5])])
     resumption = Resumption(asked)
     assert resumption.is_started
@@ -118,7 +116,7 @@ def test_what_the_caller_resumes_is_continued() -> None:
     assert [list(one.token_ids) for one in asked.resume] == [[4, 5]]
 
 
-def test_an_empty_response_before_an_error_says_nothing() -> None:
+def test_an_empty_response_before_an_error_says_nothing():
     resumption = Resumption(REQUEST)
     assert not resumption.accept(GenerateResponse())
     assert not resumption.is_started
@@ -126,7 +124,7 @@ def test_an_empty_response_before_an_error_says_nothing() -> None:
 
 
 @pytest.mark.parametrize("index", [0, 3])
-def test_a_choice_that_is_finished_or_was_not_requested_is_a_protocol_error(index: int) -> None:
+def test_a_choice_that_is_finished_or_was_not_requested_is_a_protocol_error(index: int):
     resumption = Resumption(REQUEST)
     ended = FinishReason.FINISH_REASON_STOP
     resumption.accept(response(ChoiceDelta(index=0, finish_reason=ended)))
@@ -146,12 +144,12 @@ def test_a_choice_that_is_finished_or_was_not_requested_is_a_protocol_error(inde
 )
 def test_parts_of_an_endpoint_that_do_not_go_together_are_refused(
     parts: dict[str, object], remedy: str
-) -> None:
+):
     with pytest.raises(ValueError, match=remedy):
         Endpoint("host:1", **parts)  # type: ignore[arg-type]
 
 
-def test_secrets_of_an_endpoint_are_not_shown() -> None:
+def test_secrets_of_an_endpoint_are_not_shown():
     shown = repr(
         Endpoint(
             "host:1", True, None, b"the key", b"chain", metadata=[("authorization", "the token")]

@@ -1,7 +1,5 @@
 """The clients encrypt, check who answers, and show their certificate."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import grpc
@@ -40,7 +38,7 @@ def test_who_answers_and_who_asks_are_checked(
     asks: bool,
     shown: dict[str, Any],
     is_answered: bool,
-) -> None:
+):
     certificate, key = issuer.issue(name)
     credentials = grpc.ssl_server_credentials(
         [(key, certificate)], AUTHORITY.cert if asks else None, require_client_auth=asks

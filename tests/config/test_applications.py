@@ -1,7 +1,5 @@
 """A file of two applications: the drafters have one of their own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +52,7 @@ def loaded(folder: Path, *overrides: str, places: slice = slice(None), **changed
     return load(path, overrides)
 
 
-def test_a_configuration_has_the_drafters_of_both(tmp_path: Path) -> None:
+def test_a_configuration_has_the_drafters_of_both(tmp_path: Path):
     config = loaded(tmp_path).config
     assert config.residents == ("inside",)
     assert config.pool == ("lm", "told")
@@ -62,13 +60,13 @@ def test_a_configuration_has_the_drafters_of_both(tmp_path: Path) -> None:
     assert (lm.kind, lm.shadow, lm.placement) == ("suffix", True, DrafterPlacement(num_cpus=2))
 
 
-def test_the_order_of_the_applications_is_free(tmp_path: Path) -> None:
+def test_the_order_of_the_applications_is_free(tmp_path: Path):
     turned = loaded(tmp_path, places=slice(None, None, -1))
     assert turned.config == loaded(tmp_path).config
     assert [each["name"] for each in turned.document["applications"]] == ["main", "pool"]
 
 
-def test_each_application_is_built_of_its_own_deployments() -> None:
+def test_each_application_is_built_of_its_own_deployments():
     main, pool = (each["args"] for each in DOCUMENT["applications"])
     ingress = build(main)._bound_deployment
     coordinator = ingress.init_args[1]._bound_deployment
@@ -78,7 +76,7 @@ def test_each_application_is_built_of_its_own_deployments() -> None:
     assert [other._bound_deployment.name for other in lm.init_args[2]] == ["drafter-told"]
 
 
-def test_an_override_goes_to_the_application_that_has_the_key(tmp_path: Path) -> None:
+def test_an_override_goes_to_the_application_that_has_the_key(tmp_path: Path):
     own = ("drafters.lm.max_nodes=5", "drafters.inside.max_nodes=6")
     found = loaded(tmp_path, *own, "network.interface=node")
     assert [found.config.drafters[name].max_nodes for name in ("lm", "inside")] == [5, 6]
@@ -87,18 +85,18 @@ def test_an_override_goes_to_the_application_that_has_the_key(tmp_path: Path) ->
     assert main["network"] == pool["network"] == {"interface": "node"}
 
 
-def test_what_a_file_says_of_a_drafter_of_the_pool_counts(tmp_path: Path) -> None:
+def test_what_a_file_says_of_a_drafter_of_the_pool_counts(tmp_path: Path):
     given = {"user_config": {"max_nodes": 5}, "num_replicas": 2}
     found = loaded(tmp_path, deployments=[{"name": "drafter-lm", **given}])
     assert found.config.drafters["lm"].max_nodes == 5
     assert found.deployments == {"drafter-lm": given}
 
 
-def test_a_drafter_of_an_application_that_is_not_in_the_file_is_refused(tmp_path: Path) -> None:
+def test_a_drafter_of_an_application_that_is_not_in_the_file_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="there is no application 'pool' in this file"):
         loaded(tmp_path, places=slice(1))
 
 
-def test_a_replica_refuses_arguments_of_a_pool_that_break_a_rule() -> None:
+def test_a_replica_refuses_arguments_of_a_pool_that_break_a_rule():
     with pytest.raises(ConfigError, match="'x' is a cascade"):
         parse_pool({"drafters": {"x": {"kind": "cascade", "options": {"stages": ["x"]}}}})

@@ -21,12 +21,12 @@ def config_with(**sections: object) -> Config:
     return parse(Config, {**MINIMAL, **sections})
 
 
-def test_what_is_left_out_or_empty_means_its_defaults() -> None:
+def test_what_is_left_out_or_empty_means_its_defaults():
     assert parse(Config, {}) == Config()
     assert parse(Config, {"target": None, "drafters": None, "tasks": None}) == Config()
 
 
-def test_values_reach_their_fields() -> None:
+def test_values_reach_their_fields():
     rule = {"load_from": 8, "class": "interactive", "task": "default", "max_draft_tokens": 2}
     config = parse(
         Config,
@@ -48,7 +48,7 @@ def test_values_reach_their_fields() -> None:
     assert (found.latency_class, found.load_from, found.max_draft_tokens) == ("interactive", 8, 2)
 
 
-def test_a_rollout_inside_the_target_or_in_the_pool_is_taken() -> None:
+def test_a_rollout_inside_the_target_or_in_the_pool_is_taken():
     new: dict[str, object] = {"kind": "suffix", "rollout": {"replaces": "old"}}
     for placed, name in (({}, "residents"), ({"placement": {"num_cpus": 1}}, "pool")):
         config = config_with(drafters={"old": {"kind": "suffix", **placed}, "new": new | placed})
@@ -58,7 +58,7 @@ def test_a_rollout_inside_the_target_or_in_the_pool_is_taken() -> None:
         assert config.rollouts["new"].canary_share == 0.05
 
 
-def test_an_integer_is_accepted_where_a_number_is_asked_for() -> None:
+def test_an_integer_is_accepted_where_a_number_is_asked_for():
     fraction = parse(EngineConfig, {"memory_fraction": 1}).memory_fraction
     assert fraction == 1.0
     assert isinstance(fraction, float)
@@ -75,18 +75,18 @@ def test_an_integer_is_accepted_where_a_number_is_asked_for() -> None:
         ),
     ],
 )
-def test_what_no_file_would_say_is_refused_as_well(data: object, message: str) -> None:
+def test_what_no_file_would_say_is_refused_as_well(data: object, message: str):
     with pytest.raises(ConfigError, match=message):
         parse(Config, data).check()
 
 
-def test_none_is_accepted_only_where_the_schema_says_so() -> None:
+def test_none_is_accepted_only_where_the_schema_says_so():
     assert parse(EngineConfig, {"device_map": None}).device_map is None
     with pytest.raises(ConfigError, match="dtype"):
         parse(EngineConfig, {"dtype": None})
 
 
-def test_a_task_falls_back_to_the_default_list_and_then_to_every_drafter() -> None:
+def test_a_task_falls_back_to_the_default_list_and_then_to_every_drafter():
     drafters = {"a": {"kind": "lm"}, "b": {"kind": "prompt_lookup"}}
     every = config_with(drafters=drafters)
     assert every.drafters_of("code") == ("a", "b")
@@ -95,13 +95,13 @@ def test_a_task_falls_back_to_the_default_list_and_then_to_every_drafter() -> No
     assert listed.drafters_of("unheard of") == ("b",)
 
 
-def test_requests_may_name_no_class_that_goes_before_others_unless_the_operator_says_so() -> None:
+def test_requests_may_name_no_class_that_goes_before_others_unless_the_operator_says_so():
     assert config_with().public_latency_classes == ("throughput",)
     allowed = config_with(ingress={"public_latency_classes": ["interactive"]})
     assert allowed.public_latency_classes == ("interactive",)
 
 
-def test_a_server_that_is_off_takes_no_port() -> None:
+def test_a_server_that_is_off_takes_no_port():
     config_with(http={"port": 8265}, dashboard={"enabled": False}).check()
 
 
@@ -110,7 +110,7 @@ OPTIONS = [pkgutil.resolve_name(kind.options) for kind in KINDS.values()]
 
 
 @pytest.mark.parametrize("kind", SECTIONS, ids=lambda kind: kind.__name__)
-def test_the_defaults_of_a_section_are_in_its_ranges(kind: type) -> None:
+def test_the_defaults_of_a_section_are_in_its_ranges(kind: type):
     def plain(section: Any) -> Any:
         """`section` as it would stand in a file."""
         if not is_dataclass(section):
@@ -121,7 +121,7 @@ def test_the_defaults_of_a_section_are_in_its_ranges(kind: type) -> None:
 
 
 @pytest.mark.parametrize("kind", [*SECTIONS, *OPTIONS], ids=lambda kind: kind.__name__)
-def test_every_number_of_the_schema_has_a_range(kind: type) -> None:
+def test_every_number_of_the_schema_has_a_range(kind: type):
     def check(hint: Any) -> None:
         assert hint not in (int, float)
         if get_origin(hint) is not Annotated:

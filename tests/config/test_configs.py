@@ -20,7 +20,7 @@ shipped = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 
 
 @shipped
-def test_a_shipped_configuration_is_accepted_everywhere(path: Path) -> None:
+def test_a_shipped_configuration_is_accepted_everywhere(path: Path):
     file = load(path)
     for name, drafter in file.config.drafters.items():
         registry.check(name, drafter)
@@ -34,7 +34,7 @@ def test_a_shipped_configuration_is_accepted_everywhere(path: Path) -> None:
 
 
 @shipped
-def test_a_shipped_configuration_is_for_one_machine_or_for_a_cluster(path: Path) -> None:
+def test_a_shipped_configuration_is_for_one_machine_or_for_a_cluster(path: Path):
     """On one machine everything listens on loopback; a cluster has its own network."""
     config = load(path).config
     everywhere = config.http.host == "0.0.0.0"
@@ -43,7 +43,7 @@ def test_a_shipped_configuration_is_for_one_machine_or_for_a_cluster(path: Path)
     assert config.grpc.host == config.http.host in ("0.0.0.0", "127.0.0.1")
 
 
-def test_the_recipe_of_the_documentation_is_accepted(tmp_path: Path) -> None:
+def test_the_recipe_of_the_documentation_is_accepted(tmp_path: Path):
     page = (REPOSITORY / "docs" / "own-model.md").read_text("utf-8")
     blocks = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     (recipe,) = [each for each in blocks if "\n      drafters:" in each]
@@ -58,7 +58,7 @@ def test_the_recipe_of_the_documentation_is_accepted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("architecture", ["llama", "gpt-oss", "gpt2"])
 def test_ones_own_model_may_be_any_folder(
     architecture: str, checkpoint_factory: Callable[..., Path]
-) -> None:
+):
     folder = checkpoint_factory(architecture)
     # As the first lines of the file say.
     overrides = [f"target.engine.model={folder}"]
@@ -68,7 +68,7 @@ def test_ones_own_model_may_be_any_folder(
 
 
 @pytest.mark.parametrize("name", ["local", "tiny"])
-def test_a_demonstration_needs_neither_labels_nor_custom_resources(name: str) -> None:
+def test_a_demonstration_needs_neither_labels_nor_custom_resources(name: str):
     """`serve run` starts Ray without them."""
     config = load(REPOSITORY / "configs" / f"{name}.yaml").config
     placements = [
@@ -85,7 +85,7 @@ def test_a_demonstration_needs_neither_labels_nor_custom_resources(name: str) ->
     assert num_cpus <= 2, "the demonstration must fit a machine with two cores"
 
 
-def test_the_drafters_of_the_pool_configuration_have_cores_of_their_own() -> None:
+def test_the_drafters_of_the_pool_configuration_have_cores_of_their_own():
     config = load(REPOSITORY / "configs" / "pool.yaml").config
     assert config.pool == tuple(config.drafters)
     drafting = {core for drafter in config.drafters.values() for core in drafter.reserved.cores}

@@ -35,7 +35,7 @@ def written(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_a_model_without_another_name_is_served_by_its_own(file: Path) -> None:
+def test_a_model_without_another_name_is_served_by_its_own(file: Path):
     overrides = ["model_name=''", "target.engine.model=org/model"]
     loaded = load(file, overrides)
     assert loaded.config.model_name == "org/model"
@@ -43,7 +43,7 @@ def test_a_model_without_another_name_is_served_by_its_own(file: Path) -> None:
     assert parse_arguments(arguments).model_name == "org/model"
 
 
-def test_settings_come_from_args_and_overrides_and_a_replica_parses_the_same(file: Path) -> None:
+def test_settings_come_from_args_and_overrides_and_a_replica_parses_the_same(file: Path):
     config = load(file).config
     assert (config.model_name, config.target.engine.model) == ("demo", "somewhere")
     assert (config.http.host, config.http.port, config.grpc.port) == ("127.0.0.1", 8001, 9000)
@@ -71,7 +71,7 @@ def test_settings_come_from_args_and_overrides_and_a_replica_parses_the_same(fil
     assert parse_arguments(application["args"]) == config
 
 
-def test_the_last_override_wins_and_a_value_may_be_empty_or_hold_an_equals_sign(file: Path) -> None:
+def test_the_last_override_wins_and_a_value_may_be_empty_or_hold_an_equals_sign(file: Path):
     assert load(file, ["model_name=a", "model_name=b=c"]).config.model_name == "b=c"
     assert load(file, ["drafters={}"]).config.drafters == {}
     assert load(file, ["drafters="]).config.drafters == {}
@@ -85,7 +85,7 @@ OTHER_NAMES = (
 
 
 @pytest.mark.parametrize("key", OTHER_NAMES)
-def test_a_key_that_yaml_reads_as_another_name_is_to_be_quoted(tmp_path: Path, key: str) -> None:
+def test_a_key_that_yaml_reads_as_another_name_is_to_be_quoted(tmp_path: Path, key: str):
     target = "target: {engine: {model: m}}"
     for section in (f"tasks: {{{key}: []}}", f"drafters: {{x: {{options: {{{key}: 1}}}}}}"):
         path = written(tmp_path, f"applications:\n- args: {{{target}, {section}}}")
@@ -97,7 +97,7 @@ def test_a_key_that_yaml_reads_as_another_name_is_to_be_quoted(tmp_path: Path, k
     assert caught.value.param == "tasks"
 
 
-def test_keys_in_quotes_and_those_of_an_override_are_names_as_they_stand(tmp_path: Path) -> None:
+def test_keys_in_quotes_and_those_of_an_override_are_names_as_they_stand(tmp_path: Path):
     quoted = "'no': [], \"12:30\": [], '<<': []"
     text = f"applications: [{{args: {{target: {{engine: {{model: m}}}}, tasks: {{{quoted}}}}}}}]"
     tasks = load(written(tmp_path, text), ["tasks.null=[]", "tasks.010=[]"]).config.tasks
@@ -105,7 +105,7 @@ def test_keys_in_quotes_and_those_of_an_override_are_names_as_they_stand(tmp_pat
 
 
 @pytest.mark.parametrize("value", ["0100", "12:30", "1_000", "0b11", "2026-11-27", "2026-13-45"])
-def test_a_value_that_seems_another_number_is_refused(file: Path, value: str) -> None:
+def test_a_value_that_seems_another_number_is_refused(file: Path, value: str):
     for place in (f"logging_config: {{port: {value}}}\napplications: [{{}}]", f"- {value}"):
         with pytest.raises(ConfigError, match=f"{value} is another value to YAML than it seems"):
             load(written(file.parent, place))
@@ -114,14 +114,14 @@ def test_a_value_that_seems_another_number_is_refused(file: Path, value: str) ->
 
 
 @pytest.mark.parametrize("text", ["no", "0100", "12:30", "null", "::1", "[a", "a: b", "2026-11-27"])
-def test_an_override_of_a_text_is_the_text_as_it_stands(file: Path, text: str) -> None:
+def test_an_override_of_a_text_is_the_text_as_it_stands(file: Path, text: str):
     assert load(file, [f"model_name={text}"]).config.model_name == text
     labels = load(file, [f"target.placement.labels.zone= {text} "]).config.target.placement.labels
     assert labels == {"zone": text}
     assert load(file, [f"model_name='{text}'"]).config.model_name == text
 
 
-def test_mappings_are_merged_from_others_and_from_merged_ones(tmp_path: Path) -> None:
+def test_mappings_are_merged_from_others_and_from_merged_ones(tmp_path: Path):
     path = written(
         tmp_path,
         "applications:\n- args:\n    target: {engine: {model: m}}\n    drafters:\n"
@@ -135,7 +135,7 @@ def test_mappings_are_merged_from_others_and_from_merged_ones(tmp_path: Path) ->
     assert drafters["z"] == replace(drafters["y"], max_nodes=8)
 
 
-def test_a_missing_file_and_one_that_is_not_text_are_refused(tmp_path: Path) -> None:
+def test_a_missing_file_and_one_that_is_not_text_are_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         load(tmp_path / "absent.yaml")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")

@@ -1,8 +1,6 @@
 """The file of keys: what it may say, and that nothing it says wrong is repeated where it may be a
 key."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -32,7 +30,7 @@ def read(folder: Path, text: str) -> KeysFile:
     return read_keys(Config(access=AccessConfig(str(path)), tasks={"code": ()}))
 
 
-def test_a_good_file_is_read_as_yaml_and_as_json(tmp_path: Path) -> None:
+def test_a_good_file_is_read_as_yaml_and_as_json(tmp_path: Path):
     found = read(tmp_path, GOOD)
     alice, bob = found.keys["alice"], found.keys["bob"]
     assert (alice.sha256, alice.requests_per_minute, alice.admin) == (ALICE, 60, False)
@@ -76,9 +74,7 @@ def test_a_good_file_is_read_as_yaml_and_as_json(tmp_path: Path) -> None:
         ("keys: [", "line 1, column 8: not valid YAML"),
     ],
 )
-def test_a_wrong_file_names_the_entry_and_the_remedy(
-    tmp_path: Path, text: str, message: str
-) -> None:
+def test_a_wrong_file_names_the_entry_and_the_remedy(tmp_path: Path, text: str, message: str):
     with pytest.raises(ConfigError) as refused:
         read(tmp_path, text)
     assert message in refused.value.message
@@ -86,6 +82,6 @@ def test_a_wrong_file_names_the_entry_and_the_remedy(
     assert "keys.yaml" in refused.value.message
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_named(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"nowhere\.yaml: cannot be read"):
         read_keys(Config(access=AccessConfig(str(tmp_path / "nowhere.yaml"))))

@@ -1,7 +1,5 @@
 """What may be changed while the parts run, and what is said of anything else."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,14 +29,14 @@ def adapters(user_config: Any) -> dict[str, str]:
     return dict(changed(CONFIG, user_config).target.engine.adapters)
 
 
-def test_a_list_stands_in_place_of_the_arguments_and_none_leaves_them() -> None:
+def test_a_list_stands_in_place_of_the_arguments_and_none_leaves_them():
     assert adapters({"adapters": {"b": "/new"}}) == {"b": "/new"}
     assert adapters({"adapters": {}}) == {}
     for nothing in (None, {}, {"adapters": None}):
         assert adapters(nothing) == {"a": "/old"}
 
 
-def test_what_is_not_named_stays_as_it_is() -> None:
+def test_what_is_not_named_stays_as_it_is():
     settings = CoordinatorConfig(max_queued_requests=7)
     config = replace(CONFIG, coordinator=settings, tasks={"a": (), "b": ()})
     found = changed(
@@ -49,7 +47,7 @@ def test_what_is_not_named_stays_as_it_is() -> None:
     assert found.ingress == config.ingress
 
 
-def test_a_drafter_is_made_anew_by_its_own_keys() -> None:
+def test_a_drafter_is_made_anew_by_its_own_keys():
     config = replace(CONFIG, drafters={"a": DrafterConfig(kind="suffix", nice=3)})
     found = changed_drafter(config, "a", {"options": {"min_match": 2}, "max_nodes": 5})
     wanted = DrafterConfig(kind="suffix", nice=3, options={"min_match": 2}, max_nodes=5)
@@ -62,7 +60,7 @@ def test_a_drafter_is_made_anew_by_its_own_keys() -> None:
         changed_drafter(config, "a", cascade)
 
 
-def test_a_drafter_inside_the_target_is_made_anew_by_its_options() -> None:
+def test_a_drafter_inside_the_target_is_made_anew_by_its_options():
     inside, beside = DrafterPlacement(host="target"), DrafterPlacement(num_cpus=1.0)
     config = replace(
         CONFIG,
@@ -84,14 +82,14 @@ def test_a_drafter_inside_the_target_is_made_anew_by_its_options() -> None:
         check_told({"ingress": only}, "f")
 
 
-def test_every_key_that_is_read_while_the_parts_run_is_one_of_the_schema() -> None:
+def test_every_key_that_is_read_while_the_parts_run_is_one_of_the_schema():
     for key in READ_BY.keys() - {"adapters", OPTIONS}:
         value: Any = Config()
         for part in key.split("."):
             value = getattr(value, part)
 
 
-def test_a_file_is_checked_with_what_its_deployments_say(tmp_path: Path) -> None:
+def test_a_file_is_checked_with_what_its_deployments_say(tmp_path: Path):
     live = {"tasks": {"code": []}, "ingress": {"replicas": 2}, "adapters": {"b": "/new"}}
     policy = {"policy_function": POLICY}
     own: dict[str, dict[str, Any]] = {

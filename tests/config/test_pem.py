@@ -1,7 +1,5 @@
 """Files of certificates: what is wrong with them is said by name, and a change is followed."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 
@@ -22,7 +20,7 @@ def files(folder: Path, *, ca: bool = True, name: str = NAME) -> PemFiles:
     return PemFiles("data_plane.tls", named[0], named[1], named[2] if ca else "", name)
 
 
-def test_sound_files_are_read(tmp_path: Path) -> None:
+def test_sound_files_are_read(tmp_path: Path):
     AUTHORITY.write(tmp_path, NAME)
     pem = files(tmp_path).load()
     assert pem.cert.startswith(b"-----BEGIN CERTIFICATE-----")
@@ -64,9 +62,7 @@ def encrypted(folder: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_used_is_refused_by_its_key(
-    tmp_path: Path, spoil: object, message: str
-) -> None:
+def test_what_cannot_be_used_is_refused_by_its_key(tmp_path: Path, spoil: object, message: str):
     assert callable(spoil)
     AUTHORITY.write(tmp_path, NAME)
     spoil(tmp_path)
@@ -74,9 +70,7 @@ def test_what_cannot_be_used_is_refused_by_its_key(
         files(tmp_path).load()
 
 
-def test_an_expired_certificate_is_warned_of(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_expired_certificate_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     AUTHORITY.write(tmp_path, NAME, days=-1)
     files(tmp_path, ca=False, name="").load()
     assert "cert.pem: certificate has expired" in caplog.text
@@ -84,7 +78,7 @@ def test_an_expired_certificate_is_warned_of(
 
 def test_a_change_is_followed_and_half_a_change_is_not(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     caplog.set_level(logging.WARNING)
     AUTHORITY.write(tmp_path, NAME)
     now = files(tmp_path)
@@ -101,6 +95,6 @@ def test_a_change_is_followed_and_half_a_change_is_not(
 
 
 @pytest.mark.parametrize("given", ["cert_file", "key_file"])
-def test_half_of_a_pair_is_refused(given: str) -> None:
+def test_half_of_a_pair_is_refused(given: str):
     with pytest.raises(ConfigError, match=r"^\w+_file: empty; name cert_file, key_file"):
         TlsConfig(**{given: "x.pem"})

@@ -1,7 +1,5 @@
 """Every deviation of a file is refused with its path and the remedy: the cases of refused.yaml."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import fields
 from pathlib import Path
@@ -49,9 +47,7 @@ def written(case: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["told"])
-def test_a_deviation_is_refused_with_its_path_and_the_remedy(
-    tmp_path: Path, case: dict[str, Any]
-) -> None:
+def test_a_deviation_is_refused_with_its_path_and_the_remedy(tmp_path: Path, case: dict[str, Any]):
     path = tmp_path / "serve.yaml"
     path.write_text(written(case), "utf-8")
     with pytest.raises(ConfigError) as refused:
@@ -74,7 +70,7 @@ def test_a_deviation_is_refused_with_its_path_and_the_remedy(
         DraftLengthOverride,
     ],
 )
-def test_what_is_gone_is_no_key_of_the_schema_and_says_what_to_do(kind: Any) -> None:
+def test_what_is_gone_is_no_key_of_the_schema_and_says_what_to_do(kind: Any):
     assert not kind.REMOVED.keys() & {field.name for field in fields(kind)}
     for key, remedy in kind.REMOVED.items():
         assert any(case["told"].endswith(f" is gone; {remedy}") for case in CASES), key

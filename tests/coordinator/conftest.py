@@ -1,7 +1,5 @@
 """The budgets under which the text must be the target's."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.choices import by_day

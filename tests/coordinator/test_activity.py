@@ -1,7 +1,5 @@
 """The coordinator's lines in the log: when there is one, and what stands in it."""
 
-from __future__ import annotations
-
 import logging
 
 import numpy as np
@@ -32,7 +30,7 @@ def answer(
     return Answered(session, verdict, 1.0, None if is_first else 0.5)
 
 
-def test_every_ten_seconds_of_work_have_a_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_every_ten_seconds_of_work_have_a_line(caplog: pytest.LogCaptureFixture):
     activity = ActivityLog(100.0)
     activity.hear(
         [
@@ -53,7 +51,7 @@ def test_every_ten_seconds_of_work_have_a_line(caplog: pytest.LogCaptureFixture)
     ]
 
 
-def test_nothing_is_said_of_idle_times(caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_is_said_of_idle_times(caplog: pytest.LogCaptureFixture):
     activity = ActivityLog(0.0)
     for now in range(1, 100):
         activity.tick(float(now), Load(), [])
@@ -63,7 +61,7 @@ def test_nothing_is_said_of_idle_times(caplog: pytest.LogCaptureFixture) -> None
     assert len(caplog.messages) == 1
 
 
-async def test_a_coordinator_tells_what_it_has_served(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_coordinator_tells_what_it_has_served(caplog: pytest.LogCaptureFixture):
     async with at_work(ToyDrafter("a", oracle_chain())) as stage:
         await stage.ask(range(20))
         await stage.settle()

@@ -1,7 +1,5 @@
 """What new requests may ask for travels from the targets to every ingress."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass
 
@@ -15,7 +13,7 @@ from tests.support.deployments.stage import Stage, stage
 ONE, BOTH = AdapterList(("a@1",)), AdapterList(("a@1", "b@2"))
 
 
-def test_what_only_some_targets_have_is_not_served() -> None:
+def test_what_only_some_targets_have_is_not_served():
     news, heard = AdapterNews(), list[AdapterList | None]()
     for said in ([BOTH], [BOTH, ONE], [BOTH, AdapterList(("a@3", "b@2"))], [BOTH, BOTH], []):
         news.update(said)
@@ -24,7 +22,7 @@ def test_what_only_some_targets_have_is_not_served() -> None:
     assert news.current == BOTH, "without a target it stays: one may come back"
 
 
-def test_the_reason_of_a_refusal_is_passed_on() -> None:
+def test_the_reason_of_a_refusal_is_passed_on():
     news = AdapterNews()
     news.update([ONE, AdapterList(("a@1",), "b does not fit")])
     assert news.current == AdapterList(("a@1",), "b does not fit")
@@ -53,7 +51,7 @@ async def until(setting: Stage, wanted: dict[str, str]) -> None:
     assert setting.ingress.adapters == wanted
 
 
-async def test_the_ingress_asks_for_what_it_hears_of_and_hears_of_every_change() -> None:
+async def test_the_ingress_asks_for_what_it_hears_of_and_hears_of_every_change():
     target = Telling()
     async with stage() as setting, house() as only:
         setting.add("a", only, target)
@@ -70,7 +68,7 @@ async def test_the_ingress_asks_for_what_it_hears_of_and_hears_of_every_change()
         assert only.status()["refused"] == {}
 
 
-async def test_an_ingress_serves_what_all_of_its_coordinators_have() -> None:
+async def test_an_ingress_serves_what_all_of_its_coordinators_have():
     async with stage() as setting, house() as first, house() as second:
         setting.add("a", first, Telling(adapters=BOTH))
         await until(setting, {"a": "a@1", "b": "b@2"})

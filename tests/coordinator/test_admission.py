@@ -1,7 +1,5 @@
 """Who is let in, who waits, and who is told to come back."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from typing import Any, cast
@@ -98,7 +96,7 @@ CLASHES: dict[str, dict[str, Any]] = {
 )
 async def test_what_cannot_be_served_is_refused_with_the_value_before_any_work(
     asked: Request, error: type[DrafthouseError], message: str
-) -> None:
+):
     target = ToyTarget()
     async with house(laws=("coupled", "rejection")) as stage:
         stage.add_target(target, max_context_len=64)
@@ -109,7 +107,7 @@ async def test_what_cannot_be_served_is_refused_with_the_value_before_any_work(
         assert stage.status()["num_running"] == 0
 
 
-def test_the_first_law_is_that_of_requests_that_name_none_and_can_have_it() -> None:
+def test_the_first_law_is_that_of_requests_that_name_none_and_can_have_it():
     laws = ("rejection", "coupled")
 
     assert with_law(request(params=SAMPLED), laws).params.law == "rejection"
@@ -128,7 +126,7 @@ def test_the_first_law_is_that_of_requests_that_name_none_and_can_have_it() -> N
         ),
     ],
 )
-async def test_what_no_frame_can_carry_is_too_large(asked: Request, message: str) -> None:
+async def test_what_no_frame_can_carry_is_too_large(asked: Request, message: str):
     async with house(max_frame_bytes=65536) as stage:
         stage.add_target(ToyTarget(), max_context_len=0)
         with pytest.raises(TooLargeError, match=message) as raised:
@@ -136,7 +134,7 @@ async def test_what_no_frame_can_carry_is_too_large(asked: Request, message: str
         assert message.startswith(str(raised.value.param))
 
 
-async def test_an_id_that_is_running_is_refused() -> None:
+async def test_an_id_that_is_running_is_refused():
     target = ToyTarget(is_held=True)
     async with at_work(target) as stage:
         running = stage.begin()
@@ -153,7 +151,7 @@ async def fill(stage: Any, count: int) -> list[asyncio.Task[Any]]:
     return tasks
 
 
-async def test_beyond_the_running_requests_wait_and_beyond_the_queue_are_sent_away() -> None:
+async def test_beyond_the_running_requests_wait_and_beyond_the_queue_are_sent_away():
     target = ToyTarget(is_held=True)
     async with at_work(target, max_running_sequences=2, max_queued_requests=3) as stage:
         tasks = await fill(stage, 5)
@@ -171,7 +169,7 @@ async def test_beyond_the_running_requests_wait_and_beyond_the_queue_are_sent_aw
     assert [opened.request_id for opened in target.opens] == [f"r{i}" for i in range(5)]
 
 
-async def test_a_request_that_was_admitted_is_let_in_although_the_line_is_full() -> None:
+async def test_a_request_that_was_admitted_is_let_in_although_the_line_is_full():
     target = ToyTarget(is_held=True)
     async with at_work(target, max_running_sequences=1, max_queued_requests=0) as stage:
         tasks = [stage.begin(params=SEEDED)]
@@ -187,13 +185,13 @@ async def test_a_request_that_was_admitted_is_let_in_although_the_line_is_full()
     assert [token for event in rest for token in event.token_ids.tolist()] == whole[2:]
 
 
-async def test_without_a_queue_a_free_place_still_lets_in() -> None:
+async def test_without_a_queue_a_free_place_still_lets_in():
     async with at_work(drafters=(), max_running_sequences=1, max_queued_requests=0) as stage:
         (*_, last) = await stage.ask()
     assert last.stats.idle_because == "no_drafter_for_model"
 
 
-async def test_a_targets_own_limit_holds_and_two_targets_share_the_load() -> None:
+async def test_a_targets_own_limit_holds_and_two_targets_share_the_load():
     async with house(drafters=()) as stage:
         toys = [ToyTarget(), ToyTarget()]
         for index, toy in enumerate(toys):
@@ -207,7 +205,7 @@ async def test_a_targets_own_limit_holds_and_two_targets_share_the_load() -> Non
         await asyncio.gather(*tasks)
 
 
-async def test_without_any_target_requests_wait_for_the_timeout_and_no_longer() -> None:
+async def test_without_any_target_requests_wait_for_the_timeout_and_no_longer():
     async with house(target_timeout_s=30.0) as stage:
         waiting = stage.begin(error=UnavailableError.code)
         await stage.settle(5)
@@ -219,7 +217,7 @@ async def test_without_any_target_requests_wait_for_the_timeout_and_no_longer() 
         await waiting
 
 
-async def test_a_request_that_came_before_the_first_target_is_served_by_it() -> None:
+async def test_a_request_that_came_before_the_first_target_is_served_by_it():
     async with house() as stage:
         waiting = stage.begin()
         too_long = stage.begin([1] * 100, id="long", error=RequestError.code)
@@ -229,7 +227,7 @@ async def test_a_request_that_came_before_the_first_target_is_served_by_it() -> 
         await too_long
 
 
-async def test_a_text_is_opened_once_with_its_params_and_where_it_ends() -> None:
+async def test_a_text_is_opened_once_with_its_params_and_where_it_ends():
     params = SamplingParams(max_tokens=6, seed=4)
     target = ToyTarget()
     async with at_work(target, drafters=()) as stage:
@@ -242,7 +240,7 @@ async def test_a_text_is_opened_once_with_its_params_and_where_it_ends() -> None
     ]
 
 
-async def test_the_watch_goes_on_after_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_watch_goes_on_after_a_defect(monkeypatch: pytest.MonkeyPatch):
     coordinator, looked, defects = Coordinator(Config()), asyncio.Event(), [ArithmeticError()]
 
     def tick() -> None:

@@ -1,7 +1,5 @@
 """What an answer says of its drafts: whose they were, and why there were none."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -33,7 +31,7 @@ async def served(stage: House, **fields: Any) -> tuple[list[TokenEvent], Specula
     return events, stats
 
 
-async def test_every_token_names_the_drafters_that_had_proposed_it() -> None:
+async def test_every_token_names_the_drafters_that_had_proposed_it():
     async with at_work(*three()) as stage:
         events, stats = await served(stage, speculation=TOLD)
     sources = [drafters for event in events for drafters in event.draft_sources]
@@ -49,7 +47,7 @@ async def test_every_token_names_the_drafters_that_had_proposed_it() -> None:
     assert any(set(drafters) >= {"right", "half"} for drafters in sources)
 
 
-async def test_a_drafter_that_never_came_is_loading_for_a_while_and_one_that_went_is_down() -> None:
+async def test_a_drafter_that_never_came_is_loading_for_a_while_and_one_that_went_is_down():
     other = SpeculationOptions(drafters=("b",))
     async with at_work() as stage:
         assert (await served(stage))[1].idle_because == "warming_up"
@@ -64,13 +62,13 @@ async def test_a_drafter_that_never_came_is_loading_for_a_while_and_one_that_wen
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2])
-async def test_an_answer_without_room_for_a_draft_says_so(max_tokens: int) -> None:
+async def test_an_answer_without_room_for_a_draft_says_so(max_tokens: int):
     async with at_work(ToyDrafter("a", oracle_chain())) as stage:
         _, stats = await served(stage, params=replace(GREEDY, max_tokens=max_tokens))
     assert stats.idle_because == "too_short"
 
 
-async def test_what_answers_and_the_metrics_count_is_the_same_and_adds_up() -> None:
+async def test_what_answers_and_the_metrics_count_is_the_same_and_adds_up():
     async with at_work(*three()) as stage:
         answers = [(await served(stage, id=f"r{index}"))[1] for index in range(4)]
     steps = sum(stats.num_spec_steps for stats in answers)
@@ -94,7 +92,7 @@ async def test_what_answers_and_the_metrics_count_is_the_same_and_adds_up() -> N
 
 
 @pytest.mark.parametrize("error", [None, RequestError("no")], ids=["written", "refused"])
-async def test_the_last_event_says_how_long_the_request_queued(error: RequestError | None) -> None:
+async def test_the_last_event_says_how_long_the_request_queued(error: RequestError | None):
     async with house(["a"]) as stage:
         stage.clock.now += 1.0
         events: list[TokenEvent] = []

@@ -1,7 +1,5 @@
 """Audits: a text that the target would not write again is found, and nothing else is counted."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -67,7 +65,7 @@ def changed_once(wrong: list[int]) -> Says:
     ],
     ids=["greedy", "seeded", "truncated", "penalties", "stops"],
 )
-async def test_texts_are_what_would_be_drawn_again(params: SamplingParams) -> None:
+async def test_texts_are_what_would_be_drawn_again(params: SamplingParams):
     async with at_work(ToyDrafter("a", random_tree(2)), audit=ALL) as stage:
         for seed in range(by_day(2, 8)):
             await stage.ask((1, seed), replace(params, seed=seed))
@@ -77,7 +75,7 @@ async def test_texts_are_what_would_be_drawn_again(params: SamplingParams) -> No
 
 async def test_a_text_that_nobody_drew_is_found_named_and_kept(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     wrong: list[int] = []
     async with at_work(
         ToyTarget(says=changed_once(wrong)), audit=replace(ALL, folder=str(tmp_path / "kept"))
@@ -96,7 +94,7 @@ async def test_a_text_that_nobody_drew_is_found_named_and_kept(
     assert [each["position"] for each in record["redraws"]] == [len(told) - 1]
 
 
-async def test_a_token_that_rounding_could_give_is_a_near_tie() -> None:
+async def test_a_token_that_rounding_could_give_is_a_near_tie():
     async with at_work(
         ToyTarget(says=changed_once([])), audit=replace(ALL, tie_margin=1000.0)
     ) as stage:
@@ -105,7 +103,7 @@ async def test_a_token_that_rounding_could_give_is_a_near_tie() -> None:
         assert outcomes(stage) == {"near_tie": 1.0}
 
 
-async def test_another_target_looks_where_there_is_one() -> None:
+async def test_another_target_looks_where_there_is_one():
     async with house(audit=ALL) as stage:
         targets = {name: ToyTarget() for name in ("one", "two")}
         for name, toy in targets.items():
@@ -119,7 +117,7 @@ async def test_another_target_looks_where_there_is_one() -> None:
         assert outcomes(stage) == {"equal": 1.0}
 
 
-async def test_nothing_of_an_audit_is_counted_as_a_request() -> None:
+async def test_nothing_of_an_audit_is_counted_as_a_request():
     seen = []
     for share in (0.0, 1.0):
         async with at_work(audit=AuditConfig(share=share)) as stage:
@@ -133,7 +131,7 @@ async def test_nothing_of_an_audit_is_counted_as_a_request() -> None:
     assert seen[0]
 
 
-async def test_a_share_of_the_texts_is_looked_at_and_beams_and_scores_never() -> None:
+async def test_a_share_of_the_texts_is_looked_at_and_beams_and_scores_never():
     async with at_work(audit=AuditConfig(share=0.25)) as stage:
         scored = replace(GREEDY, max_tokens=3, forced_ids=(1, 2, 3))
         for number in range(8):
@@ -143,7 +141,7 @@ async def test_a_share_of_the_texts_is_looked_at_and_beams_and_scores_never() ->
         assert outcomes(stage) == {"equal": 2.0}
 
 
-async def test_an_audit_waits_for_idle_time_but_not_for_ever() -> None:
+async def test_an_audit_waits_for_idle_time_but_not_for_ever():
     toy = ToyTarget()
     async with at_work(toy, audit=ALL) as stage:
         for number in range(33):

@@ -1,7 +1,5 @@
 """A beam search at the coordinator: one text, one event; a target that is lost costs only time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -74,7 +72,7 @@ class BeamTarget(ToyTarget):
         )
 
 
-async def test_all_texts_come_in_one_event_and_drafters_are_not_asked() -> None:
+async def test_all_texts_come_in_one_event_and_drafters_are_not_asked():
     target, drafter = BeamTarget(), ToyDrafter("a", oracle_chain(7))
     async with at_work(target, drafter) as stage:
         (event,) = await stage.ask(params=SEARCH)
@@ -108,7 +106,7 @@ async def test_all_texts_come_in_one_event_and_drafters_are_not_asked() -> None:
         {"finish_reason": None},
     ],
 )
-async def test_a_verdict_that_is_no_answer_to_a_search_is_not_believed(changes: Any) -> None:
+async def test_a_verdict_that_is_no_answer_to_a_search_is_not_believed(changes: Any):
     async with at_work(BeamTarget(changes=changes)) as stage:
         (event,) = await stage.ask(params=SEARCH)
     assert event.finish_reason is FinishReason.ERROR

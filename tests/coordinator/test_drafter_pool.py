@@ -1,7 +1,5 @@
 """Drafters that decline, refuse, fill up or are of the wrong make, and what is told of faults."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass, replace
 
@@ -58,7 +56,7 @@ class RefusingDrafter(ToyDrafter):
 )
 async def test_a_prompt_is_read_beside_the_target_unless_that_holds_it_up(
     devices: tuple[str, ...], first_commit: int
-) -> None:
+):
     drafter = ToyDrafter("a", oracle_chain(4), devices=devices)
     async with at_work(ToyTarget(devices=("x/cpu0",)), drafter) as stage:
         events = await stage.ask(prompt=[1, 2, 3])
@@ -67,7 +65,7 @@ async def test_a_prompt_is_read_beside_the_target_unless_that_holds_it_up(
         assert events[-1].stats.num_draft_tokens > 0
 
 
-async def test_a_drafter_learns_whose_text_it_is_with_the_first_commit() -> None:
+async def test_a_drafter_learns_whose_text_it_is_with_the_first_commit():
     drafter = ToyDrafter("a", oracle_chain(4))
     async with at_work(drafter) as stage:
         await stage.ask(tenant=b"theirs")
@@ -82,7 +80,7 @@ async def test_a_drafter_learns_whose_text_it_is_with_the_first_commit() -> None
 )
 async def test_a_request_that_a_drafter_cannot_serve_is_not_its_fault_nor_sent_again_and_again(
     kind: type[ToyDrafter], fields: dict[str, str]
-) -> None:
+):
     drafter = kind("a", oracle_chain(), **fields)  # type: ignore[arg-type]
     async with at_work(drafter) as stage:
         for index in range(5):
@@ -93,7 +91,7 @@ async def test_a_request_that_a_drafter_cannot_serve_is_not_its_fault_nor_sent_a
         assert 5 <= len(drafter.commits) <= 3 * 5
 
 
-async def test_a_full_drafter_refuses_what_is_new_and_keeps_what_it_has() -> None:
+async def test_a_full_drafter_refuses_what_is_new_and_keeps_what_it_has():
     target = ToyTarget()
     drafter = RefusingDrafter("a", oracle_in_a_crowd(3), code=CapacityError.code)
     async with at_work(target, drafter, breaker_failures=1) as stage:
@@ -107,7 +105,7 @@ async def test_a_full_drafter_refuses_what_is_new_and_keeps_what_it_has() -> Non
         assert (await first)[-1].finish_reason == "length"
 
 
-async def test_a_request_that_a_drafter_fails_on_is_not_sent_to_it_again_and_again() -> None:
+async def test_a_request_that_a_drafter_fails_on_is_not_sent_to_it_again_and_again():
     drafter = RefusingDrafter("a", oracle_in_a_crowd(3), code=WorkerError.code)
     async with at_work(drafter, breaker_failures=3, breaker_reset_s=60.0) as stage:
         await asyncio.gather(*(stage.ask(id=name, params=LONGER) for name in ("kept", "bad")))
@@ -118,7 +116,7 @@ async def test_a_request_that_a_drafter_fails_on_is_not_sent_to_it_again_and_aga
         assert 'drafthouse_drafter_faults_total{drafter="a",why="refused"} 1.0' in metrics
 
 
-async def test_a_lost_workers_gauges_go_with_it() -> None:
+async def test_a_lost_workers_gauges_go_with_it():
     async with house() as stage:
         target_link = stage.add_target(ToyTarget(), "gone-target")
         drafter_link = stage.add_drafter(ToyDrafter("a", oracle_chain()), "gone-drafter")
@@ -136,7 +134,7 @@ async def test_a_lost_workers_gauges_go_with_it() -> None:
         assert 'drafthouse_drafter_up{drafter="a"} 0.0' in after
 
 
-async def test_a_drafter_that_does_not_fit_is_refused_loudly() -> None:
+async def test_a_drafter_that_does_not_fit_is_refused_loudly():
     async with at_work() as stage:
         with pytest.raises(ProtocolError) as caught:
             stage.add_drafter(ToyDrafter("a", oracle_chain()), tokenizer_hash="other")
@@ -150,7 +148,7 @@ async def test_a_drafter_that_does_not_fit_is_refused_loudly() -> None:
         assert events[-1].stats.idle_because == ""
 
 
-async def test_the_first_target_decides_which_drafters_fit() -> None:
+async def test_the_first_target_decides_which_drafters_fit():
     async with house() as stage:
         stage.add_drafter(ToyDrafter("a", oracle_chain()), tokenizer_hash="other")
         stage.add_target(ToyTarget())
@@ -158,7 +156,7 @@ async def test_the_first_target_decides_which_drafters_fit() -> None:
         assert "tokenizer other" in stage.status()["refused"]["a"]
 
 
-async def test_a_request_that_brings_down_every_target_ends_with_an_error() -> None:
+async def test_a_request_that_brings_down_every_target_ends_with_an_error():
     async with house(drafters=()) as stage:
         running = stage.begin(error=WorkerError.code)
         for life in range(8):
@@ -175,7 +173,7 @@ async def test_a_request_that_brings_down_every_target_ends_with_an_error() -> N
 
 async def test_of_replicas_that_came_and_went_no_more_than_some_are_remembered(
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+):
     monkeypatch.setattr("cluster.coordinator.drafters._MAX_BREAKERS", 2)
     async with house() as stage:
         for life in range(4):
@@ -185,7 +183,7 @@ async def test_of_replicas_that_came_and_went_no_more_than_some_are_remembered(
     assert known == ["life-2", "life-3"]
 
 
-async def test_every_tree_is_looked_at_before_anything_uses_it() -> None:
+async def test_every_tree_is_looked_at_before_anything_uses_it():
     """The first of two proposals in a frame is unsound, and overtaken by the other at once."""
 
     class Hasty(ToyDrafter):
@@ -207,7 +205,7 @@ async def test_every_tree_is_looked_at_before_anything_uses_it() -> None:
         assert rubbish in stage.metrics()
 
 
-async def test_a_drafter_with_another_model_is_scored_anew_and_finds_its_score_again() -> None:
+async def test_a_drafter_with_another_model_is_scored_anew_and_finds_its_score_again():
     async with at_work() as stage:
 
         async def trees_with(model_hash: str) -> float:
@@ -231,7 +229,7 @@ async def ask(stage: House, count: int) -> None:
         await stage.settle()
 
 
-async def test_the_status_lists_faults_and_who_is_left_alone() -> None:
+async def test_the_status_lists_faults_and_who_is_left_alone():
     async with at_work(
         ToyDrafter("a", oracle_chain()),
         RefusingDrafter("b", oracle_chain(), code=WorkerError.code),
@@ -248,7 +246,7 @@ async def test_the_status_lists_faults_and_who_is_left_alone() -> None:
     assert 'drafthouse_drafter_faults_total{drafter="b",why="refused"} 3.0' in metrics
 
 
-async def test_another_model_in_a_drafters_place_does_not_inherit_its_open_breaker() -> None:
+async def test_another_model_in_a_drafters_place_does_not_inherit_its_open_breaker():
     failing = RefusingDrafter("b", oracle_chain(), code=WorkerError.code, model_hash="old")
     async with at_work(failing, breaker_failures=3) as stage:
         await ask(stage, 3)
@@ -258,7 +256,7 @@ async def test_another_model_in_a_drafters_place_does_not_inherit_its_open_break
         assert stage.status()["left_alone"] == []
 
 
-async def test_the_same_fault_is_said_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_same_fault_is_said_once_a_minute(caplog: pytest.LogCaptureFixture):
     async with at_work(
         RefusingDrafter("b", oracle_chain(), code=WorkerError.code), breaker_failures=1000
     ) as stage:
@@ -272,7 +270,7 @@ async def test_the_same_fault_is_said_once_a_minute(caplog: pytest.LogCaptureFix
     assert len(said) == 2
 
 
-async def test_a_full_drafter_gets_no_more_texts_and_is_told_what_its_trees_are_worth() -> None:
+async def test_a_full_drafter_gets_no_more_texts_and_is_told_what_its_trees_are_worth():
     target = ToyTarget(is_held=True)
     async with at_work(target) as stage:
         drafter = ToyDrafter("a", oracle_chain())

@@ -1,7 +1,5 @@
 """How texts end, what is counted on the way, and what is freed."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 
@@ -26,7 +24,7 @@ from tests.support.coordinator.toys import (
 )
 
 
-async def test_the_context_limit_ends_a_text() -> None:
+async def test_the_context_limit_ends_a_text():
     async with house() as stage:
         stage.add_target(ToyTarget(), max_context_len=20)
         stage.add_drafter(ToyDrafter("a", oracle_chain(7)))
@@ -36,7 +34,7 @@ async def test_the_context_limit_ends_a_text() -> None:
 
 
 @pytest.mark.parametrize("stops", [False, True])
-async def test_cancelling_frees_target_and_drafters_within_one_round(*, stops: bool) -> None:
+async def test_cancelling_frees_target_and_drafters_within_one_round(*, stops: bool):
     """stops: the coordinator cancels all that runs."""
     target, drafter = ToyTarget(), ToyDrafter("a", oracle_in_a_crowd(1))
     async with at_work(target, drafter) as stage:
@@ -55,7 +53,7 @@ async def test_cancelling_frees_target_and_drafters_within_one_round(*, stops: b
         assert stage.status()["num_running"] == 0
 
 
-async def test_leaving_the_stream_early_cancels_the_request() -> None:
+async def test_leaving_the_stream_early_cancels_the_request():
     target = ToyTarget()
     async with at_work(target) as stage:
         events = stage.coordinator.submit(request(params=replace(GREEDY, max_tokens=4000)))
@@ -65,7 +63,7 @@ async def test_leaving_the_stream_early_cancels_the_request() -> None:
         assert target.contexts == {}
 
 
-async def test_statistics_follow_the_definitions() -> None:
+async def test_statistics_follow_the_definitions():
     target = ToyTarget()
     async with at_work(target, ToyDrafter("a", oracle_in_a_crowd(4))) as stage:
         events = await stage.ask(params=SEEDED)
@@ -97,7 +95,7 @@ async def test_statistics_follow_the_definitions() -> None:
 )
 async def test_a_request_without_speculation_is_not_drafted_for(
     options: SpeculationOptions,
-) -> None:
+):
     drafter = ToyDrafter("a", oracle_chain())
     async with at_work(drafter) as stage:
         events = await stage.ask(speculation=options)
@@ -105,7 +103,7 @@ async def test_a_request_without_speculation_is_not_drafted_for(
     assert events[-1].stats.idle_because == "disabled"
 
 
-async def test_a_request_may_bound_its_drafts_and_choose_its_drafters() -> None:
+async def test_a_request_may_bound_its_drafts_and_choose_its_drafters():
     target = ToyTarget()
     chosen, other = ToyDrafter("b", oracle_in_a_crowd(1)), ToyDrafter("a", oracle_chain())
     options = SpeculationOptions(max_draft_tokens=2, drafters=("b",))
@@ -128,20 +126,20 @@ def refuse(error: type[DrafthouseError], times: int) -> ToyTarget:
     return ToyTarget(refuses=refuses)
 
 
-async def test_a_refused_request_ends_with_the_targets_error() -> None:
+async def test_a_refused_request_ends_with_the_targets_error():
     async with at_work(refuse(RequestError, 1), drafters=()) as stage:
         events = await stage.ask(error=RequestError.code)
     assert events[-1].error_message == "because"
 
 
-async def test_worker_errors_are_tried_again_a_few_times_and_then_reported() -> None:
+async def test_worker_errors_are_tried_again_a_few_times_and_then_reported():
     async with at_work(refuse(WorkerError, 3)) as stage:
         await stage.ask()
     async with at_work(refuse(WorkerError, 4)) as stage:
         await stage.ask(error=WorkerError.code)
 
 
-async def test_a_target_that_never_keeps_anything_ends_in_an_error_not_in_a_loop() -> None:
+async def test_a_target_that_never_keeps_anything_ends_in_an_error_not_in_a_loop():
     amnesiac = ToyTarget(keeps=lambda name: False)
     async with at_work(amnesiac) as stage:
         await stage.ask(error=WorkerError.code)
@@ -162,7 +160,7 @@ def short_of_pages() -> ToyTarget:
 @pytest.mark.parametrize("others", [["early", "late"], ["late"]])
 async def test_a_text_that_waits_for_pages_does_not_hold_up_those_that_hold_them(
     others: list[str],
-) -> None:
+):
     target = short_of_pages()
     async with at_work(target, drafters=()) as stage:
         done: list[str] = []

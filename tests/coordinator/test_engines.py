@@ -1,7 +1,5 @@
 """What engines compute with is in metrics and reports for as long as their workers are there."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from cluster.messages import AdapterList
@@ -15,7 +13,7 @@ SLOW = EngineState(
 FAST = EngineState("lm", "cuda:0", "triton", "cuda", "triton", 2**20, 512)
 
 
-async def test_engines_of_drafters_that_were_made_anew_take_the_place_of_the_former() -> None:
+async def test_engines_of_drafters_that_were_made_anew_take_the_place_of_the_former():
     anew = replace(FAST, weights="int8", fallbacks=("graphs: none",))
     toy = ToyTarget()
     async with at_work(toy) as stage:

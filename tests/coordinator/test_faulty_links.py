@@ -1,7 +1,5 @@
 """Frames that are lost, doubled, late or out of order cost speed, never text."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 
@@ -26,9 +24,7 @@ pytestmark = pytest.mark.usefixtures("budget")
 
 
 @pairwise(params=(GREEDY, SEEDED), seed=range(by_day(1, 5)))
-async def test_a_faulty_drafter_link_does_not_change_the_text(
-    params: SamplingParams, seed: int
-) -> None:
+async def test_a_faulty_drafter_link_does_not_change_the_text(params: SamplingParams, seed: int):
     there = FaultPlan(seed, drop=0.2, duplicate=0.2, delay=0.1, reorder=0.3, max_delay_s=0.1)
     back = replace(there, seed=seed + 100)
     async with at_work(breaker_failures=1000) as stage:
@@ -45,7 +41,7 @@ LOSSY = replace(SHUFFLED, drop=0.15)
 @pairwise(params=(GREEDY, SEEDED), plan=(SHUFFLED, LOSSY), seed=range(by_day(1, 5)))
 async def test_a_faulty_target_link_does_not_change_the_text(
     params: SamplingParams, plan: FaultPlan, seed: int
-) -> None:
+):
     there, back = replace(plan, seed=seed), replace(plan, seed=seed + 100)
     async with house() as stage:
         toy = ToyTarget()
@@ -60,7 +56,7 @@ async def test_a_faulty_target_link_does_not_change_the_text(
         assert list(toy.texts) == []
 
 
-async def test_a_drafter_whose_link_breaks_again_and_again_is_left_alone_for_a_while() -> None:
+async def test_a_drafter_whose_link_breaks_again_and_again_is_left_alone_for_a_while():
     async with at_work(breaker_failures=2, breaker_reset_s=60.0) as stage:
         for _ in range(2):
             link = stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(1)))
@@ -76,9 +72,7 @@ async def test_a_drafter_whose_link_breaks_again_and_again_is_left_alone_for_a_w
 
 
 @pytest.mark.parametrize("is_lost", [True, False])
-async def test_sessions_of_a_replica_that_is_lost_or_stalls_move_to_another(
-    *, is_lost: bool
-) -> None:
+async def test_sessions_of_a_replica_that_is_lost_or_stalls_move_to_another(*, is_lost: bool):
     target, first, other = ToyTarget(), *(ToyDrafter("a", oracle_in_a_crowd(i)) for i in range(2))
     async with at_work(target, breaker_reset_s=2.0) as stage:
         first.gate.clear()
@@ -97,7 +91,7 @@ async def test_sessions_of_a_replica_that_is_lost_or_stalls_move_to_another(
         assert other.commits[0].base_len == 0
 
 
-async def test_requests_spread_over_the_replicas_of_a_drafter() -> None:
+async def test_requests_spread_over_the_replicas_of_a_drafter():
     target = ToyTarget(is_held=True)
     async with at_work(target) as stage:
         replicas = [ToyDrafter("a", oracle_in_a_crowd(i)) for i in range(3)]

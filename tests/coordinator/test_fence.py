@@ -1,7 +1,5 @@
 """Bookkeeping that fails costs no request, no target and no drafter."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from dataclasses import replace
@@ -41,7 +39,7 @@ PARTS: list[tuple[Any, str]] = [
 )
 async def test_a_part_that_only_learns_may_fail_in_every_round(
     monkeypatch: pytest.MonkeyPatch, owner: Any, part: str
-) -> None:
+):
     def fail(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError(part)
 
@@ -66,7 +64,7 @@ async def test_a_part_that_only_learns_may_fail_in_every_round(
         await stage.settle()
 
 
-def test_failures_are_logged_at_each_doubling(caplog: pytest.LogCaptureFixture) -> None:
+def test_failures_are_logged_at_each_doubling(caplog: pytest.LogCaptureFixture):
     section = Fence(Recorder(), "sums")
 
     with caplog.at_level(logging.ERROR):
@@ -77,7 +75,7 @@ def test_failures_are_logged_at_each_doubling(caplog: pytest.LogCaptureFixture) 
     assert len(caplog.records) == 7
 
 
-def test_what_is_no_failure_passes_the_fence() -> None:
+def test_what_is_no_failure_passes_the_fence():
     section = Fence(Recorder(), "sums")
 
     with pytest.raises(asyncio.CancelledError), section:
@@ -85,7 +83,7 @@ def test_what_is_no_failure_passes_the_fence() -> None:
 
 
 @pytest.mark.parametrize("time_s", [float("nan"), float("inf"), -1.0])
-async def test_a_report_of_times_that_are_none_is_left_aside(time_s: float) -> None:
+async def test_a_report_of_times_that_are_none_is_left_aside(time_s: float):
     def confused(frame: VerdictFrame) -> VerdictFrame:
         report = frame.report or StepReport()
         return replace(frame, report=replace(report, step_time_s=time_s))

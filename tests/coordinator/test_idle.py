@@ -1,7 +1,5 @@
 """Why a request had no speculative step."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 
@@ -40,15 +38,13 @@ NOTHING: dict[str, Any] = {
         ({"usable": {"a"}, "steps": (1, 2, 5)}, "no_drafts"),
     ],
 )
-def test_of_several_reasons_the_one_of_most_steps_is_said(
-    known: dict[str, Any], expected: str
-) -> None:
+def test_of_several_reasons_the_one_of_most_steps_is_said(known: dict[str, Any], expected: str):
     whys = (PlainWhy.GUARD, PlainWhy.NOT_WORTH_IT, PlainWhy.NO_DRAFTS)
     counts = dict(zip(whys, known.get("steps", ()), strict=False))
     given = NOTHING | known | {"steps": Counter({PlainWhy.NONE: 100, **counts})}
     assert idle_reason(**given) == expected
 
 
-def test_every_reason_has_a_meaning_of_its_own() -> None:
+def test_every_reason_has_a_meaning_of_its_own():
     assert set(MEANINGS) == set(IdleReason)
     assert len(set(MEANINGS.values())) == len(IdleReason)

@@ -1,7 +1,5 @@
 """Ingress links: many requests over one stream, and all of them freed with it."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from typing import Any
@@ -39,7 +37,7 @@ async def read(link: MemoryLink[Any, Any], *names: str) -> dict[str, list[TokenE
     return events
 
 
-async def test_each_ingress_hears_how_busy_the_coordinator_is_with_all_of_them() -> None:
+async def test_each_ingress_hears_how_busy_the_coordinator_is_with_all_of_them():
     async with house(drafters=(), max_running_sequences=1) as stage:
         first = connect(stage)
         assert (await anext(first)).load == Load(seats=0)  # there is no target
@@ -51,7 +49,7 @@ async def test_each_ingress_hears_how_busy_the_coordinator_is_with_all_of_them()
         assert (await anext(connect(stage))).load == Load(64, num_running=1, num_waiting=1)
 
 
-async def test_a_refused_request_is_answered_with_an_error_event() -> None:
+async def test_a_refused_request_is_answered_with_an_error_event():
     async with at_work() as stage:
         link = connect(stage)
         await link.send(SubmitFrame((request([], id="x"),)))
@@ -60,7 +58,7 @@ async def test_a_refused_request_is_answered_with_an_error_event() -> None:
     assert event.error_code == RequestError.code
 
 
-async def test_a_cancelled_request_is_freed_and_others_go_on() -> None:
+async def test_a_cancelled_request_is_freed_and_others_go_on():
     target = ToyTarget()
     async with at_work(target, drafters=()) as stage:
         link = connect(stage)
@@ -74,7 +72,7 @@ async def test_a_cancelled_request_is_freed_and_others_go_on() -> None:
         assert target.contexts == {}
 
 
-async def test_a_link_that_breaks_frees_its_requests_and_no_others() -> None:
+async def test_a_link_that_breaks_frees_its_requests_and_no_others():
     target = ToyTarget()
     async with at_work(target, drafters=()) as stage:
         lost, other = connect(stage), connect(stage)
@@ -88,7 +86,7 @@ async def test_a_link_that_breaks_frees_its_requests_and_no_others() -> None:
         assert stage.status()["num_running"] == 0
 
 
-async def test_an_id_sent_twice_does_not_end_the_first_request() -> None:
+async def test_an_id_sent_twice_does_not_end_the_first_request():
     async with at_work(drafters=()) as stage:
         link = connect(stage)
         await link.send(SubmitFrame((request(id="x"), request([7], id="x"))))
@@ -109,7 +107,7 @@ class Talkative:
         return Load()
 
 
-async def test_an_ingress_that_does_not_read_is_left_and_its_requests_are_freed() -> None:
+async def test_an_ingress_that_does_not_read_is_left_and_its_requests_are_freed():
     taker = Talkative()
     ours, theirs = memory_pair(window=1)
     link = IngressLink(taker, theirs, "1/", AdapterNews())

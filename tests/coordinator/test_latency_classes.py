@@ -1,7 +1,5 @@
 """Whose speed counts for more gets more of a step's nodes; nobody's text is another."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 
@@ -36,7 +34,7 @@ async def nodes_per_step(*classes: str) -> list[float]:
         return [sum(each[f"r{i}"] for each in sizes) / len(sizes) for i in range(2)]
 
 
-async def test_the_heavier_class_gets_more_of_the_nodes_and_equals_share_alike() -> None:
+async def test_the_heavier_class_gets_more_of_the_nodes_and_equals_share_alike():
     light, heavy = await nodes_per_step("throughput", "interactive")
     assert heavy > 2.0 * light
     first, second = await nodes_per_step("interactive", "interactive")

@@ -1,7 +1,5 @@
 """A coordinator goes on with other values of its keys; what runs keeps what it was opened with."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -37,7 +35,7 @@ async def opened_with(stage: House, target: ToyTarget, **options: Any) -> Any:
     return target.opens[-1]
 
 
-async def test_new_texts_are_opened_by_the_new_values_and_the_old_ones_come_back() -> None:
+async def test_new_texts_are_opened_by_the_new_values_and_the_old_ones_come_back():
     target = ToyTarget()
     async with at_work(target) as stage:
         assert (await opened_with(stage, target)).drafters == ("a", "b")
@@ -49,7 +47,7 @@ async def test_new_texts_are_opened_by_the_new_values_and_the_old_ones_come_back
         assert (opened.drafters, opened.max_draft_tokens) == (("a", "b"), 16)
 
 
-async def test_limits_hold_at_once() -> None:
+async def test_limits_hold_at_once():
     target = ToyTarget()
     async with at_work(target) as stage:
         tell(stage, coordinator={"max_running_sequences": 1, "max_queued_requests": 1})
@@ -64,7 +62,7 @@ async def test_limits_hold_at_once() -> None:
         assert stage.coordinator.load().num_waiting == 0, "who waited has a place"
 
 
-async def test_classes_come_and_go() -> None:
+async def test_classes_come_and_go():
     rush = SpeculationOptions(latency_class="rush")
     target = ToyTarget()
     async with at_work(target) as stage:
@@ -74,7 +72,7 @@ async def test_classes_come_and_go() -> None:
         assert (await opened_with(stage, target, speculation=rush)).latency_class == "rush"
 
 
-async def test_a_change_that_is_refused_is_reported_until_one_is_not() -> None:
+async def test_a_change_that_is_refused_is_reported_until_one_is_not():
     async with house() as stage:
         stage.coordinator.refuse_config("a reason")
         assert stage.status()["refused"] == {"coordinator.user_config": "a reason"}
@@ -82,7 +80,7 @@ async def test_a_change_that_is_refused_is_reported_until_one_is_not() -> None:
         assert stage.status()["refused"] == {}
 
 
-async def test_a_drafter_says_by_its_description_that_a_change_of_it_was_refused() -> None:
+async def test_a_drafter_says_by_its_description_that_a_change_of_it_was_refused():
     async with house() as stage:
         drafter = ToyDrafter("a", oracle_chain())
         stage.add_drafter(drafter, refused={"a": "why"})

@@ -1,7 +1,5 @@
 """What is said of targets and texts that are not heard of: begun anew, left, or waited for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -44,7 +42,7 @@ def has_ended(frame: VerdictFrame) -> bool:
 @pytest.mark.parametrize("is_lost", [has_begun, is_under_way, has_ended])
 async def test_a_lost_verdict_costs_a_moment_and_not_the_request(
     is_lost: Callable[[VerdictFrame], bool],
-) -> None:
+):
     toy = ToyTarget(says=losing(is_lost))
     async with at_work(toy, ToyDrafter("a", oracle_in_a_crowd(1))) as stage:
         running = stage.begin(params=SEEDED)
@@ -61,7 +59,7 @@ async def test_a_lost_verdict_costs_a_moment_and_not_the_request(
         assert toy.contexts == {}
 
 
-async def test_a_text_that_never_came_is_sent_again_after_a_heartbeat() -> None:
+async def test_a_text_that_never_came_is_sent_again_after_a_heartbeat():
     toy = ToyTarget(hears=losing(lambda frame: bool(frame.opens)))
     async with at_work(toy) as stage:
         running = stage.begin()
@@ -74,7 +72,7 @@ async def test_a_text_that_never_came_is_sent_again_after_a_heartbeat() -> None:
         assert stage.target_ids() == ["target-0"]
 
 
-async def test_a_text_on_its_way_is_not_missed_by_an_older_heartbeat() -> None:
+async def test_a_text_on_its_way_is_not_missed_by_an_older_heartbeat():
     """A heartbeat is of what the engine had taken in, not of what has come."""
     toy = ToyTarget()
     async with at_work(toy) as stage:
@@ -90,7 +88,7 @@ async def test_a_text_on_its_way_is_not_missed_by_an_older_heartbeat() -> None:
         assert len(toy.opens) == 2
 
 
-async def test_a_text_whose_cancel_was_lost_is_freed_by_a_heartbeat() -> None:
+async def test_a_text_whose_cancel_was_lost_is_freed_by_a_heartbeat():
     toy = ToyTarget(hears=losing(lambda frame: bool(frame.cancels)))
     async with at_work(toy) as stage:
         long = replace(GREEDY, max_tokens=4000)
@@ -113,7 +111,7 @@ def deaf(frame: StepFrame) -> StepFrame:
     return replace(frame, opens=())
 
 
-async def test_a_text_that_every_target_loses_ends_in_an_error() -> None:
+async def test_a_text_that_every_target_loses_ends_in_an_error():
     async with house(drafters=()) as stage:
         toys = [ToyTarget(hears=deaf), ToyTarget(hears=deaf)]
         for index, toy in enumerate(toys):
@@ -124,7 +122,7 @@ async def test_a_text_that_every_target_loses_ends_in_an_error() -> None:
         assert stage.target_ids() == ["target-0", "target-1"]
 
 
-async def test_a_text_that_one_target_loses_again_and_again_goes_to_another() -> None:
+async def test_a_text_that_one_target_loses_again_and_again_goes_to_another():
     async with house(drafters=()) as stage:
         stage.add_target(ToyTarget(hears=deaf), "deaf")
         running = stage.begin()
@@ -140,7 +138,7 @@ async def test_a_text_that_one_target_loses_again_and_again_goes_to_another() ->
 )
 async def test_a_target_is_left_after_the_configured_time_and_its_requests_move(
     *, is_mute: bool, patience_s: float
-) -> None:
+):
     """The time of one that says it works, and ends no step, is another one."""
     async with house(drafters=(), target_silence_s=6.0, target_timeout_s=120.0) as stage:
         toy = ToyTarget(is_mute=is_mute, is_held=True)
@@ -156,7 +154,7 @@ async def test_a_target_is_left_after_the_configured_time_and_its_requests_move(
         assert stage.target_ids() == ["other"]
 
 
-async def test_a_target_whose_steps_are_known_to_be_long_is_waited_for_longer() -> None:
+async def test_a_target_whose_steps_are_known_to_be_long_is_waited_for_longer():
     async with house(drafters=(), target_silence_s=6.0, target_timeout_s=60.0) as stage:
         slow, other = ToyTarget(), ToyTarget()
         stage.add_target(slow, "slow")
@@ -178,7 +176,7 @@ async def test_a_target_whose_steps_are_known_to_be_long_is_waited_for_longer() 
         await second
 
 
-async def test_an_idle_target_is_not_taken_for_a_silent_one() -> None:
+async def test_an_idle_target_is_not_taken_for_a_silent_one():
     async with at_work(ToyTarget(is_mute=True), target_silence_s=6.0) as stage:
         await stage.pass_time(100.0)
         running = stage.begin()
@@ -188,7 +186,7 @@ async def test_an_idle_target_is_not_taken_for_a_silent_one() -> None:
         await running
 
 
-async def test_time_in_which_the_coordinator_was_stopped_itself_is_nobodys_silence() -> None:
+async def test_time_in_which_the_coordinator_was_stopped_itself_is_nobodys_silence():
     toy = ToyTarget(is_mute=True, is_held=True)
     async with at_work(toy, target_silence_s=6.0) as stage:
         running = stage.begin()

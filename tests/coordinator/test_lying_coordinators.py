@@ -3,8 +3,6 @@
 One stream is the liar's for the whole test, so what one lie leaves behind there meets the next.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Iterator
@@ -130,7 +128,7 @@ def stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
 
 def test_a_lying_coordinator_changes_no_text_of_another_and_takes_no_more_than_its_share(
     stack: Stack,
-) -> None:
+):
     @settings(max_examples=NUM_LIES)
     @given(lie=lying_frames())
     def test(lie: StepFrame) -> None:

@@ -3,8 +3,6 @@
 One house stands for all lies, so what one of them leaves behind in its books meets the next.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Iterator, Sequence
@@ -104,7 +102,7 @@ def stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
         loop.close()
 
 
-def test_many_lies_change_no_text(stack: Stack) -> None:
+def test_many_lies_change_no_text(stack: Stack):
     @settings(max_examples=NUM_LIES // 4)
     @given(told=st.lists(lies(), min_size=4, max_size=8), params=st.sampled_from(PARAMS))
     def test(told: list[Lie], params: SamplingParams) -> None:

@@ -1,7 +1,5 @@
 """What cannot be true of a target's word costs a retry; what it says of itself costs nothing."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
@@ -93,7 +91,7 @@ def told_now_and_then(lie: Lie) -> Callable[[VerdictFrame], VerdictFrame]:
 
 
 @pytest.mark.parametrize(("name", "lie"), {**WRONG, **STALE, **BESIDE}.items())
-async def test_what_cannot_be_costs_a_retry_and_not_the_text(name: str, lie: Lie) -> None:
+async def test_what_cannot_be_costs_a_retry_and_not_the_text(name: str, lie: Lie):
     toy = ToyTarget(says=told_now_and_then(lie))
     async with at_work(toy, ToyDrafter("a", oracle_in_a_crowd(1))) as stage:
         await stage.finish(stage.begin(params=SEEDED, id="r"))
@@ -106,7 +104,7 @@ async def test_what_cannot_be_costs_a_retry_and_not_the_text(name: str, lie: Lie
         assert toy.contexts == {}
 
 
-async def test_log_probabilities_must_be_as_many_as_the_tokens() -> None:
+async def test_log_probabilities_must_be_as_many_as_the_tokens():
     logprob = TokenLogprob(1, -0.5, ())
     params = replace(GREEDY, logprobs=0)
     lie = told_now_and_then(saying(logprobs=(logprob,) * 9))
@@ -115,7 +113,7 @@ async def test_log_probabilities_must_be_as_many_as_the_tokens() -> None:
     assert sum(len(event.logprobs) for event in events) == params.max_tokens
 
 
-async def test_a_target_that_never_says_what_can_be_loses_the_request_to_another() -> None:
+async def test_a_target_that_never_says_what_can_be_loses_the_request_to_another():
     lying = ToyTarget(
         says=lambda frame: replace(
             frame, verdicts=tuple(WRONG["negative"](each) for each in frame.verdicts)
@@ -150,7 +148,7 @@ FRAMES = {
 }
 
 
-async def test_what_a_target_says_of_itself_changes_no_text() -> None:
+async def test_what_a_target_says_of_itself_changes_no_text():
     num_frames, lies = 0, itertools.cycle(FRAMES.values())
     toy = ToyTarget()
 
@@ -184,7 +182,7 @@ async def test_what_a_target_says_of_itself_changes_no_text() -> None:
         ("beams", "has beams, the request none"),
     ],
 )
-def test_it_is_said_why_a_verdict_cannot_be(name: str, problem: str) -> None:
+def test_it_is_said_why_a_verdict_cannot_be(name: str, problem: str):
     session = Session("r", request(), lambda event: None, 0.0)
     honest = TextVerdict("r", 0, 3, token_array([1]), np.empty(0, np.uint32))
     assert problem_of(honest, session, VOCAB_SIZE) is None

@@ -1,8 +1,6 @@
 """Five times as much as the target can do: who is let in is served in time, and the rest is told at
 once."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 
@@ -66,7 +64,7 @@ async def one_step(stage: House, target: ToyTarget) -> None:
     stage.clock.now += STEP_S
 
 
-async def test_at_five_times_its_capacity_nine_tenths_of_it_are_answers_in_time() -> None:
+async def test_at_five_times_its_capacity_nine_tenths_of_it_are_answers_in_time():
     target = ToyTarget(step_turns=1, is_held=True)
     async with at_work(target, drafters=(), max_running_sequences=SEATS) as stage:
         crowd, num_steps, owed = Crowd(stage, timeout_s=4.0), by_day(200, 400), 0.0
@@ -95,7 +93,7 @@ async def fill(stage: House, *lengths: int) -> list[asyncio.Task[list[TokenEvent
     return tasks
 
 
-async def test_the_queue_is_bounded_in_tokens() -> None:
+async def test_the_queue_is_bounded_in_tokens():
     target = ToyTarget(is_held=True)
     async with at_work(target, max_running_sequences=1, max_queued_tokens=100) as stage:
         tasks = await fill(stage, 3, 300)  # one may wait, however long
@@ -110,7 +108,7 @@ async def test_the_queue_is_bounded_in_tokens() -> None:
         await asyncio.gather(tasks[0], *tasks[2:])
 
 
-async def test_nobody_is_refused_for_a_deadline_before_anybody_was_served() -> None:
+async def test_nobody_is_refused_for_a_deadline_before_anybody_was_served():
     target = ToyTarget(is_held=True)
     async with at_work(target, max_running_sequences=1) as stage:
         tasks = await fill(stage, 3)

@@ -1,7 +1,5 @@
 """Which target a text goes to, and what is remembered of those that were placed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,7 +46,7 @@ def filled(name: str, *texts: Session, num_seats: int = 8) -> TargetSeat:
 LONG = list(range(1, 33))  # eight pages
 
 
-def test_a_text_goes_where_most_of_its_prompt_is_held() -> None:
+def test_a_text_goes_where_most_of_its_prompt_is_held():
     placement, seats = Placement(PAGE), [seat("a"), seat("b"), seat("c")]
     placement.remember(seats[1], text(LONG[:24]))
     placement.remember(seats[2], text([*LONG[:16], 77, 77, 77, 77]))
@@ -58,7 +56,7 @@ def test_a_text_goes_where_most_of_its_prompt_is_held() -> None:
     assert chosen is seats[1]
 
 
-def test_less_than_half_of_a_prompt_is_no_reason_to_crowd_a_target() -> None:
+def test_less_than_half_of_a_prompt_is_no_reason_to_crowd_a_target():
     placement = Placement(PAGE)
     holder, empty = filled("holder", text()), seat("empty")
     placement.remember(holder, text(LONG[:12]))
@@ -67,7 +65,7 @@ def test_less_than_half_of_a_prompt_is_no_reason_to_crowd_a_target() -> None:
     assert placement.choose(text(LONG), [holder, empty]) is holder
 
 
-def test_a_prefix_of_another_tenant_or_adapter_is_none() -> None:
+def test_a_prefix_of_another_tenant_or_adapter_is_none():
     placement, held = Placement(PAGE), seat("held")
     placement.remember(held, text(LONG, tenant=b"one"))
     assert placement.num_held("held", text(LONG, tenant=b"one")) == len(LONG)
@@ -75,7 +73,7 @@ def test_a_prefix_of_another_tenant_or_adapter_is_none() -> None:
     assert placement.num_held("held", text(LONG, tenant=b"one", adapter="sql@1")) == 0
 
 
-def test_like_goes_with_like_and_an_empty_target_is_like_all() -> None:
+def test_like_goes_with_like_and_an_empty_target_is_like_all():
     placement = Placement(PAGE)
     code, chat = filled("code", text(task="code")), filled("chat", text(task="chat"))
     assert placement.choose(text(task="chat"), [code, chat]) is chat
@@ -86,14 +84,14 @@ def test_like_goes_with_like_and_an_empty_target_is_like_all() -> None:
     assert placement.choose(text(task="code"), [crowd, seat("empty")]).id == "empty"  # type: ignore[union-attr]
 
 
-def test_the_freest_target_is_taken_as_the_targets_themselves_say() -> None:
+def test_the_freest_target_is_taken_as_the_targets_themselves_say():
     placement, one, other = Placement(PAGE), filled("one", text()), filled("other", text(), text())
     assert placement.choose(text(), [other, one]) is one
     one.note_load(Load(seats=8, num_running=4, num_waiting=1))
     assert placement.choose(text(), [other, one]) is other
 
 
-def test_no_preference_piles_texts_up_at_one_of_the_targets() -> None:
+def test_no_preference_piles_texts_up_at_one_of_the_targets():
     placement, seats = Placement(PAGE), [seat("a"), seat("b")]
     for count in range(12):
         asked = text(LONG)
@@ -105,7 +103,7 @@ def test_no_preference_piles_texts_up_at_one_of_the_targets() -> None:
     assert all(each.num_free for each in seats)
 
 
-def test_a_full_target_gets_nothing_and_one_that_failed_the_text_only_at_need() -> None:
+def test_a_full_target_gets_nothing_and_one_that_failed_the_text_only_at_need():
     placement = Placement(PAGE)
     full, other = filled("full", text(), text(), num_seats=2), seat("other", 2)
     placement.remember(full, text(LONG))
@@ -119,7 +117,7 @@ def test_a_full_target_gets_nothing_and_one_that_failed_the_text_only_at_need() 
     assert placement.choose(asked, [full, other]) is other
 
 
-def test_a_lost_target_holds_nothing() -> None:
+def test_a_lost_target_holds_nothing():
     placement, lost = Placement(PAGE), seat("lost")
     placement.remember(lost, text(LONG))
     placement.forget("lost")
@@ -127,7 +125,7 @@ def test_a_lost_target_holds_nothing() -> None:
     assert placement.num_held("lost", text(LONG)) == 0
 
 
-def test_no_more_is_remembered_than_the_target_has_pages() -> None:
+def test_no_more_is_remembered_than_the_target_has_pages():
     placement, small = Placement(PAGE), seat("small")
     small.note_load(Load(seats=8, pages_total=5))
     placement.remember(small, text(LONG))

@@ -1,7 +1,5 @@
 """How much is asked of the pool's drafters, and how often they hear of a text."""
 
-from __future__ import annotations
-
 import pytest
 
 from cluster.config.schema import Config, CoordinatorConfig
@@ -26,7 +24,7 @@ def text() -> Text:
 )
 def test_drafters_hear_of_every_step_while_theirs_are_verified_and_of_fewer_else(
     num_texts: int, is_shared: bool, lag: int, most: int
-) -> None:
+):
     scores, own = PoolScores(Config()), text()
     for num_unused, expected in ((0, 1), (7, 1), (8, lag), (208, most)):
         found = scores.commit_lag(own, "a", num_unused, num_texts, is_shared=is_shared)
@@ -35,7 +33,7 @@ def test_drafters_hear_of_every_step_while_theirs_are_verified_and_of_fewer_else
     assert fixed.commit_lag(own, "a", 208, num_texts, is_shared=is_shared) == 1
 
 
-def test_look_ups_are_asked_for_less_of_each_text_in_a_crowd_and_models_are_not() -> None:
+def test_look_ups_are_asked_for_less_of_each_text_in_a_crowd_and_models_are_not():
     scores, own = PoolScores(Config()), text()
     asked = [scores.ask(own, count, is_model=False) for count in (1, 16, 10_000)]
     assert asked == [64, 32, 1]

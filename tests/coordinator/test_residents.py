@@ -1,7 +1,5 @@
 """Drafters inside a target, as the coordinator sees them: named and credited, and left to it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,7 +28,7 @@ def host() -> ToyTarget:
 
 
 @pytest.mark.usefixtures("budget")
-async def test_a_resident_saves_steps_and_is_credited() -> None:
+async def test_a_resident_saves_steps_and_is_credited():
     target = host()
     async with house(["a"]) as stage:
         stage.add_target(target, "t")
@@ -49,7 +47,7 @@ async def test_a_resident_saves_steps_and_is_credited() -> None:
     assert 'drafthouse_drafter_requests{drafter="a",process="t",worker="t"} 0.0' in metrics
 
 
-async def test_a_resident_and_the_pool_draft_for_one_text() -> None:
+async def test_a_resident_and_the_pool_draft_for_one_text():
     target, outside = host(), ToyDrafter("b", oracle_chain(6))
     async with at_work(target, outside, drafters=["a", "b"]) as stage:
         events = await stage.ask()
@@ -64,7 +62,7 @@ class Raising(Insider):
         raise ValueError
 
 
-async def test_an_answer_says_that_its_residents_are_left_alone() -> None:
+async def test_an_answer_says_that_its_residents_are_left_alone():
     target = ToyTarget(residents=[resident(Raising(), "a", failures=1, reset_s=600.0)])
     async with at_work(target, drafters=["a"]) as stage:
         await stage.ask()
@@ -74,14 +72,14 @@ async def test_an_answer_says_that_its_residents_are_left_alone() -> None:
     assert events[-1].stats.idle_because == IdleReason.DRAFTERS_DOWN
 
 
-async def test_a_replica_in_the_pool_is_not_asked_for_what_the_target_has_inside() -> None:
+async def test_a_replica_in_the_pool_is_not_asked_for_what_the_target_has_inside():
     twin = ToyDrafter("a", oracle_chain())
     async with at_work(host(), twin) as stage:
         await stage.ask()
     assert twin.frames == []
 
 
-async def test_the_residents_of_a_target_that_is_gone_are_gone_as_well() -> None:
+async def test_the_residents_of_a_target_that_is_gone_are_gone_as_well():
     async with house(["a"]) as stage:
         stage.add_target(host(), "t")
         await stage.ask()
@@ -100,7 +98,7 @@ async def test_the_residents_of_a_target_that_is_gone_are_gone_as_well() -> None
 
 async def test_a_drafter_of_the_pool_on_the_targets_cores_is_warned_of_once(
     caplog: pytest.LogCaptureFixture,
-) -> None:
+):
     async with at_work(
         ToyTarget(devices=("host/cpu0",)), drafters=("shared", "apart"), kind="mine:Own"
     ) as stage:
@@ -125,7 +123,7 @@ async def test_a_drafter_of_the_pool_on_the_targets_cores_is_warned_of_once(
 )
 def test_a_drafter_that_computes_nothing_shares_no_device(
     kind: str, options: dict[str, Any], computes: bool
-) -> None:
+):
     parts = {
         "x": DrafterConfig(kind=kind, options=options),
         "small": DrafterConfig(kind="lm", options={"engine": {"model": "m"}}),

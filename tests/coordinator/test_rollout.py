@@ -1,7 +1,5 @@
 """Pool drafters in every phase of a rollout: who is told, whose drafts are sent on, same text."""
 
-from __future__ import annotations
-
 import pytest
 
 from cluster.config.speculation import RolloutConfig
@@ -26,7 +24,7 @@ def staged(stage: House, phase: str) -> dict[str, ToyDrafter]:
 @pytest.mark.parametrize("in_sample", [True, False])
 async def test_roles_decide_who_is_told_and_verified_and_never_the_text(
     phase: Phase, in_sample: bool
-) -> None:
+):
     rollouts = {"b": RolloutConfig("a", 1.0 if in_sample else 0.001)}
     async with house(rollouts=rollouts) as stage:
         drafters = staged(stage, phase)
@@ -45,7 +43,7 @@ async def test_roles_decide_who_is_told_and_verified_and_never_the_text(
     assert known["error"] is None or known["error"] >= 0.0
 
 
-async def test_the_former_serves_when_the_one_that_had_replaced_it_has_left() -> None:
+async def test_the_former_serves_when_the_one_that_had_replaced_it_has_left():
     async with house(rollouts={"b": RolloutConfig("a", 0.001)}) as stage:
         staged(stage, "active")
         stage.coordinator.remove_drafter("b", "r0")
@@ -54,7 +52,7 @@ async def test_the_former_serves_when_the_one_that_had_replaced_it_has_left() ->
     assert set(events[-1].stats.verified_by_drafter) == {"a"}
 
 
-async def test_faults_retire_a_canary_and_metrics_say_so() -> None:
+async def test_faults_retire_a_canary_and_metrics_say_so():
     async with house(rollouts={"b": RolloutConfig("a", 1.0)}, breaker_reset_s=60.0) as stage:
         drafters = staged(stage, "canary")
         drafters["b"].survival = 7.0  # no probability
@@ -65,7 +63,7 @@ async def test_faults_retire_a_canary_and_metrics_say_so() -> None:
     assert 'drafthouse_rollout_phase{drafter="b"} 3.0' in said
 
 
-async def test_a_text_under_a_textbooks_law_has_the_former_alone() -> None:
+async def test_a_text_under_a_textbooks_law_has_the_former_alone():
     sampled = SamplingParams(temperature=0.8, seed=3, max_tokens=12)
     async with house(rollouts={"b": RolloutConfig("a", 1.0)}, laws=("rejection",)) as stage:
         drafters = staged(stage, "active")

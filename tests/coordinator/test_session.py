@@ -1,7 +1,5 @@
 """Where a text ends."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest
@@ -27,13 +25,13 @@ def session(max_tokens: int = 9) -> Session:
 )
 def test_a_text_ends_by_max_tokens_or_by_the_context_limit(
     max_tokens: int, max_context_len: int, remaining: int
-) -> None:
+):
     text = session(max_tokens)
     text.limit(max_context_len)
     assert text.remaining == remaining
 
 
-def test_where_a_text_ends_is_fixed_once_it_has_a_place() -> None:
+def test_where_a_text_ends_is_fixed_once_it_has_a_place():
     text = session()
     for generation, max_context_len in ((0, 0), (0, 8), (1, 5), (2, 100)):
         text.generation = generation
@@ -41,7 +39,7 @@ def test_where_a_text_ends_is_fixed_once_it_has_a_place() -> None:
     assert text.opened().max_len == 8
 
 
-def test_the_end_of_a_text_alone_has_its_statistics() -> None:
+def test_the_end_of_a_text_alone_has_its_statistics():
     text = session()
     assert text.event(None, None).stats is None
     assert text.event(None, FinishReason.STOP).stats is not None
@@ -57,9 +55,7 @@ def test_the_end_of_a_text_alone_has_its_statistics() -> None:
         (Redraw(1, 8, 0.5), False),
     ],
 )
-def test_an_audit_draws_anew_where_its_verdict_has_tokens(
-    redraw: Redraw, *, is_sound: bool
-) -> None:
+def test_an_audit_draws_anew_where_its_verdict_has_tokens(redraw: Redraw, *, is_sound: bool):
     text = session()
     verdict = TextVerdict("r", 0, 3, token_array([3]), NO_SOURCES, redraws=(redraw,))
     assert problem_of(verdict, text, 8) is not None  # no audit
@@ -67,7 +63,7 @@ def test_an_audit_draws_anew_where_its_verdict_has_tokens(
     assert (problem_of(verdict, text, 8) is None) is is_sound
 
 
-async def test_a_target_that_says_that_it_is_full_has_no_room_until_it_says_more() -> None:
+async def test_a_target_that_says_that_it_is_full_has_no_room_until_it_says_more():
     async with at_work() as stage:
         asking = asyncio.create_task(stage.ask())
         (seat,) = stage.coordinator._present.seats.values()

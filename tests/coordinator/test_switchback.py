@@ -1,7 +1,5 @@
 """Windows without drafts measure what drafts bring, whatever the load does meanwhile."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -32,7 +30,7 @@ def speedup(recorder: Recorder, bound: str = "mean") -> float | None:
 
 
 @pytest.mark.parametrize("truth", by_day([0.9], [0.9, 1.0, 1.3]))
-def test_a_true_ratio_is_found_though_the_load_drifts(truth: float) -> None:
+def test_a_true_ratio_is_found_though_the_load_drifts(truth: float):
     clock, recorder = FakeClock(), Recorder()
     clock.now = 10_000.0
     switchback = Switchback(
@@ -59,7 +57,7 @@ def test_a_true_ratio_is_found_though_the_load_drifts(truth: float) -> None:
         assert f'drafthouse_arm_tokens_total{{arm="{arm}"}}' in page
 
 
-def test_windows_leave_time_around_them() -> None:
+def test_windows_leave_time_around_them():
     config(period_s=60.0)
     given = {"coordinator": {"switchback": {"period_s": 50.0}}}
     with pytest.raises(
@@ -70,7 +68,7 @@ def test_windows_leave_time_around_them() -> None:
 
 
 @pytest.mark.parametrize("num_tokens", [9, 10])
-def test_fewer_than_a_hundred_tokens_of_a_window_tell_nothing(num_tokens: int) -> None:
+def test_fewer_than_a_hundred_tokens_of_a_window_tell_nothing(num_tokens: int):
     """Of its twelve seconds two pass until all targets know of it."""
     clock, recorder = FakeClock(), Recorder()
     given = config(period_s=100, window_s=12)
@@ -82,7 +80,7 @@ def test_fewer_than_a_hundred_tokens_of_a_window_tell_nothing(num_tokens: int) -
     assert speedup(recorder) == (pytest.approx(1.0) if num_tokens == 10 else None)
 
 
-async def test_in_a_window_texts_are_plain_and_say_why() -> None:
+async def test_in_a_window_texts_are_plain_and_say_why():
     async with house(switchback=SwitchbackConfig(period_s=100.0)) as stage:
         clock = FakeClock()
         stage.coordinator._switchback = Switchback(

@@ -1,7 +1,5 @@
 """What a target is told, and when."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 
@@ -53,7 +51,7 @@ def tree(name: str, base_len: int = 3) -> PoolTree:
     return PoolTree(name, 0, base_len, 0, drafts, np.array([0.5, 0.25], np.float32), bits)
 
 
-async def test_long_texts_go_in_frames_of_their_own() -> None:
+async def test_long_texts_go_in_frames_of_their_own():
     target = Target(max_frame_tokens=10)
     for name, num_tokens in (("a", 4), ("b", 4), ("c", 4), ("long", 30), ("d", 1)):
         target.seat.open(session(name, num_tokens))
@@ -69,7 +67,7 @@ async def test_long_texts_go_in_frames_of_their_own() -> None:
     assert serials == [1, 1, 2, 3, 4]
 
 
-async def test_a_text_that_is_dropped_before_it_was_sent_is_not_opened() -> None:
+async def test_a_text_that_is_dropped_before_it_was_sent_is_not_opened():
     target = Target()
     one, other = session("one"), session("other")
     target.seat.open(one)
@@ -80,7 +78,7 @@ async def test_a_text_that_is_dropped_before_it_was_sent_is_not_opened() -> None
     assert frame.cancels == (TextName("one", 0),)
 
 
-async def test_the_newest_tree_of_a_text_that_runs_is_sent() -> None:
+async def test_the_newest_tree_of_a_text_that_runs_is_sent():
     target = Target()
     running = session("running")
     target.seat.open(running)
@@ -98,7 +96,7 @@ async def test_the_newest_tree_of_a_text_that_runs_is_sent() -> None:
     assert await target.told() == []
 
 
-async def test_what_came_is_acknowledged_long_before_the_target_parks_its_texts() -> None:
+async def test_what_came_is_acknowledged_long_before_the_target_parks_its_texts():
     target = Target()
     for serial in range(1, 16):
         target.seat.heard(VerdictFrame(serial=serial))
@@ -113,7 +111,7 @@ async def test_what_came_is_acknowledged_long_before_the_target_parks_its_texts(
     assert [frame.acknowledged for frame in await target.told()] == [17]
 
 
-async def test_a_heartbeat_names_the_texts_once_all_of_them_were_sent() -> None:
+async def test_a_heartbeat_names_the_texts_once_all_of_them_were_sent():
     target = Target(max_frame_tokens=4)
     for name in ("a", "b"):
         target.seat.open(session(name))
@@ -126,7 +124,7 @@ async def test_a_heartbeat_names_the_texts_once_all_of_them_were_sent() -> None:
     assert await target.told() == []
 
 
-async def test_a_target_has_the_room_that_it_says() -> None:
+async def test_a_target_has_the_room_that_it_says():
     seat = Target().seat
     seat.note_load(Load(seats=2))
     seat.open(session("a"))

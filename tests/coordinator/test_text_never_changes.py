@@ -1,7 +1,5 @@
 """The law of the house: drafters and accidents cost speed, never text."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 
@@ -34,7 +32,7 @@ LAWS = pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seede
     [oracle_chain(), oracle_in_a_crowd(1), random_tree(3, 40)],
     ids=["oracle", "crowd", "random"],
 )
-async def test_a_drafter_does_not_change_the_text(grow: Grow, params: SamplingParams) -> None:
+async def test_a_drafter_does_not_change_the_text(grow: Grow, params: SamplingParams):
     async with at_work(ToyDrafter("a", grow)) as stage:
         await stage.ask(params=params)
 
@@ -43,7 +41,7 @@ def _lie(proposal: Proposal) -> Proposal:
     return replace(proposal, survival=proposal.survival[:-1])
 
 
-async def test_rubbish_opens_the_breaker_until_the_drafter_behaves_and_the_text_goes_on() -> None:
+async def test_rubbish_opens_the_breaker_until_the_drafter_behaves_and_the_text_goes_on():
     drafter = ToyDrafter("a", oracle_chain(), spoil=_lie)
     async with at_work(drafter, breaker_reset_s=5.0) as stage:
         await stage.ask(id="one")
@@ -63,7 +61,7 @@ async def test_rubbish_opens_the_breaker_until_the_drafter_behaves_and_the_text_
         assert stats.num_accepted_draft_tokens > 0
 
 
-async def test_a_silent_drafter_is_never_waited_for() -> None:
+async def test_a_silent_drafter_is_never_waited_for():
     async with at_work() as stage:
         drafter = ToyDrafter("a", oracle_chain())
         drafter.gate.clear()
@@ -73,7 +71,7 @@ async def test_a_silent_drafter_is_never_waited_for() -> None:
     assert events[-1].stats.idle_because == "no_drafts"
 
 
-async def test_a_blocked_drafter_link_gets_few_long_commits_instead_of_many_short_ones() -> None:
+async def test_a_blocked_drafter_link_gets_few_long_commits_instead_of_many_short_ones():
     async with at_work() as stage:
         drafter = ToyDrafter("a", random_tree(1))
         drafter.gate.clear()
@@ -87,7 +85,7 @@ async def test_a_blocked_drafter_link_gets_few_long_commits_instead_of_many_shor
         assert drafter.contexts == {}
 
 
-async def test_a_drafter_that_dies_and_returns_costs_only_speed() -> None:
+async def test_a_drafter_that_dies_and_returns_costs_only_speed():
     async with at_work(breaker_failures=10) as stage:
         params = replace(SEEDED, max_tokens=120)
         running = stage.begin(params=params)
@@ -101,7 +99,7 @@ async def test_a_drafter_that_dies_and_returns_costs_only_speed() -> None:
         assert events[-1].stats.num_accepted_draft_tokens > 0
 
 
-async def test_a_target_that_forgets_a_text_is_sent_all_of_it_again() -> None:
+async def test_a_target_that_forgets_a_text_is_sent_all_of_it_again():
     params = replace(SEEDED, max_tokens=200)
     toy = ToyTarget()
     async with at_work(toy, ToyDrafter("a", oracle_in_a_crowd(2))) as stage:
@@ -120,7 +118,7 @@ async def test_a_target_that_forgets_a_text_is_sent_all_of_it_again() -> None:
         assert "drafthouse_failovers_total 0.0" in stage.metrics()
 
 
-async def test_another_target_takes_over_in_mid_text() -> None:
+async def test_another_target_takes_over_in_mid_text():
     async with house() as stage:
         first, second = ToyTarget(), ToyTarget()
         link = stage.add_target(first, "one")
@@ -135,7 +133,7 @@ async def test_another_target_takes_over_in_mid_text() -> None:
         assert "drafthouse_failovers_total 1.0" in stage.metrics()
 
 
-async def test_merged_drafters_do_not_change_the_text_and_save_steps() -> None:
+async def test_merged_drafters_do_not_change_the_text_and_save_steps():
     target = ToyTarget()
     async with at_work(
         target, ToyDrafter("a", random_tree(5)), ToyDrafter("b", oracle_in_a_crowd(6))
@@ -144,7 +142,7 @@ async def test_merged_drafters_do_not_change_the_text_and_save_steps() -> None:
     assert len(target.steps) < SEEDED.max_tokens
 
 
-async def test_many_requests_at_once_each_get_their_own_text() -> None:
+async def test_many_requests_at_once_each_get_their_own_text():
     async with at_work(ToyDrafter("a", oracle_in_a_crowd(7))) as stage:
         prompts = [[i, i + 1, (i * 7) % 32] for i in range(12)]
         params = [replace(SEEDED if i % 2 else GREEDY, max_tokens=20 + i) for i in range(12)]

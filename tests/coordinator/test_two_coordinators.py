@@ -1,7 +1,5 @@
 """Any number of coordinators at one target: each gets its own texts, and a share of the places."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -54,7 +52,7 @@ async def texts_of(
 
 
 @pytest.mark.usefixtures("budget")
-async def test_both_get_the_right_texts_out_of_common_steps() -> None:
+async def test_both_get_the_right_texts_out_of_common_steps():
     target = ToyTarget()
     async with pair(target) as both:
         both.first.add_drafter(ToyDrafter("a", oracle_in_a_crowd(1)))
@@ -67,7 +65,7 @@ async def test_both_get_the_right_texts_out_of_common_steps() -> None:
     assert max(len(items) for items in target.steps) == 8
 
 
-async def test_each_has_a_share_of_the_places_and_all_texts_end() -> None:
+async def test_each_has_a_share_of_the_places_and_all_texts_end():
     target, most = ToyTarget(), dict[str, int]()
 
     def noted(frame: Any) -> Any:
@@ -88,7 +86,7 @@ async def test_each_has_a_share_of_the_places_and_all_texts_end() -> None:
         assert list(most.values()) == [4, 2]
 
 
-async def test_one_that_is_lost_takes_its_own_texts_along_and_no_others() -> None:
+async def test_one_that_is_lost_takes_its_own_texts_along_and_no_others():
     target = ToyTarget()
     async with pair(target) as both:
         lost = both.second.begin(params=replace(GREEDY, max_tokens=4000))
@@ -104,7 +102,7 @@ async def test_one_that_is_lost_takes_its_own_texts_along_and_no_others() -> Non
         await asyncio.gather(lost, return_exceptions=True)
 
 
-async def test_the_targets_own_metrics_go_to_one_of_them_and_then_to_the_next() -> None:
+async def test_the_targets_own_metrics_go_to_one_of_them_and_then_to_the_next():
     def gauge(stage: House) -> bool:
         metrics = stage.metrics()
         return 'drafthouse_speculation_deficit_seconds{process="target-0"' in metrics
@@ -119,7 +117,7 @@ async def test_the_targets_own_metrics_go_to_one_of_them_and_then_to_the_next() 
         assert (gauge(both.first), gauge(both.second)) == (False, True)
 
 
-async def test_a_step_with_texts_of_both_counts_once() -> None:
+async def test_a_step_with_texts_of_both_counts_once():
     target = ToyTarget()
     async with pair(target) as both:
         texts = await asyncio.gather(
@@ -139,7 +137,7 @@ async def test_a_step_with_texts_of_both_counts_once() -> None:
             assert sum(each.value(series) for each in houses) == expected, series
 
 
-async def test_queue_and_places_are_shared_and_one_that_is_left_alone_has_all() -> None:
+async def test_queue_and_places_are_shared_and_one_that_is_left_alone_has_all():
     target = ToyTarget()
     limits = {"max_running_sequences": 4, "max_queued_requests": 6}
     async with pair(target, settings=limits, max_running_sequences=64) as both:
@@ -168,7 +166,7 @@ async def test_queue_and_places_are_shared_and_one_that_is_left_alone_has_all() 
         await asyncio.gather(*running, return_exceptions=True)
 
 
-async def test_a_target_that_steps_for_another_is_not_taken_for_stuck() -> None:
+async def test_a_target_that_steps_for_another_is_not_taken_for_stuck():
     """The second text waits for pages; the coordinator that waits counts none of the steps."""
     target = ToyTarget(waits=lambda name: name.startswith("2/"))
     async with pair(target, settings={"target_timeout_s": 20}) as both:
@@ -186,7 +184,7 @@ async def test_a_target_that_steps_for_another_is_not_taken_for_stuck() -> None:
         await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_a_drafter_has_the_room_that_it_says_whoever_fills_it() -> None:
+async def test_a_drafter_has_the_room_that_it_says_whoever_fills_it():
     async with house() as stage:
         stage.add_drafter(ToyDrafter("a", random_tree(1)), max_running_sequences=3)
         (replica,) = stage.coordinator._pool
@@ -203,7 +201,7 @@ LONG = replace(GREEDY, max_tokens=200)
 @pytest.mark.parametrize("acknowledged", [0, 2**63])
 async def test_a_text_runs_no_further_ahead_than_its_coordinator_has_heard(
     acknowledged: int,
-) -> None:
+):
     """To say of more than was sent that it came counts for what was sent."""
     target = ToyTarget()
     target.hears = lambda frame: replace(frame, acknowledged=acknowledged if frame.opens else 0)

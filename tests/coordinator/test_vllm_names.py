@@ -1,7 +1,5 @@
 """A coordinator's requests and steps under vLLM's names, and the gauges of the moment."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from cluster.core import TokenEvent
@@ -12,7 +10,7 @@ from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain
 PHASES = ("inference", "prefill", "decode")
 
 
-async def test_a_finished_request_is_told_with_its_phases() -> None:
+async def test_a_finished_request_is_told_with_its_phases():
     async with house(["a"]) as stage:
         stage.add_drafter(ToyDrafter("a", oracle_chain()))
         stage.clock.now += 1.0
@@ -40,7 +38,7 @@ async def test_a_finished_request_is_told_with_its_phases() -> None:
         assert f"vllm:{own}_total" not in stage.metrics(), "the ingress' own"
 
 
-async def test_the_moment_has_its_pages_and_its_adapters() -> None:
+async def test_the_moment_has_its_pages_and_its_adapters():
     async with at_work(drafters=[]) as stage:
         await stage.ask()
         (seat,) = stage.coordinator._present.seats.values()
@@ -53,7 +51,7 @@ async def test_the_moment_has_its_pages_and_its_adapters() -> None:
         assert stage.value("vllm:lora_requests_info", max_lora="1") > 0
 
 
-async def test_a_step_that_reads_a_short_prompt_counts_it_and_is_none_of_decoding() -> None:
+async def test_a_step_that_reads_a_short_prompt_counts_it_and_is_none_of_decoding():
     toy = ToyTarget()
     async with at_work(toy, drafters=[]) as stage:
         first = stage.begin(id="a")
@@ -66,7 +64,7 @@ async def test_a_step_that_reads_a_short_prompt_counts_it_and_is_none_of_decodin
         assert len(stage.status()["recent_steps"]) <= len(toy.steps) - 2
 
 
-async def test_a_prompt_that_is_scored_is_read_and_not_drawn() -> None:
+async def test_a_prompt_that_is_scored_is_read_and_not_drawn():
     scored = replace(GREEDY, max_tokens=4, forced_ids=(7, 8, 9, 10), logprobs=0)
     async with at_work(drafters=[]) as stage:
         await stage.ask((6,), scored)

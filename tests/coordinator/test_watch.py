@@ -1,7 +1,5 @@
 """What watchers of a coordinator are told, and that nothing is noted where there are none."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable
@@ -38,7 +36,7 @@ def names(told: Told) -> set[str]:
     return {name for name, _ in told}
 
 
-async def test_a_watcher_sees_every_step_and_what_drafters_brought() -> None:
+async def test_a_watcher_sees_every_step_and_what_drafters_brought():
     async with at_work(ToyDrafter("right", oracle_chain(4))) as stage:
         watcher = Watcher(stage.coordinator)
         await watcher.until(lambda told: {"drafters", "state", "scores"} <= names(told))
@@ -69,7 +67,7 @@ async def test_a_watcher_sees_every_step_and_what_drafters_brought() -> None:
         assert event["coordinator"] == hello["coordinator"]
 
 
-async def test_a_plain_step_says_why() -> None:
+async def test_a_plain_step_says_why():
     async with at_work() as stage:
         watcher = Watcher(stage.coordinator)
         await watcher.until(lambda told: "scores" in names(told))
@@ -80,7 +78,7 @@ async def test_a_plain_step_says_why() -> None:
     assert whys == {"", "no_drafts"}  # the step of the prompt could have none
 
 
-async def test_nothing_is_noted_without_watchers_and_the_text_is_the_same() -> None:
+async def test_nothing_is_noted_without_watchers_and_the_text_is_the_same():
     async with at_work(ToyDrafter("right", oracle_chain(4))) as stage:
         watches = stage.coordinator._watches
         assert not watches.open
@@ -96,7 +94,7 @@ async def test_nothing_is_noted_without_watchers_and_the_text_is_the_same() -> N
         assert not watches.open
 
 
-def test_an_event_is_bounded_and_keeps_the_newest_steps() -> None:
+def test_an_event_is_bounded_and_keeps_the_newest_steps():
     clock = iter(range(10**6))
     watch = Watch(lambda: float(next(clock)))
 
@@ -120,7 +118,7 @@ def test_an_event_is_bounded_and_keeps_the_newest_steps() -> None:
     assert watch.take("c") is None
 
 
-def test_a_step_has_accepted_what_it_brought_beyond_a_token_a_text() -> None:
+def test_a_step_has_accepted_what_it_brought_beyond_a_token_a_text():
     watch = Watch(lambda: 0.0)
     for num_emitted in (5, 2, 99):
         report = StepReport(num_sequences=2, num_nodes=8, num_emitted_tokens=num_emitted)

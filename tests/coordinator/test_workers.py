@@ -1,7 +1,5 @@
 """Workers that would not say the same, or do not speak one vocabulary, do not serve together."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Callable
@@ -35,7 +33,7 @@ TARGET = WorkerDescription("first", "target", "m", model_hash="ab", native_build
 )
 def test_targets_of_one_model_fit_and_where_bits_count_of_one_build(
     *, is_reproducible: bool, fields: dict[str, Any], reason: str
-) -> None:
+):
     first = dataclasses.replace(TARGET, is_reproducible=is_reproducible)
     other = dataclasses.replace(first, **{"worker_id": "second", **fields})
     refused(reason, check_target, other, [first, first])
@@ -53,7 +51,7 @@ def test_targets_of_one_model_fit_and_where_bits_count_of_one_build(
 )
 def test_a_drafter_speaks_the_targets_vocabulary_or_any(
     tokenizer_hash: str, vocab_size: int, reason: str
-) -> None:
+):
     own = WorkerDescription(
         "d", "drafter", "d", tokenizer_hash=tokenizer_hash, vocab_size=vocab_size
     )
@@ -70,7 +68,7 @@ def refused(reason: str, check: Callable[..., None], *given: Any) -> None:
         check(*given)
 
 
-async def test_a_target_with_another_model_is_refused_beside_the_first() -> None:
+async def test_a_target_with_another_model_is_refused_beside_the_first():
     async with at_work() as stage:
         other = dataclasses.replace(target_description("two"), model_hash="other")
         with pytest.raises(ProtocolError, match="model_hash"):

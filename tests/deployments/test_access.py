@@ -1,7 +1,5 @@
 """The doors for clients: keys over HTTP and gRPC, what each opens, and how they change."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import itertools
@@ -40,7 +38,7 @@ def write(write: Write) -> Write:
 @pytest.mark.parametrize("key", ["", "wrong", digest_of("alice")])
 async def test_without_a_key_that_is_known_no_page_answers(
     tokenizer: Tokenizer, write: Write, key: str
-) -> None:
+):
     async with place(tokenizer, write(alice={})) as here:
         answers = {path: await here.ask(path, key=key) for path in BODIES}
         for path in ("/", "/v1/models", "/v1/responses/x", "/openapi.json", "/metrics"):
@@ -59,7 +57,7 @@ async def test_without_a_key_that_is_known_no_page_answers(
 @pytest.mark.parametrize("path", BODIES)
 async def test_a_key_opens_every_door_by_either_header(
     tokenizer: Tokenizer, write: Write, path: str
-) -> None:
+):
     async with place(tokenizer, write(alice={}, bob={})) as here:
         assert (await here.ask(path, key="alice")).status_code == 200
         assert (await here.ask(path, headers={"x-api-key": "bob"})).status_code == 200
@@ -67,7 +65,7 @@ async def test_a_key_opens_every_door_by_either_header(
 
 async def test_grpc_asks_for_a_key_whatever_is_called_and_before_the_message_is_read(
     tokenizer: Tokenizer, write: Write
-) -> None:
+):
     """A call that sends nothing would else wait for ever in the place of another."""
     config = dataclasses.replace(write(alice={}), ingress=IngressConfig(max_body_bytes=1000))
     kinds = [
@@ -90,9 +88,7 @@ async def test_grpc_asks_for_a_key_whatever_is_called_and_before_the_message_is_
         assert refusals in here.ingress.recorder.render().decode()
 
 
-async def test_a_class_that_the_key_may_not_use_is_forbidden(
-    tokenizer: Tokenizer, write: Write
-) -> None:
+async def test_a_class_that_the_key_may_not_use_is_forbidden(tokenizer: Tokenizer, write: Write):
     config = write(alice={}, bob={"classes": ["interactive"], "default_class": "interactive"})
     async with place(tokenizer, config) as here, here.listening() as (channel, _):
         path, wanted = "/v1/completions", {"latency_class": "interactive"}
@@ -117,9 +113,7 @@ def replace(config: Config, text: str | None) -> str:
     return str(path)
 
 
-async def test_keys_change_while_streams_run_and_none_is_lost(
-    tokenizer: Tokenizer, write: Write
-) -> None:
+async def test_keys_change_while_streams_run_and_none_is_lost(tokenizer: Tokenizer, write: Write):
     async with place(tokenizer, write(alice={}, bob={})) as here:
         here.toy.gate.clear()
         paths = [path for path in BODIES for _ in range(8)]
@@ -141,7 +135,7 @@ async def test_keys_change_while_streams_run_and_none_is_lost(
 
 async def test_a_wrong_file_keeps_the_keys_and_says_so(
     tokenizer: Tokenizer, write: Write, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     caplog.set_level(logging.INFO)
     async with place(tokenizer, write(alice={"admin": True})) as here:
         for text in ("keys: {mallory: {sha256: secret-word}}", "", None):
@@ -161,7 +155,7 @@ async def test_a_wrong_file_keeps_the_keys_and_says_so(
     assert "alice's" not in caplog.text
 
 
-async def test_the_keys_tenants_are_apart(tokenizer: Tokenizer, write: Write) -> None:
+async def test_the_keys_tenants_are_apart(tokenizer: Tokenizer, write: Write):
     async with place(tokenizer, write(alice={}, bob={})) as here:
         for key in ("alice", "bob"):
             for more in ({}, {"cache_salt": "s"}):
@@ -172,7 +166,7 @@ async def test_the_keys_tenants_are_apart(tokenizer: Tokenizer, write: Write) ->
     assert all(len(tenant) == 16 for tenant in tenants)
 
 
-async def test_a_stored_answer_belongs_to_its_key(tokenizer: Tokenizer, write: Write) -> None:
+async def test_a_stored_answer_belongs_to_its_key(tokenizer: Tokenizer, write: Write):
     path = "/v1/responses"
     async with place(tokenizer, write(alice={}, bob={})) as here:
         made = (await here.ask(path, key="alice")).json()["id"]
@@ -187,9 +181,7 @@ async def test_a_stored_answer_belongs_to_its_key(tokenizer: Tokenizer, write: W
             assert (await ask("alice")).status_code == 200
 
 
-async def test_what_operators_see_needs_their_key_or_their_port(
-    tokenizer: Tokenizer, write: Write
-) -> None:
+async def test_what_operators_see_needs_their_key_or_their_port(tokenizer: Tokenizer, write: Write):
     async with place(tokenizer, write(alice={}, root={"admin": True})) as here:
         await here.ask("/v1/completions", key="alice")
 
@@ -229,7 +221,7 @@ BY_KEY = metrics.KEY_TOKENS.name
 
 async def test_a_tenants_metrics_are_its_own_and_an_operators_are_everybodys(
     tokenizer: Tokenizer, write: Write
-) -> None:
+):
     config = write(alice={}, bob={}, al={}, root={"admin": True})
     async with place(tokenizer, config) as here:
         for key in ("alice", "bob"):
@@ -244,7 +236,7 @@ async def test_a_tenants_metrics_are_its_own_and_an_operators_are_everybodys(
 
 async def test_on_loopback_everybody_sees_the_series_of_no_key_and_nobody_anothers(
     tokenizer: Tokenizer, write: Write
-) -> None:
+):
     config = Config(access=write(alice={}, bob={}, root={"admin": True}).access)
     async with place(tokenizer, config) as here:
         for key in ("alice", "bob"):
@@ -261,7 +253,7 @@ async def test_on_loopback_everybody_sees_the_series_of_no_key_and_nobody_anothe
             assert "engines" in health.json()
 
 
-async def test_no_key_has_the_name_of_those_beyond_the_first_hundred(write: Write) -> None:
+async def test_no_key_has_the_name_of_those_beyond_the_first_hundred(write: Write):
     with pytest.raises(ConfigError, match="is no name of letters"):
         KeyRing(write(**{OTHER: {}}))
 
@@ -277,7 +269,7 @@ async def test_no_key_has_the_name_of_those_beyond_the_first_hundred(write: Writ
 )
 async def test_without_keys_metrics_leave_the_public_port_for_one_of_their_own(
     tokenizer: Tokenizer, config: Config, status: int
-) -> None:
+):
     async with place(tokenizer, config) as here:
         for path in ("/metrics", "/stats"):
             assert (await here.client.get(path)).status_code == status

@@ -1,7 +1,5 @@
 """What `drafthouse` says of keys: it makes them, and checks the file that has them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import yaml
@@ -10,7 +8,7 @@ from cluster.config.doors import digest_of
 from tests.conftest import Run
 
 
-def test_a_new_key_is_shown_once_with_its_entry(run: Run) -> None:
+def test_a_new_key_is_shown_once_with_its_entry(run: Run):
     keys = []
     for _ in range(2):
         said = run("key", "alice")
@@ -21,7 +19,7 @@ def test_a_new_key_is_shown_once_with_its_entry(run: Run) -> None:
     assert min(map(len, keys)) > 40
 
 
-def test_a_wrong_file_of_keys_is_refused_with_the_entry(tmp_path: Path, check: Run) -> None:
+def test_a_wrong_file_of_keys_is_refused_with_the_entry(tmp_path: Path, check: Run):
     path = tmp_path / "keys.yaml"
     path.write_text("keys: {alice: {sha256: dh-0123}}")
     said = check(2, access={"keys_file": str(path)})
@@ -33,7 +31,7 @@ def test_a_wrong_file_of_keys_is_refused_with_the_entry(tmp_path: Path, check: R
     assert f"access.keys_file: {path}: cannot be read" in said
 
 
-def test_the_plan_says_who_may_ask(tmp_path: Path, check: Run) -> None:
+def test_the_plan_says_who_may_ask(tmp_path: Path, check: Run):
     path = tmp_path / "keys.yaml"
     path.write_text(f"keys: {{alice: {{sha256: {digest_of('x')}}}}}")
     said = check(access={"keys_file": str(path)})
@@ -45,6 +43,6 @@ def test_the_plan_says_who_may_ask(tmp_path: Path, check: Run) -> None:
     assert "access.keys_file" in line
 
 
-def test_ports_of_operators_and_of_clients_differ(check: Run) -> None:
+def test_ports_of_operators_and_of_clients_differ(check: Run):
     said = check(2, access={"admin": {"port": 8000}})
     assert "access.admin.port: 8000 is already http.port" in said

@@ -1,7 +1,5 @@
 """Adapters over HTTP: the request's `model` chooses one."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -33,7 +31,7 @@ GREEDY: dict[str, Any] = {
 @pytest.mark.parametrize("enabled", [True, False], ids=["drafts", "plain"])
 def test_the_model_field_chooses_the_adapter(
     served: Served, adapter_folder: Path, *, enabled: bool
-) -> None:
+):
     models = {
         MODEL: load_oracle(served.target_folder),
         ADAPTER: merged_oracle(served.target_folder, adapter_folder),
@@ -48,14 +46,14 @@ def test_the_model_field_chooses_the_adapter(
         assert answer["choices"][0]["token_ids"] == texts[name]
 
 
-def test_the_models_are_listed_with_their_parent(served: Served) -> None:
+def test_the_models_are_listed_with_their_parent(served: Served):
     cards = httpx.get(f"{served.http}/v1/models", timeout=60).json()["data"]
     assert [(card["id"], card["parent"]) for card in cards] == [(MODEL, None), (ADAPTER, MODEL)]
     one = httpx.get(f"{served.http}/v1/models/{ADAPTER}", timeout=60).json()
     assert one["parent"] == MODEL
 
 
-def test_the_model_names_the_adapter() -> None:
+def test_the_model_names_the_adapter():
     limits = dataclasses.replace(LIMITS, adapters={"sql": "sql@1", "demo/pirate": "demo/pirate@2"})
     for parse, make in ((CompletionBody.parse, completion), (Chat.parse, chat)):
         assert parse(make(), limits).spec.adapter == ""

@@ -1,7 +1,5 @@
 """What coding agents were recorded to ask is answered, in the default configuration."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator
@@ -94,7 +92,7 @@ READ = {"/v1/chat/completions": chat, "/v1/messages": message, "/v1/responses": 
 
 
 @pytest.mark.parametrize("request_", REQUESTS)
-def test_what_a_coding_agent_asks_is_answered(server: Scripted, request_: Recorded) -> None:
+def test_what_a_coding_agent_asks_is_answered(server: Scripted, request_: Recorded):
     answer = httpx.post(
         server.url + request_.path,
         headers={**request_.headers, "accept-encoding": "identity"},

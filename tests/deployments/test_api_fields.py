@@ -1,7 +1,5 @@
 """Fields of requests over HTTP with a real engine, without Ray."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from cluster.text.tokenizer import Tokenizer
@@ -10,7 +8,7 @@ from tests.support.deployments.server import Server
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
 
 
-def test_best_of_answers_with_the_likeliest_samples(server: Server) -> None:
+def test_best_of_answers_with_the_likeliest_samples(server: Server):
     asked = {**GREEDY, "prompt": "abc", "temperature": 1.0, "seed": 4, "logprobs": 0}
     every = server.ask("/v1/completions", **asked, n=4)["choices"]
 
@@ -33,7 +31,7 @@ def whole(server: Server, **body: Any) -> dict[str, Any]:
     return server.complete(**{**GREEDY, "prompt": "abc", **body})
 
 
-def test_the_text_may_keep_its_stop_string(server: Server) -> None:
+def test_the_text_may_keep_its_stop_string(server: Server):
     text = whole(server)["text"]
     stop = text[4:6]
     end = text.index(stop)
@@ -43,7 +41,7 @@ def test_the_text_may_keep_its_stop_string(server: Server) -> None:
     assert without["finish_reason"] == with_it["finish_reason"] == "stop"
 
 
-def test_special_tokens_are_text_if_they_are_asked_for(server: Server) -> None:
+def test_special_tokens_are_text_if_they_are_asked_for(server: Server):
     special = Tokenizer.load(server.folder).encode("<|im_end|>").tolist()
     bias = {"max_tokens": 2, "logit_bias": {str(special[0]): 100}}
     assert whole(server, **bias)["text"] == ""
@@ -51,7 +49,7 @@ def test_special_tokens_are_text_if_they_are_asked_for(server: Server) -> None:
     assert shown == "<|im_end|>" * 2
 
 
-def test_a_prompt_keeps_its_last_tokens(server: Server) -> None:
+def test_a_prompt_keeps_its_last_tokens(server: Server):
     asked = {"prompt": list(range(20, 60)), "return_token_ids": True}
     for count, kept in ((0, 40), (7, 7), (40, 40), (100, 40), (-1, 40)):
         choice = whole(server, **asked, truncate_prompt_tokens=count)
@@ -63,7 +61,7 @@ def test_a_prompt_keeps_its_last_tokens(server: Server) -> None:
     assert len(whole(server, prompt=[5] * 600, **endless)["prompt_token_ids"]) == 512 - 1
 
 
-def test_every_chunk_may_have_the_usage_so_far(server: Server) -> None:
+def test_every_chunk_may_have_the_usage_so_far(server: Server):
     options = {"include_usage": True, "continuous_usage_stats": True}
     asked = {**GREEDY, "prompt": "abc", "stream_options": options}
     chunks = server.stream("/v1/completions", **asked)
@@ -73,7 +71,7 @@ def test_every_chunk_may_have_the_usage_so_far(server: Server) -> None:
     assert found[-1] == 12
 
 
-def test_log_probabilities_may_name_tokens_by_their_ids(server: Server) -> None:
+def test_log_probabilities_may_name_tokens_by_their_ids(server: Server):
     asked = {"logprobs": 2, "return_token_ids": True}
     plain = whole(server, **asked)
     named = whole(server, **asked, return_tokens_as_token_ids=True)
@@ -84,7 +82,7 @@ def test_log_probabilities_may_name_tokens_by_their_ids(server: Server) -> None:
         assert named["logprobs"][key] == plain["logprobs"][key]
 
 
-def test_the_last_message_may_be_continued(server: Server) -> None:
+def test_the_last_message_may_be_continued(server: Server):
     messages = [{"role": "user", "content": "ask"}, {"role": "assistant", "content": "It is"}]
     asked = {"messages": messages, "continue_final_message": True}
     tokens = server.ask("/tokenize", **asked)["tokens"]

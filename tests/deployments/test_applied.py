@@ -1,7 +1,5 @@
 """`drafthouse apply`: which keys a server takes while it serves, and who is told."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -29,7 +27,7 @@ def told(*settings: str, file: str = FILE) -> dict[str, Any]:
     }
 
 
-def test_a_key_of_the_arguments_is_told_to_all_who_read_it() -> None:
+def test_a_key_of_the_arguments_is_told_to_all_who_read_it():
     assert told("ingress.max_choices=2") == {"ingress": {"ingress": {"max_choices": 2}}}
     assert told("api.heartbeat_s=9.0") == {"ingress": {"api": {"heartbeat_s": 9.0}}}, (
         "a new section"
@@ -41,7 +39,7 @@ def test_a_key_of_the_arguments_is_told_to_all_who_read_it() -> None:
     assert told() == {}, "what is as at the start is said by an empty user_config"
 
 
-def test_options_of_a_drafter_are_told_to_the_process_that_it_is_in() -> None:
+def test_options_of_a_drafter_are_told_to_the_process_that_it_is_in():
     options = {"drafters": {"suffix": {"options": {"min_ngram": 3}}}}
     assert told("drafters.suffix.options.min_ngram=3", file="configs/local.yaml") == {
         "target": options
@@ -58,12 +56,12 @@ def test_options_of_a_drafter_are_told_to_the_process_that_it_is_in() -> None:
         ("model_name=other", "model_name"),
     ],
 )
-def test_a_key_that_is_read_once_is_refused_by_its_name(setting: str, key: str) -> None:
+def test_a_key_that_is_read_once_is_refused_by_its_name(setting: str, key: str):
     with pytest.raises(ConfigError, match=f"{key}: what was served before is kept"):
         live_document(load(FILE).document, load(FILE, [setting]))
 
 
-def test_a_key_that_is_no_more_in_the_file_is_refused() -> None:
+def test_a_key_that_is_no_more_in_the_file_is_refused():
     served = load(FILE, ["ingress.max_choices=2"])
     with pytest.raises(ConfigError, match=r"ingress\.max_choices: what was served before is kept"):
         live_document(served.document, load(FILE))
@@ -75,7 +73,7 @@ def test_a_key_that_is_no_more_in_the_file_is_refused() -> None:
 
 def test_a_server_is_found_by_its_port_as_long_as_it_runs(
     run: Run,
-) -> None:
+):
     port = free_port()
     with short_lived_folder() as folder:
         announce(folder, port, address="a", token=None, document={})

@@ -1,7 +1,5 @@
 """The policy in Ray Serve's hands, in virtual time: steps of load are followed, and no noise."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Iterator
@@ -122,7 +120,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixtur
 
 def test_a_step_of_load_is_followed_within_fifteen_seconds_and_taken_back_after_the_delay(
     monkeypatch: pytest.MonkeyPatch, logged: pytest.LogCaptureFixture
-) -> None:
+):
     pool = Pool(monkeypatch)
     pool.run(30, lambda now: 4)
     assert pool.changes == []
@@ -145,7 +143,7 @@ def test_a_step_of_load_is_followed_within_fifteen_seconds_and_taken_back_after_
 @pytest.mark.parametrize("seed", by_day([1], [1, 2, 3]))
 def test_a_noisy_load_makes_nothing_swing_in_five_minutes(
     mean: float, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     pool = Pool(monkeypatch)
     pool.run(300, noisy(mean, seed))
     numbers = [1, *(num for _, num in pool.changes)]
@@ -155,7 +153,7 @@ def test_a_noisy_load_makes_nothing_swing_in_five_minutes(
     assert numbers[-1] <= math.ceil(1.5 * mean / PLACES) + 1
 
 
-def test_a_pool_whose_trees_do_not_pay_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pool_whose_trees_do_not_pay_stays_small(monkeypatch: pytest.MonkeyPatch):
     pool = Pool(monkeypatch, price=200.0)
     pool.run(60, lambda now: 24)
     assert pool.changes == [], "24 texts bring 240 tokens/s, and two replicas cost 400"
@@ -169,7 +167,7 @@ def test_a_pool_whose_trees_do_not_pay_stays_small(monkeypatch: pytest.MonkeyPat
 
 def test_replicas_that_find_no_room_are_given_up_once_nobody_needs_them(
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+):
     pool = Pool(monkeypatch)
     pool.start_s = math.inf
     pool.run(100, lambda now: 24)
@@ -178,7 +176,7 @@ def test_replicas_that_find_no_room_are_given_up_once_nobody_needs_them(
     assert pool.target == 1
 
 
-def test_replicas_know_what_coordinators_have_said_of_late() -> None:
+def test_replicas_know_what_coordinators_have_said_of_late():
     now = 0.0
     demand = Demand(lambda: now)
     assert demand.total() == {}

@@ -1,7 +1,5 @@
 """A pool of drafters on a real Serve follows the load, and the controller's log says why."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -116,7 +114,7 @@ def controller_log() -> str:
 
 
 @by_night
-def test_a_pool_grows_under_load_and_shrinks_when_it_is_over(readers: Readers) -> None:
+def test_a_pool_grows_under_load_and_shrinks_when_it_is_over(readers: Readers):
     readers.start(NUM_TEXTS)
     wait_until(lambda: num_running() == 3)
     readers.stop()

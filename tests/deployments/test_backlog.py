@@ -1,7 +1,5 @@
 """What waits for a slow client takes little room and says the same."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 
@@ -42,7 +40,7 @@ async def filled(count: int) -> Ticket:
 
 
 @pytest.mark.parametrize("count", [1, 2, MAX_PIECES, MAX_PIECES + 1, NUM_STEPS])
-async def test_nothing_is_lost_or_moved(count: int) -> None:
+async def test_nothing_is_lost_or_moved(count: int):
     ticket = await filled(count)
     # Another coordinator is given all of it.
     assert len(ticket.resumed().output_ids) == 2 * count
@@ -61,7 +59,7 @@ async def test_nothing_is_lost_or_moved(count: int) -> None:
     assert events[-1].stats is not None
 
 
-async def test_a_token_that_waits_takes_a_few_bytes() -> None:
+async def test_a_token_that_waits_takes_a_few_bytes():
     ticket = Ticket(Request("r", token_array([1]), SamplingParams()), asyncio.Event())
     for step in range(NUM_STEPS):
         ticket.push(TokenEvent("r", step, token_array([step])))

@@ -1,7 +1,5 @@
 """Beam search at the ingress: what may be asked, and how one search becomes n choices."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any
@@ -26,7 +24,7 @@ from tests.support.deployments.stage import stage
 BEAMS: dict[str, Any] = {"use_beam_search": True, "n": 3}
 
 
-def test_grpc_searches_too() -> None:
+def test_grpc_searches_too():
     search = BeamSearch(length_penalty=2.0, early_stopping=EARLY_STOPPING_NEVER)
     options = SamplingOptions(beam_search=search, max_tokens=5)
     found = to_spec(GenerateRequest(model="demo", text="hello", sampling=options, n=2), LIMITS)
@@ -34,7 +32,7 @@ def test_grpc_searches_too() -> None:
     assert found.num_choices == 2
 
 
-def test_what_shapes_a_draw_has_no_effect() -> None:
+def test_what_shapes_a_draw_has_no_effect():
     warm = {**BEAMS, "temperature": 1.5, "top_p": 0.5, "top_k": 3, "min_p": 0.1}
     plain, found = (
         CompletionBody.parse(completion(**fields), LIMITS).spec.params for fields in (BEAMS, warm)
@@ -45,7 +43,7 @@ def test_what_shapes_a_draw_has_no_effect() -> None:
 @pytest.mark.parametrize("num_prompts", [1, 2])
 async def test_one_search_answers_with_the_best_texts_in_order(
     tokenizer: Tokenizer, num_prompts: int
-) -> None:
+):
     target = BeamTarget()
     prompts = [[5, 6, 7], [8, 9]][:num_prompts]
     asked = CompletionBody.parse(
@@ -75,7 +73,7 @@ async def test_one_search_answers_with_the_best_texts_in_order(
 
 async def test_a_search_that_is_refused_after_its_admission_ends_with_the_reason(
     tokenizer: Tokenizer,
-) -> None:
+):
     target = ToyTarget(refuses=lambda item: RequestError("too many beams"))
     target.gate.clear()
     asked = CompletionBody.parse(completion(**BEAMS, prompt=[5, 6, 7]), LIMITS)

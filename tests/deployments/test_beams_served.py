@@ -1,7 +1,5 @@
 """Beam search through the whole stack: the texts of transformers, over HTTP and gRPC."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -30,7 +28,7 @@ ASKED: dict[str, Any] = {
 }
 
 
-def test_http_and_grpc_give_the_texts_of_transformers(served: Served) -> None:
+def test_http_and_grpc_give_the_texts_of_transformers(served: Served):
     spec = BeamSpec(4, 0.5)
     wanted = expected(load_oracle(served.target_folder), token_array(PROMPT), spec, 12, STOPS)[:3]
     texts = [text[:-1] if text[-1] in STOPS else text for text, _ in wanted]

@@ -1,7 +1,5 @@
 """`drafthouse bench`: exact figures of scripted answers in virtual time, and their report."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -48,7 +46,7 @@ def expected(report: Report, **values: float) -> None:
 
 
 @pytest.mark.parametrize("endpoint", ["chat", "completions"])
-def test_the_figures_of_scripted_answers_are_the_script_s(tmp_path: Path, endpoint: str) -> None:
+def test_the_figures_of_scripted_answers_are_the_script_s(tmp_path: Path, endpoint: str):
     words = ("--prompts", written(tmp_path, FAST, SLOW), "--endpoint", endpoint)
     report = benched(ScriptedServer(), *words, "--goodput", "ttft:100", "tpot:5")
     # FAST: 9 pieces of 2 tokens, the last after 60 ms; SLOW: 5 of 1, the last after 160 ms.
@@ -78,7 +76,7 @@ def test_the_figures_of_scripted_answers_are_the_script_s(tmp_path: Path, endpoi
     )
 
 
-def test_so_many_are_asked_at_a_time_and_a_new_one_as_soon_as_one_has_ended(tmp_path: Path) -> None:
+def test_so_many_are_asked_at_a_time_and_a_new_one_as_soon_as_one_has_ended(tmp_path: Path):
     words = ("--prompts", written(tmp_path, FAST, SLOW), "--num-prompts", "8")
     # FAST takes 60 ms and SLOW 160 ms; they come by turns.
     report = benched(ScriptedServer(), *words, "--concurrency", "2")
@@ -88,7 +86,7 @@ def test_so_many_are_asked_at_a_time_and_a_new_one_as_soon_as_one_has_ended(tmp_
     assert report.runs[0].level.concurrency == 2
 
 
-def test_random_arrivals_are_a_poisson_process_that_the_seed_decides(tmp_path: Path) -> None:
+def test_random_arrivals_are_a_poisson_process_that_the_seed_decides(tmp_path: Path):
     words = ("--prompts", written(tmp_path, SLOW), "--rate", "50")
 
     def sent(seed: str, count: int) -> list[float]:
@@ -103,7 +101,7 @@ def test_random_arrivals_are_a_poisson_process_that_the_seed_decides(tmp_path: P
     assert gaps.var() == pytest.approx(gaps.mean() ** 2, rel=0.3)  # an exponential's
 
 
-def test_a_request_that_fails_counts_as_failed_and_in_no_time(tmp_path: Path) -> None:
+def test_a_request_that_fails_counts_as_failed_and_in_no_time(tmp_path: Path):
     words = ("--prompts", written(tmp_path, FAST, SLOW))
     report = benched(ScriptedServer(refusing=(SLOW,)), *words)
     expected(report, completed=1, failed=1, mean_ttft_ms=20.0, total_output_tokens=18)
@@ -113,7 +111,7 @@ def test_a_request_that_fails_counts_as_failed_and_in_no_time(tmp_path: Path) ->
         benched(ScriptedServer(refusing=(FAST,)), *words)
 
 
-def test_every_request_has_what_the_options_say() -> None:
+def test_every_request_has_what_the_options_say():
     server = ScriptedServer(is_ours=True)
     words = ("--max-tokens", "7", "--temperature", "0.5", "--seed", "3", "--ignore-eos")
     with pytest.raises(WorkerError, match="convert"):  # a question is no script
@@ -127,7 +125,7 @@ def test_every_request_has_what_the_options_say() -> None:
 
 def test_drafts_are_compared_with_none_in_turn_and_nobody_profits_of_the_other(
     tmp_path: Path,
-) -> None:
+):
     server = ScriptedServer(is_ours=True)
     words = ("--prompts", written(tmp_path, FAST, SLOW), "--warmups", "0")
     report = benched(server, *words, "--compare", "off")
@@ -142,7 +140,7 @@ def test_drafts_are_compared_with_none_in_turn_and_nobody_profits_of_the_other(
         benched(ScriptedServer(), *words, "--compare", "off")
 
 
-def test_ratios_are_of_the_same_prompts_and_know_how_sure_they_are() -> None:
+def test_ratios_are_of_the_same_prompts_and_know_how_sure_they_are():
     def answer(prompt: int, seconds: float, text: str = "", error: str = "") -> TimedAnswer:
         arrivals = (seconds / 2, seconds)
         return TimedAnswer(prompt, 0.0, arrivals, 10, 1, text, error=error, unit=prompt)
@@ -162,7 +160,7 @@ def test_ratios_are_of_the_same_prompts_and_know_how_sure_they_are() -> None:
     assert equal_texts([answer(0, 1.0, "a")], [answer(0, 1.0, "b")]) == (0, 1)
 
 
-def test_an_interval_holds_what_the_machine_does_from_one_measurement_to_the_next() -> None:
+def test_an_interval_holds_what_the_machine_does_from_one_measurement_to_the_next():
     """Two runs on one machine that is now fast, now slow, for whole runs of prompts: neither
     interval excludes the truth, whichever side met the slow times."""
 
@@ -185,7 +183,7 @@ def test_an_interval_holds_what_the_machine_does_from_one_measurement_to_the_nex
     assert (alone.low, alone.is_telling) == (None, False)
 
 
-def test_drafts_are_counted_by_vllm_s_names(tmp_path: Path) -> None:
+def test_drafts_are_counted_by_vllm_s_names(tmp_path: Path):
     class Counting(ScriptedServer):
         async def handle_async_request(self, request: Any) -> Any:
             reply = await super().handle_async_request(request)
@@ -210,7 +208,7 @@ def test_drafts_are_counted_by_vllm_s_names(tmp_path: Path) -> None:
     assert "| 30% | 2.50 |" in markdown(report)
 
 
-def test_it_is_written_as_json_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_written_as_json_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     words = ("--prompts", written(tmp_path, FAST, SLOW), "--concurrency", "1,2")
     report = benched(ScriptedServer(is_ours=True), *words, "--compare", "off")
     write_json(report, tmp_path / "found.json")
@@ -227,30 +225,28 @@ def test_it_is_written_as_json_and_drawn(tmp_path: Path, monkeypatch: pytest.Mon
     assert (tmp_path / "found.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_conversation_is_no_prompt_of_a_completion(tmp_path: Path) -> None:
+def test_a_conversation_is_no_prompt_of_a_completion(tmp_path: Path):
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"messages": [{"content": "a"}]}')
     with pytest.raises(ConfigError, match=r"prompts.jsonl: messages are for the chat endpoint"):
         benched(ScriptedServer(), "--prompts", str(path), "--endpoint", "completions")
 
 
-def test_spec_bench_s_form_and_conversations_are_prompts_too(tmp_path: Path) -> None:
+def test_spec_bench_s_form_and_conversations_are_prompts_too(tmp_path: Path):
     path = tmp_path / "prompts.jsonl"
     chat = [{"role": "user", "content": SLOW}]
     path.write_text(f"{json.dumps({'turns': [FAST, 'x']})}\n\n{json.dumps({'messages': chat})}\n")
     expected(benched(ScriptedServer(), "--prompts", str(path)), completed=2, mean_ttft_ms=70.0)
 
 
-def test_nothing_counted_has_no_times() -> None:
+def test_nothing_counted_has_no_times():
     assert "mean_ttft_ms" not in figures([TimedAnswer(0, 0.0, error="x")], 1.0, {})
     one = figures([TimedAnswer(0, 0.0, (0.5,), 1)], 1.0, {"tpot": 1.0})
     assert "mean_tpot_ms" not in one
     assert one["request_goodput"] == 1.0
 
 
-def test_a_real_server_is_loaded_with_drafts_and_without(
-    served: Served, tmp_path: Path, run: Run
-) -> None:
+def test_a_real_server_is_loaded_with_drafts_and_without(served: Served, tmp_path: Path, run: Run):
     words = ["--prompts", written(tmp_path, "abc abc abc", "one two one two"), "--rounds", "1"]
     words += ["--max-tokens", "24", "--ignore-eos", "--concurrency", "2", "--compare", "off"]
     found = tmp_path / "found.json"

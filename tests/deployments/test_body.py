@@ -1,7 +1,5 @@
 """Request bodies: limits of size and time, and where they are parsed."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json
@@ -47,23 +45,23 @@ async def read(asked: Request, settings: IngressConfig = PATIENT) -> Any:
     return await read_object(asked, settings, dict)
 
 
-async def test_a_body_in_pieces_is_one_object() -> None:
+async def test_a_body_in_pieces_is_one_object():
     assert await read(request(b'{"a"', b": 1}")) == {"a": 1}
 
 
-async def test_a_body_that_does_not_arrive_in_time_frees_its_slot() -> None:
+async def test_a_body_that_does_not_arrive_in_time_frees_its_slot():
     hasty = IngressConfig(body_timeout_s=0.05)
     with pytest.raises(TooSlowError, match=r"within 0.05 s.*ingress.body_timeout_s"):
         await read(request(b'{"a"', is_whole=False), hasty)
 
 
-async def test_a_body_with_a_too_large_content_length_is_refused_unread() -> None:
+async def test_a_body_with_a_too_large_content_length_is_refused_unread():
     headers = [(b"content-length", b"1000001")]
     with pytest.raises(TooLargeError, match="1000001 bytes"):
         await read(request(is_whole=False, headers=headers))
 
 
-async def test_a_large_body_is_parsed_and_checked_in_another_thread() -> None:
+async def test_a_large_body_is_parsed_and_checked_in_another_thread():
     def thread(values: dict[str, Any]) -> threading.Thread:
         return threading.current_thread()
 
@@ -101,7 +99,7 @@ def packed(coding: str, body: bytes, **how: Any) -> Request:
 
 
 @pytest.mark.parametrize(("coding", "pack"), PACKED.values(), ids=PACKED)
-async def test_a_compressed_body_is_unpacked(coding: str, pack: Callable[[bytes], bytes]) -> None:
+async def test_a_compressed_body_is_unpacked(coding: str, pack: Callable[[bytes], bytes]):
     values = {"prompt": secrets.token_hex(1000)}
     body = pack(json.dumps(values).encode())
     assert await read(packed(coding, body)) == values
@@ -110,9 +108,7 @@ async def test_a_compressed_body_is_unpacked(coding: str, pack: Callable[[bytes]
 @pytest.mark.parametrize(
     ("coding", "pack"), [each for each in PACKED.values() if each[0] != "identity"]
 )
-async def test_a_bomb_is_refused_before_it_is_whole(
-    coding: str, pack: Callable[[bytes], bytes]
-) -> None:
+async def test_a_bomb_is_refused_before_it_is_whole(coding: str, pack: Callable[[bytes], bytes]):
     """Also one that unpacks to the next bomb."""
     body = pack(b'{"a": "' + bytes(50_000_000) + b'"}')
     tracemalloc.start()
@@ -123,7 +119,7 @@ async def test_a_bomb_is_refused_before_it_is_whole(
     assert most < 10_000_000
 
 
-async def test_a_body_of_the_largest_size_is_taken_and_one_byte_more_is_not() -> None:
+async def test_a_body_of_the_largest_size_is_taken_and_one_byte_more_is_not():
     limits = IngressConfig(max_body_bytes=1000)
     for coding, pack in PACKED.values():
         whole = b'{"a": "%s"}' % (b"x" * 992)
@@ -149,14 +145,14 @@ DAMAGED: dict[str, Callable[[bytes], bytes]] = {
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "zstd"])
 async def test_a_damaged_compressed_body_is_the_clients_fault(
     coding: str, damage: Callable[[bytes], bytes]
-) -> None:
+):
     pack = {"gzip": gzip.compress, "deflate": zlib.compress, "zstd": zstd.compress}[coding]
     with pytest.raises(RequestError, match=f"damaged, or no {coding} .*Content-Encoding") as caught:
         await read(packed(coding, damage(pack(b""))))
     assert error_response(caught.value, "").status_code == 400
 
 
-async def test_a_zstd_body_takes_no_more_memory_than_its_window_may() -> None:
+async def test_a_zstd_body_takes_no_more_memory_than_its_window_may():
     options = {zstd.CompressionParameter.window_log: 27}
     packer = zstd.ZstdCompressor(options=options)
     body = packer.compress(b'{"a": 1}') + packer.flush()
@@ -165,7 +161,7 @@ async def test_a_zstd_body_takes_no_more_memory_than_its_window_may() -> None:
 
 
 @pytest.mark.parametrize("coding", ["br", "compress", "gzip, br", "gzip, gzip, gzip, gzip", "ü"])
-async def test_an_unknown_coding_is_refused_unread_and_told_what_is_taken(coding: str) -> None:
+async def test_an_unknown_coding_is_refused_unread_and_told_what_is_taken(coding: str):
     headers = [(b"content-encoding", coding.encode("latin-1"))]
     with pytest.raises(UnsupportedCodingError, match="Content-Encoding: ") as caught:
         await read(request(is_whole=False, headers=headers))
@@ -181,7 +177,7 @@ def endless(depth: int) -> int:
 
 def test_an_endless_recursion_writes_some_lines_and_no_text(
     caplog: pytest.LogCaptureFixture,
-) -> None:
+):
     """Of a bug of ours."""
     caplog.set_level(logging.DEBUG)
     with pytest.raises(RecursionError) as caught:

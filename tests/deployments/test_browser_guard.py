@@ -1,8 +1,6 @@
 """What pages of other sites make a browser send is refused, and what programs send is not: the
 cases of browser_guard.yaml."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +38,7 @@ def guarded(place: str, allows: list[str]) -> ASGIApp:
 )
 async def test_foreign_names_and_pages_are_refused_and_others_answered(
     case: dict[str, Any], headers: dict[str, str]
-) -> None:
+):
     transport = httpx.ASGITransport(guarded(case["at"], case.get("allows", [])))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost:8000") as client:
         for method in case.get("methods", ["GET"]):
@@ -54,7 +52,7 @@ async def test_foreign_names_and_pages_are_refused_and_others_answered(
 
 
 @pytest.mark.parametrize("around", [" {}", "{} ", "{}\t", "\t {} \t"])
-async def test_a_header_is_read_without_the_white_space_around_it(around: str) -> None:
+async def test_a_header_is_read_without_the_white_space_around_it(around: str):
     headers = [(b"x-request-id", around.format("mine-7").encode())]
     asked = call(guarded("public", []), "GET", "/", headers=headers)
     await asked.task

@@ -1,7 +1,5 @@
 """How much of a prompt was in the prefix cache, as every endpoint says it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,7 @@ def cached(usage: dict[str, Any]) -> int:
     return int(usage["prompt_tokens_details"]["cached_tokens"])
 
 
-def test_full_pages_of_an_earlier_prompt_are_counted(server: Server, page_size: int) -> None:
+def test_full_pages_of_an_earlier_prompt_are_counted(server: Server, page_size: int):
     prompt = [(7 * i) % 200 + 5 for i in range(5 * page_size + 3)]
     assert cached(complete(server, prompt)) == 0
     assert cached(complete(server, prompt)) == 5 * page_size
@@ -34,9 +32,7 @@ def test_full_pages_of_an_earlier_prompt_are_counted(server: Server, page_size: 
     assert cached(complete(server, prompt, cache_salt="other")) == 0
 
 
-def test_prompts_are_counted_once_each_and_samples_of_one_are_not(
-    server: Server, page_size: int
-) -> None:
+def test_prompts_are_counted_once_each_and_samples_of_one_are_not(server: Server, page_size: int):
     first = [(11 * i) % 200 + 5 for i in range(2 * page_size + 1)]
     second = [(13 * i) % 200 + 5 for i in range(3 * page_size + 1)]
     # The other samples share the first one's pages; what the request itself computed is no hit.
@@ -47,7 +43,7 @@ def test_prompts_are_counted_once_each_and_samples_of_one_are_not(
 
 def test_the_samples_of_a_scored_prompt_find_it_in_the_cache(
     server: Server, page_size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     prompt = [(23 * i) % 200 + 5 for i in range(4 * page_size + 1)]
     hits: list[int] = []
     submit = server.ingress.coordinators.submit
@@ -70,7 +66,7 @@ def test_the_samples_of_a_scored_prompt_find_it_in_the_cache(
     assert set(hits) == {4 * page_size}
 
 
-def test_every_endpoint_says_it_in_its_own_words(server: Server, page_size: int) -> None:
+def test_every_endpoint_says_it_in_its_own_words(server: Server, page_size: int):
     """The same conversation again: all of it but the last, broken page and what follows it."""
     text = "Tell me of the river, of the mill, and of the years since. " * 3
     chat = {"messages": [{"role": "user", "content": text}], "max_tokens": 2}

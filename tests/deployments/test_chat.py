@@ -1,7 +1,5 @@
 """`drafthouse chat`: what it asks, what it shows, and what stays on standard output alone."""
 
-from __future__ import annotations
-
 import io
 
 import httpx
@@ -32,7 +30,7 @@ def conversation(asked: DraftingServer, *words: str, out: io.StringIO | None = N
     )
 
 
-def test_a_conversation_goes_on_until_it_is_reset() -> None:
+def test_a_conversation_goes_on_until_it_is_reset():
     asked = server()
     talk = conversation(asked, "--system", "be brief", "--seed", "3")
     talk.talk(iter(["one", "two", "/reset", "three", "/quit", "four"]))
@@ -46,7 +44,7 @@ def test_a_conversation_goes_on_until_it_is_reset() -> None:
     assert talk.out.getvalue() == "a b\n" * 3
 
 
-def test_drafts_are_switched_on_and_off_on_a_server_of_ours_alone() -> None:
+def test_drafts_are_switched_on_and_off_on_a_server_of_ours_alone():
     asked = server()
     conversation(asked).talk(iter(["one", "/draft off", "two", "/draft on", "three"]))
     assert [body["speculation"]["enabled"] for body in asked.bodies] == [True, False, True]
@@ -58,7 +56,7 @@ def test_drafts_are_switched_on_and_off_on_a_server_of_ours_alone() -> None:
     assert "/draft on|off" in talk.notes.getvalue()
 
 
-def test_on_a_terminal_drafted_text_has_its_drafter_s_colour_and_the_speed_is_said() -> None:
+def test_on_a_terminal_drafted_text_has_its_drafter_s_colour_and_the_speed_is_said():
     out = Terminal()
     talk = conversation(server(), out=out)
     talk.ask("one")
@@ -68,7 +66,7 @@ def test_on_a_terminal_drafted_text_has_its_drafter_s_colour_and_the_speed_is_sa
     )
 
 
-def test_what_goes_wrong_is_said_and_not_kept() -> None:
+def test_what_goes_wrong_is_said_and_not_kept():
     asked = server()
     talk = conversation(asked)
     talk.talk(iter(["refuse", "one"]))
@@ -80,7 +78,7 @@ def test_what_goes_wrong_is_said_and_not_kept() -> None:
 
 def test_a_real_server_answers_what_is_piped_in(
     served: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setattr("sys.stdin", io.StringIO("abc abc abc"))
     assert main(["chat", served.http, "--max-tokens", "8", "--temperature", "0"]) == 0
     captured = capsys.readouterr()

@@ -1,7 +1,5 @@
 """`drafthouse check` reads a model's files far enough to refuse what could not be served."""
 
-from __future__ import annotations
-
 import json
 import zipfile
 from pathlib import Path
@@ -68,7 +66,7 @@ VALUES = [
 @pytest.mark.parametrize(("key", "value"), by_day(VALUES[:9], VALUES))
 def test_a_value_that_no_model_has_is_told_with_its_key(
     key: str, value: Any, model: Path, refused: Run
-) -> None:
+):
     change(model, **{key: value})
     line = refused(model)
     assert f"target.engine.model: {model}/config.json: " in line
@@ -85,14 +83,14 @@ def test_a_value_that_no_model_has_is_told_with_its_key(
 )
 def test_a_size_that_the_weights_have_not_is_told(
     key: str, value: int, told: str, model: Path, refused: Run
-) -> None:
+):
     change(model, **{key: value})
     assert told in refused(model)
 
 
 def test_a_draft_models_and_a_draft_heads_bad_values_are_told_as_well(
     model: Path, llama_folder: Path, tmp_path: Path, refused: Run
-) -> None:
+):
     change(model, num_attention_heads=0)
     drafter = {"kind": "lm", "options": {"engine": {"model": str(model), "device": "cpu"}}}
     assert "drafters.lm.options.engine.model: " in refused(llama_folder, lm=drafter)
@@ -111,18 +109,18 @@ def cut(file: Path, num_bytes: int) -> Path:
 @pytest.mark.parametrize("num_bytes", [1, 10**5, -16])
 def test_weights_of_another_length_than_their_header_says_are_damaged(
     num_bytes: int, model: Path, refused: Run
-) -> None:
+):
     file = cut(model / "model.safetensors", num_bytes)
     assert f"target.engine.model: {file} is damaged (" in refused(model)
 
 
 @pytest.mark.parametrize("data", [b"abc", b"\xff" * 64, b"\x02" + bytes(7) + b"[]"])
-def test_weights_without_a_header_are_damaged(data: bytes, model: Path, refused: Run) -> None:
+def test_weights_without_a_header_are_damaged(data: bytes, model: Path, refused: Run):
     (model / "model.safetensors").write_bytes(data)
     assert "model.safetensors is damaged (its header" in refused(model)
 
 
-def test_a_cut_part_of_weights_in_parts_is_damaged(model: Path, refused: Run) -> None:
+def test_a_cut_part_of_weights_in_parts_is_damaged(model: Path, refused: Run):
     whole = model / "model.safetensors"
     names = dict.fromkeys(load_file(whole), "part-1.safetensors")
     (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
@@ -133,14 +131,12 @@ def test_a_cut_part_of_weights_in_parts_is_damaged(model: Path, refused: Run) ->
 
 
 @pytest.mark.parametrize("weight_map", [{}, {"a": 5}, []])
-def test_an_index_that_names_no_files_is_damaged(
-    weight_map: object, model: Path, refused: Run
-) -> None:
+def test_an_index_that_names_no_files_is_damaged(weight_map: object, model: Path, refused: Run):
     (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     assert "index.json is damaged" in refused(model)
 
 
-def test_cut_weights_of_pytorch_are_damaged(model: Path, refused: Run) -> None:
+def test_cut_weights_of_pytorch_are_damaged(model: Path, refused: Run):
     file = model / "pytorch_model.bin"
     torch.save(load_file(model / "model.safetensors"), file)
     (model / "model.safetensors").unlink()
@@ -152,7 +148,7 @@ def test_cut_weights_of_pytorch_are_damaged(model: Path, refused: Run) -> None:
 
 def test_a_cut_gguf_file_is_refused_before_it_is_converted(
     llama_folder: Path, tmp_path: Path, refused: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setenv("DRAFTHOUSE_MODELS", str(tmp_path / "cache"))
     for num_bytes in (1, 4096, 10**5):
         file = write_gguf(llama_folder, tmp_path / "tiny.gguf")

@@ -1,7 +1,5 @@
 """`drafthouse check` refuses a drafter as loading it would, and reads no weights."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -42,7 +40,7 @@ def weights_of(folder: Path) -> Path:
 @pytest.mark.parametrize("kind", MAKE)
 def test_a_head_that_fits_is_passed_without_its_weights(
     kind: str, llama_folder: Path, tmp_path: Path
-) -> None:
+):
     head = MAKE[kind](tmp_path, llama_folder)
     inspect(config_of(llama_folder, kind, {"model": str(head)}), is_here=True)
     held = read_tensors(head, device=META).held
@@ -72,7 +70,7 @@ def text(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_it_says_what_loading_says(change: str, llama_folder: Path, tmp_path: Path) -> None:
+def test_it_says_what_loading_says(change: str, llama_folder: Path, tmp_path: Path):
     head = random_eagle3(tmp_path, llama_folder)
     tensors, config = load_file(weights_of(head)), json.loads(text(head).read_text())
     CHANGES[change](tensors, config)
@@ -85,9 +83,7 @@ def test_it_says_what_loading_says(change: str, llama_folder: Path, tmp_path: Pa
     assert checked.value.message == f"drafters.head.options.model: {loaded.value.message}"
 
 
-def test_a_folder_that_is_damaged_or_of_another_kind_is_refused(
-    llama_folder: Path, tmp_path: Path
-) -> None:
+def test_a_folder_that_is_damaged_or_of_another_kind_is_refused(llama_folder: Path, tmp_path: Path):
     damaged, medusa, fourth = (tmp_path / name for name in ("damaged", "medusa", "fourth"))
     for folder in (damaged, medusa, fourth):
         folder.mkdir()
@@ -104,9 +100,7 @@ def test_a_folder_that_is_damaged_or_of_another_kind_is_refused(
 
 
 @pytest.mark.parametrize("architecture", ["glm4-moe", "qwen3.5"])
-def test_a_prediction_layer_that_the_target_has_not_is_refused(
-    architecture: str, tmp_path: Path
-) -> None:
+def test_a_prediction_layer_that_the_target_has_not_is_refused(architecture: str, tmp_path: Path):
     config = config_of(tmp_path, "mtp", {"model": str(tmp_path)})
     with_mtp(tmp_path, architecture)
     inspect(config, is_here=True)
@@ -115,7 +109,7 @@ def test_a_prediction_layer_that_the_target_has_not_is_refused(
         inspect(config, is_here=True)
 
 
-def test_layers_that_the_target_has_not_are_refused(llama_folder: Path) -> None:
+def test_layers_that_the_target_has_not_are_refused(llama_folder: Path):
     with pytest.raises(ConfigError, match=r"options\.exit_layer: 3 is not below the 3 layers"):
         inspect(config_of(llama_folder, "early_exit", {"exit_layer": 3}), is_here=True)
 
@@ -131,7 +125,7 @@ def reduced(target: Path, folder: Path, tokenizer_hash: str) -> Config:
 
 def test_a_drafter_with_fewer_tokens_is_compared_by_what_it_was_made_for(
     llama_folder: Path, tmp_path: Path
-) -> None:
+):
     own, folder = folder_tokenizer_hash(llama_folder), tmp_path / "own"
     found = inspect(reduced(llama_folder, folder, own), is_here=True)
     assert found["drafters.head.options.engine"].described.vocab_size == 144

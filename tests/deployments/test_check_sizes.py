@@ -1,7 +1,5 @@
 """`drafthouse check` says what a model takes before it is here, from its configuration alone."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable
@@ -58,7 +56,7 @@ def sized(model: str, **settings: object) -> Planned:
 
 
 @pytest.mark.parametrize("model", by_day([*PARAMETERS][::4], PARAMETERS))
-def test_a_published_configuration_has_the_published_number_of_parameters(model: str) -> None:
+def test_a_published_configuration_has_the_published_number_of_parameters(model: str):
     folder = published(model)
     engine = EngineConfig(model=model)
     described = describe(folder, engine)
@@ -72,7 +70,7 @@ def shape_of(folder: Path) -> tuple[object, ...]:
     return tuple((values | values.get("text_config", {})).get(name) for name in SHAPE)
 
 
-def test_every_published_configuration_has_the_shape_of_one_that_was_counted() -> None:
+def test_every_published_configuration_has_the_shape_of_one_that_was_counted():
     counted = {model: published(model) for model in PARAMETERS}
     shapes = {shape_of(folder) for folder in counted.values() if folder is not None}
     folders = [path.parent for path in PUBLISHED.glob("*/config.json")]
@@ -80,7 +78,7 @@ def test_every_published_configuration_has_the_shape_of_one_that_was_counted() -
     assert [each.name for each in folders if shape_of(each) not in shapes] == []
 
 
-def test_latents_are_counted_and_what_makes_keys_of_them_stays_wide() -> None:
+def test_latents_are_counted_and_what_makes_keys_of_them_stays_wide():
     """Of DeepSeek V3, in 8 bits: 512 + 64 numbers of a token and layer, for all of its heads."""
     sizes, model = sized("deepseek-ai/DeepSeek-V3"), "deepseek-ai/DeepSeek-V3"
     assert sizes.kv_per_token == 61 * (512 + 64) * 2
@@ -91,18 +89,16 @@ def test_latents_are_counted_and_what_makes_keys_of_them_stays_wide() -> None:
 
 
 @pytest.mark.parametrize(("model", "gib"), [("20b", 12.8), ("120b", 60.8)])
-def test_experts_of_four_bits_have_their_scales_and_the_rest_its_own_format(
-    model: str, gib: float
-) -> None:
+def test_experts_of_four_bits_have_their_scales_and_the_rest_its_own_format(model: str, gib: float):
     """As the model card states the checkpoints' sizes."""
     assert sized(f"openai/gpt-oss-{model}").weights == pytest.approx(gib * 2**30, rel=0.01)
 
 
-def test_a_model_of_the_catalogue_is_sized_before_it_is_fetched() -> None:
+def test_a_model_of_the_catalogue_is_sized_before_it_is_fetched():
     assert sized("smollm2-135m-instruct", dtype="float32").weights == 4 * 134_515_008
 
 
-def test_check_sizes_the_recipe_for_eight_gpus(run: Run) -> None:
+def test_check_sizes_the_recipe_for_eight_gpus(run: Run):
     """The drafter draws where it expands nodes and where texts that it reads end, not at a target's
     rows."""
     text, engines = run("check", RECIPE), json.loads(run("check", RECIPE, "--json"))["engines"]
@@ -132,7 +128,7 @@ def test_check_sizes_the_recipe_for_eight_gpus(run: Run) -> None:
     assert drafter["kv_tokens_by_gpu_gb"]["24"] > 10 * 32768
 
 
-def test_a_stage_of_a_cascade_draws_for_the_trees_of_the_one_before() -> None:
+def test_a_stage_of_a_cascade_draws_for_the_trees_of_the_one_before():
     config = load(
         "configs/tiny.yaml",
         [
@@ -145,7 +141,7 @@ def test_a_stage_of_a_cascade_draws_for_the_trees_of_the_one_before() -> None:
     assert sizes["lm"].logit_rows > sizes["code"].logit_rows == 64 + 64
 
 
-def test_what_every_rank_has_whole_is_counted_whole() -> None:
+def test_what_every_rank_has_whole_is_counted_whole():
     """Norms alone, in Llama: all else is split."""
     whole, split = (
         sized("meta-llama/Llama-3.3-70B-Instruct"),
@@ -156,7 +152,7 @@ def test_what_every_rank_has_whole_is_counted_whole() -> None:
     assert split.rank_weights == pytest.approx((whole.weights - norms) / 4 + norms, rel=1e-6)
 
 
-def test_quantised_weights_have_the_bits_that_are_stated_or_asked_for(tmp_path: Path) -> None:
+def test_quantised_weights_have_the_bits_that_are_stated_or_asked_for(tmp_path: Path):
     model = "meta-llama/Llama-3.1-8B-Instruct"
     source = published(model)
     values = json.loads((source / "config.json").read_text("utf-8"))
@@ -182,7 +178,7 @@ def alone(folder: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("architecture", ["llama", "mixtral", "gemma3", "gpt2"])
 def test_a_config_alone_gives_the_size_of_the_weights_that_are_not_there(
     architecture: str, checkpoint_factory: Callable[..., Path], tmp_path: Path
-) -> None:
+):
     folder = checkpoint_factory(architecture)
     bare = alone(folder, tmp_path)
     engine = EngineConfig(model=str(folder))
@@ -195,7 +191,7 @@ def test_a_config_alone_gives_the_size_of_the_weights_that_are_not_there(
 
 def test_check_takes_a_config_alone_and_serve_does_not(
     llama_folder: Path, tmp_path: Path, run: Run
-) -> None:
+):
     bare = alone(llama_folder, tmp_path)
     setting = f"target.engine.model={bare}"
     assert "sized by its configuration" in run("check", "configs/own-model.yaml", "--set", setting)
@@ -203,12 +199,12 @@ def test_check_takes_a_config_alone_and_serve_does_not(
         inspect(load("configs/own-model.yaml", [setting]).config, is_here=True)
 
 
-def test_a_model_that_nobody_knows_stays_unknown(run: Run) -> None:
+def test_a_model_that_nobody_knows_stays_unknown(run: Run):
     text = run("check", RECIPE, "--set", "target.engine.model=nobody/knows-it")
     assert "nobody/knows-it (not on this machine, so not compared)" in text
 
 
-def test_the_plan_for_programs_has_what_the_text_says(run: Run) -> None:
+def test_the_plan_for_programs_has_what_the_text_says(run: Run):
     words = ("check", "configs/tiny.yaml", "--set", "target.engine.num_pages=64")
     text, found = run(*words), json.loads(run(*words, "--json"))
     assert f"model {found['model']}\n" in text
@@ -239,15 +235,13 @@ def test_the_plan_for_programs_has_what_the_text_says(run: Run) -> None:
         ),
     ],
 )
-def test_check_says_whose_answers_are_kept(options: dict[str, object], told: str, run: Run) -> None:
+def test_check_says_whose_answers_are_kept(options: dict[str, object], told: str, run: Run):
     tape = json.dumps({"kind": "recorder", "options": options})
     said = run("check", "configs/tiny.yaml", "--set", f"drafters.tape={tape}")
     assert f"drafter tape: {told}\n" in said
 
 
-def test_check_says_what_another_vocabulary_shares(
-    llama_folder: Path, tmp_path: Path, run: Run
-) -> None:
+def test_check_says_what_another_vocabulary_shares(llama_folder: Path, tmp_path: Path, run: Run):
     pairs, letters = range(260, 288), [4 + ord(each) - ord("!") for each in "etinosrhlu"]
     for left_out, told in (
         ((), "it writes 288 of its 288 tokens, 100%, which are 100% of a sample of prose"),
@@ -269,7 +263,7 @@ def test_check_says_what_another_vocabulary_shares(
 @pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees this machine's GPU")
 def test_check_refuses_a_gpu_that_torch_does_not_see(
     llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
-) -> None:
+):
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\necho 550.54.15\n")
     program.chmod(0o755)

@@ -1,7 +1,5 @@
 """The command line as a user meets it: a process, its output, its exit code, what it leaves."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import re
@@ -56,7 +54,7 @@ def shared(shared_file: Path) -> Iterator[Command]:
     command.end()
 
 
-def test_serve_says_one_line_and_what_to_type_next(shared: Command, shared_file: Path) -> None:
+def test_serve_says_one_line_and_what_to_type_next(shared: Command, shared_file: Path):
     shared.wait_for("Drafthouse is ready:")
     http, own_grpc, dashboard = ports(shared_file)
     assert shared.stdout.read_text().partition("; target on cpu: attention ")[0] == (
@@ -80,7 +78,7 @@ def test_serve_says_one_line_and_what_to_type_next(shared: Command, shared_file:
 
 def test_a_file_that_is_applied_changes_the_server_and_replaces_no_process(
     shared: Command, shared_file: Path, tmp_path: Path
-) -> None:
+):
     shared.wait_for("Drafthouse is ready:")
     http, _, _ = ports(shared_file)
     before = replicas(shared)
@@ -117,7 +115,7 @@ def replicas(command: Command) -> set[int]:
 
 def test_what_serve_starts_is_reached_from_this_machine_and_with_a_token_only(
     shared: Command, shared_file: Path
-) -> None:
+):
     shared.wait_for("Drafthouse is ready:")
     _, own_grpc, dashboard_port = ports(shared_file)
     open_sockets = [one for one in listening(shared.family()) if not one.is_on_loopback]
@@ -140,7 +138,7 @@ def test_what_serve_starts_is_reached_from_this_machine_and_with_a_token_only(
         assert client.complete(request).usage.completion_tokens > 0
 
 
-def test_no_part_says_what_it_is_to_who_has_no_token(shared: Command) -> None:
+def test_no_part_says_what_it_is_to_who_has_no_token(shared: Command):
     shared.wait_for("Drafthouse is ready:")
     refusals: list[str] = []
     services = (talk.TARGET, talk.DRAFTER, talk.COORDINATOR)
@@ -166,7 +164,7 @@ def unauthenticated(port: int) -> bool:
 
 def test_a_server_that_was_stopped_leaves_nothing_behind_and_none_of_rays_own_words(
     shared: Command, shared_file: Path
-) -> None:
+):
     shared.wait_for("with drafts and without")
     shared.check_end("the first")
     (line,) = shared.stdout.read_text().splitlines()
@@ -178,7 +176,7 @@ def test_a_server_that_was_stopped_leaves_nothing_behind_and_none_of_rays_own_wo
 @pytest.mark.parametrize("phase", ["loading: ", *by_day((), ("starting Ray", "starting Serve"))])
 def test_an_interrupt_during_start_up_ends_it_at_once_and_leaves_nothing_behind(
     command: Command, phase: str
-) -> None:
+):
     command.wait_for(phase)
     family, folder = command.family(), command.temporary_folder()
     command.process.send_signal(signal.SIGINT)
@@ -189,7 +187,7 @@ def test_an_interrupt_during_start_up_ends_it_at_once_and_leaves_nothing_behind(
 
 
 @by_night
-def test_without_its_model_the_demonstration_is_the_embedded_one(tmp_path: Path) -> None:
+def test_without_its_model_the_demonstration_is_the_embedded_one(tmp_path: Path):
     """All that it logs is JSON, until all its processes are signalled and after it."""
     settings = dict(zip(("http.port", "grpc.port", "dashboard.port"), free_ports(3), strict=True))
     overrides = [word for name in settings for word in ("--set", f"{name}={settings[name]}")]
@@ -221,7 +219,7 @@ def test_without_its_model_the_demonstration_is_the_embedded_one(tmp_path: Path)
 
 
 @pytest.mark.parametrize("named", by_day(NAMED[:1], NAMED))
-def test_a_model_that_was_named_is_not_replaced(tmp_path: Path, named: str) -> None:
+def test_a_model_that_was_named_is_not_replaced(tmp_path: Path, named: str):
     settings = dict(zip(("http.port", "grpc.port", "dashboard.port"), free_ports(3), strict=True))
     overrides = [f"--set={name}={port}" for name, port in settings.items()]
     command = Command(tmp_path, named, *overrides, **without_a_model(tmp_path))
@@ -245,21 +243,21 @@ def without_a_model(folder: Path) -> dict[str, str]:
 
 def test_check_says_what_is_shared_and_what_is_refused(
     config_file: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     plan = run("check", config_file, "--set", "coordinator.replicas=2")
     assert "the 2 coordinators share 64 running and 256 queued requests" in plan
     monkeypatch.setattr(trees, "is_available", lambda: False)
     assert "drafter lookup is refused: drafts need native code" in run("check", config_file)
 
 
-def test_the_version_is_the_installed_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_the_installed_one(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert ended.value.code == 0
     assert capsys.readouterr().out == f"drafthouse {importlib.metadata.version('drafthouse')}\n"
 
 
-def test_checking_needs_neither_ray_nor_torch() -> None:
+def test_checking_needs_neither_ray_nor_torch():
     program = (
         "import sys; from deployments.cli import main; "
         "models = ('target.engine', 'drafters.lm.options.engine'); "

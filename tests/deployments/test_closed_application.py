@@ -1,8 +1,6 @@
 """A whole application that others reach: keys, a secret, and certificates between its parts and to
 clients."""
 
-from __future__ import annotations
-
 import os
 import signal
 import ssl
@@ -114,7 +112,7 @@ def closed(
     serve.delete(APPLICATION)
 
 
-def test_all_parts_find_each_other_and_clients_are_answered(closed: Closed) -> None:
+def test_all_parts_find_each_other_and_clients_are_answered(closed: Closed):
     wait_until(lambda: closed.drafters() == DRAFTERS)
     with Client(closed.grpc) as client:
         sampling = SamplingOptions(max_tokens=24, temperature=0.0, seed=1)
@@ -122,7 +120,7 @@ def test_all_parts_find_each_other_and_clients_are_answered(closed: Closed) -> N
     assert answer.choices[0].text == closed.text()
 
 
-def test_http_and_grpc_ask_for_a_key(closed: Closed) -> None:
+def test_http_and_grpc_ask_for_a_key(closed: Closed):
     assert [closed.answer(key).status_code for key in ("", "wrong", "alice")] == [401, 401, 200]
     wrong = replace(closed.grpc, metadata=[("authorization", "Bearer wrong")])
     with Client(wrong, max_retries=0) as refused:
@@ -137,7 +135,7 @@ def test_http_and_grpc_ask_for_a_key(closed: Closed) -> None:
 
 def test_operators_have_a_key_and_a_port_and_whoever_starts_it_learns_what_it_waits_for(
     closed: Closed,
-) -> None:
+):
     assert closed.client.get("/health").json() == {"status": "ok"}
     assert closed.client.get("/metrics").status_code == 401
     found = closed.client.get("/metrics", headers=bearer("root"))
@@ -147,7 +145,7 @@ def test_operators_have_a_key_and_a_port_and_whoever_starts_it_learns_what_it_wa
     assert state_of(own, APPLICATION)["targets"] == 1
 
 
-def test_the_replicas_read_the_keys_again(closed: Closed) -> None:
+def test_the_replicas_read_the_keys_again(closed: Closed):
     keys = closed.folder / "keys.yaml"
     assert closed.answer("bob").status_code == 401
     write_keys(keys, root={"admin": True}, alice={}, bob={})
@@ -157,7 +155,7 @@ def test_the_replicas_read_the_keys_again(closed: Closed) -> None:
     assert closed.answer("bob").status_code == 200
 
 
-def test_a_killed_coordinator_is_met_again_with_new_certificates(closed: Closed) -> None:
+def test_a_killed_coordinator_is_met_again_with_new_certificates(closed: Closed):
     before = closed.text()
     successor = Authority.new("its successor")
     for role in ROLES:

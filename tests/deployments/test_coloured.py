@@ -3,8 +3,6 @@
 Whole tokens and colours are in test_try.py and test_chat.py.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from deployments.coloured import coloured, legend
@@ -24,12 +22,10 @@ BEGIN, END = Token(b"<|begin|>"), Token(b"<|end|>")
         ("ab and more", [Token(b"ab", ("d",))], "[d|ab] and more"),
     ],
 )
-def test_characters_stay_whole_and_nothing_is_lost(
-    text: str, tokens: list[Token], marked: str
-) -> None:
+def test_characters_stay_whole_and_nothing_is_lost(text: str, tokens: list[Token], marked: str):
     assert coloured(text, tokens, ["d", "e"], in_colour=False) == marked
 
 
-def test_a_legend_has_colours_on_a_terminal_alone() -> None:
+def test_a_legend_has_colours_on_a_terminal_alone():
     assert "\x1b[34mb\x1b[0m" in legend(["a", "b"], in_colour=True)
     assert "\x1b" not in legend(["a", "b"], in_colour=False)

@@ -1,7 +1,5 @@
 """What no command can do anything with: one line on stderr, before any work, and the exit code."""
 
-from __future__ import annotations
-
 import io
 import os
 import shlex
@@ -31,9 +29,7 @@ REFUSED["try --prompt a\udcff"] = "not valid UTF-8"  # which is no YAML
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_a_value_that_means_nothing_is_refused_in_one_line_before_any_work(
-    words: str, run: Run
-) -> None:
+def test_a_value_that_means_nothing_is_refused_in_one_line_before_any_work(words: str, run: Run):
     (line,) = run(*shlex.split(words), status=EXIT_BAD_CONFIG).splitlines()
     assert line.startswith("drafthouse: ")
     assert REFUSED[words] in line
@@ -55,7 +51,7 @@ SHELL = [
 @pytest.mark.parametrize(("shell", "status", "told"), by_day(SHELL[::2], SHELL))
 def test_files_and_pipes_that_cannot_be_used_are_said_in_one_line(
     shell: str, status: int, told: str
-) -> None:
+):
     environment = {**os.environ, "DRAFTHOUSE": f"{sys.executable} -m deployments.cli"}
     found = subprocess.run(
         ["bash", "-c", f"$DRAFTHOUSE {shell}"],
@@ -78,14 +74,14 @@ class Notes(io.StringIO):
         return self.getvalue().splitlines(keepends=True)
 
 
-def test_a_line_of_a_conversation_that_is_no_text_is_noted_and_the_conversation_goes_on() -> None:
+def test_a_line_of_a_conversation_that_is_no_text_is_noted_and_the_conversation_goes_on():
     notes = Notes()
     talk = ChatHistory(parser_for(["chat"]).parse_args(["chat", URL]), Notes(), notes)
     talk.talk(iter(["caf\udce9", "/reset"]))
     assert notes.said[-2:] == ["the line is not valid UTF-8\n", "the conversation begins anew\n"]
 
 
-def test_a_server_that_wants_a_key_is_not_taken_for_another_kind() -> None:
+def test_a_server_that_wants_a_key_is_not_taken_for_another_kind():
     async def ask(status: int) -> None:
         def answer(request: httpx.Request) -> httpx.Response:
             return httpx.Response(status, json={"error": {"message": "who are you?"}})
@@ -103,7 +99,7 @@ def test_a_server_that_wants_a_key_is_not_taken_for_another_kind() -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_each_shell_has_its_code(shell: str, run: Run) -> None:
+def test_each_shell_has_its_code(shell: str, run: Run):
     assert "drafthouse" in run("completion", shell)
 
 
@@ -114,7 +110,7 @@ def test_each_shell_has_its_code(shell: str, run: Run) -> None:
         ("drafthouse serve --log-format ", {"text", "json"}),
     ],
 )
-def test_what_may_follow_is_offered(line: str, expected: set[str]) -> None:
+def test_what_may_follow_is_offered(line: str, expected: set[str]):
     """As the shell asks, which reads the answer from another stream than the output."""
     asked = {
         "_ARGCOMPLETE": "1",

@@ -1,7 +1,5 @@
 """A link to a replica lasts as long as the replica, whatever Serve lists meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
@@ -59,7 +57,7 @@ class Links:
             await asyncio.wait_for(self.changed.wait(), 60)
 
 
-async def test_a_link_outlives_the_absence_of_its_endpoint() -> None:
+async def test_a_link_outlives_the_absence_of_its_endpoint():
     listed, links = Listed(), Links()
     connections: Connections[Any] = Connections("drafter x", listed, links.connect, links.use)
     connections.start()
@@ -82,7 +80,7 @@ async def test_a_link_outlives_the_absence_of_its_endpoint() -> None:
     await connections.stop()
 
 
-async def test_who_begins_waits_for_its_first_link() -> None:
+async def test_who_begins_waits_for_its_first_link():
     listed, links = Listed(), Links()
     connections: Connections[Any] = Connections("target", listed, links.connect, links.use)
     connections.start()

@@ -1,7 +1,5 @@
 """Which lines of the replicas' logs reach the console, and that each does so once."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 
@@ -40,11 +38,11 @@ def as_json(level: str, logger: str) -> str:
         ("{no object", False),
     ],
 )
-def test_the_console_has_warnings_requests_and_activity(line: str, expected: bool) -> None:
+def test_the_console_has_warnings_requests_and_activity(line: str, expected: bool):
     assert is_wanted(line) == expected
 
 
-def test_every_line_is_told_once_and_when_it_is_whole(tmp_path: Path) -> None:
+def test_every_line_is_told_once_and_when_it_is_whole(tmp_path: Path):
     follower = LogFollower(tmp_path)
     assert [*follower.new_lines(), *LogFollower(None).new_lines()] == []
     first, second = tmp_path / "worker-1.err", tmp_path / "worker-2.err"
@@ -59,7 +57,7 @@ def test_every_line_is_told_once_and_when_it_is_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_json", [False, True])
-def test_the_progress_of_loading_is_the_last_that_was_said(tmp_path: Path, is_json: bool) -> None:
+def test_the_progress_of_loading_is_the_last_that_was_said(tmp_path: Path, is_json: bool):
     follower, file = LogFollower(tmp_path), tmp_path / "worker-1.err"
     assert follower.progress == ""
     loading = "cluster.engine.loading.progress"

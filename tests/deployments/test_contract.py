@@ -1,7 +1,5 @@
 """The table of fields: complete, read by the parsers, told by /openapi.json and docs/api.md."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import json
@@ -114,7 +112,7 @@ def shown(name: str) -> str:
     return name.replace("[]", "[0]")
 
 
-def test_a_field_that_a_new_version_adds_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_field_that_a_new_version_adds_is_reported(monkeypatch: pytest.MonkeyPatch):
     known = api.fields_of
     monkeypatch.setattr(api, "fields_of", lambda path: known(path) | {"brand_new": "x"})
     with pytest.raises(SystemExit, match="/v1/completions: brand_new"):
@@ -122,9 +120,7 @@ def test_a_field_that_a_new_version_adds_is_reported(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(("endpoint", "rule"), rules(Status.REFUSED))
-def test_a_refused_field_is_refused_by_name_however_lenient(
-    endpoint: PostEndpoint, rule: Rule
-) -> None:
+def test_a_refused_field_is_refused_by_name_however_lenient(endpoint: PostEndpoint, rule: Rule):
     for limits in (LIMITS, LENIENT):
         for value in (None, *rule.harmless):
             parse(endpoint, body_with(endpoint, rule.name, value), limits)
@@ -136,7 +132,7 @@ def test_a_refused_field_is_refused_by_name_however_lenient(
 @pytest.mark.parametrize(("endpoint", "rule"), [*rules(Status.IGNORED), *rules(Status.UNNEEDED)])
 def test_a_field_that_changes_nothing_is_ignored_and_named_or_refused_by_a_strict_server(
     endpoint: PostEndpoint, rule: Rule
-) -> None:
+):
     body, is_ignored = body_with(endpoint, rule.name, "anything"), rule.status is Status.IGNORED
     assert parse(endpoint, body, LIMITS if is_ignored else LENIENT).ignored == (rule.name,)
     if not is_ignored:
@@ -145,7 +141,7 @@ def test_a_field_that_changes_nothing_is_ignored_and_named_or_refused_by_a_stric
         assert parse(endpoint, body_with(endpoint, rule.name, value)).ignored == ()
 
 
-def test_a_field_without_effect_has_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_field_without_effect_has_one_line_of_the_log(caplog: pytest.LogCaptureFixture):
     limits = dataclasses.replace(LENIENT, logged=set())
     turns = [{"role": "user", "content": "x", "mood": "good\r\n"}] * 3
     with caplog.at_level("INFO"):
@@ -161,7 +157,7 @@ def test_a_field_without_effect_has_one_line_of_the_log(caplog: pytest.LogCaptur
     assert not any("\n" in line for line in lines)
 
 
-def test_an_unknown_field_is_an_error_or_a_warning() -> None:
+def test_an_unknown_field_is_an_error_or_a_warning():
     for name in ("temprature", "speculation.depth", "messages[].mood", "stream_options.usage"):
         error = refused(Chat.parse, body_with(CHAT, name, 5), LIMITS)
         assert error.param == shown(name)
@@ -169,7 +165,7 @@ def test_an_unknown_field_is_an_error_or_a_warning() -> None:
         assert Chat.parse(body_with(CHAT, name, 5), LENIENT).ignored == (name,)
 
 
-def test_the_warning_holds_no_more_of_a_name_than_a_header_may() -> None:
+def test_the_warning_holds_no_more_of_a_name_than_a_header_may():
     assert warning_header(()) == {}
     header = warning_header(["a\r\nb: c", "é", "input[].id"])["Warning"]
     assert header == '299 drafthouse "fields without effect: a??b??c, ?, input[].id"'
@@ -180,13 +176,13 @@ def test_the_warning_holds_no_more_of_a_name_than_a_header_may() -> None:
     ("endpoint", "rule"),
     [each for each in ALL_RULES if each.values[1].is_required],  # type: ignore[union-attr]
 )
-def test_a_required_field_is_missed_by_name(endpoint: PostEndpoint, rule: Rule) -> None:
+def test_a_required_field_is_missed_by_name(endpoint: PostEndpoint, rule: Rule):
     body = body_with(endpoint, rule.name, None)
     assert refused(parse, endpoint, body).param == shown(rule.name)
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: endpoint.path)
-def test_the_required_fields_suffice(endpoint: PostEndpoint) -> None:
+def test_the_required_fields_suffice(endpoint: PostEndpoint):
     needed = {rule.name for rule in rules_of(endpoint) if rule.is_required} | {
         "prompt"
     }  # or messages
@@ -194,7 +190,7 @@ def test_the_required_fields_suffice(endpoint: PostEndpoint) -> None:
 
 
 @pytest.mark.parametrize("endpoint", [one for one in ENDPOINTS if "model" in PARSERS[one][0]])
-def test_a_body_needs_no_model_where_one_is_served(endpoint: PostEndpoint) -> None:
+def test_a_body_needs_no_model_where_one_is_served(endpoint: PostEndpoint):
     body = {key: value for key, value in PARSERS[endpoint][0].items() if key != "model"}
     other = dataclasses.replace(CONFIG, api=ApiConfig(served_model_names=("other",)))
     named = parse(endpoint, body, dataclasses.replace(LENIENT, config=other))
@@ -227,7 +223,7 @@ def bounds(schema: Mapping[str, Any]) -> Iterator[tuple[Any, bool]]:
 
 
 @pytest.mark.parametrize(("endpoint", "rule"), rules(Status.SUPPORTED))
-def test_the_parser_and_the_schema_draw_the_same_bounds(endpoint: PostEndpoint, rule: Rule) -> None:
+def test_the_parser_and_the_schema_draw_the_same_bounds(endpoint: PostEndpoint, rule: Rule):
     whole = jsonschema.Draft202012Validator(body_schema(endpoint.body, LIMITS))
     for value, is_good in bounds(rule.schema or {}):
         body = body_with(endpoint, rule.name, value)
@@ -243,7 +239,7 @@ def test_the_parser_and_the_schema_draw_the_same_bounds(endpoint: PostEndpoint, 
         assert (refused(parse, endpoint, body).param or "").startswith(shown(rule.name))
 
 
-def test_the_openapi_document_has_bounds_errors_and_answers_that_are_none() -> None:
+def test_the_openapi_document_has_bounds_errors_and_answers_that_are_none():
     document = openapi(LIMITS, "1.0")
     validate(document)
     schema = document["paths"]["/v1/completions"]["post"]["requestBody"]["content"]
@@ -261,7 +257,7 @@ def test_the_openapi_document_has_bounds_errors_and_answers_that_are_none() -> N
     assert health["503"] == health["200"] != health["default"]
 
 
-def test_the_document_and_grpc_have_every_word_and_the_statistics_of_every_answer() -> None:
+def test_the_document_and_grpc_have_every_word_and_the_statistics_of_every_answer():
     document: Any = openapi(LIMITS, "1.0")
     schema = document["components"]["schemas"]["SpeculativeDecoding"]
     assert set(schema["properties"]["idle_because"]["enum"]) == {*IdleReason, None}
@@ -275,7 +271,7 @@ def test_the_document_and_grpc_have_every_word_and_the_statistics_of_every_answe
     assert all(f'"{reason}"' in comment for reason in IdleReason)
 
 
-def test_the_statistics_of_several_choices_add_up() -> None:
+def test_the_statistics_of_several_choices_add_up():
     accepted, verified = {"lm": 2, "suffix": 1}, {"lm": 6, "suffix": 4}
     first = SpeculationStats(
         9, 2, 8, 3, (0, 1, 1), accepted, "", verified, {"suffix": 2}, decode_time_s=1.5

@@ -3,8 +3,6 @@
 Real coordinators on in-process links, with the toy target whose text is a pure function.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Sequence
@@ -65,7 +63,7 @@ async def held(setting: Stage, first: House) -> tuple[Ticket, asyncio.Event]:
     return asked
 
 
-async def test_a_request_continues_on_another_coordinator_with_the_same_text() -> None:
+async def test_a_request_continues_on_another_coordinator_with_the_same_text():
     async with stage() as setting, house() as first, house() as second:
         toys = {"a": setting.add("a", first), "b": setting.add("b", second)}
         await asyncio.sleep(0)
@@ -78,7 +76,7 @@ async def test_a_request_continues_on_another_coordinator_with_the_same_text() -
         assert ticket.failovers == 1
 
 
-async def test_a_coordinator_that_is_stopped_hands_its_requests_over() -> None:
+async def test_a_coordinator_that_is_stopped_hands_its_requests_over():
     async with stage() as setting, house() as first:
         ticket, arrived = await held(setting, first)
         async with house() as second:
@@ -88,7 +86,7 @@ async def test_a_coordinator_that_is_stopped_hands_its_requests_over() -> None:
             assert await read(ticket, arrived) == plain_text([1, 2, 3], PARAMS)
 
 
-async def test_without_a_coordinator_a_request_is_answered_unavailable() -> None:
+async def test_without_a_coordinator_a_request_is_answered_unavailable():
     async with stage() as setting:
         with pytest.raises(UnavailableError, match="no coordinator"):
             await setting.ingress.submit(request(), asyncio.Event())
@@ -96,7 +94,7 @@ async def test_without_a_coordinator_a_request_is_answered_unavailable() -> None
 
 async def test_a_request_over_the_frame_limit_does_not_affect_others(
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+):
     async with stage() as setting, house() as only:
         setting.add("a", only)
         await asyncio.sleep(0)
@@ -125,7 +123,7 @@ async def test_a_request_over_the_frame_limit_does_not_affect_others(
 
 
 @pytest.mark.parametrize("is_lost_first", [True, False])
-async def test_a_cancelled_request_does_not_run_again_elsewhere(is_lost_first: bool) -> None:
+async def test_a_cancelled_request_does_not_run_again_elsewhere(is_lost_first: bool):
     async with stage() as setting, house() as first, house() as second:
         ticket, arrived = await held(setting, first)
         if is_lost_first:
@@ -143,7 +141,7 @@ async def test_a_cancelled_request_does_not_run_again_elsewhere(is_lost_first: b
         assert other.frames == []
 
 
-async def test_an_accepted_request_is_not_refused_for_want_of_room_after_a_failover() -> None:
+async def test_an_accepted_request_is_not_refused_for_want_of_room_after_a_failover():
     full = house(max_running_sequences=1, max_queued_requests=0)
     async with stage() as setting, house() as first, full as second:
         ticket, arrived = await held(setting, first)
@@ -160,7 +158,7 @@ async def test_an_accepted_request_is_not_refused_for_want_of_room_after_a_failo
         assert ticket.failovers >= 1
 
 
-async def test_a_coordinator_that_falls_silent_is_left_and_its_requests_go_on_elsewhere() -> None:
+async def test_a_coordinator_that_falls_silent_is_left_and_its_requests_go_on_elsewhere():
     ingress = Coordinators(CoordinatorConfig(target_silence_s=1.5))  # heartbeats come every second
     description = WorkerDescription("c", "coordinator", "c", vocab_size=9, max_context_len=99)
     ours, mute = memory_pair()
@@ -221,7 +219,7 @@ async def says(link: Ours, load: Load) -> None:
         await asyncio.sleep(0)
 
 
-async def test_requests_go_to_the_coordinator_that_has_least_in_hand_of_all_ingresses() -> None:
+async def test_requests_go_to_the_coordinator_that_has_least_in_hand_of_all_ingresses():
     ingress = Coordinators(CoordinatorConfig())
     async with peers(ingress, "a", "b") as links:
         assert sorted(await placed(ingress, 4)) == ["a", "a", "b", "b"]
@@ -235,7 +233,7 @@ async def test_requests_go_to_the_coordinator_that_has_least_in_hand_of_all_ingr
         assert await placed(ingress, 1) == ["b"]
 
 
-async def test_a_request_is_sent_away_only_when_no_coordinator_has_room() -> None:
+async def test_a_request_is_sent_away_only_when_no_coordinator_has_room():
     full = house(max_running_sequences=1, max_queued_requests=0)
     async with stage() as setting, full as first, house() as second:
         busy = setting.add("busy", first)

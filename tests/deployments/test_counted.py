@@ -3,8 +3,6 @@
 DRAFTHOUSE_COUNTED says over how many mixed requests.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -235,6 +233,6 @@ def mixed(count: int, stop: str) -> Iterator[Asked]:
         yield replace(asked, body=body, key=rng.choice(KEYS))
 
 
-def test_all_counts_agree_over_mixed_requests(server: Server, stop: str) -> None:
+def test_all_counts_agree_over_mixed_requests(server: Server, stop: str):
     for asked in mixed(NUM_REQUESTS, stop):
         check(server, asked)

@@ -1,7 +1,5 @@
 """Tools whose calls are one text: how models know them, and how their calls come back."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from typing import Any
@@ -55,7 +53,7 @@ OF_GRAMMAR = {"format": {"type": "grammar", "grammar": GRAMMAR}}
         ),
     ],
 )
-def test_a_model_knows_it_as_a_function_of_one_text(spec: GenerationSpec) -> None:
+def test_a_model_knows_it_as_a_function_of_one_text(spec: GenerationSpec):
     (tool,) = spec.prompts[0].tools
     function = tool["function"]
     told = (tool["type"], function["name"], function["description"])
@@ -75,7 +73,7 @@ def test_a_model_knows_it_as_a_function_of_one_text(spec: GenerationSpec) -> Non
         chat_spec(OF_CHAT, tool_choice={"type": "custom", "custom": {"name": "patch"}}),
     ],
 )
-def test_a_forced_call_has_one_text(spec: GenerationSpec) -> None:
+def test_a_forced_call_has_one_text(spec: GenerationSpec):
     (tag,) = json.loads(spec.params.grammar.source)["format"]["tags"]
     assert tag["content"]["json_schema"]["properties"]["input"]["type"] == "string"
     assert tag["content"]["json_schema"]["additionalProperties"] is False
@@ -99,9 +97,7 @@ ARGUMENTS: list[tuple[str, str]] = [
 
 @pytest.mark.parametrize(("written", "text"), ARGUMENTS)
 @pytest.mark.parametrize("size", [1, 2, 5, 1000])
-def test_the_text_is_that_of_the_arguments_in_any_pieces(
-    written: str, text: str, size: int
-) -> None:
+def test_the_text_is_that_of_the_arguments_in_any_pieces(written: str, text: str, size: int):
     reader = TextArgument()
     ends = range(0, len(written), size)
     pieces = [reader.push(written[at : at + size], is_end=at == ends[-1]) for at in ends]
@@ -120,7 +116,7 @@ def answer(tokenizer: Tokenizer, *, end: FinishReason = FinishReason.STOP) -> li
     return read_text(tokenizer, way, text)
 
 
-def test_a_chat_has_the_call_in_its_own_shape(tokenizer: Tokenizer) -> None:
+def test_a_chat_has_the_call_in_its_own_shape(tokenizer: Tokenizer):
     deltas = answer(tokenizer)
     custom, function = whole_message(deltas)["tool_calls"]
     call = ChatCompletionMessageCustomToolCall.model_validate(custom)
@@ -134,7 +130,7 @@ def test_a_chat_has_the_call_in_its_own_shape(tokenizer: Tokenizer) -> None:
     assert not any("function" in piece for piece in own)
 
 
-def test_a_response_has_the_call_in_its_own_shape(tokenizer: Tokenizer) -> None:
+def test_a_response_has_the_call_in_its_own_shape(tokenizer: Tokenizer):
     store = ResponseStore(4, 10**6)
     limits = dataclasses.replace(LIMITS, store=store)
     deltas = answer(tokenizer)

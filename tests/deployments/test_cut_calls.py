@@ -1,7 +1,5 @@
 """Calls that a stop string or a limit cuts off, and answers that go back as a conversation."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Sequence
@@ -91,7 +89,7 @@ CUTS: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
 @pytest.mark.parametrize(("text", "how", "expected"), CUTS.values(), ids=CUTS)
 def test_what_is_cut_is_told_as_cut(
     tokenizer: Tokenizer, text: str, how: dict[str, Any], expected: list[Any]
-) -> None:
+):
     """Of the chat: content and calls, finish_reason; of the response: statuses; stop_reason."""
     deltas = answer(tokenizer, text, asked("hermes", **how))
     whole = Apis(tokenizer).whole(deltas)
@@ -102,13 +100,13 @@ def test_what_is_cut_is_told_as_cut(
 
 
 @pytest.mark.parametrize("name", [r"\q", r"\ud83d", "", "a b", "x" * 65])
-def test_an_object_with_a_name_that_no_tool_has_stays_text(tokenizer: Tokenizer, name: str) -> None:
+def test_an_object_with_a_name_that_no_tool_has_stays_text(tokenizer: Tokenizer, name: str):
     text = f'<tool_call>\n{{"name": "{name}", "arguments": {{}}}}\n</tool_call>'
     whole = Apis(tokenizer).whole(answer(tokenizer, text, asked("hermes")))
     assert whole[:2] == [(text, "", []), "stop"]
 
 
-def test_arguments_of_any_depth_are_told(tokenizer: Tokenizer) -> None:
+def test_arguments_of_any_depth_are_told(tokenizer: Tokenizer):
     written = '{"a": ' * 1500 + "1" + "}" * 1500
     text = f'<tool_call>{{"name": "city", "arguments": {written}}}</tool_call>'
     whole = Apis(tokenizer).whole(answer(tokenizer, text, asked("hermes")))
@@ -117,9 +115,7 @@ def test_arguments_of_any_depth_are_told(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("number", ["NaN", "1e400", "-Infinity"])
-def test_arguments_that_are_no_json_leave_a_message_valid(
-    tokenizer: Tokenizer, number: str
-) -> None:
+def test_arguments_that_are_no_json_leave_a_message_valid(tokenizer: Tokenizer, number: str):
     text = f'<tool_call>{{"name": "city", "arguments": {{"a": {number}}}}}</tool_call>'
     (_, _, calls), *_, blocks, _ = Apis(tokenizer).whole(answer(tokenizer, text, asked("hermes")))
     assert calls == [{"name": "city", "arguments": f'{{"a": {number}}}'}]
@@ -132,7 +128,7 @@ def response_of(
     return dict(json.loads(response_writer(tokenizer, limits, **more).whole(deltas)))
 
 
-def test_logprobs_of_calls_and_reasoning_make_no_items(tokenizer: Tokenizer) -> None:
+def test_logprobs_of_calls_and_reasoning_make_no_items(tokenizer: Tokenizer):
     way = asked("hermes", is_reasoning=True)
     tokens = tokenizer.encode(f"<think>hm</think>Yes.{CUT}", add_special_tokens=False).tolist()
     deltas = [
@@ -146,7 +142,7 @@ def test_logprobs_of_calls_and_reasoning_make_no_items(tokenizer: Tokenizer) -> 
     assert "".join(one["token"] for one in told).endswith("Yes.")
 
 
-def test_an_answer_with_a_cut_call_can_be_gone_on_with(tokenizer: Tokenizer) -> None:
+def test_an_answer_with_a_cut_call_can_be_gone_on_with(tokenizer: Tokenizer):
     """By its id or with its items, in a response or in a chat, the conversation is the same."""
     limits = dataclasses.replace(LIMITS, store=ResponseStore(4, 10**6))
     deltas = answer(tokenizer, CUT, asked("hermes"))
@@ -170,9 +166,7 @@ def test_an_answer_with_a_cut_call_can_be_gone_on_with(tokenizer: Tokenizer) -> 
 
 
 @pytest.mark.parametrize("written", ["\\ud83d", "\\ud83d\\ude42", "\\ude42\\ud83d x"])
-def test_an_answer_with_half_a_character_can_be_gone_on_with(
-    tokenizer: Tokenizer, written: str
-) -> None:
+def test_an_answer_with_half_a_character_can_be_gone_on_with(tokenizer: Tokenizer, written: str):
     limits = dataclasses.replace(LIMITS, store=ResponseStore(4, 10**6))
     text = f'<tool_call>{{"name": "city", "arguments": {{"name": "{written}"}}}}</tool_call>'
     answered = response_of(tokenizer, answer(tokenizer, text, asked("hermes")), limits)

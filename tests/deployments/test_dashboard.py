@@ -1,7 +1,5 @@
 """What Ray's dashboard and its metrics agent know of the application."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
@@ -11,7 +9,7 @@ from cluster.metrics import STEP_TIME
 from tests.deployments.conftest import APPLICATION, Served, wait_until
 
 
-def test_the_dashboard_lists_deployments_and_replicas(served: Served) -> None:
+def test_the_dashboard_lists_deployments_and_replicas(served: Served):
     answer = httpx.get(f"{served.dashboard}/api/serve/applications/", timeout=60).json()
     application = answer["applications"][APPLICATION]
     assert application["status"] == "RUNNING"
@@ -29,7 +27,7 @@ def test_the_dashboard_lists_deployments_and_replicas(served: Served) -> None:
     assert set(counts.values()) == {1}
 
 
-def test_our_metrics_reach_rays_metrics_agent(served: Served) -> None:
+def test_our_metrics_reach_rays_metrics_agent(served: Served):
     import ray
 
     body = {"prompt": "abc abc abc", "max_tokens": 64, "ignore_eos": True}
@@ -78,7 +76,7 @@ def is_joined(page: str) -> bool:
     return all(workers(each, "") & counted for each in series)
 
 
-def test_every_scrape_has_the_series_of_every_process_whichever_answers(served: Served) -> None:
+def test_every_scrape_has_the_series_of_every_process_whichever_answers(served: Served):
     for _ in range(3):  # two of them are refused by one ingress, or one by each
         served.api.refusal("/v1/completions", model="other")
     rejected = "drafthouse_rejected_requests_total"

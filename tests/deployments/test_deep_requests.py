@@ -1,7 +1,5 @@
 """Bodies that are nested deep, on every endpoint: refused before anybody walks through them."""
 
-from __future__ import annotations
-
 import json
 import logging
 from typing import Any
@@ -45,7 +43,7 @@ PATH = PATHS[0]
 @pytest.mark.parametrize("is_list", [False, True])
 def test_what_is_too_deep_is_refused_in_few_lines(
     http: httpx.Client, caplog: pytest.LogCaptureFixture, is_list: bool
-) -> None:
+):
     caplog.set_level(logging.INFO)
     for depth in (MAX_DEPTH, 500, 900):
         body = {"model": MODEL, **with_schema(deep(depth, is_list=is_list))[PATH]}
@@ -57,7 +55,7 @@ def test_what_is_too_deep_is_refused_in_few_lines(
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_what_is_just_not_too_deep_is_no_fault_of_ours(http: httpx.Client, path: str) -> None:
+def test_what_is_just_not_too_deep_is_no_fault_of_ours(http: httpx.Client, path: str):
     # The tool's schema begins five levels down.
     body = {"model": MODEL, **with_schema(deep(MAX_DEPTH - 5))[path]}
     response = http.post(path, json=body)
@@ -66,7 +64,7 @@ def test_what_is_just_not_too_deep_is_no_fault_of_ours(http: httpx.Client, path:
 
 
 @pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 50_000])
-def test_a_text_of_json_in_a_body_is_bounded_too(http: httpx.Client, depth: int) -> None:
+def test_a_text_of_json_in_a_body_is_bounded_too(http: httpx.Client, depth: int):
     text = '{"a":' * depth + "{}" + "}" * depth
     function = {"name": "f", "arguments": text}
     call = {"id": "a", "type": "function", "function": function}
@@ -84,7 +82,7 @@ def test_a_text_of_json_in_a_body_is_bounded_too(http: httpx.Client, depth: int)
         assert "nested too deeply" in response.json()["error"]["message"]
 
 
-def test_arguments_at_the_limit_are_rendered(http: httpx.Client) -> None:
+def test_arguments_at_the_limit_are_rendered(http: httpx.Client):
     text = json.dumps(deep(MAX_DEPTH))
     call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": text}}
     body = {"model": MODEL, "messages": [HELLO, {"role": "assistant", "tool_calls": [call]}, HELLO]}

@@ -1,7 +1,5 @@
 """`drafthouse diff`: what a change restarts, as Ray Serve itself would decide."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any
@@ -34,7 +32,7 @@ def changed(document: Any, changes: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["told"])
-def test_a_changed_key_is_told_with_what_it_restarts(case: dict[str, Any]) -> None:
+def test_a_changed_key_is_told_with_what_it_restarts(case: dict[str, Any]):
     before = changed(load(REPOSITORY / "k8s/base/serve.yaml").document, case.get("before", {}))
     found = difference(before, changed(before, case["change"]))
     assert found.startswith(case["told"])
@@ -42,7 +40,7 @@ def test_a_changed_key_is_told_with_what_it_restarts(case: dict[str, Any]) -> No
     assert "\n  " not in case["told"] or found == case["told"]
 
 
-def test_serve_itself_restarts_all_for_the_other_keys_of_an_application_alone() -> None:
+def test_serve_itself_restarts_all_for_the_other_keys_of_an_application_alone():
     plain = ServeApplicationSchema(import_path="a:b")
     for key in {*_APPLICATION_KEYS} - {*INSIDE, "name", "deployments"}:
         changed = plain.model_copy(update={key: "c:d"})
@@ -52,14 +50,14 @@ def test_serve_itself_restarts_all_for_the_other_keys_of_an_application_alone() 
         assert extra["update_type"].name != "HeavyWeight", key
 
 
-def test_what_serve_does_not_take_is_refused_with_its_reason() -> None:
+def test_what_serve_does_not_take_is_refused_with_its_reason():
     document = load(REPOSITORY / "k8s/base/serve.yaml").document
     scaled = {"name": "target", "autoscaling_config": {"min_replicas": 3, "max_replicas": 2}}
     with pytest.raises(ConfigError, match=r"deployments\[target\]: Ray Serve does not take it"):
         difference(document, changed(document, {"main.deployments": [scaled]}))
 
 
-def test_what_stands_in_another_application_is_not_touched() -> None:
+def test_what_stands_in_another_application_is_not_touched():
     document = changed(load(REPOSITORY / "k8s/base/serve.yaml").document, {})
     other = document["applications"][0] | {"name": "other", "route_prefix": "/other"}
     document["applications"].append(copy.deepcopy(other))
@@ -68,9 +66,7 @@ def test_what_stands_in_another_application_is_not_touched() -> None:
     assert difference(document, after).startswith("restarts all of application other:")
 
 
-def test_the_command_compares_two_files(
-    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_compares_two_files(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(REPOSITORY)
     local = "configs/tiny.yaml"
     text = Path(local).read_text("utf-8")

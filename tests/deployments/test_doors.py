@@ -1,7 +1,5 @@
 """Who can reach what: tokens and interfaces, as far as they show without a running Ray."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,14 +55,14 @@ def config_file(tmp_path: Path) -> Path:
 
 def test_a_ray_that_is_joined_without_a_token_is_refused_with_the_remedy(
     config_file: Path, environment: pytest.MonkeyPatch, run: Run
-) -> None:
+):
     environment.setenv("RAY_AUTH_MODE", "disabled")
     message = run("serve", config_file, "--address", "auto", status=2)
     assert "RAY_AUTH_MODE=disabled: whoever reaches this machine's ports could run code" in message
     assert "unset it" in message
 
 
-def test_a_ray_of_ones_own_gets_another_token_every_time(environment: pytest.MonkeyPatch) -> None:
+def test_a_ray_of_ones_own_gets_another_token_every_time(environment: pytest.MonkeyPatch):
     tokens = set()
     for _ in range(2):
         environment.delenv("RAY_AUTH_TOKEN", raising=False)
@@ -75,7 +73,7 @@ def test_a_ray_of_ones_own_gets_another_token_every_time(environment: pytest.Mon
     assert min(map(len, tokens)) >= 32
 
 
-def test_the_users_own_token_is_kept(environment: pytest.MonkeyPatch) -> None:
+def test_the_users_own_token_is_kept(environment: pytest.MonkeyPatch):
     prepare_to_join()
     assert os.environ["RAY_AUTH_MODE"] == "token"
     assert "RAY_AUTH_TOKEN" not in os.environ
@@ -88,9 +86,7 @@ def test_the_users_own_token_is_kept(environment: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("interface", ["loopback", "node"])
-def test_ray_itself_listens_where_the_parts_do(
-    interface: str, environment: pytest.MonkeyPatch
-) -> None:
+def test_ray_itself_listens_where_the_parts_do(interface: str, environment: pytest.MonkeyPatch):
     prepare_to_start(Config(network=NetworkConfig(interface)))  # type: ignore[arg-type]
     is_told = os.environ.get("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER") == "0"
     assert is_told == (interface == "loopback")
@@ -102,7 +98,7 @@ def dashboard(answer: bytes) -> Iterator[str]:
         yield f"127.0.0.1:{port}"
 
 
-def test_a_cluster_that_asks_nobody_for_a_token_is_not_joined() -> None:
+def test_a_cluster_that_asks_nobody_for_a_token_is_not_joined():
     with (
         dashboard(b'{"authentication_mode": "disabled"}') as where,
         pytest.raises(ConfigError, match="ray get-auth-token --generate"),
@@ -115,13 +111,13 @@ def test_a_cluster_that_asks_nobody_for_a_token_is_not_joined() -> None:
 @pytest.mark.parametrize("answer", [b"<html>", b"{}", b"[]"])
 def test_a_dashboard_that_does_not_say_is_warned_of(
     answer: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     with dashboard(answer) as where:
         check_asks_for_token("10.0.0.1:6379", where)
     assert "does not say who may use" in caplog.text
 
 
-def test_parts_listen_on_loopback_unless_the_configuration_says_node() -> None:
+def test_parts_listen_on_loopback_unless_the_configuration_says_node():
     assert address_for("loopback", 1, "10.0.0.1") == "127.0.0.1"
     assert address_for("node", 3, "10.0.0.1") == "10.0.0.1"
     with pytest.raises(ConfigError, match="has 2 nodes; set it to node") as caught:
@@ -131,7 +127,7 @@ def test_parts_listen_on_loopback_unless_the_configuration_says_node() -> None:
 
 def test_certificates_and_secrets_are_tried_before_anything_is_started(
     llama_folder: Path, tmp_path: Path
-) -> None:
+):
     authority = Authority.new()
     for role in ROLES:
         authority.write(tmp_path / role, f"{role}.drafthouse")
@@ -157,7 +153,7 @@ def test_certificates_and_secrets_are_tried_before_anything_is_started(
         path.write_bytes(kept)
 
 
-def test_files_are_named_to_replicas_as_this_process_finds_them() -> None:
+def test_files_are_named_to_replicas_as_this_process_finds_them():
     found = resolved({"data_plane": {"secret_file": "secret", "tls": {"ca_file": ""}}})
     here = str(Path("secret").resolve())
     assert found == {"data_plane": {"secret_file": here, "tls": {"ca_file": ""}}}

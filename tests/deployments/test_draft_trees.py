@@ -1,7 +1,5 @@
 """`return_draft_trees`: what an answer shows of its steps, to whom, and how much of it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -41,7 +39,7 @@ def tokens_of(step: dict[str, Any]) -> list[int]:
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_the_steps_are_the_text_whole_and_streamed(tokenizer: Tokenizer, path: str) -> None:
+async def test_the_steps_are_the_text_whole_and_streamed(tokenizer: Tokenizer, path: str):
     async with place(tokenizer, CONFIG) as here:
         here.rooms.add_drafter(ToyDrafter("right", oracle_chain(3)))
         plain = (await here.ask(path, **ASKED, return_token_ids=True)).json()["choices"][0]
@@ -69,9 +67,7 @@ async def test_the_steps_are_the_text_whole_and_streamed(tokenizer: Tokenizer, p
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_a_key_is_shown_trees_as_a_salt_is(
-    tokenizer: Tokenizer, path: str, tmp_path: Path
-) -> None:
+async def test_a_key_is_shown_trees_as_a_salt_is(tokenizer: Tokenizer, path: str, tmp_path: Path):
     """Nobody else is: bodies.yaml has who asks without."""
     keys = write_keys(tmp_path / "keys.yaml", alice={})
     async with place(tokenizer, replace(CONFIG, access=keys)) as here:
@@ -79,7 +75,7 @@ async def test_a_key_is_shown_trees_as_a_salt_is(
         assert answer.json()["choices"][0]["draft_steps"]
 
 
-async def test_grpc_shows_the_same_to_the_same(tokenizer: Tokenizer) -> None:
+async def test_grpc_shows_the_same_to_the_same(tokenizer: Tokenizer):
     trees = generation_pb2.SpeculationRequest(return_draft_trees=True)
     async with place(tokenizer, CONFIG) as here, here.listening() as (channel, _):
         answers = [
@@ -107,7 +103,7 @@ def step(token_ids: Sequence[int], own: TokenArray = EMPTY_TOKENS) -> DraftStep:
 
 
 @pytest.mark.parametrize("num_nodes", [0, 1, 60])
-def test_what_a_choice_shows_is_bounded_and_has_no_holes(num_nodes: int) -> None:
+def test_what_a_choice_shows_is_bounded_and_has_no_holes(num_nodes: int):
     trace = StepTrace()
     kept = [each for _ in range(5000) for each in trace.take([step(range(num_nodes))])]
     assert len(kept) == MAX_NODES // max(num_nodes, 1)
@@ -118,7 +114,7 @@ def test_what_a_choice_shows_is_bounded_and_has_no_holes(num_nodes: int) -> None
 
 async def test_an_answer_says_how_many_steps_it_left_out(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setattr("deployments.ingress.ticket.MAX_NODES", 3)
     async with place(tokenizer, CONFIG) as here:
         whole = (await here.ask(PATHS[0], **ASKED, **TREES)).json()["choices"][0]
@@ -129,7 +125,7 @@ async def test_an_answer_says_how_many_steps_it_left_out(
 
 
 @pytest.mark.parametrize("make", [byte_level_folder, byte_fallback_folder])
-def test_a_piece_of_a_character_is_text_in_json(make: Any, tmp_path: Path) -> None:
+def test_a_piece_of_a_character_is_text_in_json(make: Any, tmp_path: Path):
     tokenizer = Tokenizer.load(make(tmp_path))
     ids = tokenizer.encode("\N{OGHAM LETTER BEITH}", add_special_tokens=False)
     assert len(ids) > 1

@@ -1,7 +1,5 @@
 """A node of Ray is emptied before it ends."""
 
-from __future__ import annotations
-
 import json
 
 from tests.conftest import REPOSITORY, python
@@ -16,7 +14,7 @@ _ENVIRONMENT = {
 
 
 @by_night
-def test_a_drained_node_answers_what_is_under_way_and_its_work_goes_on_elsewhere() -> None:
+def test_a_drained_node_answers_what_is_under_way_and_its_work_goes_on_elsewhere():
     program = python("-m", "tests.support.deployments.drained_cluster", **_ENVIRONMENT)
     assert program.returncode == 0, program.stderr[-3000:]
     (line,) = (each for each in program.stdout.splitlines() if each.startswith('{"before"'))

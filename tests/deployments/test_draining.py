@@ -1,7 +1,5 @@
 """A server that stops: nothing new begins, and what does not end in time ends with an error."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator
@@ -25,7 +23,7 @@ async def held(tokenizer: Tokenizer, grace_s: float) -> AsyncIterator[Place]:
         yield here
 
 
-async def test_answers_that_are_under_way_may_end(tokenizer: Tokenizer) -> None:
+async def test_answers_that_are_under_way_may_end(tokenizer: Tokenizer):
     async with held(tokenizer, 60.0) as here:
         asked = [here.ask(path, stream=stream) for path in BODIES for stream in (False, True)]
         await here.wait_for_running(len(asked))
@@ -41,7 +39,7 @@ async def test_answers_that_are_under_way_may_end(tokenizer: Tokenizer) -> None:
 
 async def test_streams_that_do_not_end_are_told_so_in_the_words_of_their_api(
     tokenizer: Tokenizer,
-) -> None:
+):
     async with held(tokenizer, 0.0) as here:
         asked = {path: here.ask(path, stream=True) for path in BODIES}
         await here.wait_for_running(len(asked))
@@ -64,7 +62,7 @@ async def test_streams_that_do_not_end_are_told_so_in_the_words_of_their_api(
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_a_whole_answer_that_is_not_ready_is_503(path: str, tokenizer: Tokenizer) -> None:
+async def test_a_whole_answer_that_is_not_ready_is_503(path: str, tokenizer: Tokenizer):
     async with held(tokenizer, 0.0) as here:
         asked = here.ask(path, stream=False)
         await here.wait_for_running(1)
@@ -76,7 +74,7 @@ async def test_a_whole_answer_that_is_not_ready_is_503(path: str, tokenizer: Tok
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_nothing_new_begins(path: str, tokenizer: Tokenizer) -> None:
+async def test_nothing_new_begins(path: str, tokenizer: Tokenizer):
     async with held(tokenizer, 0.0) as here:
         here.toy.gate.set()
         await here.ingress.drain()
@@ -87,7 +85,7 @@ async def test_nothing_new_begins(path: str, tokenizer: Tokenizer) -> None:
     assert health.json()["status"] == "stopping"
 
 
-async def test_grpc_calls_end_with_a_status_and_watchers_are_told(tokenizer: Tokenizer) -> None:
+async def test_grpc_calls_end_with_a_status_and_watchers_are_told(tokenizer: Tokenizer):
     async with held(tokenizer, 0.0) as here, here.listening() as (channel, listener):
         reading = asyncio.ensure_future(generate(channel).read())
         watching = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())

@@ -1,7 +1,5 @@
 """An error names the field of the body that it is about, whatever else is made of that body."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -41,7 +39,7 @@ CASES += [
 @pytest.mark.parametrize(("path", "param", "body"), CASES)
 def test_an_error_names_the_field_of_its_own_body(
     tool_server: Server, path: str, param: str, body: dict[str, Any]
-) -> None:
+):
     error = tool_server.refusal(path, **body)
     assert error.get("param", param) == param  # Anthropic's errors have none
     assert error["message"].startswith(f"{param}: ")
@@ -62,7 +60,7 @@ TOO_LONG = re.compile(r"prompt is too long: (\d+) tokens > (\d+) maximum")
 @pairwise(path=[*PLACES, "tokens"], streams=[False, True], count=[CONTEXT, 9_000])
 def test_a_full_context_has_the_code_that_clients_act_on(
     tool_server: Server, path: str, streams: bool, count: int
-) -> None:
+):
     path, by_tokens = ("/v1/completions", True) if path == "tokens" else (path, False)
     own, said, length = PLACES[path]
     prompt = [5] * count if by_tokens else said("word " * count)
@@ -86,7 +84,7 @@ def test_a_full_context_has_the_code_that_clients_act_on(
 
 
 @pytest.mark.parametrize("path", PLACES)
-def test_more_output_than_fits_is_as_much_as_fits(tool_server: Server, path: str) -> None:
+def test_more_output_than_fits_is_as_much_as_fits(tool_server: Server, path: str):
     own, said, length = PLACES[path]
     # Of a context that is nearly full: what fits is written within a moment.
     body = {own: said("word " * 90), length: 2**31 - 1, "temperature": 0}
@@ -94,7 +92,7 @@ def test_more_output_than_fits_is_as_much_as_fits(tool_server: Server, path: str
     assert 0 < usage.get("completion_tokens", usage.get("output_tokens")) < CONTEXT
 
 
-def test_only_the_name_in_front_is_the_bodys_own() -> None:
+def test_only_the_name_in_front_is_the_bodys_own():
     names = Names({"messages": "input", "messages[1]": "input[4]", "stop": "stop_sequences"})
     with (
         pytest.raises(RequestError) as caught,
@@ -134,13 +132,13 @@ BEAMS: dict[str, Any] = {"beam_search": BeamSearch(num_beams=2), "max_tokens": 5
         (call(n=3, **BEAMS), "sampling.beam_search.num_beams"),
     ],
 )
-def test_a_call_names_the_field_of_its_message(asked: GenerateRequest, param: str) -> None:
+def test_a_call_names_the_field_of_its_message(asked: GenerateRequest, param: str):
     error = refused(to_spec, asked, LIMITS)
     assert error.param == param
     assert error.message.startswith(f"{param}: ")
 
 
-def test_what_a_call_turns_out_to_lack_later_has_its_messages_name() -> None:
+def test_what_a_call_turns_out_to_lack_later_has_its_messages_name():
     names = to_spec(call(grammar=Grammar(kind="regex", source="(a")), LIMITS).names
     known = ("grammar", "prompt", "max_tokens")
     assert [names.of(name) for name in known] == [

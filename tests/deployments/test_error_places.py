@@ -1,7 +1,5 @@
 """Whatever is wrong at one place of a body, the error names that place, on every endpoint."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Iterator
@@ -68,7 +66,7 @@ EACH = pytest.mark.parametrize("endpoint", WHOLE, ids=lambda endpoint: endpoint.
 
 
 @EACH
-def test_an_error_names_the_place_that_is_wrong(endpoint: PostEndpoint) -> None:
+def test_an_error_names_the_place_that_is_wrong(endpoint: PostEndpoint):
     """For some value of each place exactly that, or the list of texts that it is in, or what an
     object lacks: the name of a function."""
     parse(endpoint, WHOLE[endpoint], SERVED)

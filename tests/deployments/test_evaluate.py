@@ -1,7 +1,5 @@
 """`drafthouse evaluate`: from pairs of answers to a judgement of each cell."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Mapping, Sequence
@@ -55,11 +53,11 @@ def pairs(ratio: float, share: float = 0.5, drafter: str = "lm", *, had: bool = 
 )
 def test_the_whole_interval_must_lie_where_it_decides(
     low: float | None, high: float | None, expected: str
-) -> None:
+):
     assert verdict(Interval(1.0, low, high, 9)) == expected
 
 
-def test_a_drafter_is_useless_if_it_slows_texts_or_could_not_speed_them_up() -> None:
+def test_a_drafter_is_useless_if_it_slows_texts_or_could_not_speed_them_up():
     assert not is_useless("lm", pairs(1.4))
     assert is_useless("lm", pairs(0.9)), "it slows"
     assert is_useless("lm", pairs(1.0, share=0.02)), "2 % of the tokens save 2 % of the steps"
@@ -73,7 +71,7 @@ def asked() -> Sequence[AskedPrompt]:
     return [AskedPrompt(EvaluatedPrompt("once"), SamplingParams())]
 
 
-def test_useless_drafters_are_named_by_what_each_does_alone() -> None:
+def test_useless_drafters_are_named_by_what_each_does_alone():
     measured: list[tuple[tuple[str, ...], list[Cell]]] = []
     by_names = {
         ("lm", "suffix", "random"): {CODE: pairs(1.5), CHAT: pairs(0.9)},
@@ -98,7 +96,7 @@ def test_useless_drafters_are_named_by_what_each_does_alone() -> None:
     assert "random alone, useless" in shown
 
 
-def test_prompts_may_be_ours_spec_benchs_or_openai_bodies(tmp_path: Path) -> None:
+def test_prompts_may_be_ours_spec_benchs_or_openai_bodies(tmp_path: Path):
     path = tmp_path / "prompts.jsonl"
     message = {"role": "user", "content": "Hello"}
     lines: list[dict[str, Any]] = [
@@ -117,7 +115,7 @@ def test_prompts_may_be_ours_spec_benchs_or_openai_bodies(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("line", ["{", "[]", "{}", '{"prompt": [1]}', '{"turns": []}', "3", ""])
-def test_what_is_no_prompt_is_refused_with_its_line(tmp_path: Path, line: str) -> None:
+def test_what_is_no_prompt_is_refused_with_its_line(tmp_path: Path, line: str):
     path = tmp_path / "prompts.jsonl"
     path.write_text(line)
     with pytest.raises(ConfigError, match=r"prompts\.jsonl(, line 1: not a|: there is no) prompt"):
@@ -128,7 +126,7 @@ def test_what_is_no_prompt_is_refused_with_its_line(tmp_path: Path, line: str) -
 
 def test_a_configuration_is_run_and_its_random_drafter_found_useless(
     llama_folder: Path, draft_folder: Path, tmp_path: Path, run: Run
-) -> None:
+):
     small = {"device": "cpu", "threads": 1, "num_pages": 64}
     random = "benchmarks.never_slower.drafters:RandomDrafter"
     vocab_size = json.loads((llama_folder / "config.json").read_text())["vocab_size"]

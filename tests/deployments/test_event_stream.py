@@ -1,7 +1,5 @@
 """Streams that wait: when their headers go out, and what keeps them open."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -35,7 +33,7 @@ def ask(here: Place, version: str = "1.1", **fields: Any) -> Call:
     return call(here.app, "POST", "/v1/completions", body, version=version)
 
 
-async def test_a_stream_that_waits_has_its_headers_and_signs_of_life(tokenizer: Tokenizer) -> None:
+async def test_a_stream_that_waits_has_its_headers_and_signs_of_life(tokenizer: Tokenizer):
     async with held(tokenizer) as here:
         asked = ask(here)
         await asked.wait_for(b": waiting\n\n: waiting\n\n")
@@ -49,7 +47,7 @@ async def test_a_stream_that_waits_has_its_headers_and_signs_of_life(tokenizer: 
 
 async def test_a_stream_that_queues_is_admitted_and_one_too_many_is_refused(
     tokenizer: Tokenizer,
-) -> None:
+):
     async with held(tokenizer, max_running_sequences=1, max_queued_requests=1) as here:
         running, queued = ask(here), ask(here)
         for asked in (running, queued):
@@ -67,7 +65,7 @@ async def test_a_stream_that_queues_is_admitted_and_one_too_many_is_refused(
             await asked.task
 
 
-async def test_a_client_that_leaves_while_it_waits_frees_its_place(tokenizer: Tokenizer) -> None:
+async def test_a_client_that_leaves_while_it_waits_frees_its_place(tokenizer: Tokenizer):
     async with held(tokenizer) as here:
         asked = ask(here)
         await asked.wait_for(b": waiting")
@@ -80,7 +78,7 @@ async def test_a_client_that_leaves_while_it_waits_frees_its_place(tokenizer: To
 
 async def test_a_client_that_leaves_before_a_whole_answer_frees_its_place(
     tokenizer: Tokenizer,
-) -> None:
+):
     async with held(tokenizer) as here:
         asked = ask(here, stream=False)
         await here.wait_for_running(1)

@@ -1,7 +1,5 @@
 """Processes are killed while they serve a stream: the text is the one it would have been."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -72,7 +70,7 @@ def accepted(served: Served) -> float:
 )
 def test_killed_drafters_cost_only_speed_and_come_back(
     served: Served, undisturbed: str, drafters: tuple[str, ...]
-) -> None:
+):
     assert kill_while_streaming(served, *drafters) == undisturbed
     wait_until(lambda: set(served.health()["drafters"].values()) == {1})
     before = accepted(served)
@@ -87,7 +85,7 @@ def test_killed_drafters_cost_only_speed_and_come_back(
 @pytest.mark.parametrize("deployment", ["target", "coordinator"])
 def test_a_killed_worker_costs_a_pause_and_not_the_text(
     served: Served, undisturbed: str, deployment: str
-) -> None:
+):
     assert kill_while_streaming(served, deployment) == undisturbed
     wait_until(lambda: served.health()["status"] == "ok")
     wait_until(lambda: set(served.health()["drafters"].values()) == {1})

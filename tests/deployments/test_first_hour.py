@@ -1,7 +1,5 @@
 """Mistakes of the first hour: one line that says what to do, status 2, and before Ray starts."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -126,7 +124,7 @@ OF_A_START = ("taken ports", "open to all", "no network")
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_told_by_serve_and_check_in_one_line_with_its_remedy(
     name: str, user: Beginner, run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     file, told = user.make(name)
     capsys.readouterr()  # what the preparation has said
     for verb in ("serve",) if name in OF_A_START else by_day(("serve",), ("serve", "check")):
@@ -144,7 +142,7 @@ def check_told(said: str, told: list[str]) -> None:
     assert len(line) < 700
 
 
-def test_the_command_itself_says_one_line_and_ends_with_status_two(user: Beginner) -> None:
+def test_the_command_itself_says_one_line_and_ends_with_status_two(user: Beginner):
     file, told = user.make("wrong tokenizer")
     done = python("-m", "deployments.cli", "serve", file, RAY_AUTH_MODE="token")
     assert (done.returncode, done.stdout) == (2, "")

@@ -1,7 +1,5 @@
 """Who opens the server's address learns what it is, which model it serves, and where."""
 
-from __future__ import annotations
-
 from html.parser import HTMLParser
 
 import httpx
@@ -46,7 +44,7 @@ class Read(HTMLParser):
 
 @pytest.mark.parametrize("path", ["/", "/docs"])
 @pytest.mark.parametrize("accept", ["*/*", "application/json", "text/html;q=0, */*"])
-def test_programs_read_ten_lines_of_text(http: httpx.Client, path: str, accept: str) -> None:
+def test_programs_read_ten_lines_of_text(http: httpx.Client, path: str, accept: str):
     answer = http.get(path, headers={"Accept": accept})
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "text/plain; charset=utf-8"
@@ -57,9 +55,7 @@ def test_programs_read_ten_lines_of_text(http: httpx.Client, path: str, accept: 
 
 
 @pytest.mark.parametrize("path", ["/", "/docs"])
-def test_browsers_read_the_same_with_links_that_lead_somewhere(
-    http: httpx.Client, path: str
-) -> None:
+def test_browsers_read_the_same_with_links_that_lead_somewhere(http: httpx.Client, path: str):
     answer = http.get(path, headers={"Accept": BROWSER})
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     assert answer.headers["vary"] == "Accept"
@@ -75,7 +71,7 @@ def test_browsers_read_the_same_with_links_that_lead_somewhere(
 @pytest.mark.parametrize("below", ["", "/a/b"])
 def test_what_other_servers_have_is_refused_with_what_this_one_does(
     http: httpx.Client, path: str, below: str
-) -> None:
+):
     answer = http.post(f"{path}{below}", json={"model": NAME, "input": "x"})
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (404, "not_found_error")
@@ -83,13 +79,13 @@ def test_what_other_servers_have_is_refused_with_what_this_one_does(
     assert error["message"] == f"{path}{below}: {what}: not served here; {remedy}"
 
 
-def test_no_path_that_is_served_is_among_them(http: httpx.Client) -> None:
+def test_no_path_that_is_served_is_among_them(http: httpx.Client):
     served = {endpoint.path for endpoint in ENDPOINTS} | {page.path for page in PAGES}
     assert [path for path in served if reason_of(path)] == []
     assert reason_of("/v1/embeddingsx") == ""
 
 
-def test_a_wrong_path_is_told_where_to_look(http: httpx.Client) -> None:
+def test_a_wrong_path_is_told_where_to_look(http: httpx.Client):
     answer = http.get("/v2")
     assert answer.status_code == 404
     assert "see /" in answer.json()["error"]["message"]

@@ -1,7 +1,5 @@
 """One request through the ingress, from its specification to text, without Ray."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 from typing import Any
@@ -53,7 +51,7 @@ def create(asked: GenerationSpec, tokenizer: Tokenizer, ingress: Coordinators) -
     return Generation("name", asked, tokenizer, ingress, max_chars_per_token=16.0)
 
 
-async def test_requests_with_the_same_id_are_served_independently(tokenizer: Tokenizer) -> None:
+async def test_requests_with_the_same_id_are_served_independently(tokenizer: Tokenizer):
     async with alone() as (ingress, *_):
         prompts = ([1, 2, 3], [4, 5])
         generations = [create(spec(tokens(*prompt)), tokenizer, ingress) for prompt in prompts]
@@ -63,7 +61,7 @@ async def test_requests_with_the_same_id_are_served_independently(tokenizer: Tok
         assert [generation.id for generation in generations] == ["name", "name"]
 
 
-async def test_a_prompt_without_tokens_is_refused(tokenizer: Tokenizer) -> None:
+async def test_a_prompt_without_tokens_is_refused(tokenizer: Tokenizer):
     async with alone() as (ingress, *_):
         generation = create(spec(Prompt(text="")), tokenizer, ingress)
         with pytest.raises(RequestError, match="no tokens"):
@@ -91,14 +89,14 @@ TOO_LONG = r"prompt is too long: \d+ tokens > 63 maximum"
 )
 async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(
     tokenizer: Tokenizer, prompt: Prompt, reason: str
-) -> None:
+):
     async with alone(context=64) as (ingress, *_):
         with pytest.raises(RequestError, match=reason) as caught:
             await create(spec(prompt), tokenizer, ingress).start()
         assert caught.value.param == "prompt"
 
 
-async def test_many_long_prompts_are_encoded_as_each_would_be(tokenizer: Tokenizer) -> None:
+async def test_many_long_prompts_are_encoded_as_each_would_be(tokenizer: Tokenizer):
     async with alone() as (ingress, *_):
         texts = ["dog " * 700, "fox " * 700, "lazy " * 700]
         generation = create(spec(*map(Prompt, texts)), tokenizer, ingress)
@@ -110,7 +108,7 @@ async def test_many_long_prompts_are_encoded_as_each_would_be(tokenizer: Tokeniz
 
 async def test_with_a_seed_every_choice_of_every_prompt_has_a_stream_of_its_own(
     tokenizer: Tokenizer,
-) -> None:
+):
     async with alone() as (ingress, *_):
         asked = dataclasses.replace(spec(*[tokens(1, 2, 3)] * 2, params=WARM), num_choices=2)
         generation = create(asked, tokenizer, ingress)
@@ -125,7 +123,7 @@ async def test_with_a_seed_every_choice_of_every_prompt_has_a_stream_of_its_own(
 )
 async def test_without_max_tokens_the_default_applies_within_the_context(
     tokenizer: Tokenizer, default: int, min_tokens: int, count: int
-) -> None:
+):
     async with alone(context=64) as (ingress, *_):
         params = dataclasses.replace(PARAMS, max_tokens=0, min_tokens=min_tokens)
         asked = dataclasses.replace(
@@ -134,7 +132,7 @@ async def test_without_max_tokens_the_default_applies_within_the_context(
         assert len(await run(create(asked, tokenizer, ingress))) == count
 
 
-async def test_a_refused_request_gets_a_retry_delay(tokenizer: Tokenizer) -> None:
+async def test_a_refused_request_gets_a_retry_delay(tokenizer: Tokenizer):
     full = alone(max_running_sequences=1, max_queued_requests=0)
     async with full as (ingress, only, busy):
         asked = spec(tokens(1, 2, 3))

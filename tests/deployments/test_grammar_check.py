@@ -1,7 +1,5 @@
 """A client's grammar is compiled where it can be ended, before anything is queued for it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -50,7 +48,7 @@ def make() -> Iterator[MakeCheck]:
         check.close()
 
 
-async def test_one_process_checks_every_kind_and_its_verdicts_outlive_it(make: MakeCheck) -> None:
+async def test_one_process_checks_every_kind_and_its_verdicts_outlive_it(make: MakeCheck):
     before = children()
     check = make()
     await check.check(None, ONE)
@@ -94,7 +92,7 @@ WIDE = {"type": "object", "properties": {f"p{index}": {"type": "string"} for ind
 )
 async def test_a_grammar_that_is_too_much_is_refused_and_the_next_one_is_not(
     make: MakeCheck, settings: dict[str, float], grammar: GrammarSpec, reason: str
-) -> None:
+):
     check = make(**settings)
     with pytest.raises(RequestError, match=reason) as caught:
         await check.check(grammar, ONE)
@@ -102,7 +100,7 @@ async def test_a_grammar_that_is_too_much_is_refused_and_the_next_one_is_not(
     await check.check(GrammarSpec("regex", "small"), ONE)
 
 
-async def test_grammars_that_take_too_long_are_ended_and_others_are_not(make: MakeCheck) -> None:
+async def test_grammars_that_take_too_long_are_ended_and_others_are_not(make: MakeCheck):
     check = make(grammar_timeout_s=BRIEF_S)
     await check.check(GrammarSpec("regex", "loaded"), OTHER)
     stuck = [asyncio.create_task(check.check(large(number), ONE)) for number in range(8)]
@@ -115,7 +113,7 @@ async def test_grammars_that_take_too_long_are_ended_and_others_are_not(make: Ma
             await task
 
 
-async def test_one_tenants_grammars_are_bounded_and_others_do_not_notice(make: MakeCheck) -> None:
+async def test_one_tenants_grammars_are_bounded_and_others_do_not_notice(make: MakeCheck):
     check = make(max_grammars_in_flight=2)
     waiting = [asyncio.create_task(check.check(large(number), ONE)) for number in range(2)]
     await asyncio.sleep(0)
@@ -128,7 +126,7 @@ async def test_one_tenants_grammars_are_bounded_and_others_do_not_notice(make: M
     await check.check(GrammarSpec("regex", "third"), ONE)
 
 
-async def test_a_process_that_ended_is_started_anew(make: MakeCheck) -> None:
+async def test_a_process_that_ended_is_started_anew(make: MakeCheck):
     before = children()
     check = make()
     await check.check(GrammarSpec("regex", "a"), ONE)

@@ -1,7 +1,5 @@
 """The gRPC API: generation, errors, health and reflection."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,7 +42,7 @@ def channel(served: Served) -> Iterator[grpc.Channel]:
         yield channel
 
 
-def test_http_and_grpc_give_the_same_text(client: Client, served: Served) -> None:
+def test_http_and_grpc_give_the_same_text(client: Client, served: Served):
     pieces = list(client.generate(asked("hello", GREEDY)))
     text = "".join(choice.text for piece in pieces for choice in piece.choices)
     body = {"prompt": "hello", "temperature": 0, "max_tokens": 24, "ignore_eos": True}
@@ -55,7 +53,7 @@ def test_http_and_grpc_give_the_same_text(client: Client, served: Served) -> Non
     assert last.choices[-1].finish_reason == FinishReason.FINISH_REASON_LENGTH
 
 
-def test_a_stream_is_resumed_where_it_broke_off(client: Client) -> None:
+def test_a_stream_is_resumed_where_it_broke_off(client: Client):
     sampling = SamplingOptions(temperature=0.9, seed=4, max_tokens=32, ignore_eos=True)
     request = asked("hello", sampling)
     whole = [choice for piece in client.generate(request) for choice in piece.choices]
@@ -84,7 +82,7 @@ BAD: list[tuple[bytes, grpc.StatusCode]] = [
 @pytest.mark.parametrize(("body", "status"), BAD)
 def test_bad_input_has_the_matching_status(
     channel: grpc.Channel, body: bytes, status: grpc.StatusCode
-) -> None:
+):
     call: Any = channel.unary_stream("/drafthouse.v1.GenerationService/Generate")(body, timeout=120)
     with pytest.raises(grpc.RpcError):
         next(call)
@@ -92,9 +90,7 @@ def test_bad_input_has_the_matching_status(
     assert len(call.details()) > 10
 
 
-def test_an_error_brings_its_code_and_field_and_leaves_no_traceback(
-    client: Client, served: Served
-) -> None:
+def test_an_error_brings_its_code_and_field_and_leaves_no_traceback(client: Client, served: Served):
     before = errors_logged()
     with pytest.raises(InvalidRequestError, match="temperature") as caught:
         client.complete(asked("x", TOO_HOT))
@@ -118,7 +114,7 @@ def errors_logged() -> int:
     )
 
 
-def test_a_cancelled_call_frees_its_pages(channel: grpc.Channel, served: Served) -> None:
+def test_a_cancelled_call_frees_its_pages(channel: grpc.Channel, served: Served):
     sampling = SamplingOptions(max_tokens=4000, ignore_eos=True)
     body = asked("long", sampling)
     call: Any = channel.unary_stream("/drafthouse.v1.GenerationService/Generate")(
@@ -131,7 +127,7 @@ def test_a_cancelled_call_frees_its_pages(channel: grpc.Channel, served: Served)
     wait_until(lambda: served.metric("drafthouse_kv_pages_in_use") == 0)
 
 
-def test_health_is_answered_for_the_server_and_the_service(channel: grpc.Channel) -> None:
+def test_health_is_answered_for_the_server_and_the_service(channel: grpc.Channel):
     health = health_pb2_grpc.HealthStub(channel)
     serving = health_pb2.HealthCheckResponse.SERVING
     for name in ("", "drafthouse.v1.GenerationService"):
@@ -144,7 +140,7 @@ def test_health_is_answered_for_the_server_and_the_service(channel: grpc.Channel
     watch.cancel()
 
 
-def test_reflection_shows_the_service(channel: grpc.Channel) -> None:
+def test_reflection_shows_the_service(channel: grpc.Channel):
     stub = reflection_pb2_grpc.ServerReflectionStub(channel)
     asked = reflection_pb2.ServerReflectionRequest(list_services="")
     answer = next(iter(stub.ServerReflectionInfo(iter([asked]))))

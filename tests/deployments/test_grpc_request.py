@@ -1,7 +1,5 @@
 """gRPC requests to validated specifications, and what calls are answered."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -63,7 +61,7 @@ CALL = GenerateRequest(
 )
 
 
-def test_a_call_and_a_body_that_say_the_same_ask_for_the_same() -> None:
+def test_a_call_and_a_body_that_say_the_same_ask_for_the_same():
     body = completion(
         **SAMPLING,
         **SAID,
@@ -79,7 +77,7 @@ def test_a_call_and_a_body_that_say_the_same_ask_for_the_same() -> None:
     assert spec.prompts[0].text == other.prompts[0].text
 
 
-def test_what_a_call_leaves_out_has_its_default() -> None:
+def test_what_a_call_leaves_out_has_its_default():
     spec = to_spec(GenerateRequest(model="demo", text="a"), LIMITS)
     assert spec.params == CompletionBody.parse(completion(), LIMITS).spec.params
     assert (spec.num_choices, spec.speculation) == (1, SpeculationOptions())
@@ -88,26 +86,26 @@ def test_what_a_call_leaves_out_has_its_default() -> None:
     assert asked.speculation.drafters == ()
 
 
-def test_a_request_keeps_its_id_or_gets_one() -> None:
+def test_a_request_keeps_its_id_or_gets_one():
     assert request_name("mine") == "mine"
     assert len({request_name("") for _ in range(2)}) == 2
 
 
 @pytest.mark.parametrize("name", ["x" * 129, "two\nlines"])
-def test_an_invalid_request_id_is_refused(name: str) -> None:
+def test_an_invalid_request_id_is_refused(name: str):
     with pytest.raises(RequestError, match="at most 128 printable") as caught:
         request_name(name)
     assert caught.value.param == "request_id"
 
 
-def test_a_resumption_may_have_no_tokens_yet() -> None:
+def test_a_resumption_may_have_no_tokens_yet():
     resume = [ResumedChoice(index=1), ResumedChoice(index=0, token_ids=[3], finished=True)]
     found = to_spec(GenerateRequest(model="demo", text="x", n=2, resume=resume), LIMITS).resumed
     said = {index: (one.token_ids.tolist(), one.is_finished) for index, one in found.items()}
     assert said == {1: ([], False), 0: ([3], True)}
 
 
-def test_the_prompt_is_a_text_a_chat_or_tokens() -> None:
+def test_the_prompt_is_a_text_a_chat_or_tokens():
     assert prompt_of(TokenizeRequest(text="abc"), LIMITS).text == "abc"
     turns = [ChatMessage(role="user", content="hi", name="me")]
     chat = prompt_of(TokenizeRequest(chat=ChatMessages(messages=turns)), LIMITS)
@@ -127,7 +125,7 @@ def test_the_prompt_is_a_text_a_chat_or_tokens() -> None:
         (GenerateRequest(tokens=TokenIds(token_ids=[LIMITS.vocab_size])), "tokens: token id 100"),
     ],
 )
-def test_what_is_no_prompt_is_refused_by_name(message: Any, said: str) -> None:
+def test_what_is_no_prompt_is_refused_by_name(message: Any, said: str):
     error = refused(prompt_of, message, LIMITS)
     assert error.message.startswith(said)
     assert error.param == said.partition(":")[0]
@@ -151,14 +149,14 @@ FORMER = SpeculationRequest.FromString(b"\x31" + bytes(8))
 )
 def test_what_this_version_does_not_know_is_refused_by_name(
     said: dict[str, Any], param: str, reason: str
-) -> None:
+):
     error = refused(to_spec, GenerateRequest(model="demo", text="x", **said), LIMITS)
     assert error.param == param
     assert error.message.startswith(f"{param}: ")
     assert reason in error.message
 
 
-def test_a_choice_travels_with_its_tokens_and_says_nothing_of_what_it_lacks() -> None:
+def test_a_choice_travels_with_its_tokens_and_says_nothing_of_what_it_lacks():
     delta = Delta(
         2,
         "x",
@@ -175,7 +173,7 @@ def test_a_choice_travels_with_its_tokens_and_says_nothing_of_what_it_lacks() ->
     assert [*choice.logprobs.num_top] == [1, 0]
 
 
-def test_what_speculation_did_is_told_with_its_rates() -> None:
+def test_what_speculation_did_is_told_with_its_rates():
     stats = SpeculationStats(
         9, 2, 8, 3, (1, 0, 0, 1), {"lm": 2, "suffix": 1}, "", {}, {"suffix": 1}, 0.25
     )

@@ -1,7 +1,5 @@
 """The gRPC API on its own listener: models, tokens, and log-probabilities of prompts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import grpc
@@ -35,7 +33,7 @@ def client(grpc_address: str) -> Iterator[Client]:
         yield client
 
 
-def test_the_models_are_those_of_http(client: Client, server: Server) -> None:
+def test_the_models_are_those_of_http(client: Client, server: Server):
     cards = httpx.get(f"{server.url}/v1/models").json()["data"]
     models = client.list_models().models
     assert [model.id for model in models] == [card["id"] for card in cards]
@@ -44,7 +42,7 @@ def test_the_models_are_those_of_http(client: Client, server: Server) -> None:
 
 
 @pytest.mark.parametrize("adds", [True, False])
-def test_tokens_are_those_of_http(client: Client, server: Server, adds: bool) -> None:
+def test_tokens_are_those_of_http(client: Client, server: Server, adds: bool):
     body = {"prompt": "Grüße an alle", "add_special_tokens": adds}
     expected = server.ask("/tokenize", **body)["tokens"]
     request = TokenizeRequest(text=body["prompt"], add_special_tokens=adds)
@@ -55,7 +53,7 @@ def test_tokens_are_those_of_http(client: Client, server: Server, adds: bool) ->
     assert list(client.tokenize(request).token_ids) == expected
 
 
-async def test_the_asyncio_client_says_the_same(grpc_address: str, client: Client) -> None:
+async def test_the_asyncio_client_says_the_same(grpc_address: str, client: Client):
     async with AsyncClient(grpc_address) as other:
         assert await other.list_models() == client.list_models()
         hello = TokenizeRequest(text="hello")
@@ -68,7 +66,7 @@ async def test_the_asyncio_client_says_the_same(grpc_address: str, client: Clien
             await other.tokenize(TokenizeRequest(text="x", model="gpt-5"))
 
 
-def test_what_is_wrong_is_named(client: Client, grpc_address: str) -> None:
+def test_what_is_wrong_is_named(client: Client, grpc_address: str):
     with pytest.raises(InvalidRequestError, match="'gpt-5' is not served"):
         client.detokenize(DetokenizeRequest(token_ids=[1], model="gpt-5"))
     with pytest.raises(InvalidRequestError) as caught:
@@ -83,7 +81,7 @@ def test_what_is_wrong_is_named(client: Client, grpc_address: str) -> None:
             assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
 
 
-def test_a_prompt_is_scored_without_an_output(client: Client, server: Server) -> None:
+def test_a_prompt_is_scored_without_an_output(client: Client, server: Server):
     sampling = SamplingOptions(temperature=0.0, max_tokens=0, prompt_logprobs=2)
     answer = client.complete(GenerateRequest(model=MODEL, text="hello there", sampling=sampling))
     choice = server.complete(prompt="hello there", max_tokens=0, echo=True, logprobs=2)
@@ -96,7 +94,7 @@ def test_a_prompt_is_scored_without_an_output(client: Client, server: Server) ->
         client.complete(GenerateRequest(model=MODEL, text="x", sampling=nothing))
 
 
-def test_usage_and_predictions_reach_the_client(client: Client) -> None:
+def test_usage_and_predictions_reach_the_client(client: Client):
     sampling = SamplingOptions(temperature=0.0, max_tokens=4)
     request = GenerateRequest(
         model=MODEL, text="many words " * 20, sampling=sampling, prediction="and more"

@@ -3,8 +3,6 @@
 A pause of all its processes is in test_silence.py, where they are several.
 """
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys
@@ -66,7 +64,7 @@ def read(server: Server, then: Callable[[int], Any] = lambda place: None, **body
 @by_night
 def test_steps_longer_than_a_silence_on_shared_cores_leave_nobody(
     server: Server, quiet: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     expected = read(server, max_tokens=2)
     plain, states = Engine.step, []
 
@@ -89,7 +87,7 @@ def test_steps_longer_than_a_silence_on_shared_cores_leave_nobody(
 
 def test_a_wall_clock_that_jumps_ends_no_text_and_no_time(
     server: Server, quiet: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     """Forward and back by an hour, as when a machine's clock is set while it serves."""
     asked: dict[str, Any] = {"max_tokens": 60, "speculation": {"enabled": False}}
     expected = read(server, **asked)

@@ -1,7 +1,5 @@
 """The HTTP API of a real application on real Ray, mostly with OpenAI's client."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections import Counter
@@ -27,7 +25,7 @@ def openai(served: Served) -> OpenAI:
     return OpenAI(base_url=f"{served.http}/v1", api_key="none", timeout=120, max_retries=0)
 
 
-def test_greedy_text_is_that_of_transformers(served: Served) -> None:
+def test_greedy_text_is_that_of_transformers(served: Served):
     tokenizer = AutoTokenizer.from_pretrained(served.target_folder)
     model = AutoModelForCausalLM.from_pretrained(served.target_folder, dtype=torch.float32)
     for prompt in ("a", "Once upon a time", "x = [1, 2, 3]\n" * 8):
@@ -40,7 +38,7 @@ def test_greedy_text_is_that_of_transformers(served: Served) -> None:
         assert choice["prompt_token_ids"] == ids[0].tolist()
 
 
-def test_a_completion_has_usage_and_speculation_statistics(served: Served) -> None:
+def test_a_completion_has_usage_and_speculation_statistics(served: Served):
     answer = served.api.ask(COMPLETIONS, prompt="hello", **GREEDY)
     usage, choice = answer["usage"], answer["choices"][0]
     assert usage["completion_tokens"] == 24
@@ -59,7 +57,7 @@ def test_a_completion_has_usage_and_speculation_statistics(served: Served) -> No
     assert details["accepted_prediction_tokens"] == details["rejected_prediction_tokens"] == 0
 
 
-def test_an_answer_says_whose_drafts_its_tokens_were(served: Served) -> None:
+def test_an_answer_says_whose_drafts_its_tokens_were(served: Served):
     asked = {"prompt": "abc abc abc abc", "return_draft_sources": True, **GREEDY}
     answer = served.api.ask(COMPLETIONS, **asked)
     (choice,) = answer["choices"]
@@ -81,7 +79,7 @@ def test_an_answer_says_whose_drafts_its_tokens_were(served: Served) -> None:
     assert "draft_sources" not in served.api.complete(prompt="a", **GREEDY)
 
 
-def test_streamed_and_whole_answers_have_the_same_text(openai: OpenAI) -> None:
+def test_streamed_and_whole_answers_have_the_same_text(openai: OpenAI):
     messages: Any = [{"role": "user", "content": "tell me"}]
     fields: Any = {"messages": messages, "model": MODEL, "temperature": 0.8, "seed": 5}
     whole = openai.chat.completions.create(**fields, max_tokens=32)
@@ -96,14 +94,14 @@ def test_streamed_and_whole_answers_have_the_same_text(openai: OpenAI) -> None:
     assert "speculative_decoding" in chunks[-1].model_extra["metrics"]
 
 
-def test_the_last_chunk_without_usage_still_has_the_statistics(served: Served) -> None:
+def test_the_last_chunk_without_usage_still_has_the_statistics(served: Served):
     chunks = served.api.stream(COMPLETIONS, prompt="abc", **GREEDY)
     assert "metrics" in chunks[-1]
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
     assert all("metrics" not in chunk for chunk in chunks[:-1])
 
 
-def test_equal_prompts_have_texts_of_their_own_and_say_their_seeds(served: Served) -> None:
+def test_equal_prompts_have_texts_of_their_own_and_say_their_seeds(served: Served):
     fields = {"temperature": 1, "max_tokens": 16, "ignore_eos": True}
     for seed in (None, 9):
         body = {"prompt": ["same"] * 4, "seed": seed, **fields}
@@ -119,7 +117,7 @@ def test_equal_prompts_have_texts_of_their_own_and_say_their_seeds(served: Serve
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_goes_away_frees_its_pages(served: Served, stream: bool) -> None:
+def test_a_client_that_goes_away_frees_its_pages(served: Served, stream: bool):
     body = json.dumps(
         {"model": MODEL, "prompt": "long", "max_tokens": 4000, "ignore_eos": True, "stream": stream}
     ).encode()

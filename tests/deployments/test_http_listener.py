@@ -1,7 +1,5 @@
 """The HTTP listener: its address, which replicas share, and its end."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 
@@ -27,7 +25,7 @@ def url(where: HttpConfig) -> str:
     return f"http://{where.host}:{where.port}"
 
 
-async def test_replicas_of_a_node_share_the_port(where: HttpConfig) -> None:
+async def test_replicas_of_a_node_share_the_port(where: HttpConfig):
     listeners = [HttpListener(Application(name).app, where, 1.0) for name in "ab"]
     for listener in listeners:
         await listener.start()
@@ -44,7 +42,7 @@ async def test_replicas_of_a_node_share_the_port(where: HttpConfig) -> None:
 
 
 @pytest.mark.parametrize("host", ["::1", "::"])
-async def test_a_server_at_an_ipv6_address_is_found_where_the_ready_line_says(host: str) -> None:
+async def test_a_server_at_an_ipv6_address_is_found_where_the_ready_line_says(host: str):
     http, grpc = free_ports(2)
     config = Config(
         http=HttpConfig(host=host, port=http),
@@ -65,7 +63,7 @@ async def test_a_server_at_an_ipv6_address_is_found_where_the_ready_line_says(ho
     await listener.stop()
 
 
-async def test_an_end_does_not_wait_for_ever(where: HttpConfig) -> None:
+async def test_an_end_does_not_wait_for_ever(where: HttpConfig):
     slow = Application()
     listener = HttpListener(slow.app, where, 1.0)
     await listener.start()
@@ -77,7 +75,7 @@ async def test_an_end_does_not_wait_for_ever(where: HttpConfig) -> None:
             (await answer).raise_for_status()
 
 
-async def test_a_server_that_has_ended_is_told(where: HttpConfig) -> None:
+async def test_a_server_that_has_ended_is_told(where: HttpConfig):
     listener = HttpListener(Application().app, where, 1.0)
     await listener.start()
     listener.check()
@@ -86,7 +84,7 @@ async def test_a_server_that_has_ended_is_told(where: HttpConfig) -> None:
         listener.check()
 
 
-async def test_an_address_of_another_machine_is_refused() -> None:
+async def test_an_address_of_another_machine_is_refused():
     listener = HttpListener(Application().app, HttpConfig(host="192.0.2.1"), 1.0)
     with pytest.raises(ConfigError, match=r"http: 192.0.2.1:8000 cannot be bound .*choose another"):
         await listener.start()

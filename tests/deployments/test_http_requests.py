@@ -1,8 +1,6 @@
 """What every HTTP request gets: an id, a deadline, CORS, headers without the white space around
 their values (RFC 9110, 5.5); and the endpoints beside the texts."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -36,7 +34,7 @@ def tokenizer(tool_server: Server) -> Tokenizer:
     return Tokenizer.load(tool_server.folder)
 
 
-def test_every_name_is_listed_with_the_length_of_the_context(http: httpx.Client) -> None:
+def test_every_name_is_listed_with_the_length_of_the_context(http: httpx.Client):
     cards = http.get("/v1/models").json()["data"]
     assert [card["id"] for card in cards] == [MODEL, "other"]
     assert {card["root"] for card in cards} == {MODEL}
@@ -45,15 +43,13 @@ def test_every_name_is_listed_with_the_length_of_the_context(http: httpx.Client)
     assert http.get("/v1/models/third").status_code == 404
 
 
-def test_an_answer_has_the_name_that_its_request_used(http: httpx.Client) -> None:
+def test_an_answer_has_the_name_that_its_request_used(http: httpx.Client):
     for name in (MODEL, "other"):
         asked = {**LONG, "model": name, "max_tokens": 1}
         assert http.post("/v1/completions", json=asked).json()["model"] == name
 
 
-def test_the_document_names_every_path_and_no_other(
-    tool_server: Server, http: httpx.Client
-) -> None:
+def test_the_document_names_every_path_and_no_other(tool_server: Server, http: httpx.Client):
     document = http.get("/openapi.json").json()
     validate(document)
     found = {
@@ -69,7 +65,7 @@ def test_the_document_names_every_path_and_no_other(
     assert found == routes
 
 
-def test_tokens_go_to_text_and_back(http: httpx.Client, tokenizer: Tokenizer) -> None:
+def test_tokens_go_to_text_and_back(http: httpx.Client, tokenizer: Tokenizer):
     text = "Naïve text, <|end|> included."
     answer = http.post("/tokenize", json={"prompt": text, "return_token_strs": True}).json()
     assert answer["tokens"] == tokenizer.encode(text).tolist()
@@ -80,7 +76,7 @@ def test_tokens_go_to_text_and_back(http: httpx.Client, tokenizer: Tokenizer) ->
     assert back == {"prompt": text}
 
 
-def test_load_balancers_and_people_learn_that_it_runs(http: httpx.Client) -> None:
+def test_load_balancers_and_people_learn_that_it_runs(http: httpx.Client):
     assert http.get("/ping").status_code == 200
     assert http.get("/version").json()["version"]
     for path in ("/ping", "/v1/models", "/version"):
@@ -90,7 +86,7 @@ def test_load_balancers_and_people_learn_that_it_runs(http: httpx.Client) -> Non
 
 def test_a_request_keeps_its_id_and_gets_one_without(
     http: httpx.Client, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     caplog.set_level(logging.INFO)
     asked = {**LONG, "max_tokens": 1}
     response = http.post("/v1/completions", json=asked, headers={"X-Request-Id": "mine-7"})
@@ -108,7 +104,7 @@ def test_a_request_keeps_its_id_and_gets_one_without(
     assert not any("nowhere" in line for line in ours)
 
 
-def test_a_page_from_a_known_origin_may_ask(http: httpx.Client) -> None:
+def test_a_page_from_a_known_origin_may_ask(http: httpx.Client):
     def preflight(origin: str) -> httpx.Response:
         asked = {"Origin": origin, "Access-Control-Request-Method": "POST"}
         return http.options("/v1/completions", headers=asked)
@@ -127,7 +123,7 @@ def test_a_page_from_a_known_origin_may_ask(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "1.5", "soon", "9" * 13])
-def test_a_time_that_is_none_is_refused(http: httpx.Client, value: str) -> None:
+def test_a_time_that_is_none_is_refused(http: httpx.Client, value: str):
     response = http.post("/v1/completions", json=LONG, headers={"x-request-timeout-ms": value})
     assert (response.status_code, response.json()["error"]["param"]) == (
         400,
@@ -138,7 +134,7 @@ def test_a_time_that_is_none_is_refused(http: httpx.Client, value: str) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_that_takes_too_long_is_given_up_everywhere(
     tool_server: Server, http: httpx.Client, stream: bool
-) -> None:
+):
     response = http.post(
         "/v1/completions", json={**LONG, "stream": stream}, headers={"x-request-timeout-ms": "30"}
     )

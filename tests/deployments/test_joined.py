@@ -1,7 +1,5 @@
 """Joining a Ray that runs already: where the ingress could listen there, and where it could not."""
 
-from __future__ import annotations
-
 import socket
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -39,7 +37,7 @@ def config(host: str = "127.0.0.1") -> Config:
     return Config(http=HttpConfig(host, port=http), grpc=GrpcConfig(host, port=grpc))
 
 
-def test_on_several_nodes_the_ingress_may_be_anywhere(running: Running) -> None:
+def test_on_several_nodes_the_ingress_may_be_anywhere(running: Running):
     running.alive = [True, True]
     with pytest.raises(ConfigError, match=r"http\.host: 127.* any of 2 here; set it to 0\.0\.0\.0"):
         JoinedRay(config(), "auto", ["mine"]).start()
@@ -48,7 +46,7 @@ def test_on_several_nodes_the_ingress_may_be_anywhere(running: Running) -> None:
     JoinedRay(config(), "auto", ["mine"]).start()
 
 
-def test_a_port_that_another_application_has_is_not_shared(running: Running) -> None:
+def test_a_port_that_another_application_has_is_not_shared(running: Running):
     wanted = config()
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as an ingress does
@@ -60,6 +58,6 @@ def test_a_port_that_another_application_has_is_not_shared(running: Running) -> 
         JoinedRay(wanted, "auto", ["mine"]).start()
 
 
-def test_an_address_that_is_none_is_named() -> None:
+def test_an_address_that_is_none_is_named():
     with pytest.raises(ConfigError, match="--address nonsense: no Ray cluster answers there"):
         JoinedRay(config(), "nonsense", ["mine"]).start()

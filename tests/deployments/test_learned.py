@@ -22,7 +22,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return learned.learned_file(Config(), TARGET, "1", "target")
 
 
-def test_another_model_drafter_or_version_begins_anew(path: Path) -> None:
+def test_another_model_drafter_or_version_begins_anew(path: Path):
     others = [
         learned.learned_file(Config(), replace(TARGET, model_hash="abd"), "1", "target"),
         learned.learned_file(
@@ -35,7 +35,7 @@ def test_another_model_drafter_or_version_begins_anew(path: Path) -> None:
     assert learned.learned_file(Config(), replace(TARGET, worker_id="u"), "1", "target") == path
 
 
-async def test_what_was_learned_is_there_at_the_next_start(path: Path) -> None:
+async def test_what_was_learned_is_there_at_the_next_start(path: Path):
     coordinator = Coordinator(Config())
     keeping = asyncio.create_task(learned.write_forever(path, coordinator.export_learned))
     await asyncio.sleep(0)  # it begins
@@ -52,7 +52,7 @@ async def test_what_was_learned_is_there_at_the_next_start(path: Path) -> None:
 )
 async def test_a_damaged_record_or_one_of_another_form_is_left_aside(
     path: Path, text: str | None, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     version, coordinator = importlib.metadata.version("drafthouse"), Coordinator(Config())
     if text is not None:
         file = learned.learned_file(Config(), TARGET, version, "target")
@@ -64,7 +64,7 @@ async def test_a_damaged_record_or_one_of_another_form_is_left_aside(
 
 def test_a_disk_that_cannot_be_written_costs_a_warning(
     path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     path.parent.write_text("a file where the folder should be")
     learned.write(path, {"version": 1})
     assert "cannot be kept" in caplog.text

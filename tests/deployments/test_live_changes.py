@@ -3,8 +3,6 @@
 The edits are applied as `serve deploy` and KubeRay apply them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -143,7 +141,7 @@ def is_whole(live: Live) -> bool:
 @by_night
 def test_streams_survive_every_edit_and_a_wrong_one_leaves_all_as_it_was(
     live: Live, long_folder: Path, tmp_path: Path
-) -> None:
+):
     assert {known for _, (known, _) in _told(EDITS)} == READ_BY.keys() - {"adapters"}
     adapter = write_adapter(long_folder, tmp_path / "a")
     told = EDITS | {"adapters": {"pirate": str(adapter)}}
@@ -184,7 +182,7 @@ def test_streams_survive_every_edit_and_a_wrong_one_leaves_all_as_it_was(
 
 
 @by_night
-def test_edits_of_the_pool_touch_no_target(live: Live) -> None:
+def test_edits_of_the_pool_touch_no_target(live: Live):
     before, writers = live.pids(), live.writers()
     drafting = places("drafter-ngram", POOL)[0]["pid"]
     with writers.running():

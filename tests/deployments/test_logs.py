@@ -1,7 +1,5 @@
 """What people ask stays out of every log."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from tests.support.deployments.api import MODEL
 SECRET = "quartz xylophone seventy-seven"
 
 
-def test_no_log_holds_prompt_text(served: Served) -> None:
+def test_no_log_holds_prompt_text(served: Served):
     import ray
 
     bodies: list[tuple[str, dict[str, Any]]] = [

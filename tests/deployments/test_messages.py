@@ -1,7 +1,5 @@
 """/v1/messages with Anthropic's own client, in front of a real engine."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import anthropic
@@ -35,7 +33,7 @@ def text_of(message: anthropic.types.Message) -> str:
     return block.text
 
 
-def test_an_answer_is_that_of_the_chat(server: Server, client: anthropic.Anthropic) -> None:
+def test_an_answer_is_that_of_the_chat(server: Server, client: anthropic.Anthropic):
     system: Any = [{"type": "text", "text": "be brief"}]
     message = client.messages.create(**ASKED, system=system)
     wanted = chat(server, [{"role": "system", "content": "be brief"}, USER])
@@ -47,7 +45,7 @@ def test_an_answer_is_that_of_the_chat(server: Server, client: anthropic.Anthrop
     assert message.stop_reason == ("max_tokens" if length else "end_turn")
 
 
-def test_the_clients_own_helper_reads_the_stream(client: anthropic.Anthropic) -> None:
+def test_the_clients_own_helper_reads_the_stream(client: anthropic.Anthropic):
     whole = client.messages.create(**ASKED)
     with client.messages.stream(**ASKED) as stream:
         text = "".join(stream.text_stream)
@@ -57,7 +55,7 @@ def test_the_clients_own_helper_reads_the_stream(client: anthropic.Anthropic) ->
     assert last.usage.output_tokens == whole.usage.output_tokens
 
 
-def test_a_stop_sequence_ends_the_text_and_is_named(client: anthropic.Anthropic) -> None:
+def test_a_stop_sequence_ends_the_text_and_is_named(client: anthropic.Anthropic):
     text = text_of(client.messages.create(**ASKED))
     stop = text[2:4]
     message = client.messages.create(**ASKED, stop_sequences=[stop])
@@ -67,20 +65,20 @@ def test_a_stop_sequence_ends_the_text_and_is_named(client: anthropic.Anthropic)
 
 def test_an_answer_that_the_client_has_begun_is_continued(
     server: Server, client: anthropic.Anthropic
-) -> None:
+):
     begun = [USER, {"role": "assistant", "content": "It is"}]
     message = client.messages.create(**{**ASKED, "messages": begun})
     wanted = chat(server, begun, continue_final_message=True)["choices"][0]["message"]["content"]
     assert text_of(message) == wanted
 
 
-def test_tokens_are_counted_before_anything_is_asked(client: anthropic.Anthropic) -> None:
+def test_tokens_are_counted_before_anything_is_asked(client: anthropic.Anthropic):
     counted = client.messages.count_tokens(model=MODEL, messages=ASKED["messages"])
     usage = client.messages.create(**ASKED).usage
     assert counted.input_tokens == usage.input_tokens + (usage.cache_read_input_tokens or 0)
 
 
-def test_errors_are_anthropics(server: Server, client: anthropic.Anthropic) -> None:
+def test_errors_are_anthropics(server: Server, client: anthropic.Anthropic):
     with pytest.raises(anthropic.NotFoundError):
         client.messages.create(**{**ASKED, "model": "claude"})
     with pytest.raises(anthropic.BadRequestError, match="tools"):

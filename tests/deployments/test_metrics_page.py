@@ -1,7 +1,5 @@
 """What a scrape says of several processes, without Ray."""
 
-from __future__ import annotations
-
 from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.errors import WorkerError
@@ -41,7 +39,7 @@ def value(series: Series, name: str, **labels: str) -> float | None:
     return series.get((name, frozenset(labels.items())))
 
 
-async def test_series_of_several_processes_stand_side_by_side() -> None:
+async def test_series_of_several_processes_stand_side_by_side():
     first, second = Coordinator("c-1"), Coordinator("c-2")
     first.recorder.add(OUTPUT_TOKENS, 5.0, task="code", segment="app")
     second.recorder.add(OUTPUT_TOKENS, 7.0, task="code", segment="app")
@@ -60,12 +58,12 @@ async def test_series_of_several_processes_stand_side_by_side() -> None:
     assert text.count("# TYPE drafthouse_output_tokens_total ") == 1
 
 
-async def test_what_an_ingress_never_records_is_not_shown_as_zero() -> None:
+async def test_what_an_ingress_never_records_is_not_shown_as_zero():
     page = await metrics_page(Recorder("i-1", only=INGRESS), {}, nobody, 0)
     assert RUNNING.name not in page.decode()
 
 
-async def test_a_process_that_does_not_answer_is_absent_and_counted() -> None:
+async def test_a_process_that_does_not_answer_is_absent_and_counted():
     slow, quick = Coordinator("c-1"), Coordinator("c-2")
     for one in (slow, quick):
         one.recorder.add(OUTPUT_TOKENS, 5.0, task="code", segment="app")

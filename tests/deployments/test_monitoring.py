@@ -1,7 +1,5 @@
 """Dashboards and alerts on a Prometheus that scrapes the application."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -93,7 +91,7 @@ def has_data(prometheus: httpx.Client, query: str) -> bool:
     return any(math.isfinite(float(each["value"][1])) for each in answer["data"]["result"])
 
 
-def test_every_panel_shows_data(served: Served, prometheus: httpx.Client) -> None:
+def test_every_panel_shows_data(served: Served, prometheus: httpx.Client):
     empty = queries()
     assert len(empty) > 40
     body = {"prompt": "abc abc abc", "max_tokens": 128, "ignore_eos": True}
@@ -111,7 +109,7 @@ def test_every_panel_shows_data(served: Served, prometheus: httpx.Client) -> Non
         pytest.fail(f"no data: {json.dumps(empty, indent=1)}")
 
 
-def test_ray_reads_the_variables_that_the_page_names() -> None:
+def test_ray_reads_the_variables_that_the_page_names():
     from ray.dashboard.modules.metrics import metrics_head
 
     page = (REPOSITORY / "docs" / "monitoring.md").read_text("utf-8")

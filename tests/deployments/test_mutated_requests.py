@@ -3,8 +3,6 @@
 DRAFTHOUSE_MUTATIONS says how many there are; see tests/rpc/test_mutated_frames.py.
 """
 
-from __future__ import annotations
-
 import gc
 import time
 import tracemalloc
@@ -64,7 +62,7 @@ def named(data: bytes) -> bytes:
     return data + GenerateRequest(model="toy").SerializeToString()
 
 
-def test_the_ingress_answers_others_while_damaged_requests_come(tmp_path: Path) -> None:
+def test_the_ingress_answers_others_while_damaged_requests_come(tmp_path: Path):
     messages = damaged(VALID, max(40, NUM_MUTATIONS // 4))
     sizes: list[int] = []
     outcomes: Counter[str] = Counter()

@@ -1,7 +1,5 @@
 """Every number of a request at the edges of its type: a text, or a 400 that names the field."""
 
-from __future__ import annotations
-
 import json
 
 import httpx
@@ -18,7 +16,7 @@ MEMBERS = {name: f'"{name}": %s' for name in NUMBERS["plain"]} | NUMBERS["member
 
 
 @pytest.mark.parametrize("field", MEMBERS)
-def test_a_completion_has_a_text_or_names_the_field(http: httpx.Client, field: str) -> None:
+def test_a_completion_has_a_text_or_names_the_field(http: httpx.Client, field: str):
     start = f'{{"model": "{MODEL}", "prompt": "x y", "max_tokens": 2, '
     for number in by_day(EDGES, EDGES + OTHERS):
         text = start + MEMBERS[field] % number + "}"
@@ -33,7 +31,7 @@ def test_a_completion_has_a_text_or_names_the_field(http: httpx.Client, field: s
 
 
 @pytest.mark.parametrize("number", ["1e400", "NaN", "-Infinity", "9" * 5000])
-def test_a_number_in_a_schema_is_one(http: httpx.Client, number: str) -> None:
+def test_a_number_in_a_schema_is_one(http: httpx.Client, number: str):
     schema = f'{{"type": "number", "maximum": {number}}}'
     for form, field in (
         (f'"structured_outputs": {{"json": {schema}}}', "structured_outputs.json"),

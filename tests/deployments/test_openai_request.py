@@ -1,7 +1,5 @@
 """Parsing of OpenAI bodies: accepted fields, and errors for all others."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -62,7 +60,7 @@ def refused(parse: Any, *arguments: Any) -> RequestError:
     return caught.value
 
 
-def test_the_checkpoints_defaults_apply_unless_the_request_overrides_them() -> None:
+def test_the_checkpoints_defaults_apply_unless_the_request_overrides_them():
     defaults = SamplingParams(
         temperature=0.7, top_p=0.8, top_k=20, min_p=0.1, repetition_penalty=1.1, max_tokens=64
     )
@@ -81,14 +79,12 @@ def test_the_checkpoints_defaults_apply_unless_the_request_overrides_them() -> N
     ("prompt", "count"),
     [("text", 1), (["one", "two"], 2), ([1, 2, 3], 1), ([[1, 2], [3]], 2)],
 )
-def test_a_prompt_may_be_text_or_tokens_one_or_several(prompt: Any, count: int) -> None:
+def test_a_prompt_may_be_text_or_tokens_one_or_several(prompt: Any, count: int):
     assert len(CompletionBody.parse(completion(prompt=prompt), LIMITS).spec.prompts) == count
 
 
 @pytest.mark.parametrize("knows_developer", [False, True])
-def test_messages_are_rendered_as_without_the_ingress(
-    tmp_path: Path, knows_developer: bool
-) -> None:
+def test_messages_are_rendered_as_without_the_ingress(tmp_path: Path, knows_developer: bool):
     template = "{% for m in messages %}[{{ m.role }}|{{ m.name }}|{{ m.content }}]{% endfor %}"
     if knows_developer:
         template += "{% if messages[0].role == 'developer' %}!{% endif %}"
@@ -107,7 +103,7 @@ def test_messages_are_rendered_as_without_the_ingress(
     assert rendered.endswith("!") == knows_developer
 
 
-def test_a_single_stop_string_obeys_the_limits_of_a_list() -> None:
+def test_a_single_stop_string_obeys_the_limits_of_a_list():
     assert CompletionBody.parse(completion(stop="x" * 256), LIMITS).spec.stop == ("x" * 256,)
     for stop in ("x" * 257, ["x" * 257]):
         error = refused(CompletionBody.parse, completion(stop=stop), LIMITS)
@@ -128,7 +124,7 @@ def test_a_single_stop_string_obeys_the_limits_of_a_list() -> None:
 @pytest.mark.parametrize("face", ["http", "grpc"])
 def test_a_request_may_name_what_is_open_to_requests(
     face: str, name: str, value: str, refusal: str | None
-) -> None:
+):
     def asked() -> SpeculationOptions:
         if face == "http":
             body = CompletionBody.parse(completion(speculation={name: value}), LIMITS)
@@ -146,7 +142,7 @@ def test_a_request_may_name_what_is_open_to_requests(
     assert caught.value.param == f"speculation.{name}"
 
 
-def test_the_sequences_of_one_request_are_limited() -> None:
+def test_the_sequences_of_one_request_are_limited():
     few = dataclasses.replace(CONFIG.ingress, max_sequences_per_request=3)
     narrow = dataclasses.replace(LIMITS, config=dataclasses.replace(CONFIG, ingress=few))
     CompletionBody.parse(completion(prompt=["a"] * 3), narrow)
@@ -162,7 +158,7 @@ def test_the_sequences_of_one_request_are_limited() -> None:
         assert "max_sequences_per_request" in error.message
 
 
-def test_a_salt_becomes_a_tenant_and_goes_no_further() -> None:
+def test_a_salt_becomes_a_tenant_and_goes_no_further():
     plain, salted, other = (
         CompletionBody.parse(completion(**fields), LIMITS).spec
         for fields in ({}, {"cache_salt": "secret"}, {"cache_salt": "Secret"})

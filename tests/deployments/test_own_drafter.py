@@ -1,7 +1,5 @@
 """A user's own drafters, in files beside the configuration, under the true command."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,7 +60,7 @@ def serving(config_file: Path) -> Iterator[Command]:
 @by_night
 def test_good_ones_serve_and_of_others_it_is_told_what_is_wrong_and_where(
     serving: Command, config_file: Path
-) -> None:
+):
     serving.wait_for("Drafthouse is ready:")
     document = yaml.safe_load(config_file.read_text())
     port = document["applications"][0]["args"]["http"]["port"]

@@ -4,8 +4,6 @@ After every test: no request has left this machine, nothing was refused by the p
 and the console says of no error.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -80,7 +78,7 @@ def ask(page: Page, prompt: str) -> None:
     page.wait(lambda: page.count(".said") and page.text("#chat .go") == "Ask")
 
 
-def test_a_visitor_sees_the_model_a_recording_and_a_question(page: Page) -> None:
+def test_a_visitor_sees_the_model_a_recording_and_a_question(page: Page):
     assert "tiny drafted by" in page.text("#who")
     assert "lookup" in page.text("#who")
     assert "A recording of SmolLM2" in page.text(".recording")
@@ -89,7 +87,7 @@ def test_a_visitor_sees_the_model_a_recording_and_a_question(page: Page) -> None
     assert page.find("#race .go").text == "Same text, twice: with drafts and without"
 
 
-def test_the_same_text_twice_ends_in_a_ratio_and_equal_tokens(page: Page) -> None:
+def test_the_same_text_twice_ends_in_a_ratio_and_equal_tokens(page: Page):
     race(page)
     assert re.fullmatch(r"\d+\.\d\d.", page.text(".ratio strong"))
     total = page.text(".same").split()[1]
@@ -116,7 +114,7 @@ def test_the_same_text_twice_ends_in_a_ratio_and_equal_tokens(page: Page) -> Non
     assert "own token" in page.text("#tree .tree-list")
 
 
-def test_where_drafts_are_not_allowed_the_page_says_why(page: Page) -> None:
+def test_where_drafts_are_not_allowed_the_page_says_why(page: Page):
     trace = traced("plain")
     trace["answers"][0]["stats"] = {"idle_because": "not_worth_it", "decode_time_s": 2}
     open_trace(page, trace)
@@ -124,7 +122,7 @@ def test_where_drafts_are_not_allowed_the_page_says_why(page: Page) -> None:
     assert page.text(".ratio strong")[:-1] == "0.50"
 
 
-def test_a_conversation_goes_on_and_is_rendered_on_demand(page: Page) -> None:
+def test_a_conversation_goes_on_and_is_rendered_on_demand(page: Page):
     ask(page, "First.")
     ask(page, "Second.")
     assert page.count(".asked") == page.count(".said") == 2
@@ -133,7 +131,7 @@ def test_a_conversation_goes_on_and_is_rendered_on_demand(page: Page) -> None:
     assert page.count(".said .rendered") == 1
 
 
-def test_what_is_saved_opens_without_any_server(page: Page, tmp_path: Path) -> None:
+def test_what_is_saved_opens_without_any_server(page: Page, tmp_path: Path):
     allowed = {"behavior": "allow", "downloadPath": str(tmp_path)}
     page.driver.execute_cdp_cmd("Browser.setDownloadBehavior", allowed)
     race(page)
@@ -162,7 +160,7 @@ def test_what_is_saved_opens_without_any_server(page: Page, tmp_path: Path) -> N
         )
 
 
-def test_twenty_hostile_answers_stay_inert(page: Page, tmp_path: Path) -> None:
+def test_twenty_hostile_answers_stay_inert(page: Page, tmp_path: Path):
     assert len(HOSTILE) == 20
     messages = [
         {"role": role, "content": text} for text in HOSTILE for role in ("user", "assistant")
@@ -182,7 +180,7 @@ def test_twenty_hostile_answers_stay_inert(page: Page, tmp_path: Path) -> None:
         assert page.find("#race .go").get_attribute("type") == "submit"
 
 
-def test_a_file_that_says_nothing_does_no_harm(page: Page, tmp_path: Path) -> None:
+def test_a_file_that_says_nothing_does_no_harm(page: Page, tmp_path: Path):
     path = tmp_path / "bad.json"
     for content in ("{", "[]", '{"drafthouse": "other"}', '{"drafthouse": "trace"}'):
         path.write_text(content)
@@ -193,7 +191,7 @@ def test_a_file_that_says_nothing_does_no_harm(page: Page, tmp_path: Path) -> No
         )
 
 
-def test_axe_finds_nothing(page: Page) -> None:
+def test_axe_finds_nothing(page: Page):
     page.see(1280, "light", motion="reduce")
     race(page)
     ask(page, "A question.")
@@ -211,7 +209,7 @@ def test_axe_finds_nothing(page: Page) -> None:
         assert page.run("return document.documentElement.scrollWidth") <= width
 
 
-def test_keys_reach_every_tab(page: Page) -> None:
+def test_keys_reach_every_tab(page: Page):
     page.find("#tab-race").send_keys(Keys.HOME)
     for name in TABS:
         focused = page.run("return document.activeElement.id")
@@ -221,7 +219,7 @@ def test_keys_reach_every_tab(page: Page) -> None:
     assert page.run("return document.activeElement.id") == "tab-chat"
 
 
-def test_the_timeline_and_the_figures_show_the_cluster_at_work(page: Page) -> None:
+def test_the_timeline_and_the_figures_show_the_cluster_at_work(page: Page):
     race(page)
     page.click("#tab-timeline")
     assert "tokens in" in page.find("#timeline canvas").get_attribute("aria-label")
@@ -230,7 +228,7 @@ def test_the_timeline_and_the_figures_show_the_cluster_at_work(page: Page) -> No
     assert any("uplot.js" in url for _, url in page.requests())
 
 
-def test_the_figures_say_what_two_rows_of_one_drafter_and_task_differ_in(page: Page) -> None:
+def test_the_figures_say_what_two_rows_of_one_drafter_and_task_differ_in(page: Page):
     for temperature in (0, 1):
         body = {"model": MODEL, "prompt": [9, 8, 7] * 8, "max_tokens": 32, "ignore_eos": True}
         answer = httpx.post(
@@ -250,7 +248,7 @@ def test_the_figures_say_what_two_rows_of_one_drafter_and_task_differ_in(page: P
     assert len(set(found)) == len(found)
 
 
-def test_motion_waits_for_those_who_want_it(page: Page) -> None:
+def test_motion_waits_for_those_who_want_it(page: Page):
     assert page.text(".recording .film-bar button") == "Play"
     page.see(1280, "light")
     page.open()
@@ -259,7 +257,7 @@ def test_motion_waits_for_those_who_want_it(page: Page) -> None:
     page.wait(lambda: page.text(".recording .caption") != first)
 
 
-def test_a_link_asks_nothing(page: Page) -> None:
+def test_a_link_asks_nothing(page: Page):
     page.requests()
     page.open("/?prompt=hello&ask=1&preset=2#race")
     assert {method for method, _ in page.requests()} == {"GET"}
@@ -267,7 +265,7 @@ def test_a_link_asks_nothing(page: Page) -> None:
 
 
 @pytest.mark.skipif(not PHOTOGRAPHED, reason="DRAFTHOUSE_PHOTOGRAPH names no server")
-def test_pictures_for_the_docs(chrome: webdriver.Chrome) -> None:
+def test_pictures_for_the_docs(chrome: webdriver.Chrome):
     page = Page(chrome, str(PHOTOGRAPHED))
     SCREENSHOTS.mkdir(exist_ok=True)
     for width in (1280, 360):

@@ -1,7 +1,5 @@
 """The files of the page: small, as they were vendored, and sent with a strict policy."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 
@@ -22,14 +20,14 @@ POLICY = (
 )
 
 
-def test_all_of_it_is_small() -> None:
+def test_all_of_it_is_small():
     files = [path for path in STATIC.rglob("*") if path.is_file() and path.suffix != ".LICENSE"]
     assert sum(len(gzip.compress(path.read_bytes())) for path in files) <= MAX_COMPRESSED_BYTES
     for path in STATIC.glob("*.js"):
         assert len(path.read_bytes().splitlines()) <= MAX_MODULE_LINES, path
 
 
-def test_vendored_files_are_those_of_the_list() -> None:
+def test_vendored_files_are_those_of_the_list():
     listed = {to: digest for each in packages() for to, digest in each.files.values()}
     for to, digest in listed.items():
         body = (ROOT / to).read_bytes()
@@ -41,7 +39,7 @@ def test_vendored_files_are_those_of_the_list() -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/ui/static/app.js", "/ui/static/vendor/purify.js"])
-def test_every_file_comes_with_the_policy(http: httpx.Client, path: str) -> None:
+def test_every_file_comes_with_the_policy(http: httpx.Client, path: str):
     answer = http.get(path, headers={"Accept": BROWSER})
     assert answer.status_code == 200
     assert answer.headers["content-security-policy"] == POLICY
@@ -53,14 +51,14 @@ def test_every_file_comes_with_the_policy(http: httpx.Client, path: str) -> None
     assert plain.content == answer.content
 
 
-def test_programs_and_the_docs_get_what_they_got(http: httpx.Client) -> None:
+def test_programs_and_the_docs_get_what_they_got(http: httpx.Client):
     assert http.get("/").headers["content-type"].startswith("text/plain")
     docs = http.get("/docs", headers={"Accept": BROWSER})
     assert "POST /v1/chat/completions" in docs.text
 
 
 @pytest.mark.parametrize("path", ["nothing.js", "../routes.py", "..%2froutes.py", "vendor", ""])
-def test_no_other_file_is_sent(http: httpx.Client, path: str) -> None:
+def test_no_other_file_is_sent(http: httpx.Client, path: str):
     assert http.get(f"/ui/static/{path}").status_code == 404
 
 
@@ -76,5 +74,5 @@ def test_no_other_file_is_sent(http: httpx.Client, path: str) -> None:
 )
 def test_it_is_there_on_loopback_or_where_it_is_wanted(
     where: HttpConfig, enabled: bool | str, expected: bool
-) -> None:
+):
     assert UiConfig(enabled=enabled).is_served(where) is expected  # type: ignore[arg-type]

@@ -1,7 +1,5 @@
 """A model that has passed is not looked at again, and one that may be another is."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -41,7 +39,7 @@ def num_looks(cache: Path) -> int:
     return len((cache / "passed").read_text().split())
 
 
-def test_a_start_that_changes_nothing_imports_neither_torch_nor_transformers(model: Path) -> None:
+def test_a_start_that_changes_nothing_imports_neither_torch_nor_transformers(model: Path):
     inspect_what_is_new(served(model), is_here=True)
     imported = python("-c", START, model)
     assert (imported.returncode, imported.stdout.split()) == (0, []), imported.stderr
@@ -49,7 +47,7 @@ def test_a_start_that_changes_nothing_imports_neither_torch_nor_transformers(mod
 
 def test_only_what_may_be_another_model_is_looked_at_again(
     model: Path, tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     first, other = served(model), served(Path(shutil.copytree(model, tmp_path / "other")))
     inspect_what_is_new(first, is_here=True)
     assert "checking the models" in capsys.readouterr().err
@@ -82,7 +80,7 @@ def change_shape(model: Path) -> None:
 @pytest.mark.parametrize("damage", [cut_weights, change_shape])
 def test_a_model_that_is_damaged_later_is_refused_each_time(
     model: Path, damage: Callable[[Path], None]
-) -> None:
+):
     inspect_what_is_new(served(model), is_here=True)
     damage(model)
     for _ in range(2):
@@ -91,7 +89,7 @@ def test_a_model_that_is_damaged_later_is_refused_each_time(
         assert refused.value.param == "target.engine.model"
 
 
-def test_a_folder_that_is_named_anywhere_counts(model: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_named_anywhere_counts(model: Path, tmp_path: Path):
     adapter = tmp_path / "adapter"
     write_adapter(model, adapter)
     engine = EngineConfig(model=str(model), adapters={"pirate": str(adapter)})
@@ -102,7 +100,7 @@ def test_a_folder_that_is_named_anywhere_counts(model: Path, tmp_path: Path) -> 
         inspect_what_is_new(config, is_here=True)
 
 
-def test_settings_are_checked_each_time(model: Path, tmp_path: Path) -> None:
+def test_settings_are_checked_each_time(model: Path, tmp_path: Path):
     config = served(model)
     inspect_what_is_new(config, is_here=True)
     bad = Config(target=config.target, access=type(config.access)(keys_file=str(tmp_path / "no")))
@@ -110,7 +108,7 @@ def test_settings_are_checked_each_time(model: Path, tmp_path: Path) -> None:
         inspect_what_is_new(bad, is_here=True)
 
 
-def test_a_disk_that_cannot_be_written_costs_time_alone(model: Path, cache: Path) -> None:
+def test_a_disk_that_cannot_be_written_costs_time_alone(model: Path, cache: Path):
     cache.write_text("a file")
     for _ in range(2):
         inspect_what_is_new(served(model), is_here=True)

@@ -1,7 +1,5 @@
 """Who runs where: the options we give Serve, and a large cluster's placement on logical devices."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -20,7 +18,7 @@ from tests.support.choices import by_night
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
-def test_a_target_reserves_for_all_its_ranks_on_one_node() -> None:
+def test_a_target_reserves_for_all_its_ranks_on_one_node():
     placement = PlacementConfig(
         num_cpus=2, num_gpus=0.9, resources={"target_slot": 1}, labels={"group": "target"}
     )
@@ -37,7 +35,7 @@ def test_a_target_reserves_for_all_its_ranks_on_one_node() -> None:
     assert Placed("", replace(placement, num_gpus=0.4), 1, 2).reserves["GPU"] == 0.8
 
 
-def test_a_drafter_asks_for_its_labels_and_surges_where_no_gpu_is_needed_for_it() -> None:
+def test_a_drafter_asks_for_its_labels_and_surges_where_no_gpu_is_needed_for_it():
     options = Placed("", PlacementConfig(num_gpus=1, labels={"group": "draft"}), 1).options()
     assert options["ray_actor_options"]["label_selector"] == {"group": "draft"}
     assert options["max_surge_percent"] == 0
@@ -45,7 +43,7 @@ def test_a_drafter_asks_for_its_labels_and_surges_where_no_gpu_is_needed_for_it(
         assert Placed(key, PlacementConfig(), 1).options()["max_surge_percent"] == percent
 
 
-def test_resources_are_summed_over_replicas_and_ranks() -> None:
+def test_resources_are_summed_over_replicas_and_ranks():
     config = load(CONFIGS / "llama-70b-8xh100.yaml").config
     total = total_resources(config)
     assert total["GPU"] == 8  # four ranks, two small drafters, two larger ones
@@ -55,7 +53,7 @@ def test_resources_are_summed_over_replicas_and_ranks() -> None:
     assert total["target_slot"] == 4
 
 
-def test_one_machine_cannot_carry_two_values_of_a_label() -> None:
+def test_one_machine_cannot_carry_two_values_of_a_label():
     config = load(CONFIGS / "two-node.yaml").config
     with pytest.raises(ConfigError, match="--address"):
         local_labels(config)
@@ -102,7 +100,7 @@ def rehearsed(ray_session: None, served: Any, checkpoint_factory: Callable[..., 
 @by_night
 def test_target_ranks_and_drafters_of_the_8_gpu_configuration_share_no_device(
     rehearsed: Any, served: Any
-) -> None:
+):
     ranks = places("target", "rehearsal")
     assert len(ranks) == 4
     target_gpus = ranks[0]["gpu_ids"]

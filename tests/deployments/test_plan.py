@@ -1,7 +1,5 @@
 """`drafthouse plan`: memory, speed-up and warnings, by files alone and by a measurement."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -46,7 +44,7 @@ def part(plan: dict[str, Any], owner: str, what: str) -> int:
     return int(found)
 
 
-def test_by_files_alone(configuration: Path, llama_folder: Path, run: Run) -> None:
+def test_by_files_alone(configuration: Path, llama_folder: Path, run: Run):
     plan = planned(run, configuration)
     config = json.loads((llama_folder / "config.json").read_text())
     per_token = 2 * config["num_key_value_heads"] * config["head_dim"] * 4
@@ -75,9 +73,7 @@ def test_by_files_alone(configuration: Path, llama_folder: Path, run: Run) -> No
     assert all(each["source"] and each["drafter"] == "lm" for each in plan["warnings"])
 
 
-def test_a_measurement_has_its_own_column_and_a_row_for_each_load(
-    configuration: Path, run: Run
-) -> None:
+def test_a_measurement_has_its_own_column_and_a_row_for_each_load(configuration: Path, run: Run):
     plan = planned(run, configuration, "--measure", "--acceptance", "0.6")
     assert [load["requests"] for load in plan["loads"]] == [1, 4, 16, 64]
     assert plan["measured"]["total"] > plan["measured"]["kv_cache"] >= 0
@@ -90,7 +86,7 @@ def test_a_measurement_has_its_own_column_and_a_row_for_each_load(
 
 def test_as_text_both_acceptances_and_every_formula_stand_beside_each_other(
     configuration: Path, run: Run
-) -> None:
+):
     text = run("plan", configuration)
     assert "accepted / drafted, which servers report, is not a: here it would read 0.59" in text
     for words in (
@@ -106,7 +102,7 @@ def test_as_text_both_acceptances_and_every_formula_stand_beside_each_other(
 
 def test_a_model_that_is_known_by_its_configuration_alone_is_sized(
     configuration: Path, llama_folder: Path, tmp_path: Path, run: Run
-) -> None:
+):
     bare = tmp_path / "bare"
     bare.mkdir()
     shutil.copy(llama_folder / "config.json", bare)
@@ -132,7 +128,7 @@ def no_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("words", [(UNKNOWN,), ("models/demo-target", "--draft", UNKNOWN)])
-def test_an_unknown_size_gives_no_figure(words: tuple[str, ...], run: Run) -> None:
+def test_an_unknown_size_gives_no_figure(words: tuple[str, ...], run: Run):
     found = planned(run, *words)
     assert found["speedup"]["cost"] is None
     assert found["speedup"]["leviathan"] is None
@@ -144,7 +140,7 @@ def test_an_unknown_size_gives_no_figure(words: tuple[str, ...], run: Run) -> No
 
 
 @pytest.mark.usefixtures("no_models")
-def test_a_model_that_is_not_here_is_planned_for_a_card_that_is_not_here(run: Run) -> None:
+def test_a_model_that_is_not_here_is_planned_for_a_card_that_is_not_here(run: Run):
     words = ("Qwen/Qwen3-8B", "--draft", "Qwen/Qwen3-0.6B", "--gpu", "H100")
     found = planned(run, *words)
     assert found["gpus"] == {
@@ -163,7 +159,7 @@ def test_a_model_that_is_not_here_is_planned_for_a_card_that_is_not_here(run: Ru
 
 
 @pytest.mark.usefixtures("no_models")
-def test_a_large_model_is_divided_between_the_cards_that_are_named(run: Run) -> None:
+def test_a_large_model_is_divided_between_the_cards_that_are_named(run: Run):
     model = "meta-llama/Llama-3.3-70B-Instruct"
     found = planned(run, model, "--gpu", "h100", "--num-gpus", "8")
     splits = {each["ranks"]: each for each in found["splits"]}
@@ -183,7 +179,7 @@ def test_a_large_model_is_divided_between_the_cards_that_are_named(run: Run) -> 
 @pytest.mark.parametrize(("model", "reason", "least", "active"), by_day(UNDIVIDED[:1], UNDIVIDED))
 def test_what_the_engine_does_not_take_as_ranks_is_said_and_its_layers_spread(
     model: str, reason: str, least: int, active: float, run: Run
-) -> None:
+):
     words = model, "--gpu", "h200", "--num-gpus", "8"
     found = planned(run, *words)
     (target,) = found["memory"]["models"]
@@ -205,7 +201,7 @@ def test_what_the_engine_does_not_take_as_ranks_is_said_and_its_layers_spread(
 
 
 @pytest.mark.usefixtures("no_models")
-def test_a_model_that_is_larger_than_this_machine_is_told(run: Run) -> None:
+def test_a_model_that_is_larger_than_this_machine_is_told(run: Run):
     words = ("--set", "target.engine.device=cpu")
     assert "are free on this machine" in run("plan", "meta-llama/Llama-3.1-405B-Instruct", *words)
     assert "DOES NOT FIT" not in run("plan", "models/demo-target", *words)
@@ -214,7 +210,7 @@ def test_a_model_that_is_larger_than_this_machine_is_told(run: Run) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 @pytest.mark.usefixtures("no_models")
 @pytest.mark.parametrize("named", by_day(["two-node"], ["two-node", "llama-70b-8xh100"]))
-def test_a_configuration_for_gpus_is_planned_where_there_are_none(named: str, run: Run) -> None:
+def test_a_configuration_for_gpus_is_planned_where_there_are_none(named: str, run: Run):
     found = planned(run, f"configs/{named}.yaml")
     assert found["gpus"]["kind"] == ""
     assert {each["what"] for each in found["memory"]["parts"]} == {"weights", "working"}
@@ -223,16 +219,14 @@ def test_a_configuration_for_gpus_is_planned_where_there_are_none(named: str, ru
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_check_names_options_that_it_has_where_gpus_are_missing(
-    llama_folder: Path, run: Run
-) -> None:
+def test_check_names_options_that_it_has_where_gpus_are_missing(llama_folder: Path, run: Run):
     words = ["check", str(llama_folder), "-tp", "2"]
     assert "`check` and `plan` have --gpu and --num-gpus" in run(*words, status=2)
     run(*words, "--gpu", "l4")
 
 
 @pytest.mark.usefixtures("no_models")
-def test_every_command_of_the_page_works_as_printed(run: Run) -> None:
+def test_every_command_of_the_page_works_as_printed(run: Run):
     lines = re.findall(r"^\.venv/bin/drafthouse (plan .*)$", DOCUMENT.read_text(), re.MULTILINE)
     assert len(lines) > 4
     for line in by_day(lines[:2], lines):

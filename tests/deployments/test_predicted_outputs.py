@@ -1,7 +1,5 @@
 """OpenAI's `prediction` through HTTP: it speeds an answer up, is counted alone, changes nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -48,7 +46,7 @@ def counts(answer: dict[str, Any]) -> tuple[int, int]:
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "seeded"])
 def test_a_prediction_is_accepted_where_it_is_right_and_changes_no_text(
     predicting: Server, sampling: dict[str, Any]
-) -> None:
+):
     # A bias that makes the tiny model, which writes bytes, write letters.
     token_ids = predicting.ingress.tokenizer.encode("abcdefgh ").tolist()
     sampling = {**sampling, "logit_bias": {str(token): 40 for token in token_ids}}
@@ -71,9 +69,7 @@ def test_a_prediction_is_accepted_where_it_is_right_and_changes_no_text(
     assert rejected > 0
 
 
-def test_where_nobody_drafts_from_it_the_answer_says_why(
-    predicting: Server, server: Server
-) -> None:
+def test_where_nobody_drafts_from_it_the_answer_says_why(predicting: Server, server: Server):
     body = {"temperature": 0, "prediction": predicted("abc")}
     answer = ask(server, **body)
     assert counts(answer) == (0, 0)
@@ -85,6 +81,6 @@ def test_where_nobody_drafts_from_it_the_answer_says_why(
     assert "prediction_idle_because" not in on["metrics"]["speculative_decoding"]
 
 
-def test_a_prediction_of_too_many_tokens_is_refused_by_name(predicting: Server) -> None:
+def test_a_prediction_of_too_many_tokens_is_refused_by_name(predicting: Server):
     asked = {**ASKED, "prediction": predicted("a " * MAX_PREDICTION_TOKENS)}
     assert predicting.refusal("/v1/chat/completions", **asked)["param"] == "prediction"

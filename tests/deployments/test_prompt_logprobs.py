@@ -1,7 +1,5 @@
 """Log-probabilities of prompts over HTTP and gRPC, in vLLM's shapes, against transformers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +32,7 @@ def values_of(folder: Path, token_ids: list[int]) -> list[float]:
 
 
 @pytest.mark.parametrize("max_tokens", [0, 1, 5])
-def test_an_echo_has_log_probabilities_as_lm_eval_reads_them(
-    server: Server, max_tokens: int
-) -> None:
+def test_an_echo_has_log_probabilities_as_lm_eval_reads_them(server: Server, max_tokens: int):
     choice = complete(
         server,
         prompt=PROMPT,
@@ -63,7 +59,7 @@ def test_an_echo_has_log_probabilities_as_lm_eval_reads_them(
         assert PROMPT[offset : offset + len(token)] == token
 
 
-def test_prompt_logprobs_have_vllms_shape(server: Server) -> None:
+def test_prompt_logprobs_have_vllms_shape(server: Server):
     choice = complete(server, prompt=PROMPT, max_tokens=3, prompt_logprobs=2, return_token_ids=True)
     entries, token_ids = choice["prompt_logprobs"], choice["prompt_token_ids"]
     assert choice["logprobs"] is None
@@ -80,7 +76,7 @@ def test_prompt_logprobs_have_vllms_shape(server: Server) -> None:
             assert one["logprob"] == pytest.approx(float(laws[index, int(other)]), abs=TOLERANCE)
 
 
-def test_a_chat_has_the_log_probabilities_of_its_prompt(server: Server) -> None:
+def test_a_chat_has_the_log_probabilities_of_its_prompt(server: Server):
     answer = server.ask(
         "/v1/chat/completions",
         messages=CHAT,
@@ -99,7 +95,7 @@ def test_a_chat_has_the_log_probabilities_of_its_prompt(server: Server) -> None:
     assert answer["usage"]["completion_tokens"] == 0
 
 
-def test_prompts_of_one_token_and_echoes_alone_are_answered(server: Server) -> None:
+def test_prompts_of_one_token_and_echoes_alone_are_answered(server: Server):
     choice = complete(server, prompt=[5], max_tokens=0, prompt_logprobs=1)
     assert choice["prompt_logprobs"] == [None]
     choice = complete(server, prompt=PROMPT, max_tokens=0, echo=True)

@@ -1,7 +1,5 @@
 """What a client of the gRPC endpoint may send: bounded, uncompressed, and nobody else notices."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -46,7 +44,7 @@ async def status(call: Any) -> tuple[grpc.StatusCode, str]:
     return raised.value.code(), raised.value.details() or ""
 
 
-async def test_what_swells_or_is_too_long_is_refused(tokenizer: Tokenizer) -> None:
+async def test_what_swells_or_is_too_long_is_refused(tokenizer: Tokenizer):
     bomb = bytes(64 * 2**20)
     async with (
         listening(tokenizer) as config,
@@ -65,7 +63,7 @@ async def test_what_swells_or_is_too_long_is_refused(tokenizer: Tokenizer) -> No
 
 async def test_calls_beyond_the_limit_are_told_that_the_server_is_full(
     tokenizer: Tokenizer,
-) -> None:
+):
     async with listening(tokenizer) as config, channel(config) as one, channel(config) as other:
         # Somebody's stream is there already.
         stubs = [health_pb2_grpc.HealthStub(each) for each in (one, other)]

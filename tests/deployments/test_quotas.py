@@ -1,7 +1,5 @@
 """What a key and a class may have: what is beyond it is refused in shape; others do not see it."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import time
@@ -27,7 +25,7 @@ async def statuses(here: Place, key: str, count: int, **fields: Any) -> list[int
     return [(await here.ask(PATH, key=key, **fields)).status_code for _ in range(count)]
 
 
-async def test_requests_a_minute_are_each_keys_own(tokenizer: Tokenizer, write: Write) -> None:
+async def test_requests_a_minute_are_each_keys_own(tokenizer: Tokenizer, write: Write):
     config = write(alice={"requests_per_minute": 2}, bob={"requests_per_minute": 1})
     async with place(tokenizer, config) as here, here.listening() as (channel, _):
         assert await statuses(here, "alice", 2) == [200, 200]
@@ -42,7 +40,7 @@ async def test_requests_a_minute_are_each_keys_own(tokenizer: Tokenizer, write: 
         assert len([each for frame in here.toy.frames for each in frame.opens]) == 3
 
 
-async def test_tokens_of_prompts_and_outputs_count(tokenizer: Tokenizer, write: Write) -> None:
+async def test_tokens_of_prompts_and_outputs_count(tokenizer: Tokenizer, write: Write):
     async with place(tokenizer, write(alice={"tokens_per_minute": 30})) as here:
         ten = {"prompt": list(range(1, 11)), "max_tokens": 4, "ignore_eos": True}
         assert await statuses(here, "alice", 2, **ten) == [200, 200]
@@ -55,7 +53,7 @@ async def test_tokens_of_prompts_and_outputs_count(tokenizer: Tokenizer, write: 
 
 async def test_a_minute_is_over_after_a_minute_though_the_wall_clock_was_set_back(
     tokenizer: Tokenizer, write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setattr("time.time", lambda: 0.0)
     began, passed = time.monotonic(), 0.0
     async with place(tokenizer, write(alice={"requests_per_minute": 1})) as here:
@@ -67,7 +65,7 @@ async def test_a_minute_is_over_after_a_minute_though_the_wall_clock_was_set_bac
         assert await statuses(here, "alice", 2) == [200, 429]
 
 
-async def test_requests_at_a_time_are_bounded(tokenizer: Tokenizer, write: Write) -> None:
+async def test_requests_at_a_time_are_bounded(tokenizer: Tokenizer, write: Write):
     async with place(tokenizer, write(alice={"concurrent_requests": 2}, bob={})) as here:
         # What is refused later on does not keep its place.
         assert await statuses(here, "alice", 3, prompt="x" * 10**6) == [400] * 3
@@ -82,7 +80,7 @@ async def test_requests_at_a_time_are_bounded(tokenizer: Tokenizer, write: Write
         assert await statuses(here, "alice", 1) == [200]
 
 
-async def test_a_class_has_limits_for_all_keys_together(tokenizer: Tokenizer, write: Write) -> None:
+async def test_a_class_has_limits_for_all_keys_together(tokenizer: Tokenizer, write: Write):
     both = {"classes": ["interactive", "throughput"]}
     limits = {"interactive": {"requests_per_minute": 2}}
     async with place(tokenizer, write(limits, alice=both, bob=both)) as here:
@@ -92,14 +90,14 @@ async def test_a_class_has_limits_for_all_keys_together(tokenizer: Tokenizer, wr
         assert await statuses(here, "bob", 1) == [200]
 
 
-async def test_ingress_processes_share_a_limit(tokenizer: Tokenizer, write: Write) -> None:
+async def test_ingress_processes_share_a_limit(tokenizer: Tokenizer, write: Write):
     config = write(alice={"requests_per_minute": 5})
     config = dataclasses.replace(config, ingress=IngressConfig(replicas=2))
     async with place(tokenizer, config) as here:
         assert await statuses(here, "alice", 4) == [200, 200, 200, 429]
 
 
-async def test_a_deadline_holds_in_the_queue(tokenizer: Tokenizer) -> None:
+async def test_a_deadline_holds_in_the_queue(tokenizer: Tokenizer):
     crowded = place(tokenizer, Config(), max_running_sequences=1)
     async with crowded as here, here.listening() as (channel, _):
         here.toy.gate.clear()
@@ -119,7 +117,7 @@ async def test_a_deadline_holds_in_the_queue(tokenizer: Tokenizer) -> None:
         assert (await first).status_code == 200
 
 
-async def test_classes_and_limits_change_under_the_keys(tokenizer: Tokenizer, write: Write) -> None:
+async def test_classes_and_limits_change_under_the_keys(tokenizer: Tokenizer, write: Write):
     config = write({"batch": {"requests_per_minute": 1}}, alice={"classes": ["batch"]})
     classes = {"latency_classes": {"batch": 0.5}}
     config = dataclasses.replace(config, coordinator=CoordinatorConfig(**classes))
@@ -142,7 +140,7 @@ async def test_classes_and_limits_change_under_the_keys(tokenizer: Tokenizer, wr
 
 async def test_tokens_are_counted_under_the_names_of_keys(
     tokenizer: Tokenizer, write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setattr("deployments.ingress.keys.MAX_NAMES", 2)
     async with place(tokenizer, write(a={}, b={}, c={}, d={})) as here:
         used = Counter[tuple[str, str]]()
@@ -164,7 +162,7 @@ async def test_tokens_are_counted_under_the_names_of_keys(
         assert used["a", "output"] > used["b", "output"] > 0
 
 
-async def test_without_keys_there_is_nobody_to_count_for(tokenizer: Tokenizer) -> None:
+async def test_without_keys_there_is_nobody_to_count_for(tokenizer: Tokenizer):
     async with place(tokenizer, Config()) as here:
         assert (await here.ask(PATH)).status_code == 200
         assert f"{KEY_TOKENS.name}_total{{" not in here.ingress.recorder.render().decode()

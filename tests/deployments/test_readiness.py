@@ -1,7 +1,5 @@
 """What `drafthouse serve` waits for after the replicas run."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -25,14 +23,14 @@ def answering(path: str, status: int, body: dict[str, Any]) -> Iterator[str]:
         yield base_url(config)
 
 
-def test_a_connected_application_is_ready() -> None:
+def test_a_connected_application_is_ready():
     said: list[str] = []
     with answering("/health", 200, {"status": "ok", "drafters": {"lm": 1}}) as url:
         wait_until_connected(partial(health, url), url, ["lm"], lambda: None, said.append)
     assert said == []
 
 
-def test_a_refused_drafter_is_told_with_its_reason_and_not_waited_for() -> None:
+def test_a_refused_drafter_is_told_with_its_reason_and_not_waited_for():
     refused = {"lm": "other tokenizer", "m": "other tokenizer", "target.config": "no such key"}
     body = {"status": "ok", "drafters": {"lm": 0, "n": 1}, "refused": refused}
     said: list[str] = []
@@ -56,7 +54,7 @@ def not_for_long(patience_s: float) -> Callable[[], None]:
     return check
 
 
-def test_an_application_that_never_serves_is_an_error_that_says_why() -> None:
+def test_an_application_that_never_serves_is_an_error_that_says_why():
     body = {"status": "unavailable", "coordinators": 1, "targets": 0}
     with (
         answering("/health", 503, body) as url,
@@ -67,7 +65,7 @@ def test_an_application_that_never_serves_is_an_error_that_says_why() -> None:
         )
 
 
-def test_what_answers_something_else_is_told() -> None:
+def test_what_answers_something_else_is_told():
     with answering("/health", 200, {}) as url:
         assert health(f"{url}/elsewhere") == {"status": "HTTP status 404"}
         assert health(url) == {"status": "no JSON object"}
@@ -88,7 +86,7 @@ ENGINE = {
 }
 
 
-def test_the_ready_line_says_what_the_target_computes_with() -> None:
+def test_the_ready_line_says_what_the_target_computes_with():
     assert engine_line({"engines": [ENGINE]}) == (
         "target on cuda:0: attention triton, CUDA graphs, kernels triton, KV cache 2 GiB "
         "(93,200 tokens)"

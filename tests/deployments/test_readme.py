@@ -9,8 +9,6 @@ in a block before it is typed:
   and `grpcurl` does nothing where it is not installed
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -120,7 +118,7 @@ def problem_of(returncode: int, output: str) -> str | None:
 
 @by_night
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
-def test_what_the_page_prints_works_as_printed(block: Block, addresses: dict[str, str]) -> None:
+def test_what_the_page_prints_works_as_printed(block: Block, addresses: dict[str, str]):
     done = subprocess.run(
         as_typed(block, addresses),
         cwd=ROOT,
@@ -133,7 +131,7 @@ def test_what_the_page_prints_works_as_printed(block: Block, addresses: dict[str
     assert problem is None, f"{block}: {problem}\n{done.stdout}\n{done.stderr}"
 
 
-def test_the_pages_name_the_model_and_the_ports_of_make_serve() -> None:
+def test_the_pages_name_the_model_and_the_ports_of_make_serve():
     config = load(ROOT / "configs" / "local.yaml").config
     assert (config.http.port, config.grpc.port) == (8000, 9000)
     text = "".join(block.text for block in BLOCKS)
@@ -141,7 +139,7 @@ def test_the_pages_name_the_model_and_the_ports_of_make_serve() -> None:
     assert set(re.findall(r"127\.0\.0\.1:(\d+)", text)) == {"8000", "9000"}
 
 
-def test_the_first_page_shows_all_kinds_of_use() -> None:
+def test_the_first_page_shows_all_kinds_of_use():
     first = "".join(block.text for block in BLOCKS if block.page == "README.md")
     for words in ("make serve", "make test", "curl http", "OpenAI(", "configs/own-model.yaml"):
         assert words in first

@@ -1,7 +1,5 @@
 """The line that every request has in the log, and what never stands in it."""
 
-from __future__ import annotations
-
 import logging
 import re
 
@@ -44,7 +42,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[re.Match[str]]:
 
 async def test_a_request_has_one_line_when_it_has_ended(
     tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     async with alone(["a"]) as (ingress, only, _):
         only.add_drafter(ToyDrafter("a", oracle_chain()))
         generation = create(tokens(1, 2, 3), tokenizer, ingress)
@@ -61,7 +59,7 @@ async def test_a_request_has_one_line_when_it_has_ended(
 
 async def test_the_line_of_a_refused_text_holds_nothing_of_it(
     tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     caplog.set_level(logging.DEBUG)
     async with alone() as (ingress, *_):
         with pytest.raises(RequestError):  # its tokens are outside the toy's vocabulary
@@ -74,7 +72,7 @@ async def test_the_line_of_a_refused_text_holds_nothing_of_it(
 @pytest.mark.parametrize("is_on", [True, False])
 async def test_the_switch_keeps_the_log_empty(
     tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture, *, is_on: bool
-) -> None:
+):
     async with place(tokenizer, Config(ingress=IngressConfig(log_requests=is_on))) as here:
         answer = await here.ask("/v1/completions", prompt="a", max_tokens=2)
         assert answer.status_code == 200
@@ -83,7 +81,7 @@ async def test_the_switch_keeps_the_log_empty(
 
 async def test_a_client_that_went_and_an_error_are_told_apart(
     tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     full = alone(max_queued_requests=1, max_running_sequences=1)
     async with full as (ingress, only, _):
         toy = ToyTarget()

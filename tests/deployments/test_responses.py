@@ -1,7 +1,5 @@
 """/v1/responses with OpenAI's own client, in front of a real engine."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -32,7 +30,7 @@ def chat_text(tool_server: Server, messages: list[dict[str, Any]]) -> str:
     return str(answer["choices"][0]["message"]["content"])
 
 
-def test_an_answer_is_that_of_the_chat(tool_server: Server, openai: OpenAI) -> None:
+def test_an_answer_is_that_of_the_chat(tool_server: Server, openai: OpenAI):
     answer = openai.responses.create(
         **ASKED, input="hello", instructions="be brief", metadata={"a": "b"}
     )
@@ -45,7 +43,7 @@ def test_an_answer_is_that_of_the_chat(tool_server: Server, openai: OpenAI) -> N
     assert "speculative_decoding" in answer.model_extra["metrics"]
 
 
-def test_a_stream_has_openais_events_in_order(openai: OpenAI) -> None:
+def test_a_stream_has_openais_events_in_order(openai: OpenAI):
     asked = {**ASKED, "input": "hello"}
     openai.responses.create(**asked)  # from now on its prompt is in the prefix cache
     whole = openai.responses.create(**asked)
@@ -73,9 +71,7 @@ def test_a_stream_has_openais_events_in_order(openai: OpenAI) -> None:
     assert last.response.usage == whole.usage
 
 
-def test_a_conversation_goes_on_after_an_answer_that_is_kept(
-    tool_server: Server, openai: OpenAI
-) -> None:
+def test_a_conversation_goes_on_after_an_answer_that_is_kept(tool_server: Server, openai: OpenAI):
     first = openai.responses.create(**ASKED, input="hello", instructions="only for once")
     second = openai.responses.create(**ASKED, input="and then?", previous_response_id=first.id)
     messages = [
@@ -95,7 +91,7 @@ def test_a_conversation_goes_on_after_an_answer_that_is_kept(
 
 def test_an_answer_is_kept_only_where_that_is_wanted_under_an_id_that_nobody_chooses(
     openai: OpenAI,
-) -> None:
+):
     headers = {"X-Request-Id": "guess-me"}
     answer = openai.responses.create(**ASKED, input="hello", store=False, extra_headers=headers)
     assert "guess-me" not in answer.id
@@ -103,7 +99,7 @@ def test_an_answer_is_kept_only_where_that_is_wanted_under_an_id_that_nobody_cho
         openai.responses.retrieve(answer.id)
 
 
-def test_log_probabilities_stand_beside_the_text(openai: OpenAI) -> None:
+def test_log_probabilities_stand_beside_the_text(openai: OpenAI):
     answer = openai.responses.create(
         **ASKED,
         input="hello",
@@ -116,7 +112,7 @@ def test_log_probabilities_stand_beside_the_text(openai: OpenAI) -> None:
     assert all(len(one.top_logprobs) == 2 for one in found)  # type: ignore[union-attr]
 
 
-def test_the_store_is_bounded_and_the_oldest_go_first() -> None:
+def test_the_store_is_bounded_and_the_oldest_go_first():
     few = ResponseStore(max_responses=3, max_bytes=1000)
     for number in range(4):
         few.put(StoredResponse({"id": f"r{number}"}, ()))

@@ -1,7 +1,5 @@
 """Whose traffic a request is: who may say so, and what the metrics tell of it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,7 +45,7 @@ def values(here: Place, name: str) -> dict[str, float]:
     }
 
 
-async def test_header_metadata_and_user_name_it_in_this_order(tokenizer: Tokenizer) -> None:
+async def test_header_metadata_and_user_name_it_in_this_order(tokenizer: Tokenizer):
     async with place(tokenizer, CONFIG) as here:
         assert await ask(here) == "other"
         assert await ask(here, user="app") == "app"
@@ -61,7 +59,7 @@ async def test_header_metadata_and_user_name_it_in_this_order(tokenizer: Tokeniz
         assert values(here, "drafthouse_requests_total")["batch"] == 2
 
 
-async def test_a_key_says_it_for_good(tokenizer: Tokenizer, tmp_path: Path) -> None:
+async def test_a_key_says_it_for_good(tokenizer: Tokenizer, tmp_path: Path):
     keys = write_keys(tmp_path / "keys.yaml", alice={"segment": "app"}, bob={})
     async with place(tokenizer, replace(CONFIG, access=keys)) as here:
         assert await ask(here, "web", "alice", user="batch") == "app"
@@ -71,14 +69,14 @@ async def test_a_key_says_it_for_good(tokenizer: Tokenizer, tmp_path: Path) -> N
         KeyRing(replace(CONFIG, access=keys))
 
 
-async def test_where_none_are_configured_nothing_is_told(tokenizer: Tokenizer) -> None:
+async def test_where_none_are_configured_nothing_is_told(tokenizer: Tokenizer):
     async with place(tokenizer, replace(CONFIG, ingress=IngressConfig())) as here:
         assert await ask(here, "web", user="app") == ""
         assert values(here, "drafthouse_segment_draft_tokens_total") == {}
         assert values(here, "drafthouse_segment_time_to_first_token_seconds_count") == {}
 
 
-async def test_the_metrics_of_segments_add_up(tokenizer: Tokenizer) -> None:
+async def test_the_metrics_of_segments_add_up(tokenizer: Tokenizer):
     async with place(tokenizer, CONFIG) as here:
         here.rooms.add_drafter(ToyDrafter("right", oracle_chain(3)))
         for segment in ("web", "web", "app"):

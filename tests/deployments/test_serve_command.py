@@ -1,7 +1,5 @@
 """What `drafthouse serve` makes of the keys of a Ray Serve config file."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import sys
@@ -27,13 +25,13 @@ def file(application: dict[str, Any], **document: Any) -> ServeFile:
 
 
 @pytest.mark.parametrize("key", ["runtime_env", "autoscaling_policy"])
-def test_a_key_that_would_have_no_effect_is_refused(key: str) -> None:
+def test_a_key_that_would_have_no_effect_is_refused(key: str):
     refuse_unserved_keys(file({key: {}}))
     with pytest.raises(ConfigError, match=f"x.yaml: applications.0..{key}: .*serve deploy"):
         refuse_unserved_keys(file({key: {"a": 1}}))
 
 
-def test_logging_is_as_the_file_wants_it() -> None:
+def test_logging_is_as_the_file_wants_it():
     application = {"logging_config": {"log_level": "DEBUG"}}
     wanted = file(application, logging_config={"log_level": "WARNING", "encoding": "JSON"})
     assert not logging_options(file({}), {}).enable_access_log
@@ -44,7 +42,7 @@ def test_logging_is_as_the_file_wants_it() -> None:
         logging_options(file({}, logging_config={"log_level": "LOUD"}), {})
 
 
-def test_on_a_ray_that_is_joined_each_process_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_ray_that_is_joined_each_process_is_replaced(monkeypatch: pytest.MonkeyPatch):
     """What runs there may be of a former release, though the file is the same."""
     found: list[set[str | None]] = []
 
@@ -81,7 +79,7 @@ def former_handlers() -> Iterator[None]:
 
 def test_a_signal_in_a_finaliser_is_remembered_and_nothing_is_said(
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+):
     class Dying:
         def __del__(self) -> None:
             signal.raise_signal(signal.SIGTERM)
@@ -98,7 +96,7 @@ def test_a_signal_in_a_finaliser_is_remembered_and_nothing_is_said(
     assert said == []
 
 
-def test_a_stop_that_is_swallowed_is_raised_again() -> None:
+def test_a_stop_that_is_swallowed_is_raised_again():
     def swallow() -> None:
         with contextlib.suppress(_Stop):
             signal.raise_signal(signal.SIGINT)
@@ -108,7 +106,7 @@ def test_a_stop_that_is_swallowed_is_raised_again() -> None:
         swallow()
 
 
-def test_a_signal_that_comes_twice_does_not_interrupt_the_end() -> None:
+def test_a_signal_that_comes_twice_does_not_interrupt_the_end():
     """Where a whole group is signalled, a process hears it itself and from the one above it."""
     signals, ends = _Signals(), []
     with former_handlers():
@@ -132,7 +130,7 @@ def options_of_coordinator(**given: Any) -> Any:
     return with_options(coordinator._bound_deployment, given)._deployment_config
 
 
-def test_each_deployment_has_what_the_file_says_of_it() -> None:
+def test_each_deployment_has_what_the_file_says_of_it():
     assert options_of_coordinator().num_replicas == 1
     assert options_of_coordinator(num_replicas=3).num_replicas == 3
     assert options_of_coordinator(max_surge_percent=100).max_surge_percent == 100
@@ -149,6 +147,6 @@ def test_each_deployment_has_what_the_file_says_of_it() -> None:
         {"num_replicas": 0},
     ],
 )
-def test_what_serve_does_not_take_is_named_with_its_deployment(given: Mapping[str, Any]) -> None:
+def test_what_serve_does_not_take_is_named_with_its_deployment(given: Mapping[str, Any]):
     with pytest.raises(ConfigError, match=r"deployments\[coordinator\]: Ray Serve does not take"):
         options_of_coordinator(**given)

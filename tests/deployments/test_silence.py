@@ -3,8 +3,6 @@
 Where there is another one, they go on there: tests/nodes stops one of two.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time
@@ -57,7 +55,7 @@ def resumed_afterwards(pids: list[int]) -> Iterator[None]:
 @by_night
 def test_the_only_target_is_left_when_it_stops_and_taken_back_when_it_goes_on(
     served: Served, undisturbed: list[str]
-) -> None:
+):
     (stopped,) = served.pids("target")
 
     def stop() -> None:
@@ -73,7 +71,7 @@ def test_the_only_target_is_left_when_it_stops_and_taken_back_when_it_goes_on(
 
 def test_a_pause_of_all_processes_costs_no_text_and_nobody_is_left(
     served: Served, undisturbed: list[str]
-) -> None:
+):
     """As when a laptop sleeps, or a machine moves to another host."""
     targets, failovers = served.pids("target"), served.metric("drafthouse_failovers_total")
 

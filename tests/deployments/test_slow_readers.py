@@ -3,8 +3,6 @@
 DRAFTHOUSE_SLOW_READERS says how many there are; a nightly run sets it to 1000.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -79,7 +77,7 @@ def asked_s(server: Scripted, count: int) -> float:
 
 
 @pytest.mark.skipif(not NUM_READERS, reason="asked by night")
-def test_slow_readers_hold_up_neither_the_rounds_nor_others(server: Scripted) -> None:
+def test_slow_readers_hold_up_neither_the_rounds_nor_others(server: Scripted):
     alone_s, before = asked_s(server, 20), resident_bytes()
     with reading(server) as readers:
         first = said(readers)

@@ -1,7 +1,5 @@
 """What is said once is not said twice, and what is taken from serve's word holds for check."""
 
-from __future__ import annotations
-
 import os
 import socket
 from pathlib import Path
@@ -22,7 +20,7 @@ from tests.deployments.conftest import free_port
 
 def test_check_without_a_file_checks_the_demonstration(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+):
     monkeypatch.setenv("DRAFTHOUSE_MODELS", str(tmp_path))
     monkeypatch.chdir(REPOSITORY)
     implied = run("check")
@@ -30,11 +28,11 @@ def test_check_without_a_file_checks_the_demonstration(
 
 
 @pytest.mark.parametrize("file", ["base", "overlays/autoscaling", "overlays/high-availability"])
-def test_what_a_cluster_is_to_serve_can_be_checked_in_a_checkout(file: str, run: Run) -> None:
+def test_what_a_cluster_is_to_serve_can_be_checked_in_a_checkout(file: str, run: Run):
     assert "of target and" in run("check", f"k8s/{file}/serve.yaml")
 
 
-def test_a_taken_port_of_rays_own_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_taken_port_of_rays_own_is_one_line(monkeypatch: pytest.MonkeyPatch):
     config = Config(
         http=HttpConfig(port=free_port()),
         grpc=GrpcConfig(port=free_port()),
@@ -54,7 +52,7 @@ def test_a_taken_port_of_rays_own_is_one_line(monkeypatch: pytest.MonkeyPatch) -
         check_free(config)
 
 
-def test_a_wrong_folder_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_folder_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(ConfigError) as refused:
         source_of(str(tmp_path))
     assert refused.value.message.count(str(tmp_path)) == 1
@@ -67,7 +65,7 @@ def test_a_wrong_folder_is_named_once(tmp_path: Path, monkeypatch: pytest.Monkey
     assert refused.value.message.count(str(REPOSITORY)) == 1
 
 
-def test_what_cannot_be_read_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_read_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(REPOSITORY)
     for refuse in (
         lambda: secrets_of(str(tmp_path)),
@@ -80,7 +78,7 @@ def test_what_cannot_be_read_is_named_once(tmp_path: Path, monkeypatch: pytest.M
         assert refused.value.message.count(str(REPOSITORY)) <= 1
 
 
-def test_of_three_tracebacks_the_last_error_is_told() -> None:
+def test_of_three_tracebacks_the_last_error_is_told():
     traceback = (
         "Failed to start replica:\nTraceback (most recent call last):\n"
         '  File "x.py", line 1, in load\nValueError: first\n\nThe above exception was ...\n\n'

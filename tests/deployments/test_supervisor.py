@@ -1,7 +1,5 @@
 """The process above the one that runs Ray: what it says, and what is left where it is killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -77,13 +75,13 @@ def launched() -> Iterator[tuple[subprocess.Popen[str], int, int, Path]]:
         yield launcher, int(child), int(left), Path(folder)
 
 
-def test_what_the_child_raises_is_printed_before_its_end() -> None:
+def test_what_the_child_raises_is_printed_before_its_end():
     done = python("-c", RAISES)
     assert done.returncode == 1
     assert done.stderr.rstrip().endswith("TypeError: not a number")
 
 
-def test_after_a_kill_of_both_processes_nothing_is_left() -> None:
+def test_after_a_kill_of_both_processes_nothing_is_left():
     with launched() as (launcher, child, left, folder):
         assert folder.is_dir()
         assert running(left)
@@ -92,7 +90,7 @@ def test_after_a_kill_of_both_processes_nothing_is_left() -> None:
     wait_until(lambda: not running(left) and not folder.exists(), 60.0)
 
 
-def test_a_stop_takes_the_guard_along() -> None:
+def test_a_stop_takes_the_guard_along():
     with launched() as (launcher, _, left, folder):
         below = [each.pid for each in psutil.Process(launcher.pid).children()]
         launcher.send_signal(signal.SIGTERM)
@@ -102,7 +100,7 @@ def test_a_stop_takes_the_guard_along() -> None:
     assert not folder.exists()
 
 
-def test_a_folder_that_a_killed_server_left_goes_at_the_next_start() -> None:
+def test_a_folder_that_a_killed_server_left_goes_at_the_next_start():
     left = Path(python("-c", KILLED).stdout.strip())
     assert (left / "dashboard-token").is_file()
     with short_lived_folder() as one, short_lived_folder() as other:
@@ -113,6 +111,6 @@ def test_a_folder_that_a_killed_server_left_goes_at_the_next_start() -> None:
     assert not one.exists()
 
 
-def test_what_runs_below_is_ended_and_waited_for_within_bounds() -> None:
+def test_what_runs_below_is_ended_and_waited_for_within_bounds():
     found = python("-c", ENDS)
     assert found.returncode == 0, found.stderr

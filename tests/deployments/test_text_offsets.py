@@ -1,7 +1,5 @@
 """`text_offset` of completions: places in the text that is sent, whatever its tokens are."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,7 +31,7 @@ def of(tokenizer: Tokenizer, *, skips: bool = True) -> TextOffsets:
 
 
 @given(text=st.text("ab 日é\n😀", max_size=12))
-def test_every_token_stands_where_its_characters_do(tokenizer: Tokenizer, text: str) -> None:
+def test_every_token_stands_where_its_characters_do(tokenizer: Tokenizer, text: str):
     token_ids = tokenizer.encode(text, add_special_tokens=False).tolist()
     shown = tokenizer.decode(token_ids)
     found = of(tokenizer).of_output(token_ids)
@@ -47,7 +45,7 @@ def test_every_token_stands_where_its_characters_do(tokenizer: Tokenizer, text: 
     assert echoed.of_output(token_ids[:1]) == [len(shown)] * len(token_ids[:1])
 
 
-def test_special_tokens_have_width_where_they_are_shown(tokenizer: Tokenizer) -> None:
+def test_special_tokens_have_width_where_they_are_shown(tokenizer: Tokenizer):
     special = min(tokenizer.special_ids)
     (letter,) = tokenizer.encode("a", add_special_tokens=False).tolist()[-1:]
     width = len(tokenizer.token_text(special))
@@ -72,7 +70,7 @@ def answers(server: Server, **body: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("is_speculating", [False, True])
-def test_a_character_of_several_tokens_has_one_place(server: Server, is_speculating: bool) -> None:
+def test_a_character_of_several_tokens_has_one_place(server: Server, is_speculating: bool):
     for choice in answers(
         server,
         prompt="x",
@@ -85,7 +83,7 @@ def test_a_character_of_several_tokens_has_one_place(server: Server, is_speculat
 
 
 @pytest.mark.parametrize("kept", [1, 3, 100, -1])
-def test_the_echo_is_that_of_the_tokens_that_were_used(server: Server, kept: int) -> None:
+def test_the_echo_is_that_of_the_tokens_that_were_used(server: Server, kept: int):
     prompt = "one two 日 four <|end|> six"
     token_ids = Tokenizer.load(server.folder).encode(prompt).tolist()
     for choice in answers(
@@ -105,7 +103,7 @@ def test_the_echo_is_that_of_the_tokens_that_were_used(server: Server, kept: int
             assert token.startswith("bytes:") or echo.startswith(token, place)
 
 
-def test_an_echo_of_token_ids_leaves_out_special_tokens_and_their_width(server: Server) -> None:
+def test_an_echo_of_token_ids_leaves_out_special_tokens_and_their_width(server: Server):
     token_ids = Tokenizer.load(server.folder).encode("a<|end|>b").tolist()
     for choice in answers(server, prompt=token_ids, echo=True, max_tokens=1):
         assert choice["text"].startswith("ab")
@@ -114,9 +112,7 @@ def test_an_echo_of_token_ids_leaves_out_special_tokens_and_their_width(server: 
 
 
 @pytest.mark.parametrize("num_top", [0, 1, 2])
-def test_the_drawn_token_is_among_the_top_ones_however_unlikely(
-    tokenizer: Tokenizer, num_top: int
-) -> None:
+def test_the_drawn_token_is_among_the_top_ones_however_unlikely(tokenizer: Tokenizer, num_top: int):
     likely, second, drawn = (tokenizer.encode(each).tolist()[-1] for each in "abc")
     top = ((likely, -0.1), (second, -2.5))[:num_top]
     logprobs = [TokenLogprob(-7.0, top), TokenLogprob(-0.1, top)]

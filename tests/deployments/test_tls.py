@@ -1,7 +1,5 @@
 """TLS of the ingress' own listeners: clients, strangers to it, and a replaced certificate."""
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 from collections.abc import AsyncIterator
@@ -60,7 +58,7 @@ async def open_streams(port: int) -> AsyncIterator[list[AsyncIterator[bytes]]]:
             await answer.aclose()
 
 
-async def test_http_takes_tls_alone_and_strangers_disturb_nobody(folder: Path) -> None:
+async def test_http_takes_tls_alone_and_strangers_disturb_nobody(folder: Path):
     async with (
         site(tls(folder).pem()) as place,
         open_streams(port := place.bounds.port) as readers,
@@ -78,7 +76,7 @@ async def test_http_takes_tls_alone_and_strangers_disturb_nobody(folder: Path) -
         assert [await anext(reader) for reader in readers] == [b"two"] * NUM_STREAMS
 
 
-async def test_a_certificate_is_replaced_under_open_http_streams(folder: Path) -> None:
+async def test_a_certificate_is_replaced_under_open_http_streams(folder: Path):
     successor = Authority.new("its successor")
     async with (
         site(tls(folder).pem()) as place,
@@ -93,7 +91,7 @@ async def test_a_certificate_is_replaced_under_open_http_streams(folder: Path) -
 
 async def test_grpc_takes_tls_alone_and_follows_a_replaced_certificate(
     folder: Path, llama_folder: Path
-) -> None:
+):
     where = GrpcConfig(port=free_port())
     config = replace(tiny_config(llama_folder), grpc=where, tls=tls(folder))
     ingress = Ingress(config, Tokenizer.load(llama_folder), SamplingParams(max_tokens=0), Nowhere())
@@ -132,7 +130,7 @@ async def test_grpc_takes_tls_alone_and_follows_a_replaced_certificate(
             assert await watch.code() is grpc.StatusCode.OK
 
 
-async def test_start_up_asks_over_tls_how_the_server_is(folder: Path, llama_folder: Path) -> None:
+async def test_start_up_asks_over_tls_how_the_server_is(folder: Path, llama_folder: Path):
     async with site(tls(folder).pem()) as place:
         config = replace(tiny_config(llama_folder), http=place.bounds, tls=tls(folder))
         url = base_url(config)

@@ -1,7 +1,5 @@
 """Tools and reasoning of chats: what requests may say, and how answers are read."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from typing import Any
@@ -50,7 +48,7 @@ def grammar_of(request: Chat) -> dict[str, Any] | None:
     return dict(json.loads(grammar.source)["format"])
 
 
-def test_tools_reach_the_template_and_leave_the_text_free() -> None:
+def test_tools_reach_the_template_and_leave_the_text_free():
     for fields in ({}, {"tool_choice": "auto"}):
         request = asked(tools=TOOLS, **fields)
         assert list(request.spec.prompts[0].tools) == TOOLS
@@ -59,13 +57,13 @@ def test_tools_reach_the_template_and_leave_the_text_free() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"tools": TOOLS, "tool_choice": "none"}, {"tools": []}, {}])
-def test_without_a_choice_there_are_no_calls(fields: dict[str, Any]) -> None:
+def test_without_a_choice_there_are_no_calls(fields: dict[str, Any]):
     request = asked(**fields)
     assert request.spec.prompts[0].tools == ()
     assert not request.spec.chat.reads_calls
 
 
-def test_a_forced_call_is_held_to_its_schema() -> None:
+def test_a_forced_call_is_held_to_its_schema():
     required = grammar_of(asked(tools=TOOLS, tool_choice="required"))
     assert required["type"] == "tags_with_separator"
     assert required["at_least_one"]
@@ -81,7 +79,7 @@ def test_a_forced_call_is_held_to_its_schema() -> None:
     ]
 
 
-def test_strict_tools_hold_the_calls_that_the_model_chooses() -> None:
+def test_strict_tools_hold_the_calls_that_the_model_chooses():
     found = grammar_of(asked(tools=[tool("weather", strict=True), tool("time")]))
     assert found["type"] == "triggered_tags"
     schemas = [each["content"]["json_schema"] for each in found["tags"]]
@@ -99,7 +97,7 @@ def matches(request: Chat, text: str) -> bool:
 
 
 @pytest.mark.parametrize("tools", [TOOLS, [tool("weather", strict=True), tool("time")]])
-def test_a_form_leaves_the_way_to_a_call_open(tools: list[Any]) -> None:
+def test_a_form_leaves_the_way_to_a_call_open(tools: list[Any]):
     request = asked(tools=tools, response_format=AS_SCHEMA)
     call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
     for text in ('{"t": "x"}', call, f"{call}\n{call}"):
@@ -117,7 +115,7 @@ def test_a_form_leaves_the_way_to_a_call_open(tools: list[Any]) -> None:
 
 @pytest.mark.parametrize("parameters", [{}, None, {"properties": {"a": {"type": "integer"}}}])
 @pytest.mark.parametrize("choice", ["required", "auto"])
-def test_arguments_are_an_object_whatever_a_tool_says_of_them(parameters: Any, choice: str) -> None:
+def test_arguments_are_an_object_whatever_a_tool_says_of_them(parameters: Any, choice: str):
     function = tool("go", parameters=parameters, strict=choice == "auto")
     if parameters is None:
         del function["function"]["parameters"]
@@ -130,14 +128,14 @@ def test_arguments_are_an_object_whatever_a_tool_says_of_them(parameters: Any, c
         assert not matches(request, call % other)
 
 
-def test_tools_are_refused_where_the_template_has_none() -> None:
+def test_tools_are_refused_where_the_template_has_none():
     with pytest.raises(RequestError, match=r"no known format.*answers\.tool_parser"):
         Chat.parse(chat(tools=TOOLS), LIMITS)
     with pytest.raises(RequestError, match="chat template does not use it"):
         Chat.parse(chat(reasoning_effort="low"), LIMITS)
 
 
-def test_models_that_answer_in_channels_are_not_forced() -> None:
+def test_models_that_answer_in_channels_are_not_forced():
     dialect = Dialect(FORMATS["harmony"], MARKERS, is_harmony=True, template="tools")
     limits = dataclasses.replace(LIMITS, dialect=dialect)
     Chat.parse(chat(tools=TOOLS), limits)
@@ -145,7 +143,7 @@ def test_models_that_answer_in_channels_are_not_forced() -> None:
         Chat.parse(chat(tools=TOOLS, tool_choice="required"), limits)
 
 
-def test_reasoning_effort_reaches_the_template() -> None:
+def test_reasoning_effort_reaches_the_template():
     arguments = asked(reasoning_effort="low").spec.prompts[0].arguments
     assert arguments == {"reasoning_effort": "low"}
 
@@ -160,7 +158,7 @@ def answer(tokenizer: Tokenizer, use: ChatUse | None) -> list[Delta]:
     return read_text(tokenizer, reading("hermes", is_reasoning=True, use=use), TEXT)
 
 
-def test_an_answer_has_its_calls_and_reasoning_beside_its_text(tokenizer: Tokenizer) -> None:
+def test_an_answer_has_its_calls_and_reasoning_beside_its_text(tokenizer: Tokenizer):
     parts = answer(tokenizer, ChatUse(reads_calls=True))
     message = whole_message(parts)
     assert message["content"] == "Yes."
@@ -175,7 +173,7 @@ def test_an_answer_has_its_calls_and_reasoning_beside_its_text(tokenizer: Tokeni
     assert finish_reason(parts[0]) is None
 
 
-def test_what_is_not_wanted_is_left_out(tokenizer: Tokenizer) -> None:
+def test_what_is_not_wanted_is_left_out(tokenizer: Tokenizer):
     one = whole_message(answer(tokenizer, ChatUse(reads_calls=True, is_parallel=False)))
     assert [call["function"]["name"] for call in one["tool_calls"]] == ["time"]
     silent = whole_message(answer(tokenizer, ChatUse(reads_calls=True, shows_reasoning=False)))
@@ -186,7 +184,7 @@ def test_what_is_not_wanted_is_left_out(tokenizer: Tokenizer) -> None:
     assert whole_message(answer(tokenizer, None))["content"] == TEXT
 
 
-def test_the_grammar_begins_after_the_reasoning() -> None:
+def test_the_grammar_begins_after_the_reasoning():
     spec = GrammarSpec("regex", "a")
     assert DIALECT.held_to(None, [1]) is None
     free = DIALECT.held_to(spec, [1])
@@ -197,7 +195,7 @@ def test_the_grammar_begins_after_the_reasoning() -> None:
     assert Dialect().held_to(spec, [7]) == spec
 
 
-def test_special_tokens_are_shown_where_markers_are_such() -> None:
+def test_special_tokens_are_shown_where_markers_are_such():
     use = ChatUse(reads_calls=True)
     assert skips_specials(use, DIALECT)
     assert skips_specials(None, DIALECT)

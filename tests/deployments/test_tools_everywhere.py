@@ -1,7 +1,5 @@
 """Tools, reasoning and structured output of /v1/responses and /v1/messages, with their clients."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -57,7 +55,7 @@ def message(**more: Any) -> dict[str, Any]:
     return {**asked, **more}
 
 
-def test_openais_helper_puts_a_streamed_call_together(responses: Any) -> None:
+def test_openais_helper_puts_a_streamed_call_together(responses: Any):
     asked = response(tools=[FUNCTION], tool_choice="required", parallel_tool_calls=False)
     whole = responses.create(**asked)
     with responses.stream(**asked) as stream:
@@ -75,7 +73,7 @@ def test_openais_helper_puts_a_streamed_call_together(responses: Any) -> None:
     ]
 
 
-def test_anthropics_helper_puts_a_streamed_call_together(messages: Any) -> None:
+def test_anthropics_helper_puts_a_streamed_call_together(messages: Any):
     asked = message(tools=[TOOL], tool_choice=ANY)
     whole = messages.create(**asked)
     with messages.stream(**asked) as stream:
@@ -96,7 +94,7 @@ def test_anthropics_helper_puts_a_streamed_call_together(messages: Any) -> None:
     assert messages.create(**message(messages=turns, tools=[TOOL])).content
 
 
-def test_tools_are_tokenised_as_a_chat_with_them_is(tool_server: Server) -> None:
+def test_tools_are_tokenised_as_a_chat_with_them_is(tool_server: Server):
     function = {"name": "weather", "parameters": SCHEMA}
     said = {"messages": [USER], "tools": [{"type": "function", "function": function}]}
     tokens = tool_server.ask("/tokenize", **said)["tokens"]
@@ -121,7 +119,7 @@ DELTAS = [
 ]
 
 
-def test_reasoning_text_and_calls_stay_in_order(tokenizer: Tokenizer) -> None:
+def test_reasoning_text_and_calls_stay_in_order(tokenizer: Tokenizer):
     whole = Apis(tokenizer).whole(DELTAS)
     assert Apis(tokenizer).streamed(DELTAS) == whole
     (content, reasoning, _), _, (items, *_), blocks, _ = whole

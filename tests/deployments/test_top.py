@@ -1,7 +1,5 @@
 """`drafthouse top`: the figures of pages that a real vLLM wrote, and of our own names beside."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -46,7 +44,7 @@ def shown(pages: Sequence[str], *words: str, capsys: pytest.CaptureFixture[str])
     return capsys.readouterr().out
 
 
-def test_the_figures_of_one_interval_on_vllm(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_figures_of_one_interval_on_vllm(capsys: pytest.CaptureFixture[str]):
     pages = (nothing_yet(VLLM), VLLM)
     found = json.loads(shown(pages, "--json", "--interval", "4", capsys=capsys))
     assert (found["model"], found["seconds"]) == ("demo-target", 4.0)
@@ -64,7 +62,7 @@ def test_the_figures_of_one_interval_on_vllm(capsys: pytest.CaptureFixture[str])
     assert found["latency_ms"]["queue"] is None
 
 
-def test_ours_counts_by_drafter_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ours_counts_by_drafter_too(capsys: pytest.CaptureFixture[str]):
     found = json.loads(shown((nothing_yet(VLLM), VLLM + OURS), "--json", capsys=capsys))
     assert found["speculation"]["drafters"] == {
         "lm": {"draft_tokens_per_s": 50.0, "acceptance_rate": 0.5}
@@ -75,7 +73,7 @@ def test_ours_counts_by_drafter_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(r"output tokens/s +1,013", text)
 
 
-def test_where_nothing_happened_latencies_are_those_since_the_start() -> None:
+def test_where_nothing_happened_latencies_are_those_since_the_start():
     found = view(MetricsChange(Page.read(VLLM, 1.0), Page.read(VLLM, 2.0)))
     assert found["speculation"] is None
     assert found["output_tokens_per_s"] == 0.0
@@ -86,7 +84,7 @@ def test_where_nothing_happened_latencies_are_those_since_the_start() -> None:
 @pytest.mark.parametrize(
     ("share", "value"), [(0.3, 0.5), (0.6, 1.0), (0.7, 2.0), (0.8, 3.0), (0.99, 3.0)]
 )
-def test_quantiles_are_spread_evenly_within_a_bucket(share: float, value: float) -> None:
+def test_quantiles_are_spread_evenly_within_a_bucket(share: float, value: float):
     # New: 12 up to 1, 4 more up to 3, and 4 beyond all bounds.
     counts = {"1.0": 12.0, "3.0": 16.0, "+Inf": 20.0}
     before, after = (
@@ -97,7 +95,7 @@ def test_quantiles_are_spread_evenly_within_a_bucket(share: float, value: float)
     assert MetricsChange(before, before).quantile("h", share) is None
 
 
-def test_a_server_without_such_figures_is_named() -> None:
+def test_a_server_without_such_figures_is_named():
     arguments = parser_for([]).parse_args(["top", "http://server"])
     for status, text, wrong in ((404, "", "does not answer"), (200, "up 1\n", "none of vLLM's")):
         transport = httpx.MockTransport(lambda _, s=status, t=text: httpx.Response(s, text=t))
@@ -106,7 +104,7 @@ def test_a_server_without_such_figures_is_named() -> None:
 
 
 @pytest.mark.parametrize("words", by_day(["--json"], ["", "--json"]))
-def test_it_ends_without_a_word_where_nobody_reads_on(words: str) -> None:
+def test_it_ends_without_a_word_where_nobody_reads_on(words: str):
     with answering("/metrics", VLLM.encode()) as port:
         top = f"-m deployments.cli top http://127.0.0.1:{port} --interval 0.05 {words}"
         shell = f"{sys.executable} {top} | head -1; exit ${{PIPESTATUS[0]}}"
@@ -123,7 +121,7 @@ def test_it_ends_without_a_word_where_nobody_reads_on(words: str) -> None:
     assert "demo-target" in line
 
 
-def test_a_real_server_of_ours_is_shown(served: Served, run: Run) -> None:
+def test_a_real_server_of_ours_is_shown(served: Served, run: Run):
     served.api.complete(prompt="abc abc abc", max_tokens=8, ignore_eos=True)
     found = json.loads(run("top", served.http, "--once", "--json", "--interval", "0.1"))
     assert found["model"] == MODEL

@@ -1,7 +1,5 @@
 """Spans of requests: in the client's own trace, with steps as events, and without any text."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -20,7 +18,7 @@ TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_request_is_a_span_of_the_clients_trace(tokenizer: Tokenizer, stream: bool) -> None:
+async def test_a_request_is_a_span_of_the_clients_trace(tokenizer: Tokenizer, stream: bool):
     kept = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(kept))
@@ -41,7 +39,7 @@ async def test_a_request_is_a_span_of_the_clients_trace(tokenizer: Tokenizer, st
     assert "secret" not in span.to_json()
 
 
-def test_without_the_key_nothing_of_it_is_imported() -> None:
+def test_without_the_key_nothing_of_it_is_imported():
     code = (
         "import sys, deployments.ingress.tracing; "
         "sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
@@ -51,7 +49,7 @@ def test_without_the_key_nothing_of_it_is_imported() -> None:
 
 def test_without_the_extra_the_key_is_an_error_with_its_remedy(
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+):
     exporter = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
     monkeypatch.setitem(sys.modules, exporter, None)
     with pytest.raises(ConfigError, match=r"ingress.traces_url: .*drafthouse\[otel\]"):

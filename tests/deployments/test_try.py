@@ -1,7 +1,5 @@
 """`drafthouse try`: what it asks, what it shows, and that it does not keep quiet about a fault."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json
@@ -86,7 +84,7 @@ def rates(text: str) -> list[str]:
     return [line[20:28].strip() for line in lines]
 
 
-def test_both_answers_are_asked_for_alike_and_neither_helps_the_other() -> None:
+def test_both_answers_are_asked_for_alike_and_neither_helps_the_other():
     server = DraftingServer(honest)
     words = ["--prompt", "why?", "--seed", "7", "--temperature", "0.5", "--api-key", "key"]
     assert ask(server, *words)[0] == 0
@@ -100,7 +98,7 @@ def test_both_answers_are_asked_for_alike_and_neither_helps_the_other() -> None:
     assert {headers["Authorization"] for headers in server.headers} == {"Bearer key"}
 
 
-def test_it_shows_the_text_with_its_drafters_and_what_they_brought() -> None:
+def test_it_shows_the_text_with_its_drafters_and_what_they_brought():
     status, text = ask(DraftingServer(honest))
     assert status == 0
     assert "a[lm| b][suffix| c]" in text
@@ -117,7 +115,7 @@ def test_it_shows_the_text_with_its_drafters_and_what_they_brought() -> None:
     assert "\x1b" not in text
 
 
-def test_rates_are_tokens_over_the_time_between_the_steps_whenever_their_pieces_came() -> None:
+def test_rates_are_tokens_over_the_time_between_the_steps_whenever_their_pieces_came():
     _, text = ask(DraftingServer(answering(101, 2.0, 4.0)))
     assert rates(text) == ["50.0", "25.0", "2.00"]
     assert "2.00 (2.00 to 2.00)\n" in text
@@ -126,21 +124,19 @@ def test_rates_are_tokens_over_the_time_between_the_steps_whenever_their_pieces_
 @pytest.mark.parametrize(
     ("num_tokens", "drafted_s"), [(101, None), (101, 0.0), (2, 1e-9), (1, 0.0), (0, 0.0)]
 )
-def test_what_was_not_timed_has_no_rate_and_no_ratio(
-    num_tokens: int, drafted_s: float | None
-) -> None:
+def test_what_was_not_timed_has_no_rate_and_no_ratio(num_tokens: int, drafted_s: float | None):
     status, text = ask(DraftingServer(answering(num_tokens, drafted_s, 2.0)))
     assert status == 0
     assert rates(text) == ["-", f"{(num_tokens - 1) / 2.0:.1f}" if num_tokens > 1 else "-"]
 
 
-def test_on_a_terminal_the_text_has_colours() -> None:
+def test_on_a_terminal_the_text_has_colours():
     out = Terminal()
     assert tried(DraftingServer(honest), "--prompt", "why?", out=out) == 0
     assert "a\x1b[32m b\x1b[0m\x1b[34m c\x1b[0m" in out.getvalue()
 
 
-def test_answers_that_differ_are_said_loudly_and_are_a_failure() -> None:
+def test_answers_that_differ_are_said_loudly_and_are_a_failure():
     def lying(body: dict[str, Any]) -> Answer:
         return ([("x", [])], told(IDLE)) if body["speculation"]["enabled"] else honest(body)
 
@@ -150,7 +146,7 @@ def test_answers_that_differ_are_said_loudly_and_are_a_failure() -> None:
     assert "another time it was:\na b c" in text
 
 
-def test_without_a_question_it_asks_one_of_the_page_s_as_the_page_does() -> None:
+def test_without_a_question_it_asks_one_of_the_page_s_as_the_page_does():
     presets = json.loads((files("deployments.page") / "static" / "presets.json").read_text())
     server = DraftingServer(honest)
     assert tried(server) == 0
@@ -160,7 +156,7 @@ def test_without_a_question_it_asks_one_of_the_page_s_as_the_page_does() -> None
     assert all(body[name] == preset["fields"][name] for body in server.bodies for name in shared)
 
 
-def test_a_request_without_a_draft_says_why() -> None:
+def test_a_request_without_a_draft_says_why():
     def idle(body: dict[str, Any]) -> Answer:
         return [("a", [])], told(IDLE)
 
@@ -170,13 +166,13 @@ def test_a_request_without_a_draft_says_why() -> None:
     assert set(MEANINGS) == set(IdleReason)
 
 
-def test_a_model_that_takes_no_conversations_is_given_the_plain_text() -> None:
+def test_a_model_that_takes_no_conversations_is_given_the_plain_text():
     server = DraftingServer(honest, has_template=False)
     assert ask(server)[0] == 0
     assert all(body["prompt"] == "why?" for body in server.bodies)
 
 
-def test_a_server_that_is_not_there_or_refuses_is_named_with_the_remedy() -> None:
+def test_a_server_that_is_not_there_or_refuses_is_named_with_the_remedy():
     def refusing(request: httpx.Request) -> httpx.Response:
         if request.url.path == "/v1/models":
             return httpx.Response(200, json={"data": [{"id": "m"}]})
@@ -194,7 +190,7 @@ def test_a_server_that_is_not_there_or_refuses_is_named_with_the_remedy() -> Non
         tried(lambda request: httpx.Response(200, text="hello"))
 
 
-def test_a_real_server_gives_the_same_text_both_ways(served: Served, run: Run) -> None:
+def test_a_real_server_gives_the_same_text_both_ways(served: Served, run: Run):
     words = ["--prompt", "abc abc abc", "--max-tokens", "120", "--temperature", "0.7"]
     # No step waits for a drafter: on a busy machine an answer may be over before it was heard.
     for _ in range(10):

@@ -1,7 +1,5 @@
 """Options as vLLM's users type them become settings of ours, or errors that name the remedy."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 from collections.abc import Mapping
@@ -37,19 +35,19 @@ def value_at(path: str, found: Any) -> Any:
 
 
 @pytest.mark.parametrize("case", OPTIONS, ids=lambda case: case["words"][:40])
-def test_options_become_settings(case: dict[str, Any]) -> None:
+def test_options_become_settings(case: dict[str, Any]):
     found = config("demo-target", *shlex.split(case["words"]))
     settings = case["settings"]
     assert {path: value_at(path, found) for path in settings} == settings
 
 
-def test_they_hold_for_a_file_too_and_set_is_the_last_word() -> None:
+def test_they_hold_for_a_file_too_and_set_is_the_last_word():
     found = config("configs/tiny.yaml", "--port", "8123", "--set", "http.port=8124")
     assert found.http.port == 8124
     assert [*found.drafters] == ["lm", "code", "prose", "suffix", "ngram"]
 
 
-def test_an_api_key_is_kept_as_its_hash_alone(tmp_path: Path) -> None:
+def test_an_api_key_is_kept_as_its_hash_alone(tmp_path: Path):
     arguments = parsed("demo-target", "--api-key", "secret-1", "secret-2")
     file = with_api_keys(asked(arguments), arguments, tmp_path)
     check_access(file.config)
@@ -58,13 +56,13 @@ def test_an_api_key_is_kept_as_its_hash_alone(tmp_path: Path) -> None:
     assert [*yaml.safe_load(written)["keys"]] == ["key1", "key2"]
 
 
-def test_an_api_key_is_for_a_server_whose_file_names_none(tmp_path: Path, run: Run) -> None:
+def test_an_api_key_is_for_a_server_whose_file_names_none(tmp_path: Path, run: Run):
     for more in (("--set", f"access.keys_file={tmp_path}/keys.yaml"), ("--address", "auto")):
         said = run("serve", "demo-target", "--api-key", "k", *more, status=2)
         assert "`drafthouse key NAME` makes an entry" in said
 
 
-def test_a_model_is_checked_as_a_file_is(run: Run) -> None:
+def test_a_model_is_checked_as_a_file_is(run: Run):
     said = run("check", "demo-target", "--draft", "demo-draft", "--draft", "suffix")
     assert "the tokenizers of target and 1 draft models are the same" in said
     assert "drafter lm: inside the target" in said

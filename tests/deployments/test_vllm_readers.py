@@ -1,7 +1,5 @@
 """What was made for vLLM reads a live server: its benchmark's way with /metrics; and /stats."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -59,7 +57,7 @@ async def get(here: Place, path: str) -> Any:
 
 async def test_the_benchmarks_way_of_adding_up_and_stats_give_what_the_answers_say(
     tokenizer: Tokenizer,
-) -> None:
+):
     async with served(tokenizer) as here:
         before = spec_decode((await get(here, "/metrics")).text)
         assert before == Counter(num_drafts=0, num_draft_tokens=0, num_accepted_tokens=0)
@@ -90,7 +88,7 @@ async def test_the_benchmarks_way_of_adding_up_and_stats_give_what_the_answers_s
     assert stats["missing_processes"] == 0
 
 
-def test_counts_are_integers_also_where_nothing_was_accepted() -> None:
+def test_counts_are_integers_also_where_nothing_was_accepted():
     recorder = Recorder()
     recorder.add(metrics.NUM_DRAFT_TOKENS, 3, drafter="a", task="default")
     found = stats_of(recorder.render(), "toy")
@@ -106,7 +104,7 @@ def test_counts_are_integers_also_where_nothing_was_accepted() -> None:
 
 async def test_an_answer_says_its_times_as_vllm_does_and_of_several_choices_nothing(
     tokenizer: Tokenizer,
-) -> None:
+):
     async with served(tokenizer) as here:
         one, two = [(await here.ask(PATH, n=n)).json()["metrics"] for n in (1, 2)]
     assert list(TIMES) == list(times_schema()) == [name for name in one if name in TIMES]

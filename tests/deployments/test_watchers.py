@@ -1,7 +1,5 @@
 """`/ui/events`: who may watch, how many, and whose events they are told."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -75,7 +73,7 @@ async def ingress_of(
 
 async def test_the_events_of_all_coordinators_come_in_one_stream(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setattr(tokenizer, "hash", "t")  # the toy's
     places = Places()
     async with house(()) as first, house(()) as second, ingress_of(tokenizer, places) as ingress:
@@ -124,7 +122,7 @@ class Quiet:
         await asyncio.Event().wait()
 
 
-async def test_the_ninth_is_told_why_not_and_a_place_is_free_again(tokenizer: Tokenizer) -> None:
+async def test_the_ninth_is_told_why_not_and_a_place_is_free_again(tokenizer: Tokenizer):
     ingress = Ingress(CONFIG, tokenizer, SamplingParams(max_tokens=0), Places())
     description = WorkerDescription("c", "coordinator", "c")
     for name in "ab":
@@ -153,7 +151,7 @@ async def test_the_ninth_is_told_why_not_and_a_place_is_free_again(tokenizer: To
 
 async def test_only_operators_watch_and_only_where_the_page_is(
     tokenizer: Tokenizer, tmp_path: Path
-) -> None:
+):
     keys = write_keys(tmp_path / "keys.yaml", alice={}, root={"admin": True})
     here = replace(CONFIG, access=keys)
     for config, key, status in (

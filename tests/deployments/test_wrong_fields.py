@@ -1,8 +1,6 @@
 """Bodies of requests: refused by the name of the field that is wrong, ignored by name, or told to
 the model.  The cases are those of bodies.yaml."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from operator import attrgetter
@@ -48,7 +46,7 @@ def with_fields(endpoint: PostEndpoint, fields: dict[str, Any]) -> dict[str, Any
 @pytest.mark.parametrize(("endpoint", "told", "fields"), cases("refused"))
 def test_an_error_names_the_field_and_the_remedy(
     endpoint: PostEndpoint, told: str, fields: dict[str, Any]
-) -> None:
+):
     """Types and bounds are in test_contract.py, test_error_places.py and test_number_fields.py."""
     param, *words = told.split(" ... ")
     error = refused(parse, endpoint, with_fields(endpoint, fields), SERVED)
@@ -63,7 +61,7 @@ def test_an_error_names_the_field_and_the_remedy(
 @pytest.mark.parametrize(("endpoint", "names", "fields"), cases("ignored"))
 def test_what_changes_nothing_is_ignored_and_named(
     endpoint: PostEndpoint, names: list[str], fields: dict[str, Any]
-) -> None:
+):
     body = with_fields(endpoint, fields)
     assert set(names) <= set(parse(endpoint, body, LENIENT).ignored)
     if names[0] not in BODIES["harmless"]:
@@ -73,14 +71,14 @@ def test_what_changes_nothing_is_ignored_and_named(
 @pytest.mark.parametrize(("endpoint", "param", "fields"), cases("never"))
 def test_what_would_change_the_answer_is_refused_however_lenient(
     endpoint: PostEndpoint, param: str, fields: dict[str, Any]
-) -> None:
+):
     assert refused(parse, endpoint, with_fields(endpoint, fields), LENIENT).param == param
 
 
 @pytest.mark.parametrize(("endpoint", "fields", "parts"), cases("parsed"))
 def test_every_field_reaches_what_is_asked_for(
     endpoint: PostEndpoint, fields: dict[str, Any], parts: dict[str, Any]
-) -> None:
+):
     asked = parse(endpoint, with_fields(endpoint, fields), LIMITS)
     found = {path: attrgetter(path)(asked) for path in parts}
     assert json.loads(json.dumps(found)) == parts
@@ -89,13 +87,13 @@ def test_every_field_reaches_what_is_asked_for(
 @pytest.mark.parametrize(("endpoint", "fields", "messages"), cases("conversations"))
 def test_a_conversation_reaches_the_template(
     endpoint: PostEndpoint, fields: dict[str, Any], messages: list[Any]
-) -> None:
+):
     (prompt,) = parse(endpoint, with_fields(endpoint, fields), LENIENT).spec.prompts
     assert [dict(message) for message in prompt.messages] == messages
 
 
 @pytest.mark.parametrize(("fields", "kind", "source"), BODIES["forms"])
-def test_each_form_becomes_a_grammar(fields: dict[str, Any], kind: str, source: Any) -> None:
+def test_each_form_becomes_a_grammar(fields: dict[str, Any], kind: str, source: Any):
     for request in (
         Chat.parse(chat(**fields), LIMITS),
         CompletionBody.parse(completion(**fields), LIMITS),
@@ -105,7 +103,7 @@ def test_each_form_becomes_a_grammar(fields: dict[str, Any], kind: str, source: 
         assert found == (kind and (kind, source))
 
 
-def test_a_grammars_text_is_taken_as_it_is_and_the_older_name_of_a_form_holds() -> None:
+def test_a_grammars_text_is_taken_as_it_is_and_the_older_name_of_a_form_holds():
     for kind in ("regex", "grammar"):
         request = Chat.parse(chat(structured_outputs={kind: "[a-z]+"}), LIMITS)
         assert request.spec.params.grammar == GrammarSpec(kind, "[a-z]+")
@@ -120,7 +118,7 @@ def test_a_grammars_text_is_taken_as_it_is_and_the_older_name_of_a_form_holds() 
 @pytest.mark.parametrize(
     "name", ["gpt-5", "../x", "/etc/passwd", "demo/../../x", "demo\0", "~/x", "%2e%2e/x"]
 )
-def test_a_path_is_no_name_of_a_model(name: str) -> None:
+def test_a_path_is_no_name_of_a_model(name: str):
     """Names are compared with those of the configuration, and nothing is looked for."""
     for error in (
         refused(Chat.parse, chat(model=name), LIMITS),
@@ -146,19 +144,19 @@ def test_a_path_is_no_name_of_a_model(name: str) -> None:
         b"[" * 100_000,
     ],
 )
-def test_a_body_that_is_not_a_json_object_is_refused(body: bytes) -> None:
+def test_a_body_that_is_not_a_json_object_is_refused(body: bytes):
     with pytest.raises(RequestError):
         parse_body(body)
 
 
-def test_fields_that_are_null_are_absent() -> None:
+def test_fields_that_are_null_are_absent():
     nothing = {"tools": None, "structured_outputs": None, "response_format": None}
     asked = Chat.parse(chat(**nothing), LIMITS).spec
     assert asked.params == Chat.parse(chat(), LIMITS).spec.params
     assert asked.prompts[0].tools == ()
 
 
-def test_a_call_over_grpc_needs_no_model_where_one_is_served() -> None:
+def test_a_call_over_grpc_needs_no_model_where_one_is_served():
     assert to_spec(GenerateRequest(text="x"), LENIENT).adapter == ""
     for limits in (STRICT, dataclasses.replace(LENIENT, adapters={"poems": "poems"})):
         assert "model" in refused(to_spec, GenerateRequest(text="x"), limits).message
@@ -170,9 +168,7 @@ def with_grammar(kind: str, source: str) -> GenerateRequest:
 
 
 @pytest.mark.parametrize(("kind", "sources"), BODIES["sources"].items())
-def test_a_source_over_grpc_is_a_grammar_or_refused_by_its_name(
-    kind: str, sources: list[str]
-) -> None:
+def test_a_source_over_grpc_is_a_grammar_or_refused_by_its_name(kind: str, sources: list[str]):
     good, *bad = sources
     assert to_spec(with_grammar(kind, good), LIMITS).params.grammar == GrammarSpec(kind, good)
     if kind == "json_schema":

@@ -1,7 +1,5 @@
 """Engines that draft, loaded once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """When a drafter is left alone, and what follows from a refusal."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -17,7 +15,7 @@ from cluster.errors import (
 )
 
 
-def test_on_probation_one_failure_opens_and_one_success_closes() -> None:
+def test_on_probation_one_failure_opens_and_one_success_closes():
     breaker = CircuitBreaker(2, 10.0)
     breaker.record_failure("link", 0.0)
     breaker.record_failure("link", 0.0)
@@ -41,13 +39,11 @@ def test_on_probation_one_failure_opens_and_one_success_closes() -> None:
         ("a code of another release", Ruling("rubbish", 10.0)),
     ],
 )
-def test_a_refusal_is_a_fault_unless_it_is_the_request_or_a_lack_of_room(
-    code: str, ruling: Ruling
-) -> None:
+def test_a_refusal_is_a_fault_unless_it_is_the_request_or_a_lack_of_room(code: str, ruling: Ruling):
     assert CircuitBreaker(2, 10.0).rule(code) == ruling
 
 
-def test_a_drafter_rests_until_its_stalls_have_cost_no_more_than_a_fiftieth_of_the_time() -> None:
+def test_a_drafter_rests_until_its_stalls_have_cost_no_more_than_a_fiftieth_of_the_time():
     breaker = CircuitBreaker(2, 10.0)
     assert breaker.record_stall(0.2, 100.0) == 0.0
     assert breaker.allows(100.0)
@@ -58,7 +54,7 @@ def test_a_drafter_rests_until_its_stalls_have_cost_no_more_than_a_fiftieth_of_t
     assert not breaker.allows(149.0)
 
 
-def test_a_reset_forgets_all_but_what_stalls_have_cost_where_that_is_kept() -> None:
+def test_a_reset_forgets_all_but_what_stalls_have_cost_where_that_is_kept():
     breaker = CircuitBreaker(1, 10.0)
     breaker.record_failure("rubbish", 0.0)
     breaker.record_stall(3.0, 0.0)
@@ -69,7 +65,7 @@ def test_a_reset_forgets_all_but_what_stalls_have_cost_where_that_is_kept() -> N
     assert breaker.state(0.0) == "closed"
 
 
-def test_a_call_has_stalled_that_takes_far_longer_than_all_have_together() -> None:
+def test_a_call_has_stalled_that_takes_far_longer_than_all_have_together():
     assert has_stalled(0.11, 0.01)
     assert not has_stalled(0.09, 0.001)
     assert not has_stalled(0.7, 0.1)

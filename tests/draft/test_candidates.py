@@ -1,8 +1,6 @@
 """With every token a candidate, the ranking is the target's own draw; how sure scores
 are is learnt."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -47,7 +45,7 @@ def plain_scores(row: np.ndarray, params: SamplingParams, position: int) -> np.n
 
 
 @pytest.mark.parametrize("params", LAWS)
-def test_ranking_all_tokens_gives_the_targets_scores_with_noise(params: SamplingParams) -> None:
+def test_ranking_all_tokens_gives_the_targets_scores_with_noise(params: SamplingParams):
     rows = logits(6)
     ranked = rank_rows(rows, [RowContext(params, position) for position in range(6)], VOCAB)
     for position in range(6):
@@ -58,7 +56,7 @@ def test_ranking_all_tokens_gives_the_targets_scores_with_noise(params: Sampling
         assert (np.diff(ranking.scores[np.isfinite(ranking.scores)]) <= 0).all()
 
 
-def test_every_row_is_ranked_with_the_parameters_of_its_request() -> None:
+def test_every_row_is_ranked_with_the_parameters_of_its_request():
     rows = logits(len(LAWS))
     contexts = [RowContext(params, 3) for params in LAWS]
     together = rank_rows(rows, contexts, 16)
@@ -68,7 +66,7 @@ def test_every_row_is_ranked_with_the_parameters_of_its_request() -> None:
         assert np.array_equal(together.row(index).scores, alone.scores)
 
 
-def test_a_bias_adds_a_candidate_and_does_not_change_the_logits() -> None:
+def test_a_bias_adds_a_candidate_and_does_not_change_the_logits():
     rows = logits(1)
     least = int(rows[0].argmin())
     params = SamplingParams(temperature=0.0, logit_bias=((least, 100.0),))
@@ -80,7 +78,7 @@ def test_a_bias_adds_a_candidate_and_does_not_change_the_logits() -> None:
 
 
 @pytest.mark.parametrize("vocab_size", [40, 1000, 4099])
-def test_kernels_rank_as_numpy_does(vocab_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_rank_as_numpy_does(vocab_size: int, monkeypatch: pytest.MonkeyPatch):
     if kernels.load() is None:
         pytest.skip("no compiler")
     torch.manual_seed(vocab_size)
@@ -101,7 +99,7 @@ def test_kernels_rank_as_numpy_does(vocab_size: int, monkeypatch: pytest.MonkeyP
     np.testing.assert_allclose(found.scores[possible], expected.scores[possible], atol=1e-4)
 
 
-def test_equal_logits_are_ordered_by_token_id() -> None:
+def test_equal_logits_are_ordered_by_token_id():
     if kernels.load() is None:
         pytest.skip("no compiler")
     ranked = rank_rows(torch.zeros(1, 100), [RowContext(SamplingParams(temperature=0.0), 0)], 8)
@@ -110,7 +108,7 @@ def test_equal_logits_are_ordered_by_token_id() -> None:
 
 
 @pytest.mark.parametrize("tau", [0.5, 1.0, 3.0])
-def test_tau_and_coverage_are_recovered_from_draws(tau: float) -> None:
+def test_tau_and_coverage_are_recovered_from_draws(tau: float):
     generator, sharpness = np.random.default_rng(0), Sharpness()
     taus = []
     for index in range(4000):
@@ -123,7 +121,7 @@ def test_tau_and_coverage_are_recovered_from_draws(tau: float) -> None:
     assert sharpness.coverage == pytest.approx(0.75, abs=0.03)
 
 
-def test_truncated_candidates_do_not_disturb_the_fit() -> None:
+def test_truncated_candidates_do_not_disturb_the_fit():
     sharpness = Sharpness()
     for _ in range(100):
         sharpness.learn(np.array([2.0, 1.0, -np.inf]), 0)

@@ -1,7 +1,5 @@
 """A cascade on toy stages: who drafts, who judges, and what a stage's failure costs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -77,7 +75,7 @@ def drafted(drafter: CascadeDrafter, author: Author, tokens: Sequence[int]) -> P
 )
 def test_a_stage_below_its_threshold_hands_its_tree_to_the_next_one(
     survival: float, tokens: list[int], grafts: list[list[int]]
-) -> None:
+):
     first, model = Chain("first", [5, 6, 7, 8], survival), Judge("model", [1, 2], 0.3)
     proposal = drafted(cascade_of(first, model, max_graft=3), Author([3, 4]), [])
     assert proposal.tree.token_ids.tolist() == tokens
@@ -85,7 +83,7 @@ def test_a_stage_below_its_threshold_hands_its_tree_to_the_next_one(
     assert (model.num_drafts, model.grafts) == (len(grafts), grafts)
 
 
-def test_texts_go_through_three_stages() -> None:
+def test_texts_go_through_three_stages():
     stages = Chain("a", [5], 0.1), Judge("b", [6], 0.3), Judge("c", [7], 0.2)
     drafter = cascade_of(*stages, thresholds=(0.2, 0.4))
     assert drafted(drafter, Author([3, 4]), []) is not None
@@ -94,7 +92,7 @@ def test_texts_go_through_three_stages() -> None:
     assert not drafter.is_look_up
 
 
-def test_the_next_commit_begins_at_the_first_stage_again() -> None:
+def test_the_next_commit_begins_at_the_first_stage_again():
     unsure, model = Chain("unsure", [5], 0.4), Judge("model", [1], 0.9)
     drafter, author = cascade_of(unsure, model), Author([3, 4])
     for tokens in ([], [5], [6, 7]):
@@ -103,7 +101,7 @@ def test_the_next_commit_begins_at_the_first_stage_again() -> None:
     assert (unsure.num_drafts, model.num_drafts) == (3, 3)
 
 
-def test_a_stage_that_raises_is_passed_over_and_left_alone_for_a_while() -> None:
+def test_a_stage_that_raises_is_passed_over_and_left_alone_for_a_while():
     broken, model = Chain("broken", [5], 0.9), Judge("model", [1], 0.9)
     broken.fails = True
     drafter, author = cascade_of(broken, model), Author([3, 4])
@@ -124,7 +122,7 @@ class Deaf(Chain):
         return super().observe(commits)
 
 
-def test_a_stage_that_fails_for_one_of_two_texts_is_left_alone_too() -> None:
+def test_a_stage_that_fails_for_one_of_two_texts_is_left_alone_too():
     deaf, model = Deaf("deaf", [5], 0.9), Judge("model", [1], 0.9)
     drafter, authors = cascade_of(deaf, model), (Author([3, 4]), Author([6, 7], request_id="b"))
     for position in range(8):
@@ -133,14 +131,14 @@ def test_a_stage_that_fails_for_one_of_two_texts_is_left_alone_too() -> None:
     assert drafter.stages[0].breaker.faults["refused"] == 3
 
 
-def test_what_a_broken_last_stage_should_have_judged_is_drafted_as_it_is() -> None:
+def test_what_a_broken_last_stage_should_have_judged_is_drafted_as_it_is():
     unsure, broken = Chain("unsure", [5, 6], 0.4), Judge("broken", [1], 0.9)
     broken.fails = True
     proposal = drafted(cascade_of(unsure, broken), Author([3, 4]), [])
     assert proposal.tree.token_ids.tolist() == [5, 6]
 
 
-def test_a_released_text_is_forgotten_by_all_stages() -> None:
+def test_a_released_text_is_forgotten_by_all_stages():
     stages = Chain("a", [5], 0.4), Judge("b", [6], 0.9)
     drafter, author = cascade_of(*stages), Author([3, 4])
     assert drafted(drafter, author, []) is not None
@@ -151,7 +149,7 @@ def test_a_released_text_is_forgotten_by_all_stages() -> None:
     assert all(not stage.held for stage in drafter.stages)
 
 
-def test_a_stage_that_lost_a_text_is_sent_all_of_it() -> None:
+def test_a_stage_that_lost_a_text_is_sent_all_of_it():
     first, model = Chain("first", [5], 0.4), Judge("model", [1], 0.9)
     drafter, author = cascade_of(first, model), Author([3, 4])
     assert drafted(drafter, author, []) is not None
@@ -161,7 +159,7 @@ def test_a_stage_that_lost_a_text_is_sent_all_of_it() -> None:
     assert proposal.tree.token_ids.tolist() == [1]
 
 
-def test_a_text_that_is_cut_and_goes_on_otherwise_is_drafted_anew() -> None:
+def test_a_text_that_is_cut_and_goes_on_otherwise_is_drafted_anew():
     stages = Chain("a", [5], 0.4), Judge("b", [6], 0.9)
     drafter, author = cascade_of(*stages), Author([3, 4, 9, 9])
     assert drafted(drafter, author, []) is not None
@@ -183,7 +181,7 @@ def config_of(stages: Sequence[str], **more: DrafterConfig) -> Config:
     return Config(target=target, drafters={**drafters, "cascade": cascade, **more})
 
 
-def test_stages_run_in_their_cascade_alone() -> None:
+def test_stages_run_in_their_cascade_alone():
     config = config_of(["suffix", "lm"], lm=LM)
     config.check()
     assert config.residents == ("recycling", "cascade")
@@ -192,7 +190,7 @@ def test_stages_run_in_their_cascade_alone() -> None:
     assert config.pool == ()
 
 
-def test_a_cascade_is_built_with_the_stages_that_it_names() -> None:
+def test_a_cascade_is_built_with_the_stages_that_it_names():
     config = config_of(["suffix", "recycling"])
     drafter = registry.build(
         "cascade", config.drafters, lambda name: DrafterContext(name, 16, 8, target=object())
@@ -225,7 +223,7 @@ def test_a_cascade_is_built_with_the_stages_that_it_names() -> None:
         ),
     ],
 )
-def test_stages_that_cannot_be_are_named(config: Config, reason: str) -> None:
+def test_stages_that_cannot_be_are_named(config: Config, reason: str):
     with pytest.raises(ConfigError, match=reason):
         config.check()
 
@@ -238,6 +236,6 @@ def test_stages_that_cannot_be_are_named(config: Config, reason: str) -> None:
         ({"stages": ["a", "b", "c"], "thresholds": [0.5]}, "2 stages before the last one"),
     ],
 )
-def test_options_that_do_not_fit_together_are_refused(options: Any, reason: str) -> None:
+def test_options_that_do_not_fit_together_are_refused(options: Any, reason: str):
     with pytest.raises(ConfigError, match=reason):
         registry.check("cascade", DrafterConfig(kind="cascade", options=options))

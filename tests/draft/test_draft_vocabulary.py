@@ -1,7 +1,5 @@
 """A draft model with fewer tokens than the target drafts exactly those that it has."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 from collections.abc import Callable
@@ -74,7 +72,7 @@ def folders(
 @pytest.mark.parametrize("name", by_day(["temperature 0.8", "top-k", "penalties"], LAWS))
 def test_the_next_token_is_drafted_exactly_where_the_draft_vocabulary_has_it(
     folders: tuple[Path, Path], name: str, way: str
-) -> None:
+):
     params = dataclasses.replace(LAWS[name], max_tokens=60)
     text = target_text(draft_engine(folders[0]), PROMPT, params, 50).tolist()
     drafter = lm_drafter(
@@ -96,7 +94,7 @@ def test_the_next_token_is_drafted_exactly_where_the_draft_vocabulary_has_it(
     assert {True, False} <= set(drafted)
 
 
-def test_a_stop_token_is_no_draft_in_either_vocabulary(folders: tuple[Path, Path]) -> None:
+def test_a_stop_token_is_no_draft_in_either_vocabulary(folders: tuple[Path, Path]):
     """Stop tokens are the target's ids; as draft ids they would be other tokens."""
     text = target_text(draft_engine(folders[0]), PROMPT, GREEDY, 40).tolist()
     stop = next(token for token in text if token in INSIDE)
@@ -113,7 +111,7 @@ def test_a_stop_token_is_no_draft_in_either_vocabulary(folders: tuple[Path, Path
                 assert stop not in proposal.tree.token_ids
 
 
-def test_the_file_holds_offsets_as_the_public_format_does(tmp_path: Path) -> None:
+def test_the_file_holds_offsets_as_the_public_format_does(tmp_path: Path):
     from safetensors.numpy import load_file
 
     mine = dataclasses.replace(vocabulary(), tokenizer_hash="abc")
@@ -127,7 +125,7 @@ def test_the_file_holds_offsets_as_the_public_format_does(tmp_path: Path) -> Non
     assert load_draft_vocabulary(tmp_path / "elsewhere") is None
 
 
-def test_broken_files_are_refused(tmp_path: Path) -> None:
+def test_broken_files_are_refused(tmp_path: Path):
     (tmp_path / FILE_NAME).write_bytes(b"no tensors")
     with pytest.raises(ConfigError, match=FILE_NAME):
         load_draft_vocabulary(tmp_path)

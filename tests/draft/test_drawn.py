@@ -1,7 +1,5 @@
 """Drafts that a model draws for texts under the textbook's laws, with the laws they came from."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
@@ -40,7 +38,7 @@ def drafts(engine: Engine, law: Law, **options: object) -> tuple[Author, Proposa
 
 
 @RATIO_LAWS
-def test_the_shape_follows_from_the_law_alone(noisy_engine: Engine, law: Law) -> None:
+def test_the_shape_follows_from_the_law_alone(noisy_engine: Engine, law: Law):
     _, proposal = drafts(noisy_engine, law)
 
     # By the claims before any outcome, a second sibling is worth more than the third of a chain.
@@ -57,9 +55,7 @@ def test_the_shape_follows_from_the_law_alone(noisy_engine: Engine, law: Law) ->
 
 @RATIO_LAWS
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_target_accepts_every_draft_of_its_own_model(
-    exact_engine: Engine, law: Law, name: str
-) -> None:
+def test_a_target_accepts_every_draft_of_its_own_model(exact_engine: Engine, law: Law, name: str):
     params = dataclasses.replace(OPTIONS[name], law=law)
     drafter = lm_drafter(exact_engine, num_candidates=VOCAB, drawn_children=(1,))
     verifier = Verifier(exact_engine)
@@ -82,7 +78,7 @@ def test_a_target_accepts_every_draft_of_its_own_model(
     assert num_drafts >= 8
 
 
-def test_drawn_drafts_are_kept_behind_a_commit(noisy_engine: Engine) -> None:
+def test_drawn_drafts_are_kept_behind_a_commit(noisy_engine: Engine):
     drafter = lm_drafter(noisy_engine)
     params = told_params(dataclasses.replace(SAMPLED, law="rejection"), is_believed=True)
     author = Author(PROMPT, params, max_nodes=6)
@@ -92,7 +88,7 @@ def test_drawn_drafts_are_kept_behind_a_commit(noisy_engine: Engine) -> None:
     assert second.tree.token_ids[:3].tolist() == first.tree.token_ids[2:5].tolist()
 
 
-def test_a_drafter_that_is_not_believed_is_asked_for_the_likeliest_tokens() -> None:
+def test_a_drafter_that_is_not_believed_is_asked_for_the_likeliest_tokens():
     params = dataclasses.replace(SAMPLED, law="rejection")
 
     told = told_params(params, is_believed=False)

@@ -1,7 +1,5 @@
 """The grammar drafter proposes what must follow, and nothing else."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 
@@ -20,7 +18,7 @@ def drafter() -> GrammarDrafter:
     return GrammarDrafter(DrafterContext("grammar", 64, 8, open_text=open_text), GrammarOptions())
 
 
-def test_forced_tokens_come_with_survival_one() -> None:
+def test_forced_tokens_come_with_survival_one():
     ours, author = drafter(), Author(PROMPT, PARAMS)
     proposal = write(ours, author, [])
     assert proposal.is_complete
@@ -32,18 +30,18 @@ def test_forced_tokens_come_with_survival_one() -> None:
     assert '"kind": "'.startswith(tokenizer().decode(proposal.tree.token_ids.tolist()))
 
 
-def test_nothing_is_drafted_where_the_model_has_a_choice() -> None:
+def test_nothing_is_drafted_where_the_model_has_a_choice():
     ours, author = drafter(), Author(PROMPT, PARAMS)
     write(ours, author, [])
     assert write(ours, author, ids_of('{"name": "a')) is None
 
 
-def test_a_text_without_a_grammar_gets_nothing() -> None:
+def test_a_text_without_a_grammar_gets_nothing():
     author = Author(PROMPT, replace(PARAMS, grammar=None))
     assert write(drafter(), author, []) is None
 
 
-def test_a_text_that_was_cut_is_followed() -> None:
+def test_a_text_that_was_cut_is_followed():
     ours, author = drafter(), Author(PROMPT, PARAMS)
     first = write(ours, author, [])
     write(ours, author, ids_of('{"name": "ab", "kind": "'))
@@ -54,7 +52,7 @@ def test_a_text_that_was_cut_is_followed() -> None:
     assert "{" + tokenizer().decode(again.tree.token_ids.tolist()) in '{"name": "'
 
 
-def test_after_the_end_and_after_what_does_not_fit_nothing_follows() -> None:
+def test_after_the_end_and_after_what_does_not_fit_nothing_follows():
     params = replace(PARAMS, grammar=GrammarSpec("choice", json.dumps(["yes", "no"])))
     for output in ([*ids_of("yes"), *eos()], ids_of("what")):
         ours, author = drafter(), Author(PROMPT, params)

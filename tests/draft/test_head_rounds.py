@@ -1,7 +1,5 @@
 """Rounds that graphs grow on the device, against the trees that the host grows pass by pass."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -76,9 +74,7 @@ def check_alike(first: Mapping[str, Proposal], second: Mapping[str, Proposal]) -
 
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("name", by_day(["eagle3", "mtp-latent"], GROWN))
-def test_trees_are_those_of_the_host(
-    name: str, law: str, llama_folder: Path, tmp_path: Path
-) -> None:
+def test_trees_are_those_of_the_host(name: str, law: str, llama_folder: Path, tmp_path: Path):
     """Of one text to three at a time, step after step, by one calibration."""
     host, graphs, recorder = pair(name, llama_folder, tmp_path, {})
     sizes = set[int]()
@@ -101,9 +97,7 @@ def test_trees_are_those_of_the_host(
     assert max(sizes) == (8 if law != "ending" else 4)
 
 
-def test_a_large_tree_takes_several_waits_and_is_the_hosts(
-    llama_folder: Path, tmp_path: Path
-) -> None:
+def test_a_large_tree_takes_several_waits_and_is_the_hosts(llama_folder: Path, tmp_path: Path):
     """Narrow passes, so that it takes many."""
     host, graphs, recorder = pair("eagle3", llama_folder, tmp_path, {"width": 3})
     params = SamplingParams(seed=5, **SAMPLED)
@@ -115,7 +109,7 @@ def test_a_large_tree_takes_several_waits_and_is_the_hosts(
     assert recorder.num_replays > 1 + 1 + 2
 
 
-def test_what_a_graph_touches_stays_where_it_is(llama_folder: Path, tmp_path: Path) -> None:
+def test_what_a_graph_touches_stays_where_it_is(llama_folder: Path, tmp_path: Path):
     head = KINDS["eagle3"].random(tmp_path, llama_folder)
     recorder = Recorder(notes_storages=True)
     inside = Inside(config_of(llama_folder, "eagle3", head), recorder)
@@ -138,7 +132,7 @@ def test_what_a_graph_touches_stays_where_it_is(llama_folder: Path, tmp_path: Pa
 )
 def test_what_no_round_holds_is_grown_on_the_host(
     change: dict[str, Any], num_texts: int, llama_folder: Path, tmp_path: Path
-) -> None:
+):
     host, graphs, recorder = pair("eagle3", llama_folder, tmp_path, {})
     params = SamplingParams(seed=2, **(SAMPLED | change))
     both = [
@@ -158,7 +152,7 @@ def test_what_no_round_holds_is_grown_on_the_host(
 
 def test_where_nothing_can_be_captured_the_host_grows_them(
     llama_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     config = config_of(llama_folder, "eagle3", KINDS["eagle3"].random(tmp_path, llama_folder))
     failing = Failing()
     with caplog.at_level(logging.WARNING):
@@ -177,6 +171,6 @@ def test_where_nothing_can_be_captured_the_host_grows_them(
     assert len(told) == 2
 
 
-def test_a_head_of_nan_drafts_nothing(llama_folder: Path, tmp_path: Path) -> None:
+def test_a_head_of_nan_drafts_nothing(llama_folder: Path, tmp_path: Path):
     head = KINDS["eagle3"].random(tmp_path, llama_folder, fill=float("nan"))
     Inside(config_of(llama_folder, "eagle3", head), Recorder()).check_silent()

@@ -1,7 +1,5 @@
 """What trees of draft heads are made of, against plain forwards of whole texts."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from functools import partial
@@ -59,7 +57,7 @@ def rows_of(inside: Inside, oracle: Any, tokens: Sequence[int], num_rows: int) -
 @pytest.mark.parametrize("name", ["eagle3", "mtp", "mtp-latent", "mtp-apart"])
 def test_the_logits_of_root_and_nodes_are_those_of_a_plain_forward(
     name: str, llama_folder: Path, tmp_path: Path
-) -> None:
+):
     """Behind a prefix hit, too; a node's path is fed the head's own outputs."""
     inside = KINDS[name].inside(llama_folder, tmp_path, max_batch_tokens=16)
     oracle = load_oracle(tmp_path if KINDS[name].kind == "mtp" else llama_folder)
@@ -96,7 +94,7 @@ def test_the_logits_of_root_and_nodes_are_those_of_a_plain_forward(
 @pytest.mark.parametrize("keys", [None, {}, SLIDING, SLIDING | {"is_causal": False} | SECOND])
 def test_a_pass_behind_a_prefix_hit_is_that_of_a_plain_forward(
     keys: dict[str, Any] | None, llama_folder: Path, tmp_path: Path
-) -> None:
+):
     """Of P-EAGLE, and of blocks with these keys; two texts at a time, of two lengths."""
     kind = "peagle" if keys is None else "block"
     make = partial(random_block, spark=False, **keys or {}) if keys is not None else None
@@ -134,7 +132,7 @@ def test_a_pass_behind_a_prefix_hit_is_that_of_a_plain_forward(
 @LAWS
 def test_each_depth_has_its_rows_best_tokens_by_the_targets_noise(
     name: str, params: SamplingParams, llama_folder: Path, tmp_path: Path
-) -> None:
+):
     """After a prompt in chunks; behind every node that goes on stand the same tokens."""
     options = {"num_children": 2, "min_survival": 1e-9, "num_candidates": 64}
     inside = KINDS[name].inside(llama_folder, tmp_path, max_batch_tokens=16, options=options)
@@ -165,7 +163,7 @@ def test_each_depth_has_its_rows_best_tokens_by_the_targets_noise(
 @LAWS
 def test_a_selector_and_the_targets_noise_choose_the_path(
     params: SamplingParams, llama_folder: Path, tmp_path: Path
-) -> None:
+):
     """Of DFlash-2: each token among the row's best, scored behind the token before it."""
     folder = random_block(tmp_path, llama_folder, spark=False, **SECOND)
     inside = Inside(config_of(llama_folder, "block", folder, max_batch_tokens=16))
@@ -188,7 +186,7 @@ def test_a_selector_and_the_targets_noise_choose_the_path(
     assert differs
 
 
-def test_greedy_survival_is_what_the_confidence_head_says(tmp_path: Path) -> None:
+def test_greedy_survival_is_what_the_confidence_head_says(tmp_path: Path):
     target = cyclic_target(tmp_path / "target")
     inside = Inside(config_of(target, "block", right_block(tmp_path / "head")))
     found = []
@@ -207,7 +205,7 @@ def test_greedy_survival_is_what_the_confidence_head_says(tmp_path: Path) -> Non
     assert not np.allclose(found[-1], found[0])
 
 
-def test_a_vocabulary_out_of_order_is_read_by_its_map(tmp_path: Path) -> None:
+def test_a_vocabulary_out_of_order_is_read_by_its_map(tmp_path: Path):
     """In vLLM's form a token map need not ascend."""
     target = cyclic_target(tmp_path / "target")
     held = load_file(right_medusa(tmp_path / "head") / "medusa_lm_head.safetensors")

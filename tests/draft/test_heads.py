@@ -1,8 +1,6 @@
 """The contract of all drafters with a draft head: what they keep of a text, when they draft, what
 that saves, and what is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,7 +54,7 @@ def test_what_it_keeps_is_right_after_chunks_hits_accepted_paths_and_preemptions
     settings: dict[str, Any],
     tmp_path: Path,
     checkpoint_factory: Callable[..., Path],
-) -> None:
+):
     """A deeper layer's keys depend on all rows before them, of earlier steps and of pages that
     another request wrote."""
     # With heads of this size a forward of the model's layers may be native.
@@ -72,9 +70,7 @@ def test_what_it_keeps_is_right_after_chunks_hits_accepted_paths_and_preemptions
 
 
 @ALL
-def test_without_the_last_row_nothing_is_drafted(
-    name: str, llama_folder: Path, tmp_path: Path
-) -> None:
+def test_without_the_last_row_nothing_is_drafted(name: str, llama_folder: Path, tmp_path: Path):
     """What is missing further up is left out."""
     inside = KINDS[name].inside(llama_folder, tmp_path, max_batch_tokens=16)
     session = Session("a", prompt(40).tolist(), GREEDY)
@@ -98,9 +94,7 @@ def test_without_the_last_row_nothing_is_drafted(
 
 @pytest.mark.parametrize("name", [name for name in KINDS if name != "dflash"])
 @LAWS
-def test_a_head_that_is_right_saves_steps(
-    name: str, params: SamplingParams, tmp_path: Path
-) -> None:
+def test_a_head_that_is_right_saves_steps(name: str, params: SamplingParams, tmp_path: Path):
     kind = KINDS[name]
     head = kind.right(tmp_path / "head")
     target = head if kind.kind == "mtp" else cyclic_target(tmp_path / "target")
@@ -111,7 +105,7 @@ def test_a_head_that_is_right_saves_steps(
 
 
 @ALL
-def test_a_head_of_nan_drafts_nothing(name: str, llama_folder: Path, tmp_path: Path) -> None:
+def test_a_head_of_nan_drafts_nothing(name: str, llama_folder: Path, tmp_path: Path):
     KINDS[name].inside(llama_folder, tmp_path, fill=float("nan")).check_silent()
 
 
@@ -121,7 +115,7 @@ def test_a_head_of_nan_drafts_nothing(name: str, llama_folder: Path, tmp_path: P
 )
 def test_a_head_of_another_kind_is_refused_by_name(
     name: str, other: str, llama_folder: Path, tmp_path: Path
-) -> None:
+):
     """An EAGLE-3 drafter would run a P-EAGLE head one token at a time, as it was never trained."""
     kind = KINDS[name]
     head = KINDS[other].random(tmp_path, llama_folder)
@@ -133,7 +127,7 @@ def test_a_head_of_another_kind_is_refused_by_name(
 @pytest.mark.parametrize("name", ["eagle3", "dflash"])
 def test_an_embedding_that_it_has_from_the_target_is_no_copy(
     name: str, checkpoint_factory: Callable[..., Path], tmp_path: Path
-) -> None:
+):
     target = checkpoint_factory("llama", dtype=torch.bfloat16)
     inside = KINDS[name].inside(target, tmp_path)
     embedding = inside.engine.model.module.get_input_embeddings().weight
@@ -143,7 +137,7 @@ def test_an_embedding_that_it_has_from_the_target_is_no_copy(
 @pytest.mark.parametrize("name", ["eagle3", "dspark", "mtp-apart"])
 def test_the_rotary_frequencies_are_not_rounded_with_the_weights(
     name: str, llama_folder: Path, tmp_path: Path
-) -> None:
+):
     head = KINDS[name].inside(llama_folder, tmp_path).drafter._head
     frequencies = head.rotary.inv_freq.clone()
     convert(head, torch.bfloat16)
@@ -161,7 +155,7 @@ def test_the_rotary_frequencies_are_not_rounded_with_the_weights(
         ),
     ],
 )
-def test_bad_options_are_named(name: str, options: dict[str, Any], message: str) -> None:
+def test_bad_options_are_named(name: str, options: dict[str, Any], message: str):
     given = {"model": "x", **options} if options else {}
     with pytest.raises(ConfigError, match=rf"drafters\.head\.options\.{message}"):
         check("head", DrafterConfig(kind=KINDS[name].kind, options=given))

@@ -1,7 +1,5 @@
 """The LM drafter on the real engine and tiny checkpoints: what it grows, and what it judges."""
 
-from __future__ import annotations
-
 import dataclasses
 from itertools import pairwise
 from pathlib import Path
@@ -45,7 +43,7 @@ def unlearning(drafter: LMDrafter) -> LMDrafter:
 
 
 @pytest.mark.parametrize("prompt_len", [21, 9], ids=["in steps", "natively"])
-def test_no_prefix_of_another_tenant_is_used(llama_folder: Path, prompt_len: int) -> None:
+def test_no_prefix_of_another_tenant_is_used(llama_folder: Path, prompt_len: int):
     engine = draft_engine(llama_folder)
     drafter = lm_drafter(engine)
     drafts = {}
@@ -83,7 +81,7 @@ LAWS = {
 
 
 @pytest.mark.parametrize("name", LAWS)
-def test_the_targets_own_model_drafts_without_a_miss(exact_engine: Engine, name: str) -> None:
+def test_the_targets_own_model_drafts_without_a_miss(exact_engine: Engine, name: str):
     params = dataclasses.replace(LAWS[name], max_tokens=40)
     text = target_text(exact_engine, PROMPT, params, 40)
     # With one child per node the tree is the chain of the drafter's own draws.
@@ -98,7 +96,7 @@ def test_the_targets_own_model_drafts_without_a_miss(exact_engine: Engine, name:
 @pytest.mark.parametrize("name", by_day(["greedy", "temperature 1", "penalties"], LAWS))
 def test_trees_of_a_disagreeing_model_are_accepted_in_part(
     exact_engine: Engine, noisy_engine: Engine, name: str
-) -> None:
+):
     params = dataclasses.replace(LAWS[name], max_tokens=60)
     text = target_text(exact_engine, PROMPT, params, 60)
     drafter = lm_drafter(noisy_engine, max_nodes=32, num_candidates=VOCAB)
@@ -111,7 +109,7 @@ def test_trees_of_a_disagreeing_model_are_accepted_in_part(
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_a_rerooted_tree_is_the_tree_a_fresh_drafter_grows(
     exact_engine: Engine, noisy_engine: Engine, temperature: float
-) -> None:
+):
     params = dataclasses.replace(GREEDY, temperature=temperature, seed=2)
     text = target_text(exact_engine, PROMPT, params, 40).tolist()
     # Without a minimum survival and with enough nodes, the best few nodes do not depend on how
@@ -137,7 +135,7 @@ def test_a_rerooted_tree_is_the_tree_a_fresh_drafter_grows(
     assert noisy_engine.pages_in_use == 0
 
 
-def test_a_hit_is_proposed_at_once_without_a_forward_pass(exact_engine: Engine) -> None:
+def test_a_hit_is_proposed_at_once_without_a_forward_pass(exact_engine: Engine):
     params = dataclasses.replace(GREEDY, max_tokens=100)
     text = target_text(exact_engine, PROMPT, params, 3).tolist()
     drafter, author = lm_drafter(exact_engine, max_nodes=24), Author(PROMPT, params)
@@ -150,7 +148,7 @@ def test_a_hit_is_proposed_at_once_without_a_forward_pass(exact_engine: Engine) 
     drafter.release(["a"])
 
 
-def test_a_long_prompt_does_not_stall_another_request(llama_folder: Path) -> None:
+def test_a_long_prompt_does_not_stall_another_request(llama_folder: Path):
     engine = draft_engine(llama_folder, max_batch_tokens=32)
     drafter = lm_drafter(engine, max_nodes=40, min_survival=1e-4)
     short, long = Author(PROMPT[:9]), Author(PROMPT * 15, request_id="b")
@@ -170,7 +168,7 @@ def test_a_long_prompt_does_not_stall_another_request(llama_folder: Path) -> Non
     assert len(grow(drafter, long)["b"].tree) > 0
 
 
-def test_commits_that_arrive_during_a_prefill_are_not_lost(llama_folder: Path) -> None:
+def test_commits_that_arrive_during_a_prefill_are_not_lost(llama_folder: Path):
     engine = draft_engine(llama_folder, max_batch_tokens=16)
     drafter, author = unlearning(lm_drafter(engine)), Author(PROMPT * 4)
     drafter.observe([author.opening()])
@@ -184,7 +182,7 @@ def test_commits_that_arrive_during_a_prefill_are_not_lost(llama_folder: Path) -
     assert_same_proposal(proposal, grow(fresh, twin).get("fresh"))
 
 
-def test_a_rollback_during_a_prefill_is_applied(llama_folder: Path) -> None:
+def test_a_rollback_during_a_prefill_is_applied(llama_folder: Path):
     engine = draft_engine(llama_folder, max_batch_tokens=16)
     drafter, author = lm_drafter(engine), Author(PROMPT * 4)
     drafter.observe([author.opening()])
@@ -197,7 +195,7 @@ def test_a_rollback_during_a_prefill_is_applied(llama_folder: Path) -> None:
     check_integrity(engine)
 
 
-def test_a_growing_tree_is_sent_again_only_after_a_sufficient_gain(exact_engine: Engine) -> None:
+def test_a_growing_tree_is_sent_again_only_after_a_sufficient_gain(exact_engine: Engine):
     drafter, author = lm_drafter(exact_engine), Author(PROMPT)
     drafter.observe([author.opening()])
     sent: list[Proposal] = []
@@ -222,7 +220,7 @@ def proposal_of(author: Author, tree: TokenTree) -> Proposal:
 
 
 @pytest.mark.parametrize("natively", [True, False], ids=["natively", "in steps"])
-def test_one_pass_judges_a_whole_path(exact_engine: Engine, *, natively: bool) -> None:
+def test_one_pass_judges_a_whole_path(exact_engine: Engine, *, natively: bool):
     text = target_text(exact_engine, PROMPT, GREEDY, 8).tolist()
     drafter, author = lm_drafter(exact_engine, min_survival=1e-9), Author(PROMPT)
     drafter._rules = drafter._rules if natively else None
@@ -264,7 +262,7 @@ def assert_is_the_tree_of_a_fresh_drafter(
         other.release(["plain"])
 
 
-def test_drafting_goes_on_after_a_graft_that_the_model_rejects(exact_engine: Engine) -> None:
+def test_drafting_goes_on_after_a_graft_that_the_model_rejects(exact_engine: Engine):
     drafter = lm_drafter(exact_engine, num_candidates=4, num_children=2)
     author = Author(PROMPT)
     drafter.observe([author.opening()])
@@ -281,7 +279,7 @@ def test_drafting_goes_on_after_a_graft_that_the_model_rejects(exact_engine: Eng
         each.release([name])
 
 
-def test_a_graft_for_a_text_that_has_changed_since_is_forgotten(llama_folder: Path) -> None:
+def test_a_graft_for_a_text_that_has_changed_since_is_forgotten(llama_folder: Path):
     engine = draft_engine(llama_folder, max_batch_tokens=16)
     drafter, author = lm_drafter(engine), Author(PROMPT * 2)
     drafter.observe([author.opening()])

@@ -1,7 +1,5 @@
 """The limits of the LM drafter: context, vocabulary, pages, number of nodes."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
@@ -36,7 +34,7 @@ PROMPT = np.random.default_rng(7).integers(4, VOCAB, 21).tolist()
 @pytest.mark.parametrize("natively", [True, False], ids=["natively", "in steps"])
 def test_a_full_window_drops_its_older_half_and_drafting_goes_on(
     llama_folder: Path, natively: bool
-) -> None:
+):
     engine = draft_engine(llama_folder, max_context_len=32)
     drafter = lm_drafter(engine, max_nodes=24, min_survival=1e-9)
     drafter._rules = drafter._rules if natively else None
@@ -61,7 +59,7 @@ def test_a_full_window_drops_its_older_half_and_drafting_goes_on(
 
 def test_a_drafter_with_a_window_drafts_as_one_that_knows_the_window_alone(
     exact_engine: Engine, noisy_engine: Engine
-) -> None:
+):
     text = target_text(exact_engine, PROMPT, GREEDY, 60).tolist()
     drafter = lm_drafter(noisy_engine, context_window=24)
     author = Author(PROMPT)
@@ -76,7 +74,7 @@ def test_a_drafter_with_a_window_drafts_as_one_that_knows_the_window_alone(
     drafter.release(["a"])
 
 
-def test_a_window_that_moves_while_the_engine_works_on_it_is_read_anew(llama_folder: Path) -> None:
+def test_a_window_that_moves_while_the_engine_works_on_it_is_read_anew(llama_folder: Path):
     engine = draft_engine(llama_folder, max_batch_tokens=16)
     drafter, author = lm_drafter(engine, context_window=64), Author(PROMPT * 3)
     drafter.observe([author.opening()])
@@ -93,7 +91,7 @@ def test_a_window_that_moves_while_the_engine_works_on_it_is_read_anew(llama_fol
 @pytest.mark.parametrize(("foreign", "read"), [(VOCAB, VOCAB - 1), (2**31 - 1, VOCAB - 1), (-1, 0)])
 def test_a_token_outside_the_vocabulary_is_read_as_the_nearest(
     foreign: int, read: int, exact_engine: Engine
-) -> None:
+):
     drafter, found = lm_drafter(exact_engine), []
     for token in (foreign, read):
         proposal = write(drafter, Author([*PROMPT, token, 5]), [])
@@ -102,7 +100,7 @@ def test_a_token_outside_the_vocabulary_is_read_as_the_nearest(
     assert found[0] == found[1] != []
 
 
-def test_too_few_pages_only_reduce_the_trees(llama_folder: Path) -> None:
+def test_too_few_pages_only_reduce_the_trees(llama_folder: Path):
     engine = draft_engine(llama_folder, num_pages=20, page_size=4, prefix_cache=False)
     drafter = lm_drafter(engine, max_nodes=12)
     authors = [Author(PROMPT, request_id=name) for name in "abcd"]
@@ -121,7 +119,7 @@ def test_too_few_pages_only_reduce_the_trees(llama_folder: Path) -> None:
     assert engine.pages_in_use == 0
 
 
-def test_a_task_for_no_nodes_runs_no_forward_pass(exact_engine: Engine) -> None:
+def test_a_task_for_no_nodes_runs_no_forward_pass(exact_engine: Engine):
     drafter, author = lm_drafter(exact_engine), Author(PROMPT, max_nodes=0)
     drafter.observe([author.opening()])
     before = exact_engine.last_step
@@ -132,7 +130,7 @@ def test_a_task_for_no_nodes_runs_no_forward_pass(exact_engine: Engine) -> None:
 
 def test_another_vocabulary_is_refused_at_start(
     llama_folder: Path, checkpoint_factory: Callable[..., Path]
-) -> None:
+):
     options = LMOptions(engine=EngineConfig(model=str(llama_folder), device="cpu", num_pages=64))
     same = DrafterContext("lm", 8, 8, VOCAB, draft_engine(llama_folder).tokenizer_hash)
     LMDrafter(same, options)
@@ -146,7 +144,7 @@ def test_another_vocabulary_is_refused_at_start(
 @pytest.mark.parametrize(("asked", "bound"), [(2, 4), (3, 6), (4, 7), (20, 7)])
 def test_expanded_nodes_grow_to_twice_the_task_within_the_maximum(
     exact_engine: Engine, asked: int, bound: int
-) -> None:
+):
     drafter = lm_drafter(exact_engine, max_nodes=7, min_survival=1e-9, width=3)
     author = Author(PROMPT, max_nodes=asked)
     proposal = write(drafter, author, [])
@@ -156,7 +154,7 @@ def test_expanded_nodes_grow_to_twice_the_task_within_the_maximum(
     drafter.release(["a"])
 
 
-def test_sampling_at_the_end_of_a_text_is_not_drafted(exact_engine: Engine) -> None:
+def test_sampling_at_the_end_of_a_text_is_not_drafted(exact_engine: Engine):
     params = SamplingParams(temperature=0.0, max_tokens=3)
     drafter, author = lm_drafter(exact_engine, min_survival=1e-9), Author(PROMPT, params)
     proposal = write(drafter, author, [])

@@ -1,7 +1,5 @@
 """The window of token recycling: its guesses go on as the target says."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -45,7 +43,7 @@ def proposed(
     return EMPTY_TREE if proposal is None else proposal.tree
 
 
-def test_the_window_is_a_jacobi_iteration() -> None:
+def test_the_window_is_a_jacobi_iteration():
     """Each next guess is what the target said at the guess before, moved on by what was drawn."""
     look, author = drafter(window=3), Author([1, 2, 3])
     first = proposed(look, author)
@@ -56,7 +54,7 @@ def test_the_window_is_a_jacobi_iteration() -> None:
     assert (11, 12, 13) in second
 
 
-def test_accepted_guesses_move_the_window_on() -> None:
+def test_accepted_guesses_move_the_window_on():
     look, author = drafter(window=3), Author([1, 2, 3])
     proposed(look, author)
     chain = TokenTree.chain([1, 2, 3])
@@ -65,7 +63,7 @@ def test_accepted_guesses_move_the_window_on() -> None:
     assert (8, 9) in paths_of(proposed(look, author, [1, 7]))
 
 
-def test_with_noise_the_guess_is_the_targets_own_draw() -> None:
+def test_with_noise_the_guess_is_the_targets_own_draw():
     params = SamplingParams(temperature=1.5, seed=3, max_tokens=50)
     look, author = drafter(window=1), Author([1, 2, 3], params)
     proposed(look, author)
@@ -75,7 +73,7 @@ def test_with_noise_the_guess_is_the_targets_own_draw() -> None:
     assert (int(likely[scores.argmax()]),) in paths_of(proposed(look, author, [10]))
 
 
-def test_the_window_takes_at_most_half_of_the_nodes_and_chains_the_rest() -> None:
+def test_the_window_takes_at_most_half_of_the_nodes_and_chains_the_rest():
     look = drafter(max_nodes=6, window=5, min_survival=0.0001)
     for token in range(20, 30):
         look.read([rows([4, 5], [token])])
@@ -84,7 +82,7 @@ def test_the_window_takes_at_most_half_of_the_nodes_and_chains_the_rest() -> Non
     assert len(paths_of(tree) & {(4,), (4, 5), (4, 5, 4)}) == 3
 
 
-def test_survival_falls_along_every_path_and_is_learned() -> None:
+def test_survival_falls_along_every_path_and_is_learned():
     look, author = drafter(window=4), Author([1, 2, 3, 4])
     proposal = write(look, author, [])
     before = proposal.survival
@@ -94,7 +92,7 @@ def test_survival_falls_along_every_path_and_is_learned() -> None:
     assert proposal.survival[-1] < before[-1] / 4
 
 
-def test_a_request_near_its_end_gets_no_useless_guesses() -> None:
+def test_a_request_near_its_end_gets_no_useless_guesses():
     params = replace(GREEDY, max_tokens=2)
     tree = proposed(drafter(window=4), Author([1, 2, 3, 4], params))
     assert len(tree) == 1

@@ -1,7 +1,5 @@
 """Native growth gives the same trees as engine steps and Python."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from operator import attrgetter
@@ -107,7 +105,7 @@ def follow(drafters: Sequence[LMDrafter], author: Author, token_ids: Sequence[in
 @pairwise(name=LAWS, model=MODELS, is_resident=[False, True])
 def test_native_growth_gives_the_same_tree_as_engine_steps(
     folders: dict[str, tuple[Path, Path]], name: str, model: str, is_resident: bool
-) -> None:
+):
     params, (target, drafting) = LAWS[name], folders[model]
     text = target_text(draft_engine(target), PROMPT, params, 24).tolist()
     ours = native_drafter(draft_engine(drafting))
@@ -125,7 +123,7 @@ def test_native_growth_gives_the_same_tree_as_engine_steps(
         check_integrity(drafter.engine)
 
 
-def test_requests_share_passes_by_the_survival_of_their_leaves(drafting: Path) -> None:
+def test_requests_share_passes_by_the_survival_of_their_leaves(drafting: Path):
     authors = [
         Author(PROMPT[index : index + 5], LAWS[name], name, max_nodes=10)
         for index, name in enumerate(("greedy", "temperature 0.8", "truncated"))
@@ -147,7 +145,7 @@ def test_requests_share_passes_by_the_survival_of_their_leaves(drafting: Path) -
 
 def test_one_slice_grows_the_tree_and_an_interruption_ends_it_after_a_pass(
     drafting: Path,
-) -> None:
+):
     drafter = unbounded(native_drafter(draft_engine(drafting), width=3, min_survival=1e-6))
     author = Author(PROMPT[:8], max_nodes=12)
     drafter.observe([author.opening()])
@@ -164,7 +162,7 @@ def test_one_slice_grows_the_tree_and_an_interruption_ends_it_after_a_pass(
     assert not drafter.propose([author.task()])
 
 
-def test_unsupported_requests_grow_in_python_beside_native_ones(drafting: Path) -> None:
+def test_unsupported_requests_grow_in_python_beside_native_ones(drafting: Path):
     biased = dataclasses.replace(GREEDY, logit_bias=((17, 4.0),))
     authors = [
         Author(PROMPT, GREEDY, "plain", max_nodes=8),
@@ -182,7 +180,7 @@ def test_unsupported_requests_grow_in_python_beside_native_ones(drafting: Path) 
         )
 
 
-def test_a_drafter_that_lost_its_cache_prefills_again(drafting: Path) -> None:
+def test_a_drafter_that_lost_its_cache_prefills_again(drafting: Path):
     engine = draft_engine(drafting)
     drafter = native_drafter(engine)
     author = Author(PROMPT, LAWS["temperature 0.8"], max_nodes=8)
@@ -195,7 +193,7 @@ def test_a_drafter_that_lost_its_cache_prefills_again(drafting: Path) -> None:
     check_integrity(engine)
 
 
-def test_a_tree_without_free_pages_waits(drafting: Path) -> None:
+def test_a_tree_without_free_pages_waits(drafting: Path):
     # 12 pages of 8: two requests of 3 pages each leave room for one tree of 48 nodes at most.
     drafter = native_drafter(draft_engine(drafting, num_pages=12), min_survival=1e-9)
     authors = [Author(PROMPT, GREEDY, name, max_nodes=32) for name in ("a", "b")]
@@ -209,9 +207,7 @@ def test_a_tree_without_free_pages_waits(drafting: Path) -> None:
 
 
 @pytest.mark.parametrize("params", [GREEDY, SamplingParams(temperature=1.0, seed=3)])
-def test_a_context_at_its_limit_has_no_children_beyond(
-    drafting: Path, params: SamplingParams
-) -> None:
+def test_a_context_at_its_limit_has_no_children_beyond(drafting: Path, params: SamplingParams):
     params = dataclasses.replace(params, max_tokens=1000)
     drafters = (
         native_drafter(draft_engine(drafting, max_context_len=32), min_survival=1e-6),
@@ -226,7 +222,7 @@ def test_a_context_at_its_limit_has_no_children_beyond(
     assert max(node.depth for node in request_of(drafters[0]).tree.nodes) <= 3
 
 
-def test_a_resident_expands_no_leaf_whose_children_nobody_would_see(drafting: Path) -> None:
+def test_a_resident_expands_no_leaf_whose_children_nobody_would_see(drafting: Path):
     pooled, resident = (native_drafter(draft_engine(drafting), min_survival=1e-9) for _ in range(2))
     resident._is_resident = True
     trees = []

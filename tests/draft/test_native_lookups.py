@@ -1,7 +1,5 @@
 """Look-ups draft what a plain search finds, and learn from what became of it."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -186,7 +184,7 @@ def learn(text: Text, token_ids: Sequence[int], counts: FloatArray) -> None:
 )
 def test_trees_and_lessons_are_those_of_a_plain_search(
     sizes: Sequence[int], make: Callable[[Any], Any], seed: int
-) -> None:
+):
     """While texts grow, are cut, and get other laws."""
     random, looked_up, rates = np.random.default_rng(seed), make(sizes), native.HitRates()
     texts, num_nodes = [Text(sizes) for _ in range(3)], 0
@@ -223,7 +221,7 @@ def test_trees_and_lessons_are_those_of_a_plain_search(
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("position", [-2, 0, 9])
-def test_a_guess_is_the_targets_draw(temperature: float, position: int) -> None:
+def test_a_guess_is_the_targets_draw(temperature: float, position: int):
     random, text = np.random.default_rng(3), native.CountedText(())
     token_ids = random.integers(0, 999, (40, 8)).astype(np.int32)
     logprobs = np.sort(random.normal(-2, 1, (40, 8)).astype(np.float32))[:, ::-1]
@@ -237,7 +235,7 @@ def test_a_guess_is_the_targets_draw(temperature: float, position: int) -> None:
     assert text.draws(position, token_ids, logprobs) == drawn.tolist()
 
 
-def test_hit_rates_follow_experience_and_stay_inside_the_unit_interval() -> None:
+def test_hit_rates_follow_experience_and_stay_inside_the_unit_interval():
     rates = native.HitRates()
     before = rates.rate(2)
     assert rates.rate(1) < before < rates.rate(8)

@@ -1,7 +1,5 @@
 """A draft model whose tokenizer is another than the target's drafts with what both have."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +50,7 @@ def first_drafts(proposal: Proposal) -> list[int]:
 @pytest.mark.parametrize("name", by_day(["temperature 0.8", "bias"], LAWS))
 def test_tokens_in_another_order_are_drafted_as_if_they_were_the_targets(
     name: str, way: str, exact_engine: Engine, llama_folder: Path, tmp_path: Path
-) -> None:
+):
     if way == "natively" and kernels.load() is None:
         pytest.skip("there is no C++ compiler")
     params = LAWS[name]
@@ -71,7 +69,7 @@ def test_tokens_in_another_order_are_drafted_as_if_they_were_the_targets(
 
 def test_the_text_is_followed_where_the_model_reads_tokens_as_several(
     exact_engine: Engine, llama_folder: Path, tmp_path: Path
-) -> None:
+):
     """Whatever it reads of, rolls back into, or loses, each tree stands on what it should."""
     folder = other_copy(llama_folder, tmp_path / "other", left_out=PAIRS)
     drafter = drafter_of(folder, llama_folder)
@@ -101,7 +99,7 @@ def test_the_text_is_followed_where_the_model_reads_tokens_as_several(
 
 def test_a_window_holds_as_many_of_the_models_tokens_as_it_can_read(
     llama_folder: Path, tmp_path: Path
-) -> None:
+):
     folder = other_copy(llama_folder, tmp_path / "other", left_out=PAIRS)
     drafter = drafter_of(folder, llama_folder, {"max_context_len": 40}, context_window=32)
     author = Author([*PAIRS])  # 28 tokens, twice as many for the model
@@ -128,7 +126,7 @@ def test_what_cannot_be_is_refused(
     exact_engine: Engine,
     llama_folder: Path,
     tmp_path: Path,
-) -> None:
+):
     folder = other_copy(llama_folder, tmp_path / "other")
     own = EngineConfig(model=str(folder), device="cpu", num_pages=64, **engine)
     context = DrafterContext(

@@ -1,8 +1,6 @@
 """The target's own layers draft what a model of these layers alone would write; early exit does so
 on the target's own keys and values, and computes nothing twice."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
@@ -51,7 +49,7 @@ def folder(request: pytest.FixtureRequest, checkpoint_factory: Callable[..., Pat
     return checkpoint_factory(request.param)
 
 
-def test_the_likeliest_drafts_are_the_text_of_these_layers(folder: Path) -> None:
+def test_the_likeliest_drafts_are_the_text_of_these_layers(folder: Path):
     target = draft_engine(folder)
     layers = [0, *range(2, len(target.layers))]
     drafter = made(target, "layer_skip", min_survival=1e-4, **DRAFTS["layer_skip"])
@@ -82,7 +80,7 @@ def greedy_text(folder: Path, layers: Sequence[int], count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", DRAFTS)
-def test_it_grows_natively_where_its_target_does(llama_folder: Path, kind: str) -> None:
+def test_it_grows_natively_where_its_target_does(llama_folder: Path, kind: str):
     target = draft_engine(llama_folder)
     drafter = made(target, kind, **DRAFTS[kind])
     assert (drafter.engine.grower is None) == (target.grower is None)
@@ -105,13 +103,13 @@ def test_it_grows_natively_where_its_target_does(llama_folder: Path, kind: str) 
 )
 def test_wrong_options_are_refused_with_their_path(
     llama_folder: Path, kind: str, options: dict[str, Any], message: str
-) -> None:
+):
     with pytest.raises(ConfigError, match=rf"drafters\.own\.options\.{message}") as raised:
         made(draft_engine(llama_folder), kind, **options)
     assert raised.value.param.startswith("drafters.own.options.")
 
 
-def test_layers_of_a_target_on_several_ranks_are_refused(llama_folder: Path) -> None:
+def test_layers_of_a_target_on_several_ranks_are_refused(llama_folder: Path):
     engine = draft_engine(llama_folder)
     engine.config = replace(engine.config, tensor_parallel=2)
     with pytest.raises(ConfigError, match="several ranks cannot draft"):
@@ -155,7 +153,7 @@ CASES: Any = [
 @pytest.mark.parametrize(("architecture", "settings"), by_day(CASES[::4], CASES))
 def test_every_row_is_that_of_these_layers_alone(
     architecture: str, settings: dict[str, Any], checkpoint_factory: Callable[..., Path]
-) -> None:
+):
     """Behind prompts in chunks, prefix hits, accepted paths, windows left and preemptions."""
     folder = checkpoint_factory(architecture)
     inside = opened(folder, native=False, max_batch_tokens=24, **settings)
@@ -176,7 +174,7 @@ def test_every_row_is_that_of_these_layers_alone(
 @needs_native
 def test_native_trees_are_those_of_passes_one_by_one(
     params: SamplingParams, checkpoint_factory: Callable[..., Path]
-) -> None:
+):
     folder = checkpoint_factory("qwen3")
     trees = []
     for native in (True, False):
@@ -189,7 +187,7 @@ def test_native_trees_are_those_of_passes_one_by_one(
     assert max(len(tokens) for tokens, _ in trees[0]) == 8
 
 
-def test_without_a_page_to_spare_nothing_is_drafted(llama_folder: Path) -> None:
+def test_without_a_page_to_spare_nothing_is_drafted(llama_folder: Path):
     """The text goes on: drafts take no page that they cannot have."""
     inside = opened(llama_folder, num_pages=8)  # of four tokens
     session = Session("a", prompt(21).tolist(), GREEDY)
@@ -198,7 +196,7 @@ def test_without_a_page_to_spare_nothing_is_drafted(llama_folder: Path) -> None:
     assert not all(len(tree) for tree in inside.trees)
 
 
-def test_a_text_that_the_target_does_not_hold_is_left_alone(llama_folder: Path) -> None:
+def test_a_text_that_the_target_does_not_hold_is_left_alone(llama_folder: Path):
     inside = opened(llama_folder)
     session = Session("a", prompt(9).tolist(), GREEDY)
     assert len(inside.tree(session, 4)) == 0

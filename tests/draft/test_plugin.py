@@ -1,7 +1,5 @@
 """The drafter that docs/own-drafter.md shows works as printed, and keeps the protocol."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import sys
@@ -53,7 +51,7 @@ def drafter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Drafter
     sys.modules.pop("echo", None)
 
 
-def test_the_pages_drafter_drafts_what_followed_before(drafter: DrafterConfig) -> None:
+def test_the_pages_drafter_drafts_what_followed_before(drafter: DrafterConfig):
     made = create("echo", drafter, CONTEXT)
     author = Author([1, 2, 3, 4, 5, 9, 1, 2, 3])
     made.observe([author.opening()])
@@ -62,7 +60,7 @@ def test_the_pages_drafter_drafts_what_followed_before(drafter: DrafterConfig) -
     assert proposal.is_complete
 
 
-def test_the_pages_drafter_keeps_the_protocol(drafter: DrafterConfig) -> None:
+def test_the_pages_drafter_keeps_the_protocol(drafter: DrafterConfig):
     class EchoConversation(Conversation):
         def make(self) -> Drafter:
             return create("echo", drafter, CONTEXT)
@@ -72,7 +70,7 @@ def test_the_pages_drafter_keeps_the_protocol(drafter: DrafterConfig) -> None:
 
 def test_the_pages_drafter_makes_answers_faster_and_does_not_change_them(
     drafter: DrafterConfig, llama_folder: Path
-) -> None:
+):
     config = Config(
         target=TargetConfig(engine=EngineConfig(model=str(llama_folder), device="cpu", threads=1)),
         drafters={"echo": drafter},
@@ -92,7 +90,7 @@ def test_the_pages_drafter_makes_answers_faster_and_does_not_change_them(
     assert drafted.stats.num_accepted_draft_tokens > 0
 
 
-def test_every_name_that_the_page_lists_is_there() -> None:
+def test_every_name_that_the_page_lists_is_there():
     section = PAGE.read_text("utf-8").partition("## What is there to build with")[2]
     table = re.findall(r"^\| (`.*?) \|", section.partition("\n## ")[0], re.MULTILINE)
     names = {name for cell in table for name in re.findall(r"`(\w+)`", cell)}

@@ -1,7 +1,5 @@
 """Drafts along the output that the client expects, and comes back to it after every edit."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 
@@ -57,7 +55,7 @@ def along(
     return replay(drafter(), recording, 12, judge=judge), accepted
 
 
-def test_a_right_prediction_is_drafted_from_its_first_token_to_its_last() -> None:
+def test_a_right_prediction_is_drafted_from_its_first_token_to_its_last():
     predicted = lines(20, 0)
     stats, accepted = along(predicted, predicted)
     assert stats.num_accepted >= len(joined(predicted)) - stats.num_rounds - 1
@@ -66,7 +64,7 @@ def test_a_right_prediction_is_drafted_from_its_first_token_to_its_last() -> Non
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_nine_tenths_unchanged_give_more_than_six_tokens_a_step(temperature: float) -> None:
+def test_nine_tenths_unchanged_give_more_than_six_tokens_a_step(temperature: float):
     total = ReplayStats()
     for seed in range(3):
         predicted, fresh = lines(60, seed), lines(60, seed + 100)
@@ -78,7 +76,7 @@ def test_nine_tenths_unchanged_give_more_than_six_tokens_a_step(temperature: flo
 
 
 @pytest.mark.parametrize("edit", ["inserted", "deleted", "replaced"])
-def test_drafts_recover_fully_after_an_edited_line(edit: str) -> None:
+def test_drafts_recover_fully_after_an_edited_line(edit: str):
     for seed in range(3):
         predicted, fresh = lines(30, seed), lines(3, seed + 100)
         after = 15 if edit == "inserted" else 16
@@ -92,7 +90,7 @@ def test_drafts_recover_fully_after_an_edited_line(edit: str) -> None:
         assert accepted[-3:-1] == [12, 12]
 
 
-def test_a_shifted_line_is_found_again_where_it_went() -> None:
+def test_a_shifted_line_is_found_again_where_it_went():
     predicted = lines(40, 1)
     output = [*predicted[20:30], *predicted[:20]]
     stats, accepted = along(predicted, output)
@@ -100,13 +98,13 @@ def test_a_shifted_line_is_found_again_where_it_went() -> None:
     assert accepted[-2] == 12
 
 
-def test_a_wrong_prediction_claims_less_than_a_token_a_step_although_words_recur() -> None:
+def test_a_wrong_prediction_claims_less_than_a_token_a_step_although_words_recur():
     predicted, output = lines(60, 2), lines(60, 3)
     stats, _ = along(predicted, output)
     assert stats.num_predicted < stats.num_rounds
 
 
-def test_an_output_that_is_cut_is_followed_again_from_its_beginning() -> None:
+def test_an_output_that_is_cut_is_followed_again_from_its_beginning():
     params = dataclasses.replace(GREEDY, prediction=tuple(range(20, 40)))
     author, drafts = Author(PROMPT, params), drafter()
     write(drafts, author, [])
@@ -115,11 +113,11 @@ def test_an_output_that_is_cut_is_followed_again_from_its_beginning() -> None:
     assert write(drafts, author, [20]).tree.token_ids[0] == 21
 
 
-def test_without_a_prediction_there_is_no_draft() -> None:
+def test_without_a_prediction_there_is_no_draft():
     assert write(drafter(), Author(PROMPT), []) is None
 
 
-def test_each_side_of_an_edit_is_a_branch_while_it_is_unclear_which_one_it_is() -> None:
+def test_each_side_of_an_edit_is_a_branch_while_it_is_unclear_which_one_it_is():
     """After an unknown word the next predicted one may follow, or the one behind it."""
     params = dataclasses.replace(GREEDY, prediction=(10, 11, 12, 13, 14, 15))
     author, drafts = Author(PROMPT, params), drafter()

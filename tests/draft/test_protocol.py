@@ -1,7 +1,5 @@
 """Every drafter follows the protocol for any commits in any order."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -187,7 +185,7 @@ TestSuffix = SuffixConversation.TestCase
 TestSuffix.settings = MANY
 
 
-def test_the_lm_drafter_follows_the_protocol(noisy_engine: Engine) -> None:
+def test_the_lm_drafter_follows_the_protocol(noisy_engine: Engine):
     class LMConversation(Conversation):
         drafter: LMDrafter
 
@@ -219,9 +217,7 @@ MAKERS = {
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_a_new_owner_of_the_same_text_gets_its_own_proposals(
-    noisy_engine: Engine, kind: str
-) -> None:
+def test_a_new_owner_of_the_same_text_gets_its_own_proposals(noisy_engine: Engine, kind: str):
     drafter, author = MAKERS[kind](noisy_engine), Author([5, 6, 7, 8, 5, 6, 7])
     first = write(drafter, author, [])
     assert grow(drafter, author) == {}, "the same owner has it already"
@@ -234,9 +230,7 @@ def test_a_new_owner_of_the_same_text_gets_its_own_proposals(
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_new_parameters_for_the_same_text_give_another_tree(
-    noisy_engine: Engine, kind: str
-) -> None:
+def test_new_parameters_for_the_same_text_give_another_tree(noisy_engine: Engine, kind: str):
     prompt = [3, 5, 6, 70, 4, 5, 6, 80, 9, 5, 6]
     drafter, author = MAKERS[kind](noisy_engine), Author(prompt)
     greedy = write(drafter, author, [])

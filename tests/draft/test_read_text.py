@@ -1,7 +1,5 @@
 """Texts are read on by their bytes, whichever vocabularies the target and the draft model have."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -87,7 +85,7 @@ def chunks(data: st.DataObject, token_ids: Sequence[int]) -> list[list[int]]:
 @given(data=st.data())
 def test_what_is_read_has_the_bytes_of_the_text_and_is_only_read_on(
     pair: Pair, data: st.DataObject
-) -> None:
+):
     tokens, _ = pair.target.write(data.draw(TEXTS))
     # Tokens that no tokenizer would put side by side.
     tokens += data.draw(st.lists(st.integers(0, len(pair.target.bytes_of) - 1), max_size=8))
@@ -113,9 +111,7 @@ def test_what_is_read_has_the_bytes_of_the_text_and_is_only_read_on(
 
 
 @given(data=st.data())
-def test_a_shared_token_is_read_as_itself_behind_a_whole_character(
-    pair: Pair, data: st.DataObject
-) -> None:
+def test_a_shared_token_is_read_as_itself_behind_a_whole_character(pair: Pair, data: st.DataObject):
     written = pair.shared.vocabulary.target_ids
     nodes = data.draw(st.lists(st.sampled_from(written.tolist()), min_size=1, max_size=6))
     read = RewrittenText(pair.shared.reader)
@@ -128,7 +124,7 @@ def test_a_shared_token_is_read_as_itself_behind_a_whole_character(
     assert len(read.log) == length + len(nodes) - 1
 
 
-def test_what_a_vocabulary_lacks_is_skipped_and_nothing_drafted_behind_it(tmp_path: Path) -> None:
+def test_what_a_vocabulary_lacks_is_skipped_and_nothing_drafted_behind_it(tmp_path: Path):
     letters_tokenizer(8, tmp_path / "letters")
     target = TokenBytes.load(byte_level_folder(tmp_path))
     pair = Pair(target, TokenBytes.load(tmp_path / "letters"))
@@ -146,7 +142,7 @@ def test_what_a_vocabulary_lacks_is_skipped_and_nothing_drafted_behind_it(tmp_pa
 @pytest.mark.parametrize(("specials", "expected"), [("text", "a<|user|>b"), ("drop", "ab")])
 def test_marks_that_the_model_lacks_are_spelled_or_dropped(
     specials: str, expected: str, tmp_path: Path
-) -> None:
+):
     target, draft = TokenBytes.load(byte_level_folder(tmp_path)), TokenBytes(byte_tokenizer())
     pair = Pair(target, draft, specials)
     mark, end = target.marks["<|user|>"], target.ends[0]
@@ -167,7 +163,7 @@ def ending_turns() -> TokenBytes:
 
 
 @pytest.mark.parametrize("specials", ["text", "drop"])
-def test_the_end_of_a_turn_is_read_and_written_whatever_it_is_called(specials: str) -> None:
+def test_the_end_of_a_turn_is_read_and_written_whatever_it_is_called(specials: str):
     chat, demo = ending_turns(), TokenBytes.load(DEMO)
     document = TokenBytes(load_pretrained_tokenizer(DEMO))  # no `<|end|>` is declared
     for target, draft, end, own in (
@@ -185,7 +181,7 @@ def test_the_end_of_a_turn_is_read_and_written_whatever_it_is_called(specials: s
         assert len({*pair.shared.order.tolist()}) == len(draft.bytes_of)
 
 
-def test_the_models_opening_mark_stands_before_every_text_once(tmp_path: Path) -> None:
+def test_the_models_opening_mark_stands_before_every_text_once(tmp_path: Path):
     from tokenizers.processors import TemplateProcessing
 
     tokenizer = byte_tokenizer()

@@ -1,7 +1,5 @@
 """The recorder: what it keeps of answers, of whom, where, and for how long."""
 
-from __future__ import annotations
-
 import os
 import stat
 import time
@@ -69,9 +67,7 @@ def path_of(answer: RecordedAnswer, node: int) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_every_token_and_every_rejected_node_has_the_law_behind_it(
-    tmp_path: Path, seed: int
-) -> None:
+def test_every_token_and_every_rejected_node_has_the_law_behind_it(tmp_path: Path, seed: int):
     world = recorded(World(tmp_path, seed))
     answers = read_folder(tmp_path, ORIGIN)
     texts = {tuple(text.prompt): text for text in world.texts.values()}
@@ -93,7 +89,7 @@ def test_every_token_and_every_rejected_node_has_the_law_behind_it(
 
 
 @pytest.mark.parametrize("keep", ["disk", "memory"])
-def test_one_tenants_tokens_are_never_in_anothers_file(tmp_path: Path, keep: str) -> None:
+def test_one_tenants_tokens_are_never_in_anothers_file(tmp_path: Path, keep: str):
     """Nor after one tenant was released, whose tokens are nowhere then."""
     world = recorded(World(tmp_path, keep=keep))
     assert keep == "disk" or not list(tmp_path.iterdir())
@@ -117,7 +113,7 @@ def test_one_tenants_tokens_are_never_in_anothers_file(tmp_path: Path, keep: str
     assert {path for path in tmp_path.rglob("*") if path.is_file()} == found.keys()
 
 
-def test_files_are_the_owners_alone(tmp_path: Path) -> None:
+def test_files_are_the_owners_alone(tmp_path: Path):
     """Where others could read a tenant's folder, it is closed."""
     folder = tmp_path / "recorded"
     folder.mkdir(mode=0o700)
@@ -130,7 +126,7 @@ def test_files_are_the_owners_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tenants", ["none", "unsalted"])
-def test_nobody_is_recorded_who_is_not_meant(tmp_path: Path, tenants: str) -> None:
+def test_nobody_is_recorded_who_is_not_meant(tmp_path: Path, tenants: str):
     """What was recorded of them before is deleted."""
     recorded(World(tmp_path))
     assert len(list(tmp_path.iterdir())) == 3
@@ -152,7 +148,7 @@ def test_nobody_is_recorded_who_is_not_meant(tmp_path: Path, tenants: str) -> No
 )
 def test_what_the_target_did_not_write_for_a_client_is_not_recorded(
     tmp_path: Path, changes: dict[str, Any]
-) -> None:
+):
     world = World(tmp_path)
     world.open("a")
     world.step("a", **changes)
@@ -163,7 +159,7 @@ def test_what_the_target_did_not_write_for_a_client_is_not_recorded(
 
 def test_only_the_steps_of_what_is_recorded_have_their_likeliest_tokens_found(
     tmp_path: Path,
-) -> None:
+):
     reader = resident(World(tmp_path, share=0.25).recorder)
     together = Residents([reader])
     texts = [resident_text(name=f"r{index}") for index in range(80)]
@@ -177,7 +173,7 @@ def test_only_the_steps_of_what_is_recorded_have_their_likeliest_tokens_found(
 
 def test_an_answer_ends_with_its_stop_token_and_before_steps_that_were_missed(
     tmp_path: Path,
-) -> None:
+):
     world = World(tmp_path)
     world.open("stopped")
     world.step("stopped")
@@ -212,7 +208,7 @@ class Clock:
 
 
 @pytest.mark.parametrize("keep", ["disk", "memory"])
-def test_each_tenant_keeps_the_newest_within_the_bounds(tmp_path: Path, keep: Any) -> None:
+def test_each_tenant_keeps_the_newest_within_the_bounds(tmp_path: Path, keep: Any):
     one = answer(World(tmp_path / "other"))
     clock = Clock()
     options = RecorderOptions(
@@ -234,7 +230,7 @@ def test_each_tenant_keeps_the_newest_within_the_bounds(tmp_path: Path, keep: An
     assert not kept.tenants()
 
 
-def test_one_that_is_refused_in_a_live_change_deletes_nothing(tmp_path: Path) -> None:
+def test_one_that_is_refused_in_a_live_change_deletes_nothing(tmp_path: Path):
     recorded(World(tmp_path))
     kept = sorted(tmp_path.rglob("*.npz"))
     other = World(tmp_path, tenants="none")
@@ -247,7 +243,7 @@ def test_one_that_is_refused_in_a_live_change_deletes_nothing(tmp_path: Path) ->
 
 def test_an_answer_that_cannot_be_kept_does_not_end_the_recorder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     one, outcomes = answer(World(tmp_path / "other")), iter([ValueError("no such array"), b"bytes"])
     monkeypatch.setattr("cluster.draft.recorder.encode", Mock(side_effect=outcomes))
     keeper = Keeper(RecorderOptions("all", 1.0, "memory", str(tmp_path), 1000, 1.0), ORIGIN)
@@ -258,7 +254,7 @@ def test_an_answer_that_cannot_be_kept_does_not_end_the_recorder(
     assert "could not keep an answer" in caplog.text
 
 
-def test_a_file_that_is_deleted_while_all_are_read_is_left_out(tmp_path: Path) -> None:
+def test_a_file_that_is_deleted_while_all_are_read_is_left_out(tmp_path: Path):
     recorded(World(tmp_path))
     num_answers = len(read_folder(tmp_path, ORIGIN))
     first = min(tmp_path.rglob("*.npz"), key=lambda path: path.name)
@@ -266,7 +262,7 @@ def test_a_file_that_is_deleted_while_all_are_read_is_left_out(tmp_path: Path) -
     assert len(read_folder(tmp_path, ORIGIN)) == num_answers
 
 
-def test_another_peoples_file_in_the_folder_is_left_alone(tmp_path: Path) -> None:
+def test_another_peoples_file_in_the_folder_is_left_alone(tmp_path: Path):
     (tmp_path / UNSALTED).mkdir()
     for path in (tmp_path / "notes.txt", tmp_path / UNSALTED / "mine.npz"):
         path.write_text("mine")
@@ -278,7 +274,7 @@ def test_another_peoples_file_in_the_folder_is_left_alone(tmp_path: Path) -> Non
 
 def test_a_disk_that_takes_nothing_costs_the_recording_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     (tmp_path / "full").write_text("no folder")
     recorded(World(tmp_path / "full"))
     assert "recorder cannot write" in caplog.text
@@ -314,7 +310,7 @@ def _pickled(path: Path) -> None:
 )
 def test_a_damaged_or_foreign_file_is_refused_by_name(
     tmp_path: Path, damage: Callable[[Path], object], told: str
-) -> None:
+):
     recorded(World(tmp_path))
     path = next(tmp_path.rglob("*.npz"))
     damage(path)
@@ -332,7 +328,7 @@ def test_a_damaged_or_foreign_file_is_refused_by_name(
     ],
     ids=["model", "tokenizer", "size"],
 )
-def test_another_targets_answers_are_refused_by_name(tmp_path: Path, origin: Origin) -> None:
+def test_another_targets_answers_are_refused_by_name(tmp_path: Path, origin: Origin):
     path = tmp_path / "answer.npz"
     path.write_bytes(encode(answer(World(tmp_path / "other")), ORIGIN))
     with pytest.raises(ConfigError, match="another target wrote it") as raised:
@@ -343,7 +339,7 @@ def test_another_targets_answers_are_refused_by_name(tmp_path: Path, origin: Ori
     assert read_answer(path, served).candidates.shape[1] == K
 
 
-def test_ids_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:
+def test_ids_outside_the_vocabulary_are_refused(tmp_path: Path):
     found = answer(World(tmp_path / "other"))
     found.token_ids[0] = ORIGIN.vocab_size
     path = tmp_path / "answer.npz"
@@ -352,6 +348,6 @@ def test_ids_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:
         read_answer(path, ORIGIN)
 
 
-def test_a_folder_is_needed_where_anything_is_recorded() -> None:
+def test_a_folder_is_needed_where_anything_is_recorded():
     with pytest.raises(ConfigError, match="folder"):
         RecorderOptions("all")

@@ -1,7 +1,5 @@
 """Which drafters a configuration may name, and what is said of those that it may not."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -27,9 +25,7 @@ CONTEXT = DrafterContext("d", max_nodes=8, max_requests=4)
         ({"num_children": 40}, "num_children: 40"),
     ],
 )
-def test_a_value_that_the_options_refuse_gets_its_path(
-    options: dict[str, object], key: str
-) -> None:
+def test_a_value_that_the_options_refuse_gets_its_path(options: dict[str, object], key: str):
     with pytest.raises(ConfigError) as caught:
         check("lm", DrafterConfig(kind="lm", options=options))
     path = f"drafters.lm.options.{key}"
@@ -37,7 +33,7 @@ def test_a_value_that_the_options_refuse_gets_its_path(
     assert caught.value.message.startswith(path)
 
 
-def test_an_unknown_kind_is_named_with_the_nearest_one() -> None:
+def test_an_unknown_kind_is_named_with_the_nearest_one():
     with pytest.raises(ConfigError) as caught:
         check("x", DrafterConfig(kind="ngram_cach"))
     assert caught.value.param == "drafters.x.kind"
@@ -47,7 +43,7 @@ def test_an_unknown_kind_is_named_with_the_nearest_one() -> None:
 
 
 @pytest.mark.parametrize("kind", REMOVED)
-def test_a_kind_that_is_gone_says_what_replaces_it(kind: str) -> None:
+def test_a_kind_that_is_gone_says_what_replaces_it(kind: str):
     with pytest.raises(ConfigError) as caught:
         check("x", DrafterConfig(kind=kind, options={"url": "http://a"}))
     assert caught.value.message == f"drafters.x.kind: this kind is gone; {REMOVED[kind]}"
@@ -66,7 +62,7 @@ INSIDE = pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() i
 
 
 @INSIDE
-def test_outside_of_a_target_it_says_where_it_belongs(kind: str) -> None:
+def test_outside_of_a_target_it_says_where_it_belongs(kind: str):
     placed = DrafterConfig(kind=kind, options=REQUIRED.get(kind, {}))
     options = check("x", dataclasses.replace(placed, placement=DrafterPlacement(host="target")))
     with pytest.raises(ConfigError, match=r"drafters\.x\.placement: .* \{with: target\}"):
@@ -74,7 +70,7 @@ def test_outside_of_a_target_it_says_where_it_belongs(kind: str) -> None:
 
 
 @INSIDE
-def test_what_reads_the_targets_steps_has_no_process_of_its_own(kind: str) -> None:
+def test_what_reads_the_targets_steps_has_no_process_of_its_own(kind: str):
     options = REQUIRED.get(kind, {})
     check("x", DrafterConfig(kind=kind, placement=DrafterPlacement(host="target"), options=options))
     for own in ({"placement": DrafterPlacement()}, {"nice": 5}, {"replicas": 2}):
@@ -89,7 +85,7 @@ def test_what_reads_the_targets_steps_has_no_process_of_its_own(kind: str) -> No
         ("lookahead", "ngram", "drafts go on word by word after max_words of them, so remove it"),
     ],
 )
-def test_an_option_that_is_gone_is_refused_by_name(kind: str, option: str, remedy: str) -> None:
+def test_an_option_that_is_gone_is_refused_by_name(kind: str, option: str, remedy: str):
     with pytest.raises(ConfigError) as caught:
         check("x", DrafterConfig(kind=kind, options={option: 4}))
     assert caught.value.message == f"drafters.x.options.{option}: this key is gone; {remedy}"
@@ -116,7 +112,7 @@ class SilentDrafter:
         """Nothing is held."""
 
 
-def test_a_drafter_without_native_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drafter_without_native_code_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(trees, "is_available", lambda: False)
     with pytest.raises(ConfigError, match=r"drafts need native code: .*apt install g") as found:
         create("x", DrafterConfig(kind="suffix"), CONTEXT)
@@ -129,7 +125,7 @@ class ForeignDrafter(SilentDrafter):
     Options = SilentOptions
 
 
-def test_an_external_drafter_is_named_by_module_and_class() -> None:
+def test_an_external_drafter_is_named_by_module_and_class():
     created = create("x", config_of(ForeignDrafter, volume=3), CONTEXT)
     assert isinstance(created, ForeignDrafter)
     assert created.options == SilentOptions(3)
@@ -140,7 +136,7 @@ def test_an_external_drafter_is_named_by_module_and_class() -> None:
 @pytest.mark.parametrize("kind", ["no.such.module:Drafter", f"{__name__}:NoSuchDrafter"])
 def test_an_external_drafter_that_cannot_be_loaded_is_a_config_error(
     kind: str,
-) -> None:
+):
     with pytest.raises(ConfigError, match="cannot be loaded") as caught:
         check("x", DrafterConfig(kind=kind))
     assert caught.value.param == "drafters.x.kind"
@@ -211,7 +207,7 @@ def config_of(kind: type[Any], **options: Any) -> DrafterConfig:
 
 
 @pytest.mark.parametrize("kind", [OnlyDraft, WithOptions, Anything, ByInstance])
-def test_what_check_passes_can_be_created(kind: type[Any]) -> None:
+def test_what_check_passes_can_be_created(kind: type[Any]):
     check("mine", config_of(kind))
     assert isinstance(create("mine", config_of(kind), CONTEXT), kind)
 
@@ -231,7 +227,7 @@ def test_what_check_passes_can_be_created(kind: type[Any]) -> None:
         (Described, r"its method observe takes \(self\)"),
     ],
 )
-def test_check_refuses_what_could_not_be_created_or_called(kind: type[Any], reason: str) -> None:
+def test_check_refuses_what_could_not_be_created_or_called(kind: type[Any], reason: str):
     with pytest.raises(ConfigError, match=reason) as caught:
         check("mine", config_of(kind))
     assert caught.value.param == "drafters.mine.kind"

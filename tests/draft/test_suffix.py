@@ -1,7 +1,5 @@
 """Drafts from the request's own text and from past outputs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -34,9 +32,7 @@ def finish(suffix: SuffixDrafter, author: Author, output: list[int]) -> None:
 @pytest.mark.parametrize(
     ("prompt", "drafts"), [([1, 2, 52, 53], [54, 55, 56]), ([7, 8, 9], [50, 51, 52, 53])]
 )
-def test_a_past_output_is_drafted_again_behind_its_prompt_too(
-    prompt: list[int], drafts: list[int]
-) -> None:
+def test_a_past_output_is_drafted_again_behind_its_prompt_too(prompt: list[int], drafts: list[int]):
     suffix = drafter(max_nodes=4)
     finish(suffix, Author([7, 8, 9]), [50, 51, 52, 53, 54, 55, 56])
     proposal = write(suffix, Author(prompt, request_id="next"), [])
@@ -45,7 +41,7 @@ def test_a_past_output_is_drafted_again_behind_its_prompt_too(
 
 
 @pytest.mark.parametrize("change", [{"task": "prose"}, {"tenant": b""}, {"tenant": b"b"}])
-def test_other_tasks_and_tenants_do_not_see_an_output_and_a_prompt_is_not_one(change: Any) -> None:
+def test_other_tasks_and_tenants_do_not_see_an_output_and_a_prompt_is_not_one(change: Any):
     suffix, own = drafter(min_ngram=2), {"task": "code", "tenant": b"a"}
     finish(suffix, Author([7, 8, 9, *range(100, 150), 3], **own), [50, 51, 52, 53, 54])
     other = Author([1, 51, 52], request_id="other", **{**own, **change})
@@ -54,7 +50,7 @@ def test_other_tasks_and_tenants_do_not_see_an_output_and_a_prompt_is_not_one(ch
     assert write(suffix, Author([1, 51, 52], request_id="own", **own), []) is not None
 
 
-def test_what_is_kept_is_bounded_over_tenants() -> None:
+def test_what_is_kept_is_bounded_over_tenants():
     suffix = drafter(max_tokens=100, max_stores=3)
     for number in range(20):
         author = Author([7, 8], request_id=f"r{number}", tenant=b"%d" % number)
@@ -65,7 +61,7 @@ def test_what_is_kept_is_bounded_over_tenants() -> None:
         assert (write(suffix, author, []) is not None) == is_known
 
 
-def test_an_end_of_the_text_that_is_never_looked_up_is_refused() -> None:
+def test_an_end_of_the_text_that_is_never_looked_up_is_refused():
     with pytest.raises(ConfigError, match="min_ngram: 9 exceeds max_ngram, 8"):
         SuffixOptions(min_ngram=9)
 
@@ -75,7 +71,7 @@ def lookup(max_nodes: int = 16) -> SuffixDrafter:
     return SuffixDrafter(context, PromptLookupOptions(min_ngram=2))
 
 
-def test_prompt_lookup_keeps_no_outputs() -> None:
+def test_prompt_lookup_keeps_no_outputs():
     looking = lookup()
     finish(looking, Author([7, 8, 9]), [50, 51, 52])
     assert len(looking._outputs(CIRCLE)) == 0
@@ -98,14 +94,14 @@ ENDING = [1, 2, 3, 4, 5, 6, 7, 8, 1, 2]
 )
 def test_the_text_goes_on_as_before_as_far_as_it_may(
     prompt: list[int], max_nodes: int, params: SamplingParams, drafts: list[int]
-) -> None:
+):
     proposal = write(lookup(max_nodes), Author(prompt, params), [])
     tree = EMPTY_TREE if proposal is None else proposal.tree
     assert tree.token_ids.tolist() == drafts
     assert tree.parents.tolist() == list(range(-1, len(drafts) - 1))
 
 
-def test_a_tree_is_proposed_once_and_again_after_a_commit() -> None:
+def test_a_tree_is_proposed_once_and_again_after_a_commit():
     looking, author = lookup(), Author([1, 2, 3, 4, 1, 2])
     assert write(looking, author, []) is not None
     assert grow(looking, author) == {}

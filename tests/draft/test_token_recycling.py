@@ -1,7 +1,5 @@
 """What a step thought likely is drafted again after the same words, within tenant and task."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,7 +44,7 @@ def tree_of(recycling: TokenRecyclingDrafter, author: Author) -> dict[tuple[int,
     return dict(zip(paths(proposal.tree), proposal.survival.tolist(), strict=True))
 
 
-def test_drafts_follow_what_was_likely_from_word_to_word() -> None:
+def test_drafts_follow_what_was_likely_from_word_to_word():
     recycling = drafter(max_words=1, min_survival=0.001)
     recycling.read([rows([5], [[6, 20, 21], [7, 22, 23]], [6], [-1])])
     tree = tree_of(recycling, Author([4, 5]))
@@ -56,7 +54,7 @@ def test_drafts_follow_what_was_likely_from_word_to_word() -> None:
     assert tree[(6, 7)] < tree[(6,)]
 
 
-def test_the_word_before_a_row_comes_from_the_text_that_it_was_told() -> None:
+def test_the_word_before_a_row_comes_from_the_text_that_it_was_told():
     recycling, author = drafter(), Author([1, 2])
     write(recycling, author, [])
     recycling.read([rows([1, 2], [[9, 0, 0]])])
@@ -66,14 +64,14 @@ def test_the_word_before_a_row_comes_from_the_text_that_it_was_told() -> None:
 
 
 @pytest.mark.parametrize("change", [{"tenant": b"x"}, {"task": "code"}])
-def test_no_other_tenants_or_tasks_words_are_drafted(change: dict[str, Any]) -> None:
+def test_no_other_tenants_or_tasks_words_are_drafted(change: dict[str, Any]):
     recycling = drafter()
     recycling.read([rows([5], [[6, 7, 8]], **change)])
     assert tree_of(recycling, Author([5])) == {}
     assert tree_of(recycling, Author([5], request_id="b", **change)) != {}
 
 
-def test_it_learns_how_often_it_is_right() -> None:
+def test_it_learns_how_often_it_is_right():
     recycling = drafter(max_words=1)
     recycling.read([rows([token], [[token + 1, 0, 0]]) for token in range(100, 200)])
     author = Author([100], GREEDY)

@@ -1,7 +1,5 @@
 """Adapters that come and go under running sequences: every text is that of one content."""
 
-from __future__ import annotations
-
 import shutil
 import weakref
 from pathlib import Path
@@ -62,7 +60,7 @@ def weights_of(engine: Engine, index: int) -> list[weakref.ref[torch.Tensor]]:
 
 def test_a_running_text_keeps_its_adapter_and_a_later_one_has_the_new_one(
     native_llama: Path, old: Path, new: Path, engine: Engine
-) -> None:
+):
     prompts = {"first": prompt(9, seed=1), "second": prompt(9, seed=1)}
     chosen = {"first": engine.adapters.index_of("a")}
     decoder = GreedyDecoder(engine, prompts, NUM_TOKENS, adapters=chosen)
@@ -95,7 +93,7 @@ def test_a_running_text_keeps_its_adapter_and_a_later_one_has_the_new_one(
 
 def test_weights_stay_while_a_request_waits_or_holds_its_cache(
     native_llama: Path, new: Path, engine: Engine
-) -> None:
+):
     engine.submit(Work("waits", 0, prompt(9), adapter=1))
     engine.model.adapters.serve({})
     for _ in range(2):
@@ -110,7 +108,7 @@ def test_weights_stay_while_a_request_waits_or_holds_its_cache(
 
 def test_a_reload_never_uses_the_pages_of_another_content(
     native_llama: Path, old: Path, new: Path, engine: Engine
-) -> None:
+):
     text = prompt(33)
 
     def hits(name: str) -> int:
@@ -132,7 +130,7 @@ def test_a_reload_never_uses_the_pages_of_another_content(
 
 def test_weights_that_were_written_over_in_their_folder_are_another_content(
     native_llama: Path, old: Path, new: Path, tmp_path: Path
-) -> None:
+):
     folder = tmp_path / "a"
     shutil.copytree(old, folder)
     engine = load_engine(native_llama, adapters={"a": str(folder)})
@@ -151,7 +149,7 @@ def test_a_misfit_leaves_all_as_it_was(
     tmp_path: Path,
     checkpoint_factory: Factory,
     engine: Engine,
-) -> None:
+):
     other = checkpoint_factory("llama", hidden_size=96)
     misfit = write_adapter(other, tmp_path / "misfit", ATTENTION)
     before = engine.adapters

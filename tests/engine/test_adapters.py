@@ -1,7 +1,5 @@
 """Adapters: in any batch, the text of each is that of the model with it merged into its weights."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil
@@ -61,9 +59,7 @@ def oracles(base: Path, adapters: dict[str, str]) -> list[Any]:
     return [load_oracle(base), *(merged_oracle(base, Path(each)) for each in adapters.values())]
 
 
-def test_no_adapter_uses_the_prefixes_of_another(
-    native_llama: Path, adapters: dict[str, str]
-) -> None:
+def test_no_adapter_uses_the_prefixes_of_another(native_llama: Path, adapters: dict[str, str]):
     engine = load_engine(native_llama, adapters=adapters)
     text = prompt(33)
     for index, oracle in enumerate(oracles(native_llama, adapters)):
@@ -77,7 +73,7 @@ def test_no_adapter_uses_the_prefixes_of_another(
     check_integrity(engine)
 
 
-def test_a_request_that_changes_its_adapter_begins_anew(engine: Engine) -> None:
+def test_a_request_that_changes_its_adapter_begins_anew(engine: Engine):
     run(engine, Work("a", 0, prompt(9), adapter=1))
     assert run(engine, Work("a", 9, prompt(1), adapter=2)).have_len == 0
     engine.release("a")
@@ -155,7 +151,7 @@ def test_a_misfit_is_refused_by_name_and_reason(
     tmp_path: Path,
     spoil: Callable[[Path], None],
     reason: str,
-) -> None:
+):
     folder = shutil.copytree(adapters["attention"], tmp_path / "bad")
     spoil(folder)
     config = EngineConfig(model=str(native_llama), adapters={"bad": str(folder)})
@@ -175,14 +171,14 @@ def test_a_misfit_is_refused_by_name_and_reason(
 )
 def test_what_adapters_cannot_be_combined_with(
     native_llama: Path, adapters: dict[str, str], settings: dict[str, Any], reason: str
-) -> None:
+):
     with pytest.raises(ConfigError, match=reason):
         load_engine(native_llama, adapters=adapters, **settings)
 
 
 def test_taps_of_a_step_with_adapters_are_those_of_the_adapted_model(
     native_llama: Path, adapters: dict[str, str], engine: Engine
-) -> None:
+):
     text = prompt(9, seed=77)
     engine.submit(Work("tapped", 0, text, adapter=1))
     engine.step(taps=(1, -1))
@@ -196,7 +192,7 @@ def test_taps_of_a_step_with_adapters_are_those_of_the_adapted_model(
     engine.release("tapped")
 
 
-def test_rows_of_an_adapter_do_not_depend_on_its_neighbours(engine: Engine) -> None:
+def test_rows_of_an_adapter_do_not_depend_on_its_neighbours(engine: Engine):
     alone = {}
     for index in range(4):
         alone[index] = rows(run(engine, Work("x", 0, prompt(7, seed=index), TREE, adapter=index)))

@@ -1,7 +1,5 @@
 """Adapters that peft itself made: in one batch, the greedy texts are those of peft's own model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +62,7 @@ def folders(native_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
 
 def test_fifty_greedy_texts_of_three_adapters_in_one_batch_are_those_of_peft(
     native_llama: Path, folders: dict[str, str]
-) -> None:
+):
     """With and without drafts."""
     prompts = {str(index): prompt(5 + index % 9, seed=index) for index in range(NUM_PROMPTS)}
     chosen = {name: 1 + index % 3 for index, name in enumerate(prompts)}
@@ -87,7 +85,7 @@ def test_fifty_greedy_texts_of_three_adapters_in_one_batch_are_those_of_peft(
 
 def test_an_adapter_of_a_whole_model_serves_the_part_of_its_text(
     checkpoint_factory: Factory, tmp_path: Path
-) -> None:
+):
     base = checkpoint_factory("mistral3")
     layers = r".*language_model.*\.(q_proj|v_proj|up_proj)"
     folder = make(base, tmp_path / "whole", 0, r=4, lora_alpha=16, target_modules=layers)
@@ -101,7 +99,7 @@ def test_an_adapter_of_a_whole_model_serves_the_part_of_its_text(
 
 def test_embedding_layers_in_a_folder_are_refused_with_the_remedy(
     native_llama: Path, tmp_path: Path
-) -> None:
+):
     folder = make(native_llama, tmp_path / "whole", 0, is_served=False, **CONFIGS["everything"])
     with pytest.raises(ConfigError, match=r"whole embedding layer.*save_embedding_layers=False"):
         load_engine(native_llama, adapters={"whole": str(folder)})

@@ -1,7 +1,5 @@
 """Beam search over the engine equals transformers' own, and its beams hold no page too long."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -97,7 +95,7 @@ def check(
 @pytest.mark.parametrize("num_beams", by_day([2, 5], [2, 3, 4, 5]))
 def test_many_prompts_at_once_have_the_texts_and_scores_of_transformers(
     engine: Engine, oracle: Any, num_beams: int
-) -> None:
+):
     num_stopped = check(engine, oracle, prompts(16), BeamSpec(num_beams))
     assert num_stopped > 3, "texts must end in the middle of the search"
 
@@ -111,29 +109,23 @@ def test_many_prompts_at_once_have_the_texts_and_scores_of_transformers(
 )
 def test_every_way_of_stopping_and_scoring(
     engine: Engine, oracle: Any, early_stopping: EarlyStopping, length_penalty: float
-) -> None:
+):
     check(engine, oracle, prompts(6), BeamSpec(3, length_penalty, early_stopping))
 
 
-def test_without_stop_tokens_all_texts_have_the_length_asked_for(
-    engine: Engine, oracle: Any
-) -> None:
+def test_without_stop_tokens_all_texts_have_the_length_asked_for(engine: Engine, oracle: Any):
     assert check(engine, oracle, prompts(6), BeamSpec(4), stops=()) == 0
 
 
 @pytest.mark.parametrize(
     "architecture", by_day(["gemma2"], ["qwen3", "mistral-sliding", "gemma2", "gpt2", "mixtral"])
 )
-def test_other_architectures_windows_included(
-    architecture: str, checkpoint_factory: Factory
-) -> None:
+def test_other_architectures_windows_included(architecture: str, checkpoint_factory: Factory):
     folder = checkpoint_factory(architecture)
     check(load_engine(folder), load_oracle(folder), prompts(5), BeamSpec(3))
 
 
-def test_searches_that_take_each_others_pages_have_the_same_texts(
-    llama_folder: Path, oracle: Any
-) -> None:
+def test_searches_that_take_each_others_pages_have_the_same_texts(llama_folder: Path, oracle: Any):
     """The pool holds about two of the eight: the others lose their trees and rebuild them."""
     engine = load_engine(llama_folder, num_pages=24)
     num_preempted = 0
@@ -150,7 +142,7 @@ def test_searches_that_take_each_others_pages_have_the_same_texts(
     assert num_preempted > 0
 
 
-def test_beams_that_die_free_their_pages(engine: Engine) -> None:
+def test_beams_that_die_free_their_pages(engine: Engine):
     """What is held never exceeds the shared text and the beams that are alive, page by page."""
     run = BeamRun("a", prompt(10), BeamSpec(4), 40)
     num_steps, most = 0, 0
@@ -172,7 +164,7 @@ def test_beams_that_die_free_their_pages(engine: Engine) -> None:
     assert engine.pages_in_use == 0
 
 
-def test_a_search_that_no_pages_can_hold_is_refused_with_the_reason(llama_folder: Path) -> None:
+def test_a_search_that_no_pages_can_hold_is_refused_with_the_reason(llama_folder: Path):
     engine = load_engine(llama_folder, num_pages=16)  # 64 tokens
     with pytest.raises(RequestError, match="need more than all 16 pages"):
         beam_search(engine, [prompt(50)], BeamSpec(5, early_stopping="never"), 40)

@@ -1,7 +1,5 @@
 """What the leading rank says arrives whole at every other, and a rank that has gone is noticed."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Callable, Iterator
@@ -58,13 +56,13 @@ def channels(request: pytest.FixtureRequest) -> Iterator[list[Channel]]:
 
 
 @pytest.mark.parametrize("body", BODIES, ids=len)
-def test_all_ranks_have_what_the_leader_says(channels: list[Channel], body: bytes) -> None:
+def test_all_ranks_have_what_the_leader_says(channels: list[Channel], body: bytes):
     leader, *others = channels
     assert on_all(lambda: leader.share(body), *(each.share for each in others)) == [body] * 3
 
 
 @pytest.mark.parametrize("values", [(5, 0, 9), (-(2**63), 2**63 - 1, 0), (3, 4, 2)])
-def test_all_ranks_have_the_least_value(channels: list[Channel], values: tuple[int, ...]) -> None:
+def test_all_ranks_have_the_least_value(channels: list[Channel], values: tuple[int, ...]):
     def rank(number: int) -> Callable[[], int]:
         return lambda: channels[number].least(values[number])
 
@@ -73,7 +71,7 @@ def test_all_ranks_have_the_least_value(channels: list[Channel], values: tuple[i
 
 def test_the_leader_notices_a_rank_that_has_gone_before_it_says_anything(
     channels: list[Channel],
-) -> None:
+):
     leader, first, second = channels
     second.close()
     with pytest.raises((OSError, EOFError)):
@@ -84,7 +82,7 @@ def test_the_leader_notices_a_rank_that_has_gone_before_it_says_anything(
         first.share()
 
 
-def test_others_notice_that_the_leader_has_gone(channels: list[Channel]) -> None:
+def test_others_notice_that_the_leader_has_gone(channels: list[Channel]):
     leader, first, second = channels
     leader.close()
     for call in (first.share, lambda: second.least(1)):
@@ -93,9 +91,7 @@ def test_others_notice_that_the_leader_has_gone(channels: list[Channel]) -> None
 
 
 @pytest.mark.parametrize("word", [bytes(16), b""], ids=["wrong", "nothing at all"])
-def test_who_does_not_know_the_word_is_no_rank(
-    word: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_does_not_know_the_word_is_no_rank(word: bytes, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(channel, "_SILENCE_S", 1)
     store = store_of()
 
@@ -128,6 +124,6 @@ def test_who_does_not_know_the_word_is_no_rank(
         each.close()
 
 
-def test_a_rank_that_never_comes_is_waited_for_no_longer_than_the_store_says() -> None:
+def test_a_rank_that_never_comes_is_waited_for_no_longer_than_the_store_says():
     with pytest.raises(OSError, match="timed out"):
         connect(0, 2, HOST, store_of(timeout_s=0.2))

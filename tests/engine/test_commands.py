@@ -1,7 +1,5 @@
 """What ranks are told survives the way, and anything else is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 
@@ -58,12 +56,12 @@ any_call = st.one_of(
 ASKED_OF_THE_LEADER = {"num_top", "adapter"}
 
 
-def test_every_call_is_one_of_the_engine_and_among_those_that_are_tested() -> None:
+def test_every_call_is_one_of_the_engine_and_among_those_that_are_tested():
     assert {name for name, _ in SAID} == set(CALLS)
     assert all(callable(getattr(Engine, name)) for name in CALLS)
 
 
-def test_a_work_arrives_as_it_was_sent() -> None:
+def test_a_work_arrives_as_it_was_sent():
     ((name, (work,)),) = decode(encode(SAID[:1]))
     assert name == "submit"
     # A new field of a work must travel too: give it a value above that is not its default.
@@ -81,13 +79,13 @@ def test_a_work_arrives_as_it_was_sent() -> None:
 
 
 @given(st.lists(any_call, max_size=6))
-def test_calls_survive_the_way(given_calls: list[Call]) -> None:
+def test_calls_survive_the_way(given_calls: list[Call]):
     body = encode([*SAID, *given_calls])
     assert encode(decode(body)) == body
 
 
 @given(st.binary(max_size=60))
-def test_arbitrary_bytes_are_calls_or_refused(body: bytes) -> None:
+def test_arbitrary_bytes_are_calls_or_refused(body: bytes):
     try:
         said = encode(decode(body))
     except ProtocolError:
@@ -105,6 +103,6 @@ def test_arbitrary_bytes_are_calls_or_refused(body: bytes) -> None:
         (b"\x80\x04\x95\x10", "cannot be read"),  # a pickle's beginning
     ],
 )
-def test_a_garbled_body_is_refused_with_its_reason(body: bytes, reason: str) -> None:
+def test_a_garbled_body_is_refused_with_its_reason(body: bytes, reason: str):
     with pytest.raises(ProtocolError, match=reason):
         decode(body)

@@ -5,8 +5,6 @@ A GPU that torch does not see is refused with both versions, as is a Triton with
 The machines are folders and little programs.
 """
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 
@@ -69,7 +67,7 @@ MODULE = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19
 )
 def test_auto_is_refused_with_both_versions_where_torch_sees_no_gpu(
     has: dict[str, str], version: str, tmp_path: Path
-) -> None:
+):
     with pytest.raises(ConfigError) as caught:
         resolve_device("auto", machine(tmp_path, cuda="12.8", **has))  # type: ignore[arg-type]
     message = caught.value.message
@@ -79,7 +77,7 @@ def test_auto_is_refused_with_both_versions_where_torch_sees_no_gpu(
 
 
 @no_gpu
-def test_a_gpu_that_was_asked_for_by_name_is_refused_as_well(tmp_path: Path) -> None:
+def test_a_gpu_that_was_asked_for_by_name_is_refused_as_well(tmp_path: Path):
     with pytest.raises(ConfigError, match="built without CUDA; install a build with it"):
         resolve_device("auto", machine(tmp_path, smi=SMI))
     with pytest.raises(ConfigError, match=r"cuda:1 does not exist: .*driver 550\.54\.15.*12\.8"):
@@ -87,7 +85,7 @@ def test_a_gpu_that_was_asked_for_by_name_is_refused_as_well(tmp_path: Path) -> 
 
 
 @no_gpu
-def test_without_a_gpu_auto_is_the_cpu(tmp_path: Path) -> None:
+def test_without_a_gpu_auto_is_the_cpu(tmp_path: Path):
     """An image may have the program and no device: then it fails or says nothing."""
     for smi in ("", "exit 9", "exit 0"):
         bare = machine(tmp_path, smi=smi, device=False)
@@ -99,7 +97,7 @@ def test_without_a_gpu_auto_is_the_cpu(tmp_path: Path) -> None:
 @pytest.mark.parametrize("visible", ["", "-1"])
 def test_a_gpu_that_is_hidden_on_purpose_is_not_refused_but_said(
     visible: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     hiding = machine(tmp_path, smi=SMI, CUDA_VISIBLE_DEVICES=visible)
     with caplog.at_level(logging.WARNING):
         assert resolve_device("auto", hiding).type == "cpu"
@@ -121,7 +119,7 @@ def building(folder: Path, *, compiler: str, headers: bool, **environment: str) 
 
 
 @pytest.mark.parametrize("compiler", ["gcc", "clang"])
-def test_triton_needs_a_compiler_and_headers_and_no_more(compiler: str, tmp_path: Path) -> None:
+def test_triton_needs_a_compiler_and_headers_and_no_more(compiler: str, tmp_path: Path):
     check_can_compile(building(tmp_path, compiler=compiler, headers=True))
 
 
@@ -141,7 +139,7 @@ def test_what_triton_lacks_is_named_with_the_package(
     missing: str,
     packages: str,
     tmp_path: Path,
-) -> None:
+):
     lacking = building(tmp_path, compiler=compiler, headers=headers, **environment)
     with pytest.raises(ConfigError) as caught:
         check_can_compile(lacking)
@@ -162,7 +160,7 @@ def has_bfloat16(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 def test_a_format_that_is_emulated_is_taken_at_its_word_with_a_warning(
     has_bfloat16: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     assert resolve_dtype("bfloat16", CPU, torch.bfloat16) is torch.bfloat16
     assert resolve_dtype("float32", CPU, torch.bfloat16) is torch.float32
     with caplog.at_level(logging.WARNING):
@@ -173,7 +171,7 @@ def test_a_format_that_is_emulated_is_taken_at_its_word_with_a_warning(
     )
 
 
-def test_auto_computes_an_emulated_format_in_float32(has_bfloat16: bool) -> None:
+def test_auto_computes_an_emulated_format_in_float32(has_bfloat16: bool):
     expected = torch.bfloat16 if has_bfloat16 else torch.float32
     assert resolve_dtype("auto", CPU, torch.bfloat16) == expected
     assert resolve_dtype("auto", CPU, None) is None

@@ -1,8 +1,6 @@
 """The real engine over graphs that are counted, in virtual time: texts come, stop, are cancelled
 and preempted, and each says what it says alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -45,7 +43,7 @@ def _are_right(arrivals: list[Arrival], outputs: dict[int, list[int]]) -> bool:
 @pytest.mark.parametrize("seed", range(by_day(1, 4)))
 def test_texts_that_stop_are_cancelled_and_preempted_say_what_they_say_alone(
     llama_folder: Path, seed: int, way: str
-) -> None:
+):
     arrivals, recorder = _arrivals(seed), Recorder()
     engine = null_engine(llama_folder, recorder, num_pages=_FEW_PAGES, page_size=16)
     before = recorder.num_replays
@@ -66,9 +64,7 @@ def test_texts_that_stop_are_cancelled_and_preempted_say_what_they_say_alone(
     [{}, {"top_p": 0.9, "min_p": 0.01}, {"presence_penalty": 1.0, "frequency_penalty": 0.5}],
     ids=["all", "truncated", "penalised"],
 )
-def test_a_step_that_runs_ahead_draws_as_others_do(
-    llama_folder: Path, params: dict[str, float]
-) -> None:
+def test_a_step_that_runs_ahead_draws_as_others_do(llama_folder: Path, params: dict[str, float]):
     drawn = SamplingParams(temperature=3.0, seed=7, max_tokens=10_000, **params)
     engine = null_engine(llama_folder, Recorder(), num_pages=_FEW_PAGES, page_size=16)
     one, other = (

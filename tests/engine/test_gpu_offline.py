@@ -1,7 +1,5 @@
 """What can be proved of a GPU without one, in small; `make check-gpu-offline` has the whole."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
@@ -44,7 +42,7 @@ def _changes(part: str, found: Table) -> list[str]:
 
 
 @needs_versions
-def test_a_step_asks_no_more_of_a_gpu_than_it_did() -> None:
+def test_a_step_asks_no_more_of_a_gpu_than_it_did():
     """And it can be captured: on `meta` nothing can wait for a result."""
     assert _changes("architectures", {LLAMA: steps.of_architecture(LLAMA)}) == []
     draws, moves = steps.draws(num_rows=32, vocab_size=128_256), steps.move()
@@ -55,14 +53,14 @@ def test_a_step_asks_no_more_of_a_gpu_than_it_did() -> None:
     assert _changes("heads", heads.rounds()) == []
 
 
-def test_what_texts_ask_for_beside_a_draw_takes_no_pageable_copies() -> None:
+def test_what_texts_ask_for_beside_a_draw_takes_no_pageable_copies():
     asked = steps.adjusted(num_texts=3, vocab_size=97)
     assert asked["pageable copies"] == 0
     assert asked["copies to the device"] > 30, "something is not asked for"
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_reserve_is_what_steps_take_and_at_most_a_tenth_more(name: str) -> None:
+def test_a_reserve_is_what_steps_take_and_at_most_a_tenth_more(name: str):
     own = table.read()["architectures"][name]
     for rows in ("", f", at {steps.MANY} rows"):
         taken = own[f"bytes of all{rows}"]
@@ -72,7 +70,7 @@ def test_a_reserve_is_what_steps_take_and_at_most_a_tenth_more(name: str) -> Non
 
 def test_states_that_a_step_gathers_are_counted_and_no_graphs(
     checkpoint_factory: Factory,
-) -> None:
+):
     """Each text is a token before the end of its first page: its state is gathered, and that behind
     the page written."""
     folder = checkpoint_factory("qwen3.5", **WIDE)
@@ -111,25 +109,25 @@ def test_states_that_a_step_gathers_are_counted_and_no_graphs(
 
 
 @needs_versions
-def test_ranks_say_no_more_to_each_other_than_they_did() -> None:
+def test_ranks_say_no_more_to_each_other_than_they_did():
     assert _changes("collectives", {LLAMA: {"TP 2": collectives.of_architecture(LLAMA, 2)}}) == []
 
 
 def test_commands_of_a_step_take_no_collective_of_the_host(
     checkpoint_factory: Factory,
-) -> None:
+):
     """The one is for the digest of what is to run, which is on the GPUs."""
     found = collectives.of_commands(load_engine(checkpoint_factory("llama")))
     assert found == table.read()["commands of a step"] == {"allreduce_": 1}
 
 
 @needs_versions
-def test_kernels_take_no_more_of_a_processor_than_they_did(compiled: Table) -> None:
+def test_kernels_take_no_more_of_a_processor_than_they_did(compiled: Table):
     assert _changes("cubins", compiled) == []
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_what_is_compiled_is_what_the_layers_of_a_model_launch(name: str) -> None:
+def test_what_is_compiled_is_what_the_layers_of_a_model_launch(name: str):
     launched = {_said(each) for each in steps.step_of(name, 2).launched}
     variants = [
         *(cubins.Variant(90, own, 16) for own in Attending.of(name)),
@@ -143,12 +141,12 @@ def _said(launch: Launch) -> str:
     return f"{launch.name} {launch.signature} {launch.constants} {launch.attributes}"
 
 
-def test_kernels_that_are_served_by_default_do_not_spill(compiled: Table) -> None:
+def test_kernels_that_are_served_by_default_do_not_spill(compiled: Table):
     assert list(cubins.faults(compiled)) == []
     assert list(cubins.faults(table.read()["cubins"])) == []
 
 
-def test_what_a_graph_cannot_hold_raises_on_meta() -> None:
+def test_what_a_graph_cannot_hold_raises_on_meta():
     rows = torch.zeros(3, device=META)
     asked: tuple[Callable[[], object], ...] = (
         lambda: rows.max().item(),
@@ -162,7 +160,7 @@ def test_what_a_graph_cannot_hold_raises_on_meta() -> None:
             each()
 
 
-def test_kernels_copies_waits_and_bytes_are_counted() -> None:
+def test_kernels_copies_waits_and_bytes_are_counted():
     rows, host = torch.zeros(512, 4, device=META), torch.zeros(4)
     with torch.no_grad(), Counting(answer=lambda *_: 7.0) as counting:
         first = rows + 1.0  # 8 KiB
@@ -179,7 +177,7 @@ def test_kernels_copies_waits_and_bytes_are_counted() -> None:
 
 
 @needs_versions
-def test_the_page_says_what_the_table_and_the_refusals_say() -> None:
+def test_the_page_says_what_the_table_and_the_refusals_say():
     for path, text in page.files().items():
         assert path.read_text("utf-8") == text, "it is stale; run: make docs"
     other = {"commands of a step": {"allreduce_": 5}}

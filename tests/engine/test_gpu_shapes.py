@@ -3,8 +3,6 @@
 It takes a minute: `make check-gpu-offline` and a night ask for it.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -46,7 +44,7 @@ def _case(own: Attending, *, chunk: bool) -> Case:
 @interpreted
 @pytest.mark.parametrize("chunk", [False, True], ids=["a step", "a chunk"])
 @pytest.mark.parametrize("own", KINDS, ids=str)
-def test_attention_of_each_model_equals_the_reference(own: Attending, *, chunk: bool) -> None:
+def test_attention_of_each_model_equals_the_reference(own: Attending, *, chunk: bool):
     from cluster.engine.attention.triton.backend import TritonBackend
 
     case = _case(own, chunk=chunk)
@@ -58,7 +56,7 @@ def test_attention_of_each_model_equals_the_reference(own: Attending, *, chunk: 
 
 @interpreted
 @pytest.mark.parametrize("top_k", [0, 50])
-def test_draws_from_a_true_vocabulary_equal_the_reference(top_k: int) -> None:
+def test_draws_from_a_true_vocabulary_equal_the_reference(top_k: int):
     from cluster.engine.draw.triton import draw_tokens
 
     case = DrawCase(128_256, temperatures=(0.6, 1.0), top_k=top_k)

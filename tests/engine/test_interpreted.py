@@ -3,8 +3,6 @@
 Triton decides at its first import whether functions are compiled or interpreted.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -27,7 +25,7 @@ INTERPRETED = (
 
 @needs_triton
 @pytest.mark.skipif(IS_INTERPRETED, reason="this is the process of its own")
-def test_what_is_interpreted_passes() -> None:
+def test_what_is_interpreted_passes():
     files = [str(Path(__file__).parent / name) for name in INTERPRETED]
     profile = f"--hypothesis-profile={settings.get_current_profile_name()}"
     assert " passed" in run_python("pytest", "-p", "no:cacheprovider", profile, *files)

@@ -1,7 +1,5 @@
 """Two ranks say what one says, and a dead rank is noticed."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -74,7 +72,7 @@ def session(checkpoint_factory: Factory, head: Path) -> Iterator[Session]:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_two_ranks_give_the_tokens_of_one(
     architecture: str, checkpoint_factory: Factory, session: Session
-) -> None:
+):
     """Twenty pages are too few for all requests: preemption is repeated on both ranks as well.  The
     first model's steps were measured before, with the beginning of one of the prompts."""
     engine = load_engine(checkpoint_factory(architecture), max_batch_tokens=32)
@@ -82,21 +80,19 @@ def test_two_ranks_give_the_tokens_of_one(
     assert session.texts[ARCHITECTURES.index(architecture)] == expected
 
 
-def test_the_leader_notices_a_dead_rank(session: Session) -> None:
+def test_the_leader_notices_a_dead_rank(session: Session):
     assert session.last_word == "worker_error"
     assert session.exit_code == 0
 
 
-def test_the_leader_reads_taps_where_layers_are_split(session: Session) -> None:
+def test_the_leader_reads_taps_where_layers_are_split(session: Session):
     chunks, error, refusal = session.taps
     assert chunks == [["a", 0, 16], ["a", 16, 16], ["a", 32, 9]]
     assert error <= 1e-5
     assert "adapter 3" in refusal
 
 
-def test_the_first_ranks_clock_bounds_a_chunk_for_all_ranks(
-    session: Session, llama_folder: Path
-) -> None:
+def test_the_first_ranks_clock_bounds_a_chunk_for_all_ranks(session: Session, llama_folder: Path):
     """The second one's own clock would have it read as much as a step may hold."""
     rows, *texts = session.paces
     quick_rows, *expected = paced(load_engine(llama_folder))
@@ -109,7 +105,7 @@ def test_the_first_ranks_clock_bounds_a_chunk_for_all_ranks(
 
 def test_a_draft_head_on_the_first_rank_drafts_as_on_the_only_one(
     session: Session, llama_folder: Path, head: Path
-) -> None:
+):
     """Its keys lie on pages that all ranks have, though the others keep nothing of it there."""
     alone = drafted(Inside(config_of(llama_folder, "eagle3", head, max_batch_tokens=16)))
     assert session.drafts == alone
@@ -119,7 +115,7 @@ def test_a_draft_head_on_the_first_rank_drafts_as_on_the_only_one(
 @needs_triton
 def test_ranks_fuse_layers_and_replay_graphs_together_or_not_at_all(
     checkpoint_factory: Factory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     fields = {"num_hidden_layers": 1, "attention_bias": True, "mlp_bias": True}
     folder = checkpoint_factory("llama", **fields)
@@ -138,7 +134,7 @@ def test_ranks_fuse_layers_and_replay_graphs_together_or_not_at_all(
             assert words in reason
 
 
-def test_ranks_that_differ_say_so_and_compute_nothing(session: Session) -> None:
+def test_ranks_that_differ_say_so_and_compute_nothing(session: Session):
     """In their settings at load, and in a step of which one of them has lost the cached prefix."""
     for rank, (settings, step) in enumerate(session.differences):
         assert "ranks differ in settings or checkpoint" in settings
@@ -146,7 +142,7 @@ def test_ranks_that_differ_say_so_and_compute_nothing(session: Session) -> None:
         assert f"rank {rank} has" in step
 
 
-def test_a_rank_without_its_group_is_told_how_to_start(llama_folder: Path) -> None:
+def test_a_rank_without_its_group_is_told_how_to_start(llama_folder: Path):
     with pytest.raises(ConfigError, match="init_rank"):
         Engine.load(EngineConfig(model=str(llama_folder), tensor_parallel=2))
 
@@ -157,7 +153,7 @@ def test_a_rank_without_its_group_is_told_how_to_start(llama_folder: Path) -> No
 )
 def test_what_cannot_be_split_is_refused_before_loading(
     architecture: str, ranks: int, reason: str, checkpoint_factory: Factory
-) -> None:
+):
     folder = checkpoint_factory(architecture)
     with pytest.raises(ConfigError, match=reason):
         Engine.load(EngineConfig(model=str(folder), tensor_parallel=ranks))
@@ -173,7 +169,7 @@ leave_group()
 """
 
 
-def test_a_group_on_loopback_is_reached_from_this_machine_only() -> None:
+def test_a_group_on_loopback_is_reached_from_this_machine_only():
     said = subprocess.run(
         [sys.executable, "-c", _LISTENS, free_address()],
         env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},

@@ -1,7 +1,5 @@
 """What an engine says that it computes with is what it computes with."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from tests.support.engine.native import needs_native
 @pytest.mark.parametrize(("asked", "active"), [("auto", "native"), ("sdpa", "sdpa")])
 def test_the_active_attention_kernels_and_cache_are_said(
     asked: str, active: str, llama_folder: Path
-) -> None:
+):
     engine = load_engine(llama_folder, attention=asked, num_pages=64, page_size=16)
     state = engine_state(engine, "lm")
     assert (state.name, state.device, state.attention, state.graphs) == (
@@ -38,7 +36,7 @@ def test_the_active_attention_kernels_and_cache_are_said(
 @needs_native
 def test_attention_that_was_given_up_at_load_is_a_fallback_with_its_reason(
     llama_folder: Path,
-) -> None:
+):
     engine = load_engine(llama_folder, attention="auto")
     engine.forward.settle(Mock(side_effect=[ConfigError("a layer is wrong"), None]))
     state = engine_state(engine)
@@ -50,7 +48,7 @@ def test_attention_that_was_given_up_at_load_is_a_fallback_with_its_reason(
 @pytest.mark.parametrize("settings", [{"attention": "native"}, {"reproducible": True}])
 def test_attention_that_was_asked_for_is_refused_and_not_replaced(
     native_llama: Path, settings: dict[str, Any]
-) -> None:
+):
     # Heads of a size that the native kernels attend with, as reproducible mode wants.
     engine = load_engine(native_llama, **settings)
     with pytest.raises(ConfigError, match="a layer is wrong"):
@@ -58,7 +56,7 @@ def test_attention_that_was_asked_for_is_refused_and_not_replaced(
     assert engine_state(engine).attention == "native"
 
 
-def test_a_fallback_is_said_again_every_ten_minutes(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fallback_is_said_again_every_ten_minutes(caplog: pytest.LogCaptureFixture):
     times = iter([0.0, 1.0, 599.0, 601.0, 602.0, 1300.0, 1301.0])
     reminder = Reminder(lambda: next(times))
     with caplog.at_level(logging.WARNING):

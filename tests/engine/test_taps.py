@@ -1,7 +1,5 @@
 """Taps are transformers' hidden states, of every row that a step computes and of no other."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +39,7 @@ TAPPED = by_day(
 @pytest.mark.parametrize("architecture", TAPPED)
 def test_they_are_the_hidden_states_of_prompts_in_chunks_and_of_trees(
     architecture: str, checkpoint_factory: Factory
-) -> None:
+):
     log = TapLog.of(checkpoint_factory(architecture), max_batch_tokens=16)
     text = prompt(41)
     found = log.run(Work("a", 0, text, TREE))
@@ -51,16 +49,14 @@ def test_they_are_the_hidden_states_of_prompts_in_chunks_and_of_trees(
 
 
 @pytest.mark.parametrize("taps", [(-1, 3, -1), (0,)])
-def test_any_set_of_taps_in_any_order(llama_folder: Path, taps: tuple[int, ...]) -> None:
+def test_any_set_of_taps_in_any_order(llama_folder: Path, taps: tuple[int, ...]):
     log = TapLog.of(llama_folder, taps)
     log.run(Work("a", 0, prompt(20)))
     log.check("a", prompt(20))
 
 
 @needs_native
-def test_a_native_forward_serves_them_itself(
-    native_llama: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_native_forward_serves_them_itself(native_llama: Path, monkeypatch: pytest.MonkeyPatch):
     engine = load_engine(native_llama)
     assert engine.model.native is not None
 
@@ -78,7 +74,7 @@ def test_a_native_forward_serves_them_itself(
 )
 def test_in_bfloat16_they_are_as_near_as_transformers_own(
     architecture: str, fields: dict[str, int], checkpoint_factory: Factory
-) -> None:
+):
     """Both are measured against the same weights in float32: what rounding explains of the one
     explains the other."""
     folder = checkpoint_factory(architecture, **fields)
@@ -96,7 +92,7 @@ def test_in_bfloat16_they_are_as_near_as_transformers_own(
 
 def test_a_step_that_asks_for_none_has_none_and_leaves_nothing_behind(
     checkpoint_factory: Factory,
-) -> None:
+):
     engine = load_engine(checkpoint_factory("gemma2"))
     engine.submit(Work("a", 0, prompt(9)))
     engine.step((0, -1))
@@ -108,9 +104,7 @@ def test_a_step_that_asks_for_none_has_none_and_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize("tap", [-2, 4])
-def test_a_tap_that_is_not_there_is_refused_before_anything_runs(
-    llama_folder: Path, tap: int
-) -> None:
+def test_a_tap_that_is_not_there_is_refused_before_anything_runs(llama_folder: Path, tap: int):
     engine = load_engine(llama_folder)
     engine.submit(Work("a", 0, prompt(9)))
     before = engine.last_step
@@ -123,7 +117,7 @@ def test_a_tap_that_is_not_there_is_refused_before_anything_runs(
 
 def test_a_model_whose_layers_are_not_found_says_so(
     llama_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     engine = load_engine(llama_folder)
     engine.model.plain.has_taps = False
     with pytest.raises(ConfigError, match="LlamaForCausalLM gives no hidden states"):
@@ -131,7 +125,7 @@ def test_a_model_whose_layers_are_not_found_says_so(
     run(engine, Work("a", 0, prompt(5)))
 
 
-def test_a_model_of_several_states_a_token_gives_none(checkpoint_factory: Factory) -> None:
+def test_a_model_of_several_states_a_token_gives_none(checkpoint_factory: Factory):
     engine = load_engine(checkpoint_factory("gemma3n"))
     with pytest.raises(
         ConfigError, match=r"Gemma3nForCausalLM gives .* several of a token; remove"

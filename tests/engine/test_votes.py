@@ -1,7 +1,5 @@
 """Ranks fall back together or not at all; loading may take long, a collective may not."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,7 +43,7 @@ def session(llama_folder: Path) -> Iterator[Session]:
 
 
 @needs_native
-def test_all_ranks_fall_back_where_the_check_of_one_fails(session: Session) -> None:
+def test_all_ranks_fall_back_where_the_check_of_one_fails(session: Session):
     first, second = session.settled["one"]
     assert first["attention"] == second["attention"] == "sdpa"
     # Both have run both checks: a collective of one alone would have had no end.
@@ -55,7 +53,7 @@ def test_all_ranks_fall_back_where_the_check_of_one_fails(session: Session) -> N
 
 
 @needs_native
-def test_no_rank_falls_back_where_all_are_right(session: Session) -> None:
+def test_no_rank_falls_back_where_all_are_right(session: Session):
     for each in session.settled["right"]:
         assert each == {"attention": "native", "fallbacks": [], "checks": 1}
 
@@ -64,14 +62,14 @@ def test_no_rank_falls_back_where_all_are_right(session: Session) -> None:
 @pytest.mark.parametrize(("scenario", "checks"), [("chosen", 1), ("never", 2)])
 def test_all_ranks_refuse_where_there_is_nothing_to_fall_back_to(
     scenario: str, checks: int, session: Session
-) -> None:
+):
     first, second = session.settled[scenario]
     assert "another rank" in first["error"] or scenario == "never"
     assert second["error"] == "a layer is wrong"
     assert first["checks"] == second["checks"] == checks
 
 
-def test_a_rank_may_load_for_longer_than_a_collective_may_take(session: Session) -> None:
+def test_a_rank_may_load_for_longer_than_a_collective_may_take(session: Session):
     assert session.loaded == "loaded"
     assert session.last_word == "worker_error"
     assert not session.has_ended

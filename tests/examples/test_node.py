@@ -1,7 +1,5 @@
 """The example in another language works with what our server says of itself, and nothing else."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import subprocess
@@ -61,9 +59,7 @@ async def run(*words: str) -> subprocess.CompletedProcess[str]:
     return await asyncio.to_thread(node)
 
 
-async def test_the_text_is_printed_as_the_server_sends_it(
-    service: ScriptedService, address: str
-) -> None:
+async def test_the_text_is_printed_as_the_server_sends_it(service: ScriptedService, address: str):
     done = await run(address, "toy", "a prompt", "17")
     assert done.returncode == 0, done.stderr
     seed = service.drawn_seed
@@ -73,9 +69,7 @@ async def test_the_text_is_printed_as_the_server_sends_it(
     assert (asked.model, asked.text, asked.sampling.max_tokens) == ("toy", "a prompt", 17)
 
 
-async def test_an_error_names_status_reason_and_field(
-    service: ScriptedService, address: str
-) -> None:
+async def test_an_error_names_status_reason_and_field(service: ScriptedService, address: str):
     metadata: Any = (("drafthouse-param", "temperature"),)
     refused = Break(grpc.StatusCode.INVALID_ARGUMENT, "too hot; use 0 or more", metadata)
     service.breaks.append((0, refused))
@@ -84,7 +78,7 @@ async def test_an_error_names_status_reason_and_field(
     assert "INVALID_ARGUMENT: too hot; use 0 or more (temperature)" in done.stderr
 
 
-async def test_a_missing_word_is_explained() -> None:
+async def test_a_missing_word_is_explained():
     done = await run("127.0.0.1:1")
     assert done.returncode == 2
     assert "usage" in done.stderr

@@ -1,7 +1,5 @@
 """What cannot be compiled is refused with its reason; what can is compiled once."""
 
-from __future__ import annotations
-
 import json
 import threading
 from typing import Any
@@ -34,7 +32,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("spec", BAD.values(), ids=BAD)
-def test_a_bad_grammar_is_the_requests_fault(spec: GrammarSpec) -> None:
+def test_a_bad_grammar_is_the_requests_fault(spec: GrammarSpec):
     for _ in range(2):
         with pytest.raises(RequestError, match="the grammar cannot be used") as caught:
             compiler().compile(spec)
@@ -42,7 +40,7 @@ def test_a_bad_grammar_is_the_requests_fault(spec: GrammarSpec) -> None:
         assert len(caught.value.message) < 400
 
 
-def test_an_unsatisfiable_schema_is_refused() -> None:
+def test_an_unsatisfiable_schema_is_refused():
     schema = {"type": "object", "properties": {"a": False}, "required": ["a"]}
     with pytest.raises(RequestError, match="unsatisfiable"):
         compiler().compile(GrammarSpec("json_schema", json.dumps(schema)))
@@ -73,12 +71,12 @@ TOO_LARGE = {
 @pytest.mark.parametrize(("spec", "limit"), TOO_LARGE.values(), ids=TOO_LARGE)
 def test_a_grammar_that_is_too_large_is_refused_before_its_first_token(
     spec: GrammarSpec, limit: str
-) -> None:
+):
     with pytest.raises(RequestError, match=rf"cannot be used: it is too large: .*{limit}"):
         compiler().compile(spec)
 
 
-def test_a_schema_that_refers_to_itself_alone_is_refused() -> None:
+def test_a_schema_that_refers_to_itself_alone_is_refused():
     schema = {"$ref": "#/$defs/A", "$defs": {"A": {"$ref": "#/$defs/A"}}}
     with pytest.raises(RequestError, match="no text fits it"):
         compiler().compile(GrammarSpec("json_schema", json.dumps(schema)))
@@ -96,7 +94,7 @@ CHOICES = {
 
 
 @pytest.mark.parametrize("texts", CHOICES.values(), ids=CHOICES)
-def test_any_of_thousands_of_choices_may_be_written(texts: list[str]) -> None:
+def test_any_of_thousands_of_choices_may_be_written(texts: list[str]):
     spec = GrammarSpec("choice", json.dumps(texts))
     for wanted in (texts[0], texts[1], texts[len(texts) // 2], texts[-1]):
         text = open_text(spec)
@@ -108,13 +106,13 @@ def test_any_of_thousands_of_choices_may_be_written(texts: list[str]) -> None:
     assert not all(map(other.push, [*ids_of(texts[1] + " no"), *eos()]))
 
 
-def test_a_long_source_is_refused_before_it_is_read() -> None:
+def test_a_long_source_is_refused_before_it_is_read():
     small = create_compiler(FOLDER, AnswersConfig(max_grammar_bytes=10), 5000, ())
     with pytest.raises(RequestError, match=r"has 11 bytes, the limit is 10.*max_grammar_bytes"):
         small.compile(GrammarSpec("regex", "é" * 5 + "a"))
 
 
-def test_a_folder_without_a_tokenizer_serves_no_grammars(tmp_path: Any) -> None:
+def test_a_folder_without_a_tokenizer_serves_no_grammars(tmp_path: Any):
     with pytest.raises(RequestError, match="grammars are not served"):
         create_compiler(tmp_path, AnswersConfig(), 5000, ()).compile(SPECS["regex"])
 
@@ -134,7 +132,7 @@ class Slow:
         return object()
 
 
-def test_a_grammar_that_many_want_is_compiled_once() -> None:
+def test_a_grammar_that_many_want_is_compiled_once():
     slow = Slow()
     library: Any = slow
     shared = GrammarCompiler(lambda: library, 100)
@@ -156,7 +154,7 @@ def test_a_grammar_that_many_want_is_compiled_once() -> None:
     assert shared.is_ready(spec)
 
 
-def test_only_so_many_are_kept() -> None:
+def test_only_so_many_are_kept():
     slow = Slow()
     slow.go.set()
     shared = GrammarCompiler(lambda: slow, 100)
@@ -168,7 +166,7 @@ def test_only_so_many_are_kept() -> None:
     assert not shared.is_ready(specs[0])
 
 
-def test_a_defect_of_the_library_leaves_nobody_waiting() -> None:
+def test_a_defect_of_the_library_leaves_nobody_waiting():
     slow = Slow()
     slow.go.set()
     shared = GrammarCompiler(lambda: slow, 100)

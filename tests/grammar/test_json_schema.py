@@ -1,7 +1,5 @@
 """JSON schemas as generators write them: what each keyword gives, and what is refused and where."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -48,14 +46,14 @@ def fits(schema: Any, value: object) -> bool:
 
 
 @pytest.mark.parametrize("name", ANNOTATIONS)
-def test_a_format_that_the_library_does_not_know_is_an_annotation(name: str) -> None:
+def test_a_format_that_the_library_does_not_know_is_an_annotation(name: str):
     assert fits(wrapped({"type": "string", "format": name}), "what ever")
     assert not fits(wrapped({"type": "string", "format": name}), 5)
     assert fits(wrapped({"type": "integer", "format": name}), 5)
 
 
 @pytest.mark.parametrize("name", HELD)
-def test_a_format_that_the_library_knows_is_held(name: str) -> None:
+def test_a_format_that_the_library_knows_is_held(name: str):
     right, wrong = HELD[name]
     assert fits(wrapped({"type": "string", "format": name}), right)
     assert not fits(wrapped({"type": "string", "format": name}), wrong)
@@ -159,7 +157,7 @@ AROUND = {
 
 
 @pytest.mark.parametrize(("schema", "right", "wrong"), SERVED.values(), ids=SERVED)
-def test_what_generators_write_is_served(schema: Any, right: object, wrong: object) -> None:
+def test_what_generators_write_is_served(schema: Any, right: object, wrong: object):
     whole = {**wrapped(schema), **AROUND}
     assert fits(whole, right)
     assert not fits(whole, wrong)
@@ -167,7 +165,7 @@ def test_what_generators_write_is_served(schema: Any, right: object, wrong: obje
 
 @pytest.mark.parametrize("never", NEVER, ids=json.dumps)
 @pytest.mark.parametrize("keyword", ["anyOf", "oneOf"])
-def test_a_branch_that_nothing_fits_is_left_out(keyword: str, never: Any) -> None:
+def test_a_branch_that_nothing_fits_is_left_out(keyword: str, never: Any):
     schema = wrapped({keyword: [never, TEXT, {"type": "null"}]})
     assert fits(schema, "b")
     assert fits(schema, None)
@@ -183,7 +181,7 @@ def reason(schema: Any) -> str:
 
 
 @pytest.mark.parametrize("never", NEVER, ids=json.dumps)
-def test_where_no_branch_is_left_the_schema_is_refused(never: Any) -> None:
+def test_where_no_branch_is_left_the_schema_is_refused(never: Any):
     assert "'a' is unsatisfiable" in reason(wrapped({"anyOf": [never, never]}))
     assert "no schema that a value fits" in reason({"oneOf": [never]})
     assert "no schema that a value fits" in reason(never)
@@ -209,13 +207,13 @@ UNSERVED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(("keyword", "schema"), UNSERVED.items(), ids=UNSERVED)
 def test_what_restricts_and_is_not_served_is_refused_with_its_place(
     keyword: str, schema: dict[str, Any]
-) -> None:
+):
     deep = {"anyOf": [{"type": "null"}, {"type": "array", "items": schema}]}
     assert f"used: properties.a.anyOf[1].items.{keyword} is " in reason(wrapped(deep))
 
 
 @pytest.mark.parametrize("schema", UNSERVED.values(), ids=UNSERVED)
-def test_a_schema_that_is_not_strict_is_held_without_it(schema: dict[str, Any]) -> None:
+def test_a_schema_that_is_not_strict_is_held_without_it(schema: dict[str, Any]):
     value: Any = {"array": [1], "object": {"b": "x"}}.get(schema.get("type", ""), "x")
     assert fits(lenient(wrapped(schema)), value)
     if "type" in schema:
@@ -227,7 +225,7 @@ def test_a_schema_that_is_not_strict_is_held_without_it(schema: dict[str, Any]) 
 @pytest.mark.parametrize("is_strict", [True, False])
 def test_what_is_no_regular_expression_is_never_ignored(
     pattern: str, kind: dict[str, Any], *, is_strict: bool
-) -> None:
+):
     for schema, place in (
         (wrapped({**kind, "pattern": pattern}), "properties.a.pattern"),
         ({"type": "object", "patternProperties": {pattern: TEXT}}, "patternProperties"),
@@ -235,7 +233,7 @@ def test_what_is_no_regular_expression_is_never_ignored(
         assert f"{place} is no pattern" in reason(schema if is_strict else lenient(schema))
 
 
-def test_a_tag_names_the_place_as_well() -> None:
+def test_a_tag_names_the_place_as_well():
     tag = {
         "type": "tag",
         "begin": "<a>",

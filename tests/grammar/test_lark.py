@@ -1,7 +1,5 @@
 """Structural tags: what is none is told by its place, and nothing of them is left out."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -21,7 +19,7 @@ def of_format(format_: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("value", [0, False, [], {}])
-def test_what_is_no_text_is_not_taken_for_none(value: Any) -> None:
+def test_what_is_no_text_is_not_taken_for_none(value: Any):
     with pytest.raises(ValueError, match=r"format\.end is not a text"):
         of_format({**TAG, "end": value})
     tags = {"type": "tags_with_separator", "tags": [TAG], "separator": value}
@@ -29,13 +27,13 @@ def test_what_is_no_text_is_not_taken_for_none(value: Any) -> None:
         of_format(tags)
 
 
-def test_null_is_the_same_as_no_text() -> None:
+def test_null_is_the_same_as_no_text():
     tags = {"type": "tags_with_separator", "tags": [TAG]}
     assert of_format({**tags, "separator": None}) == of_format(tags)
 
 
 @pytest.mark.parametrize("structure", [0, None, "x"])
-def test_a_structure_that_is_none_is_not_left_out(structure: Any) -> None:
+def test_a_structure_that_is_none_is_not_left_out(structure: Any):
     real = {"begin": "<a>", "schema": {}, "end": "</a>"}
     asked = {"structures": [real, structure], "triggers": ["<a>"]}
     with pytest.raises(ValueError, match="not an object"):

@@ -1,7 +1,5 @@
 """A text under a grammar grows, and its masks depend on what it is alone."""
 
-from __future__ import annotations
-
 import json
 import random
 import re
@@ -59,7 +57,7 @@ def fits(name: str, text: str) -> bool:
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_every_walk_along_the_masks_belongs_to_the_grammar(name: str) -> None:
+def test_every_walk_along_the_masks_belongs_to_the_grammar(name: str):
     for seed in range(6):
         tokens = walk_at_random(open_text(SPECS[name]), seed)
         assert tokens[-1] in eos()
@@ -67,7 +65,7 @@ def test_every_walk_along_the_masks_belongs_to_the_grammar(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_a_copy_goes_on_by_itself(name: str) -> None:
+def test_a_copy_goes_on_by_itself(name: str):
     spec = SPECS[name]
     tokens = walk_at_random(open_text(spec), 1)
     text, masks, copies = open_text(spec), [], []
@@ -84,7 +82,7 @@ def test_a_copy_goes_on_by_itself(name: str) -> None:
 
 
 @pytest.mark.parametrize("beside", [' {"', ' ["'])
-def test_the_mask_of_a_node_is_that_of_its_path_whatever_stands_beside_it(beside: str) -> None:
+def test_the_mask_of_a_node_is_that_of_its_path_whatever_stands_beside_it(beside: str):
     # An object of any keys: a mask was wrong once the branch beside it had been taken back.
     prefix = '<tool_call>\n{"name": "weather", "arguments": {"city": "weather", "arguments":'
     (other,) = {' {"', ' ["'} - {beside}
@@ -97,7 +95,7 @@ def test_the_mask_of_a_node_is_that_of_its_path_whatever_stands_beside_it(beside
     assert last == allowed(alone)
 
 
-def test_what_the_mask_forbids_is_refused_and_changes_nothing() -> None:
+def test_what_the_mask_forbids_is_refused_and_changes_nothing():
     text = open_text(SPECS["regex"])
     for token in ids_of("ab"):
         assert text.push(token)
@@ -111,7 +109,7 @@ def test_what_the_mask_forbids_is_refused_and_changes_nothing() -> None:
     assert len(text) == len(ids_of("ab"))
 
 
-def test_after_the_end_only_ends_follow() -> None:
+def test_after_the_end_only_ends_follow():
     text = open_text(SPECS["choice"])
     for token in [*ids_of("yes"), *eos(), *eos()]:
         assert text.push(token)
@@ -119,7 +117,7 @@ def test_after_the_end_only_ends_follow() -> None:
     assert not text.push(ids_of("a")[0])
 
 
-def test_a_tree_has_a_mask_per_node_and_leaves_the_text_as_it_was() -> None:
+def test_a_tree_has_a_mask_per_node_and_leaves_the_text_as_it_was():
     spec = SPECS["json_schema"]
     tokens = walk_at_random(open_text(spec), 3)
     text = open_text(spec)
@@ -141,7 +139,7 @@ def test_a_tree_has_a_mask_per_node_and_leaves_the_text_as_it_was() -> None:
             assert expected.push(right[row])
 
 
-def test_forced_tokens_are_the_only_beginning_of_what_follows() -> None:
+def test_forced_tokens_are_the_only_beginning_of_what_follows():
     text = open_text(SPECS["json_schema"])
     forced = list(text.forced())
     assert '{"name": "'.startswith(tokenizer().decode(forced))
@@ -158,7 +156,7 @@ def reasoned(*, opened: bool) -> GrammarSpec:
     return replace(SPECS["choice"], reasoning_start=start, reasoning_end=tuple(REASONING))
 
 
-def test_reasoning_is_free_and_what_follows_it_is_not() -> None:
+def test_reasoning_is_free_and_what_follows_it_is_not():
     text = open_text(reasoned(opened=True))
     for token in ids_of("anything at all"):
         assert len(allowed(text)) >= VOCAB_SIZE
@@ -171,7 +169,7 @@ def test_reasoning_is_free_and_what_follows_it_is_not() -> None:
         assert text.push(token)
 
 
-def test_a_text_may_leave_its_reasoning_out() -> None:
+def test_a_text_may_leave_its_reasoning_out():
     spec = reasoned(opened=False)
     text, plain = open_text(spec), open_text(SPECS["choice"])
     assert allowed(text) == allowed(plain) | set(spec.reasoning_start)

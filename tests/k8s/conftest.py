@@ -1,7 +1,5 @@
 """The manifests, rendered: each fixture is there once for each kustomization."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Alerts as Prometheus itself decides about them; and the page that tells what to do."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections.abc import Iterator
@@ -60,7 +58,7 @@ def unit_tests(name: str, case: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def test_every_alert_fires_on_its_case_and_is_silent_on_the_other(
     rules: list[dict[str, Any]], tmp_path: Path
-) -> None:
+):
     # All values are text: YAML takes 0x20 for a number.
     cases = yaml.load(CASES.read_text("utf-8"), Loader=yaml.BaseLoader)
     assert {name.split(" ")[0] for name in cases} == {rule["alert"] for rule in rules}
@@ -82,7 +80,7 @@ def test_every_alert_fires_on_its_case_and_is_silent_on_the_other(
 
 def test_every_alert_says_what_is_wrong_and_leads_to_its_heading_in_the_runbook(
     rules: list[dict[str, Any]],
-) -> None:
+):
     page = (REPOSITORY / "docs" / "runbook.md").read_text("utf-8")
     entries = dict(re.findall(r"^## (Drafthouse\w+)\n(.*?)(?=^## |\Z)", page, re.M | re.S))
     assert list(entries) == [rule["alert"] for rule in rules], "the same, in the same order"

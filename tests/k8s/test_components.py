@@ -1,7 +1,5 @@
 """What may be added to an overlay: monitors, alerts, a gateway."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import re
@@ -72,7 +70,7 @@ def alerts(everything: Objects) -> list[dict[str, Any]]:
     return [rule for group in groups for rule in group["rules"]]
 
 
-def test_every_alert_asks_of_series_and_labels_that_exist(alerts: list[dict[str, Any]]) -> None:
+def test_every_alert_asks_of_series_and_labels_that_exist(alerts: list[dict[str, Any]]):
     known, codes = exported(), {each.code for each in ERRORS}
     assert len(alerts) >= 8
     for alert in alerts:
@@ -92,7 +90,7 @@ def test_every_alert_asks_of_series_and_labels_that_exist(alerts: list[dict[str,
 
 def test_our_page_is_scraped_by_the_service_and_rays_agents_at_every_pod(
     everything: Objects,
-) -> None:
+):
     service = only("RayService", everything)["spec"]["serveService"]
     (kept, *_) = only("ScrapeConfig", everything)["spec"]["relabelings"]
     ports = {each["name"] for each in service["spec"]["ports"]}
@@ -106,7 +104,7 @@ def test_our_page_is_scraped_by_the_service_and_rays_agents_at_every_pod(
         assert endpoint["port"] in {each["name"] for each in container_of(group)["ports"]}
 
 
-def test_grafana_finds_every_dashboard(everything: Objects) -> None:
+def test_grafana_finds_every_dashboard(everything: Objects):
     (found,) = (
         each
         for each in of_kind("ConfigMap", everything)
@@ -117,7 +115,7 @@ def test_grafana_finds_every_dashboard(everything: Objects) -> None:
         assert found["data"][f"{dashboard.name}.json"] == document(dashboard)
 
 
-def test_the_overlay_of_the_page_labels_monitors_and_gives_prometheus_a_key(tmp_path: Path) -> None:
+def test_the_overlay_of_the_page_labels_monitors_and_gives_prometheus_a_key(tmp_path: Path):
     page = (REPOSITORY / "docs" / "monitoring.md").read_text("utf-8")
     fence = re.search(r"```yaml\n# kustomization.yaml\n(.*?)```", page, re.DOTALL)
     there = os.path.relpath(REPOSITORY, tmp_path.resolve())
@@ -131,7 +129,7 @@ def test_the_overlay_of_the_page_labels_monitors_and_gives_prometheus_a_key(tmp_
     assert "authorization" not in rays["podMetricsEndpoints"][0]
 
 
-def test_the_gateway_leads_to_ports_of_the_service_by_a_listener_each(everything: Objects) -> None:
+def test_the_gateway_leads_to_ports_of_the_service_by_a_listener_each(everything: Objects):
     gateway = only("Gateway", everything)
     listeners = {each["name"]: each["hostname"] for each in gateway["spec"]["listeners"]}
     # One listener takes routes of one kind for a name.
@@ -154,7 +152,7 @@ def test_the_gateway_leads_to_ports_of_the_service_by_a_listener_each(everything
     assert paths == ["/v1", "/health"]
 
 
-def test_the_gateways_services_are_those_of_the_contract(everything: Objects) -> None:
+def test_the_gateways_services_are_those_of_the_contract(everything: Objects):
     (rule,) = only("GRPCRoute", everything)["spec"]["rules"]
     named = {each["method"]["service"] for each in rule["matches"]}
     proto = (REPOSITORY / "protos" / "drafthouse" / "v1" / "generation.proto").read_text("utf-8")
@@ -165,7 +163,7 @@ def test_the_gateways_services_are_those_of_the_contract(everything: Objects) ->
 
 def test_the_job_that_trains_is_a_command_of_ours_on_the_volume_of_the_targets(
     everything: Objects,
-) -> None:
+):
     job = only("CronJob", everything)["spec"]["jobTemplate"]["spec"]["template"]
     (container,) = job["spec"]["containers"]
     mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
@@ -190,7 +188,7 @@ def test_the_job_that_trains_is_a_command_of_ours_on_the_volume_of_the_targets(
 
 
 @pytest.mark.parametrize("overlay", ["base", "overlays/8xh100", "overlays/high-availability"])
-def test_every_pod_has_the_secrets_that_the_page_names(overlay: str) -> None:
+def test_every_pod_has_the_secrets_that_the_page_names(overlay: str):
     page = (REPOSITORY / "docs" / "kubernetes.md").read_text("utf-8")
     named = re.findall(r"^\| `generic (drafthouse-\S+)", page, re.MULTILINE)
     objects = rendered(REPOSITORY / "k8s" / overlay)

@@ -1,7 +1,5 @@
 """Negative controls: a mistake in a manifest or a configuration is named, and so is its remedy."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +44,7 @@ def told(case: dict[str, Any]) -> str:
 @pytest.mark.parametrize("case", BROKEN["schema"], ids=told)
 def test_the_schema_and_its_rules_catch_a_broken_manifest(
     objects: list[dict[str, Any]], schema: dict[str, Any], case: dict[str, Any]
-) -> None:
+):
     manifest = broken(case, "RayService", objects)
     problems = [*schema_problems(manifest, schema), *rule_problems(manifest, schema)]
     assert any(case["told"] in problem for problem in problems), problems
@@ -55,15 +53,13 @@ def test_the_schema_and_its_rules_catch_a_broken_manifest(
 @pytest.mark.parametrize("case", BROKEN["operator"], ids=told)
 def test_the_operators_rules_catch_a_broken_manifest(
     objects: list[dict[str, Any]], case: dict[str, Any]
-) -> None:
+):
     (problem,) = operator_problems(broken(case, "RayService", objects))
     assert case["told"] in problem
 
 
 @pytest.mark.parametrize("kind", ["NetworkPolicy", "PodDisruptionBudget"])
-def test_the_schemas_of_kubernetes_catch_a_broken_object(
-    objects: list[dict[str, Any]], kind: str
-) -> None:
+def test_the_schemas_of_kubernetes_catch_a_broken_object(objects: list[dict[str, Any]], kind: str):
     for case in BROKEN[kind]:
         (problem,) = core_problems(broken(case, kind, objects))
         assert case["told"] in problem
@@ -100,7 +96,7 @@ FULL = [
 )
 def test_the_placement_check_notices_what_does_not_fit(
     nodes: list[NodeShape], override: str, message: str
-) -> None:
+):
     path = REPOSITORY / "configs" / "llama-70b-8xh100.yaml"
     problems = placement_problems(load(path, [override] if override else []).config, nodes)
     assert any(problem.startswith(message) for problem in problems) == bool(message), problems

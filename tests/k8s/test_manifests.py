@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import importlib
 import itertools
 import json
@@ -37,7 +35,7 @@ _OTHERS = (
 )
 
 
-def test_every_overlay_and_component_is_checked_and_on_the_page() -> None:
+def test_every_overlay_and_component_is_checked_and_on_the_page():
     overlays, components = (
         {str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "k8s" / kind).iterdir()}
         for kind in ("overlays", "components")
@@ -50,13 +48,13 @@ def test_every_overlay_and_component_is_checked_and_on_the_page() -> None:
 
 def test_the_manifest_obeys_kuberays_schema_and_the_operators_own_rules(
     service: dict[str, Any], schema: dict[str, Any]
-) -> None:
+):
     assert schema_problems(service, schema) == []
     assert list(rule_problems(service, schema)) == []
     assert operator_problems(service) == []
 
 
-def test_objects_of_kubernetes_obey_its_schemas(objects: Objects) -> None:
+def test_objects_of_kubernetes_obey_its_schemas(objects: Objects):
     check_objects(objects)
 
 
@@ -66,7 +64,7 @@ def check_objects(objects: Objects) -> None:
             assert core_problems(item) == [], item["metadata"]["name"]
 
 
-def test_the_components_go_together(everything: Objects, schema: dict[str, Any]) -> None:
+def test_the_components_go_together(everything: Objects, schema: dict[str, Any]):
     check_objects(everything)
     service = only("RayService", everything)
     assert schema_problems(service, schema) == []
@@ -74,14 +72,12 @@ def test_the_components_go_together(everything: Objects, schema: dict[str, Any])
     assert len({(item["kind"], item["metadata"]["name"]) for item in everything}) == len(everything)
 
 
-def test_the_rayservice_carries_exactly_the_configuration_file(
-    name: str, service: dict[str, Any]
-) -> None:
+def test_the_rayservice_carries_exactly_the_configuration_file(name: str, service: dict[str, Any]):
     expected = (REPOSITORY / MANIFESTS[name][1]).read_text(encoding="utf-8")
     assert service["spec"]["serveConfigV2"] == expected
 
 
-def test_no_helper_object_reaches_the_cluster(objects: Objects) -> None:
+def test_no_helper_object_reaches_the_cluster(objects: Objects):
     assert {item["kind"] for item in objects} <= {
         "NetworkPolicy",
         "PersistentVolumeClaim",
@@ -94,7 +90,7 @@ def test_no_helper_object_reaches_the_cluster(objects: Objects) -> None:
 
 def test_the_application_can_be_imported_and_is_reachable_from_other_pods(
     serve_file: ServeFile,
-) -> None:
+):
     module, _, attribute = serve_file.document["applications"][0]["import_path"].partition(":")
     assert callable(getattr(importlib.import_module(module), attribute))
     assert serve_file.config.http.host == serve_file.config.grpc.host == "0.0.0.0"
@@ -103,13 +99,13 @@ def test_the_application_can_be_imported_and_is_reachable_from_other_pods(
 
 def test_everything_the_configuration_reserves_fits_the_worker_groups(
     service: dict[str, Any], serve_file: ServeFile
-) -> None:
+):
     assert placement_problems(serve_file.config, node_shapes(service)) == []
 
 
 def test_the_ports_of_the_configuration_are_those_of_the_pods_and_the_service(
     service: dict[str, Any], serve_file: ServeFile
-) -> None:
+):
     expected = {"serve": serve_file.config.http.port, "serve-grpc": serve_file.config.grpc.port}
     for group in groups(service).values():
         ports = {port["name"]: port["containerPort"] for port in container_of(group)["ports"]}
@@ -118,14 +114,14 @@ def test_the_ports_of_the_configuration_are_those_of_the_pods_and_the_service(
     assert {port["name"]: port["targetPort"] for port in serve_service["ports"]} == expected
 
 
-def test_the_head_runs_no_replicas(service: dict[str, Any]) -> None:
+def test_the_head_runs_no_replicas(service: dict[str, Any]):
     parameters = groups(service)["head"]["rayStartParams"]
     assert parameters["num-cpus"] == parameters["num-gpus"] == "0"
 
 
 def test_every_pod_runs_unprivileged_and_writes_to_its_own_volumes_only(
     service: dict[str, Any],
-) -> None:
+):
     has_autoscaler = service["spec"]["rayClusterConfig"].get("enableInTreeAutoscaling", False)
     security = pod_of(groups(service)["head"])["securityContext"]
     assert security["runAsNonRoot"] is True
@@ -149,9 +145,7 @@ def test_every_pod_runs_unprivileged_and_writes_to_its_own_volumes_only(
         assert set(container["resources"]) == {"requests", "limits"}
 
 
-def test_a_worker_is_drained_before_its_pod_ends(
-    service: dict[str, Any], serve_file: ServeFile
-) -> None:
+def test_a_worker_is_drained_before_its_pod_ends(service: dict[str, Any], serve_file: ServeFile):
     """The hook fits the pod's grace, and an ingress' own drain fits the hook."""
     application = build(serve_file.document["applications"][0]["args"])
     options = application._bound_deployment._deployment_config
@@ -167,7 +161,7 @@ def test_a_worker_is_drained_before_its_pod_ends(
 
 def test_the_last_worker_that_serves_is_not_evicted(
     name: str, objects: Objects, service: dict[str, Any]
-) -> None:
+):
     budgets = of_kind("PodDisruptionBudget", objects)
     covered = {
         group_name
@@ -183,7 +177,7 @@ def test_the_last_worker_that_serves_is_not_evicted(
 
 def test_a_volume_of_one_node_is_mounted_by_pods_of_one_node(
     objects: Objects, service: dict[str, Any]
-) -> None:
+):
     claims = {item["metadata"]["name"]: item for item in of_kind("PersistentVolumeClaim", objects)}
     for name, group in groups(service).items():
         for volume in pod_of(group)["volumes"]:
@@ -197,7 +191,7 @@ def test_a_volume_of_one_node_is_mounted_by_pods_of_one_node(
             assert wanted <= labels_of(name, group).items()
 
 
-def test_one_worker_of_two_can_serve_alone() -> None:
+def test_one_worker_of_two_can_serve_alone():
     folder, file = MANIFESTS["high-availability"]
     parts = ("target", "coordinator", "ingress")
     config = load(REPOSITORY / file, [f"{part}.replicas=1" for part in parts]).config
@@ -207,7 +201,7 @@ def test_one_worker_of_two_can_serve_alone() -> None:
     assert 2 * config.target.placement.num_cpus > shape.capacity["CPU"], "or one had both targets"
 
 
-def test_the_most_replicas_of_the_autoscaling_overlay_fit_its_most_workers() -> None:
+def test_the_most_replicas_of_the_autoscaling_overlay_fit_its_most_workers():
     folder, path = MANIFESTS["autoscaling"]
     file = load(REPOSITORY / path)
     most = {
@@ -226,7 +220,7 @@ def test_the_most_replicas_of_the_autoscaling_overlay_fit_its_most_workers() -> 
     assert config.coordinator.max_running_sequences == seats, "else more targets bring nothing"
 
 
-def test_the_ray_version_is_the_one_the_image_installs(service: dict[str, Any]) -> None:
+def test_the_ray_version_is_the_one_the_image_installs(service: dict[str, Any]):
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
     version = service["spec"]["rayClusterConfig"]["rayVersion"]
     assert f"ray[serve]=={version}" in project["project"]["optional-dependencies"]["serve"]
@@ -234,7 +228,7 @@ def test_the_ray_version_is_the_one_the_image_installs(service: dict[str, Any]) 
     assert f"ray=={version}" in pinned
 
 
-def test_the_cluster_demonstration_serves_the_embedded_models() -> None:
+def test_the_cluster_demonstration_serves_the_embedded_models():
     local = load(REPOSITORY / "configs" / "tiny.yaml")
     base = load(REPOSITORY / "k8s" / "base" / "serve.yaml")
     assert base.config.grpc.port == local.config.grpc.port
@@ -255,7 +249,7 @@ def _stages() -> dict[str, str]:
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
-def test_the_image_without_gpus_has_kernels_and_no_compiler() -> None:
+def test_the_image_without_gpus_has_kernels_and_no_compiler():
     stages = _stages()
     assert list(stages)[-1] == "cpu", "the one that is built where none is named"
     assert "RUN python -m cluster.cpp" in stages["kernels"]
@@ -266,7 +260,7 @@ def test_the_image_without_gpus_has_kernels_and_no_compiler() -> None:
         assert stages[name].rstrip().endswith("USER 1000")
 
 
-def test_the_image_opens_no_port_but_the_clients() -> None:
+def test_the_image_opens_no_port_but_the_clients():
     lines = (REPOSITORY / "k8s" / "Dockerfile").read_text(encoding="utf-8").splitlines()
     assert [line for line in lines if line.startswith("EXPOSE")] == ["EXPOSE 8000 9000"]
     (command,) = (json.loads(line[4:]) for line in lines if line.startswith("CMD "))

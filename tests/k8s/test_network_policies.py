@@ -1,7 +1,5 @@
 """Who may reach whom: exactly those who must."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.support.k8s.network import Peer, may_connect
@@ -39,7 +37,7 @@ ALL_PORTS = (GCS, DASHBOARD, METRICS, DATA_PLANE, HTTP, GRPC)
 
 def test_a_pod_of_the_cluster_is_reached_by_those_who_must_and_at_what_they_need(
     objects: Objects,
-) -> None:
+):
     others = (
         pod_in("elsewhere", name) for name in ("kuberay-operator", "prometheus", "drafthouse")
     )
@@ -60,7 +58,7 @@ def test_a_pod_of_the_cluster_is_reached_by_those_who_must_and_at_what_they_need
 
 def test_a_pod_of_the_cluster_reaches_names_and_its_like_and_nothing_else(
     name: str, objects: Objects
-) -> None:
+):
     others = [(DNS, 443), (pod_in("kube-system", "other"), 53), (STRANGER, 443), (NEIGHBOUR, 443)]
     others += [(PRIVATE, 443), (METADATA, 80), (METADATA, 443), (INTERNET, 80), (INTERNET, 53)]
     # Whatever it would offer or ask beside.
@@ -75,14 +73,14 @@ def test_a_pod_of_the_cluster_reaches_names_and_its_like_and_nothing_else(
         assert not may_connect(objects, STRANGER, source, 12345)
 
 
-def test_only_workers_of_who_opted_for_it_reach_the_model_hub(everything: Objects) -> None:
+def test_only_workers_of_who_opted_for_it_reach_the_model_hub(everything: Objects):
     assert may_connect(everything, WORKER, INTERNET, 443)
     assert not may_connect(everything, HEAD, INTERNET, 443)
     for address in (PRIVATE, METADATA):
         assert not may_connect(everything, WORKER, address, 443)
 
 
-def test_only_the_head_of_who_wants_an_autoscaler_reaches_kubernetes() -> None:
+def test_only_the_head_of_who_wants_an_autoscaler_reaches_kubernetes():
     found = rendered(REPOSITORY / MANIFESTS["autoscaling"][0])
     assert may_connect(found, HEAD, API_SERVER, 6443)
     assert not may_connect(found, HEAD, API_SERVER, 22)
@@ -90,7 +88,7 @@ def test_only_the_head_of_who_wants_an_autoscaler_reaches_kubernetes() -> None:
     assert not may_connect(rendered(REPOSITORY / "k8s" / "base"), HEAD, API_SERVER, 6443)
 
 
-def test_only_the_head_and_the_job_that_cleans_up_reach_redis() -> None:
+def test_only_the_head_and_the_job_that_cleans_up_reach_redis():
     found = rendered(REPOSITORY / MANIFESTS["high-availability"][0])
     cleaner = Peer({**_OURS, "ray.io/node-type": "redis-cleanup"})
     assert [may_connect(found, each, REDIS, 6379) for each in (HEAD, cleaner)] == [True, True]

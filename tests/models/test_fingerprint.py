@@ -1,7 +1,5 @@
 """Fingerprints distinguish vocabularies and checkpoints, and nothing else."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path
@@ -12,13 +10,13 @@ from cluster.errors import ConfigError
 from cluster.models.fingerprint import model_hash, token_strings, tokenizer_hash
 
 
-def test_strings_are_listed_by_id_with_gaps_left_empty_whatever_their_order() -> None:
+def test_strings_are_listed_by_id_with_gaps_left_empty_whatever_their_order():
     assert token_strings({"c": 3, "a": 0, "b": 1}) == ["a", "b", "", "c"]
     assert token_strings({}) == []
     assert token_strings({"b": 0, "a": 0}) == token_strings({"a": 0, "b": 0}) == ["a"]
 
 
-def test_the_tokenizer_hash_is_the_published_one() -> None:
+def test_the_tokenizer_hash_is_the_published_one():
     # Each string's UTF-8 after its length as four little-endian bytes.
     published = hashlib.sha256(b"\x01\0\0\0a\x02\0\0\0\xc3\xa9").hexdigest()
     assert tokenizer_hash(["a", "é"]) == published
@@ -33,7 +31,7 @@ def checkpoint(folder: Path, config: dict[str, object], weights: bytes) -> Path:
     return folder
 
 
-def test_a_checkpoint_is_recognised_by_its_weights_and_config_in_any_folder(tmp_path: Path) -> None:
+def test_a_checkpoint_is_recognised_by_its_weights_and_config_in_any_folder(tmp_path: Path):
     weights = bytes(range(256)) * 1000
     config: dict[str, object] = {"hidden_size": 8, "transformers_version": "5.0"}
     here, there, *others = (
@@ -53,6 +51,6 @@ def test_a_checkpoint_is_recognised_by_its_weights_and_config_in_any_folder(tmp_
     assert len({here, *others}) == 5
 
 
-def test_a_folder_without_config_is_a_configuration_error(tmp_path: Path) -> None:
+def test_a_folder_without_config_is_a_configuration_error(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"config\.json"):
         model_hash(tmp_path)

@@ -1,7 +1,5 @@
 """A GGUF file becomes the folder it was made from."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -31,7 +29,7 @@ def logits(folder: Path) -> torch.Tensor:
 
 def test_weights_tokenizer_and_identity_are_those_of_the_original(
     llama_folder: Path, gguf_file: Path, tmp_path: Path
-) -> None:
+):
     folder = converted(llama_folder, tmp_path / "model")
     assert torch.equal(logits(folder), logits(llama_folder))
     assert folder_tokenizer_hash(folder) == folder_tokenizer_hash(llama_folder)
@@ -44,7 +42,7 @@ def test_weights_tokenizer_and_identity_are_those_of_the_original(
     assert model_hash(resolve(str(gguf_file))) == model_hash(folder)
 
 
-def test_a_gguf_file_is_served_by_its_path(llama_folder: Path, gguf_file: Path) -> None:
+def test_a_gguf_file_is_served_by_its_path(llama_folder: Path, gguf_file: Path):
     params = SamplingParams(temperature=0.0, max_tokens=16)
     texts = []
     for model in (llama_folder, gguf_file):
@@ -63,7 +61,7 @@ def test_a_gguf_file_is_served_by_its_path(llama_folder: Path, gguf_file: Path) 
 )
 def test_16_bit_weights_stay_and_quantised_ones_become_bfloat16(
     kind: GGMLQuantizationType, dtype: str, checkpoint_factory: Factory, tmp_path: Path
-) -> None:
+):
     # Blocks of 32 weights must fill the rows.
     checkpoint = checkpoint_factory("llama", hidden_size=64)
     folder = converted(checkpoint, tmp_path / "x", kind=kind)
@@ -76,22 +74,20 @@ def test_16_bit_weights_stay_and_quantised_ones_become_bfloat16(
     assert near > 0.99
 
 
-def test_digits_are_split_where_the_vocabulary_was_learned_so(
-    llama_folder: Path, tmp_path: Path
-) -> None:
+def test_digits_are_split_where_the_vocabulary_was_learned_so(llama_folder: Path, tmp_path: Path):
     folder = converted(llama_folder, tmp_path / "x", pre="smollm")
     backend = AutoTokenizer.from_pretrained(folder).backend_tokenizer
     pieces = [piece for piece, _ in backend.pre_tokenizer.pre_tokenize_str("in  12 a")]
     assert pieces == ["in", "ĠĠ", "1", "2", "Ġa"]
 
 
-def test_the_token_that_ends_a_turn_ends_a_text(llama_folder: Path, tmp_path: Path) -> None:
+def test_the_token_that_ends_a_turn_ends_a_text(llama_folder: Path, tmp_path: Path):
     fields = {"tokenizer.ggml.eot_token_id": 3}
     folder = converted(llama_folder, tmp_path / "x", fields=fields)
     assert Tokenizer.load(folder).eos_token_ids == (0, 3)
 
 
-def test_text_begins_as_the_file_says(llama_folder: Path, tmp_path: Path) -> None:
+def test_text_begins_as_the_file_says(llama_folder: Path, tmp_path: Path):
     folder = converted(llama_folder, tmp_path / "x", add_bos=True)
     first, *others = Tokenizer.load(folder).encode("ab").tolist()
     assert first == EOS_TOKEN_ID  # also the bos token of these checkpoints
@@ -108,14 +104,14 @@ def test_text_begins_as_the_file_says(llama_folder: Path, tmp_path: Path) -> Non
 )
 def test_a_file_that_is_not_whole_is_refused(
     options: dict[str, object], message: str, llama_folder: Path, tmp_path: Path, cache: Path
-) -> None:
+):
     file = write_gguf(llama_folder, tmp_path / "x.gguf", **options)
     with pytest.raises(ConfigError, match=message):
         resolve(str(file))
     assert not [path for path in cache.iterdir() if path.is_dir()]
 
 
-def test_something_else_with_the_ending_is_refused(tmp_path: Path) -> None:
+def test_something_else_with_the_ending_is_refused(tmp_path: Path):
     (tmp_path / "x.gguf").write_bytes(b"not a model at all, but long enough to be looked at")
     with pytest.raises(ConfigError, match="is cut or is no GGUF file"):
         resolve(str(tmp_path / "x.gguf"))

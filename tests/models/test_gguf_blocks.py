@@ -1,7 +1,5 @@
 """The blocks of a GGUF file are kept as they are, each for the layer and the row it belongs to."""
 
-from __future__ import annotations
-
 from itertools import cycle, product
 from pathlib import Path
 
@@ -39,7 +37,7 @@ def layers(folder: Path) -> dict[str, torch.Tensor]:
 )
 def test_every_layer_keeps_its_blocks_in_the_order_of_its_rows(
     kind: GGMLQuantizationType, is_tied: bool, checkpoint_factory: Factory, tmp_path: Path
-) -> None:
+):
     # Blocks must fill the rows; queries and keys are stored in another order.
     checkpoint = checkpoint_factory(
         "llama", hidden_size=256, intermediate_size=256, tie_word_embeddings=is_tied
@@ -60,7 +58,7 @@ def test_every_layer_keeps_its_blocks_in_the_order_of_its_rows(
 @pytest.mark.parametrize("kind", by_day(EXACT[2:], EXACT[1:]), ids=lambda kind: kind.name)
 def test_every_expert_keeps_its_blocks_and_what_weighs_experts_has_none(
     kind: GGMLQuantizationType, checkpoint_factory: Factory, tmp_path: Path
-) -> None:
+):
     checkpoint = checkpoint_factory("qwen2-moe", hidden_size=64)
     folder = converted(checkpoint, tmp_path / "x", kind=kind)
     found, wanted = StoredGroups(folder), layers(folder)
@@ -73,7 +71,7 @@ def test_every_expert_keeps_its_blocks_and_what_weighs_experts_has_none(
 
 def test_matrices_of_another_kind_and_those_that_are_not_the_files_are_left_out(
     checkpoint_factory: Factory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     checkpoint = checkpoint_factory("llama", hidden_size=64)
     for kind in (GGMLQuantizationType.Q5_0, GGMLQuantizationType.F16):
         folder = converted(checkpoint, tmp_path / kind.name, kind=kind)
@@ -96,7 +94,7 @@ def test_matrices_of_another_kind_and_those_that_are_not_the_files_are_left_out(
 
 def test_the_blocks_are_no_part_of_a_checkpoints_identity_and_must_be_whole(
     checkpoint_factory: Factory, tmp_path: Path
-) -> None:
+):
     checkpoint = checkpoint_factory("llama", hidden_size=64)
     folder = converted(checkpoint, tmp_path / "x", kind=GGMLQuantizationType.Q4_1)
     check_weights(folder)

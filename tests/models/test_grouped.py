@@ -1,7 +1,5 @@
 """Weights in groups of few bits: what they stand for, and several as one."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -9,7 +7,7 @@ from cluster.models.grouped import GroupedWeight, in_four_bits, stacked
 from tests.support.models.grouped_weights import grouped_weight
 
 
-def test_weights_stacked_stand_for_the_same_numbers() -> None:
+def test_weights_stacked_stand_for_the_same_numbers():
     parts = [
         grouped_weight(8, 64, 4, 32),
         grouped_weight(4, 64, 4, 32, has_minimum=False),
@@ -24,7 +22,7 @@ def test_weights_stacked_stand_for_the_same_numbers() -> None:
 
 
 @pytest.mark.parametrize(("bits", "inputs", "group"), [(4, 48, 32), (5, 64, 32), (8, 48, 24)])
-def test_sizes_that_do_not_fit_are_refused(bits: int, inputs: int, group: int) -> None:
+def test_sizes_that_do_not_fit_are_refused(bits: int, inputs: int, group: int):
     q, scale = torch.zeros(4, inputs, dtype=torch.uint8), torch.ones(4, inputs // group).half()
     with pytest.raises(ValueError, match=f"groups of {group} for {inputs} inputs"):
         GroupedWeight(bits, group, q, scale, None)
@@ -33,7 +31,7 @@ def test_sizes_that_do_not_fit_are_refused(bits: int, inputs: int, group: int) -
 
 
 @pytest.mark.parametrize(("inputs", "group"), [(384, 32), (400, 16)])
-def test_a_weight_of_four_bits_is_off_by_half_a_step_at_most(inputs: int, group: int) -> None:
+def test_a_weight_of_four_bits_is_off_by_half_a_step_at_most(inputs: int, group: int):
     given = torch.randn(5, inputs) * torch.logspace(-3, 1, 5)[:, None]
     given[1, :64], given[2, :64] = 0.25, 0.0
     found = in_four_bits(given)

@@ -1,7 +1,5 @@
 """Nothing that could run comes from the hub."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -30,9 +28,7 @@ def ran(hub: FakeHub, cache: Path, *words: str) -> subprocess.CompletedProcess[s
     return named(*words, **where)
 
 
-def test_no_file_that_could_run_is_fetched_and_an_unpinned_model_is_told(
-    hub: FakeHub, cache: Path
-) -> None:
+def test_no_file_that_could_run_is_fetched_and_an_unpinned_model_is_told(hub: FakeHub, cache: Path):
     found = ran(hub, cache, "serve:org/tiny@main", f"serve:org/tiny@{COMMIT}")
     assert "model.safetensors" in hub.fetched, found.stderr
     assert {"config.json", "tokenizer.json"} <= hub.fetched
@@ -42,9 +38,7 @@ def test_no_file_that_could_run_is_fetched_and_an_unpinned_model_is_told(
     assert f"to pin this one: org/tiny@{COMMIT}" in found.stderr
 
 
-def test_a_model_of_pickled_weights_is_refused_by_name_with_the_remedy(
-    hub: FakeHub, cache: Path
-) -> None:
+def test_a_model_of_pickled_weights_is_refused_by_name_with_the_remedy(hub: FakeHub, cache: Path):
     (hub.folder / "model.safetensors").rename(hub.folder / "pytorch_model.bin")
     said = ran(hub, cache, "serve:org/tiny", "head:org/tiny").stdout
     assert said.count("org/tiny has its weights as a pickle alone") == 2, said
@@ -52,7 +46,7 @@ def test_a_model_of_pickled_weights_is_refused_by_name_with_the_remedy(
     assert not any(name.endswith((".bin", ".pt")) for name in hub.fetched)
 
 
-def test_a_head_is_fetched_whatever_its_safetensors_are_called(hub: FakeHub, cache: Path) -> None:
+def test_a_head_is_fetched_whatever_its_safetensors_are_called(hub: FakeHub, cache: Path):
     (hub.folder / "model.safetensors").rename(hub.folder / "medusa_lm_head.safetensors")
     found = ran(hub, cache, "head:org/tiny")
     assert found.stdout.strip().endswith(COMMIT), found.stderr
@@ -60,7 +54,7 @@ def test_a_head_is_fetched_whatever_its_safetensors_are_called(hub: FakeHub, cac
     assert hub.fetched == {"config.json", "medusa_lm_head.safetensors"}
 
 
-def test_a_commit_alone_is_pinned() -> None:
+def test_a_commit_alone_is_pinned():
     assert HubSource("org/tiny", COMMIT).is_pinned
     for revision in (None, "main", "v1.0", COMMIT[:12]):
         assert not HubSource("org/tiny", revision).is_pinned

@@ -1,7 +1,5 @@
 """Weights that are kept in int8 are those that were saved, up to half a step of their row."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -29,7 +27,7 @@ def folder(checkpoint_factory: Factory, tmp_path: Path) -> Path:
     return packed
 
 
-def test_every_weight_is_within_half_a_step_of_its_row(folder: Path, llama_folder: Path) -> None:
+def test_every_weight_is_within_half_a_step_of_its_row(folder: Path, llama_folder: Path):
     state = load_int8(folder)
     assert state is not None
     network = AutoModelForCausalLM.from_pretrained(llama_folder, dtype=torch.float32)
@@ -50,9 +48,7 @@ def test_every_weight_is_within_half_a_step_of_its_row(folder: Path, llama_folde
         ("model.norm.weight", r"lacks 1 of its weights, model.norm.weight"),
     ],
 )
-def test_a_file_that_lacks_scales_or_a_weight_is_refused(
-    folder: Path, lost: str, reason: str
-) -> None:
+def test_a_file_that_lacks_scales_or_a_weight_is_refused(folder: Path, lost: str, reason: str):
     packed = load_file(folder / INT8)
     del packed[lost]
     save_file(packed, folder / INT8)

@@ -1,7 +1,5 @@
 """Which target a drafter was made for: what its folder says, and what is said of another target."""
 
-from __future__ import annotations
-
 import json
 import logging
 from dataclasses import replace
@@ -37,7 +35,7 @@ ONE, OTHER = MadeFor("org/one", "aa" * 32), MadeFor("one", "bb" * 32)
         (MadeFor(), OTHER, True),
     ],
 )
-def test_a_hash_decides_and_else_a_name(mine: MadeFor, served: MadeFor, fits: bool) -> None:
+def test_a_hash_decides_and_else_a_name(mine: MadeFor, served: MadeFor, fits: bool):
     assert mine.fits(served) == fits
 
 
@@ -55,11 +53,11 @@ def test_a_hash_decides_and_else_a_name(mine: MadeFor, served: MadeFor, fits: bo
 )
 def test_our_note_and_the_published_ones_are_read(
     config: dict[str, Any], expected: tuple[str, str]
-) -> None:
+):
     assert read_made_for(config) == MadeFor(*expected)
 
 
-def test_a_note_is_added_to_a_configuration(tmp_path: Path) -> None:
+def test_a_note_is_added_to_a_configuration(tmp_path: Path):
     assert folder_made_for(tmp_path) == MadeFor()
     (tmp_path / "config.json").write_text('{"hidden_size": 8}')
     write_made_for(tmp_path, ONE)
@@ -68,14 +66,14 @@ def test_a_note_is_added_to_a_configuration(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["demo-draft", "demo-draft-code", "demo-draft-prose"])
-def test_the_demonstration_drafters_were_made_for_the_demonstration_target(name: str) -> None:
+def test_the_demonstration_drafters_were_made_for_the_demonstration_target(name: str):
     expected = MadeFor("demo-target", model_hash(MODELS / "demo-target"))
     assert folder_made_for(MODELS / name) == expected
 
 
 def test_every_foreign_drafter_is_told_in_one_line_and_counted(
     caplog: pytest.LogCaptureFixture,
-) -> None:
+):
     recorder, served = Recorder(), WorkerDescription("t", "target", "two", model_hash="bb" * 32)
     joining = WorkerDescription("d", "drafter", "lm", made_for={"lm": ONE})
     with caplog.at_level(logging.WARNING):
@@ -93,7 +91,7 @@ def test_every_foreign_drafter_is_told_in_one_line_and_counted(
 
 def test_a_head_for_another_target_drafts_and_is_counted(
     llama_folder: Path, checkpoint_factory: Factory, tmp_path: Path
-) -> None:
+):
     targets = {"own": llama_folder, "foreign": checkpoint_factory("mistral-sliding")}
     drafters: dict[str, DrafterConfig] = {}
     for name, target in targets.items():

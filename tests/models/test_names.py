@@ -1,7 +1,5 @@
 """What the text of a `model` key is taken for."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -23,7 +21,7 @@ from cluster.models.resolve import absolute
 
 def test_a_folder_is_found_below_the_working_directory_and_the_repository(
     llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.chdir(llama_folder.parent)
     assert source_of(llama_folder.name) == FolderSource(llama_folder)
     assert source_of(str(llama_folder)) == FolderSource(llama_folder)
@@ -33,25 +31,23 @@ def test_a_folder_is_found_below_the_working_directory_and_the_repository(
     assert source_of("models/tiny") == FolderSource(repository / "models" / "tiny")
 
 
-def test_a_shipped_model_is_found_from_anywhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shipped_model_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     assert source_of("models/demo-target") == source_of("demo-target")
 
 
-def test_a_gguf_file_is_one_by_its_ending(gguf_file: Path) -> None:
+def test_a_gguf_file_is_one_by_its_ending(gguf_file: Path):
     assert source_of(str(gguf_file)) == GgufSource(gguf_file)
 
 
-def test_a_hub_model_may_name_its_revision() -> None:
+def test_a_hub_model_may_name_its_revision():
     assert source_of("some-org/Some.Model") == HubSource("some-org/Some.Model")
     assert source_of("some-org/model@v1.0") == HubSource("some-org/model", "v1.0")
 
 
 def test_a_folder_goes_before_a_name_of_the_catalogue(
     llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     assert isinstance(source_of("smollm2-135m-instruct"), WheelSource)
     shutil.copytree(llama_folder, tmp_path / "smollm2-135m-instruct")
     monkeypatch.chdir(tmp_path)
@@ -76,20 +72,20 @@ def test_a_folder_goes_before_a_name_of_the_catalogue(
         ("org/model\0", "no such folder"),
     ],
 )
-def test_what_is_none_of_these_is_named_with_the_remedy(name: str, message: str) -> None:
+def test_what_is_none_of_these_is_named_with_the_remedy(name: str, message: str):
     with pytest.raises(ConfigError, match=message) as caught:
         source_of(name)
     assert not name or repr(name) in caught.value.message
 
 
-def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_model_is_named(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"has no config\.json"):
         source_of(str(tmp_path))
 
 
 def test_only_paths_are_made_absolute(
     llama_folder: Path, gguf_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.chdir(llama_folder.parent)
     assert absolute(llama_folder.name) == str(llama_folder)
     assert absolute(str(gguf_file)) == str(gguf_file)
@@ -99,7 +95,7 @@ def test_only_paths_are_made_absolute(
 
 def test_a_model_is_served_by_the_name_its_users_know(
     llama_folder: Path, gguf_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.chdir(llama_folder.parent)
     # Relative on the command line, absolute in replicas: one name.
     assert served_name(llama_folder.name) == served_name(str(llama_folder)) == llama_folder.name
@@ -109,7 +105,7 @@ def test_a_model_is_served_by_the_name_its_users_know(
     assert served_name("/no/such/place") == "/no/such/place"
 
 
-def test_every_entry_of_the_catalogue_is_pinned_and_licensed() -> None:
+def test_every_entry_of_the_catalogue_is_pinned_and_licensed():
     for name, model in KNOWN.items():
         assert name == model.name == name.lower()
         assert model.licence

@@ -1,7 +1,5 @@
 """Any bytes can be written in a tokenizer's tokens, or it is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +31,7 @@ BYTES = st.one_of(
 
 
 @given(BYTES)
-def test_what_is_written_has_the_same_bytes(vocabulary: TokenBytes, data: bytes) -> None:
+def test_what_is_written_has_the_same_bytes(vocabulary: TokenBytes, data: bytes):
     ids, is_all = vocabulary.write(data)
     assert is_all
     assert vocabulary.decode(ids) == data
@@ -41,7 +39,7 @@ def test_what_is_written_has_the_same_bytes(vocabulary: TokenBytes, data: bytes)
 
 
 @given(st.binary(max_size=12))
-def test_unfinished_bytes_are_those_that_a_continuation_can_complete(data: bytes) -> None:
+def test_unfinished_bytes_are_those_that_a_continuation_can_complete(data: bytes):
     count = unfinished_len(data)
     whole, rest = data[: len(data) - count], data[len(data) - count :]
     assert unfinished_len(whole + b"a") == 0
@@ -50,7 +48,7 @@ def test_unfinished_bytes_are_those_that_a_continuation_can_complete(data: bytes
         assert len(rest) < 2 + (rest[0] >= 0xE0) + (rest[0] >= 0xF0)
 
 
-def test_bytes_that_a_vocabulary_lacks_are_left_out_and_told() -> None:
+def test_bytes_that_a_vocabulary_lacks_are_left_out_and_told():
     words = {"a": 0, "b": 1, " ": 2, "A": 3, "c": 4, "D": 5, "d": 6}
     backend = Tokenizer(models.BPE(words, []))
     vocabulary = TokenBytes(PreTrainedTokenizerFast(tokenizer_object=backend))
@@ -73,7 +71,7 @@ def test_bytes_that_a_vocabulary_lacks_are_left_out_and_told() -> None:
 )
 def test_a_tokenizer_that_changes_texts_is_refused(
     change: dict[str, Any], complaint: str, tmp_path: Path
-) -> None:
+):
     pretrained = PreTrainedTokenizerFast.from_pretrained(byte_level_folder(tmp_path))
     for name, value in change.items():
         setattr(pretrained.backend_tokenizer, name, value)
@@ -81,7 +79,7 @@ def test_a_tokenizer_that_changes_texts_is_refused(
         TokenBytes(pretrained)
 
 
-def test_decomposed_characters_are_written_whatever_the_tokenizer_composes(tmp_path: Path) -> None:
+def test_decomposed_characters_are_written_whatever_the_tokenizer_composes(tmp_path: Path):
     pretrained = PreTrainedTokenizerFast.from_pretrained(byte_level_folder(tmp_path))
     pretrained.backend_tokenizer.normalizer = normalizers.NFC()
     vocabulary, data = TokenBytes(pretrained), "cafe\u0301 au lait".encode()
@@ -90,7 +88,7 @@ def test_decomposed_characters_are_written_whatever_the_tokenizer_composes(tmp_p
     assert vocabulary.decode(ids) == data
 
 
-def test_no_space_is_put_before_a_piece_and_the_opening_marks_are_known(tmp_path: Path) -> None:
+def test_no_space_is_put_before_a_piece_and_the_opening_marks_are_known(tmp_path: Path):
     from tokenizers.processors import TemplateProcessing
 
     pretrained = PreTrainedTokenizerFast.from_pretrained(byte_fallback_folder(tmp_path))

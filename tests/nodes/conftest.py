@@ -1,7 +1,5 @@
 """An application on four Ray nodes, whose processes, nodes and links are disturbed."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import sys

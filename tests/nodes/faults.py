@@ -1,7 +1,5 @@
 """The faults that a cluster is given, by name."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

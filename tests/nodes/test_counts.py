@@ -1,7 +1,5 @@
 """Two of everything: texts and steps are counted once."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -29,7 +27,7 @@ def written(url: str, seed: int) -> str:
     return str(answer.json()["choices"][0]["text"])
 
 
-def test_texts_and_steps_count_once(cluster: Cluster) -> None:
+def test_texts_and_steps_count_once(cluster: Cluster):
     """Plain texts draw one token for each of their sequences in each step."""
     url = cluster.url()
     names = ("batch_size_sum", "output_tokens_total", "requests_total")

@@ -1,7 +1,5 @@
 """Processes, nodes and links fail while streams are written on four nodes: no text changes."""
 
-from __future__ import annotations
-
 import os
 import platform
 import random
@@ -25,7 +23,7 @@ NUM_FAULTS = int(os.environ.get("DRAFTHOUSE_FAULTS", "3"))
 RECORD = os.environ.get("DRAFTHOUSE_FAULTS_RECORD", "")
 
 
-def test_no_fault_changes_a_text(cluster: Cluster) -> None:
+def test_no_fault_changes_a_text(cluster: Cluster):
     seed = random.SystemRandom().randrange(2**32)
     draw = random.Random(seed)
     possible = [kind for kind in FAULTS if kind != HEAD or cluster.nodes.has_redis]

@@ -1,7 +1,5 @@
 """A new release takes the place of the old one, part by part, while 32 streams are written."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -51,7 +49,7 @@ def pids(cluster: Cluster) -> set[int]:
 
 def test_an_update_of_every_part_loses_no_text(
     cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+):
     release = tmp_path_factory.mktemp("release")
     environment = next_release(release)
     # Nobody is silent here but for the load: on two cores ten processes start beside the texts.
@@ -87,7 +85,7 @@ def test_an_update_of_every_part_loses_no_text(
 
 def test_the_two_node_configuration_has_the_target_on_one_node_and_the_pool_on_the_other(
     cluster: Cluster,
-) -> None:
+):
     """configs/two-node.yaml takes the place of what is served, with tiny models."""
     changed = {
         "model_name": MODEL,

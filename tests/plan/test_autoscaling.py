@@ -1,7 +1,5 @@
 """How many replicas there should be: numbers in, a decision out."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,9 +32,7 @@ def drafters(num: int, texts: int, waiting: int = 0, **more: float) -> list[Stat
         (1, [{"texts": 3, "places": 0}], 1, "nothing is known"),
     ],
 )
-def test_the_fullest_statistic_decides(
-    num: int, replicas: list[Statistics], wanted: int, why: str
-) -> None:
+def test_the_fullest_statistic_decides(num: int, replicas: list[Statistics], wanted: int, why: str):
     decision = decide(num, replicas)
     assert decision.num == wanted, why
     if decision.num != num:
@@ -56,7 +52,7 @@ def test_the_fullest_statistic_decides(
 )
 def test_a_drafter_that_does_not_bring_its_price_is_not_multiplied(
     num: int, worth: float, wanted: int
-) -> None:
+):
     full = drafters(num, 8 * num, waiting=8 * (3 - num), worth=worth)
     decision = decide(num, [{**each, "price": 20.0} for each in full])
     assert decision.num == wanted
@@ -65,19 +61,17 @@ def test_a_drafter_that_does_not_bring_its_price_is_not_multiplied(
     assert decide(num, full).num == 3, "without a price the queue alone decides"
 
 
-def test_a_price_without_a_coordinator_that_says_what_they_bring_decides_nothing() -> None:
+def test_a_price_without_a_coordinator_that_says_what_they_bring_decides_nothing():
     assert decide(3, drafters(3, 24, price=20.0)).num == 3
 
 
-def test_the_reason_names_what_was_wanted_and_what_it_is_worth() -> None:
+def test_the_reason_names_what_was_wanted_and_what_it_is_worth():
     why = decide(1, drafters(1, 8, waiting=40, worth=30.0, price=20.0)).why
     assert why.startswith("8 texts in 8 places, 40 waiting, but they bring 30.0 tokens/s")
 
 
 @given(num=st.integers(1, 50), texts=st.integers(0, 1000), more=st.integers(0, 1000))
-def test_what_a_decision_leads_to_does_not_call_for_the_opposite(
-    num: int, texts: int, more: int
-) -> None:
+def test_what_a_decision_leads_to_does_not_call_for_the_opposite(num: int, texts: int, more: int):
     """The same load on the new number of replicas: after a step down nothing asks for a step up,
     and after a step up nothing for a step down."""
     first = decide(num, drafters(num, texts, waiting=more)).num
@@ -88,7 +82,7 @@ def test_what_a_decision_leads_to_does_not_call_for_the_opposite(
 
 
 @given(price=st.floats(0.1, 100), worth=st.floats(0, 1e4), num=st.integers(1, 50))
-def test_a_price_does_not_make_it_swing_either(price: float, worth: float, num: int) -> None:
+def test_a_price_does_not_make_it_swing_either(price: float, worth: float, num: int):
     paid = {"worth": worth, "price": price}
     first = decide(num, drafters(num, 8 * num, 8 * num, **paid)).num
     after = decide(first, drafters(first, 8 * first, 8 * num, **paid)).num

@@ -1,7 +1,5 @@
 """The loop as a whole, fed by hand: what it plans, and what changes its mind."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -43,7 +41,7 @@ class TwoKinds(Played):
         return [look_up, *(super().turns(ask, draft_s) if ask.with_models else ())]
 
 
-def test_look_ups_draft_alone_where_a_model_takes_longer_than_it_brings() -> None:
+def test_look_ups_draft_alone_where_a_model_takes_longer_than_it_brings():
     """They were asked together once, and where the model was too dear both fell silent."""
     played = TwoKinds()
     played.run(150, draft_s=5 * STEP_S)
@@ -54,7 +52,7 @@ def test_look_ups_draft_alone_where_a_model_takes_longer_than_it_brings() -> Non
     assert sum(plan.why is PlainWhy.NONE for plan in plans) > 0.9 * len(plans)
 
 
-def test_a_model_drafts_beside_look_ups_where_it_brings_more_than_they() -> None:
+def test_a_model_drafts_beside_look_ups_where_it_brings_more_than_they():
     plans = TwoKinds().run(200, draft_s=0.2 * STEP_S)[100:]
     asked = Counter(plan.ask.with_models for plan in plans)
     assert asked[True] > 0.9 * len(plans)
@@ -67,7 +65,7 @@ def worth(controller: Controller, *, with_models: bool) -> float:
     return float(known.values(np.ones(1), free)[SIZES.index(4)])
 
 
-def test_what_a_tree_of_a_model_is_worth_is_not_put_down_to_look_ups() -> None:
+def test_what_a_tree_of_a_model_is_worth_is_not_put_down_to_look_ups():
     played = TwoKinds()
     played.run(150, draft_s=0.2 * STEP_S)
     look_ups, models = (worth(played.controller, with_models=each) for each in (False, True))
@@ -75,7 +73,7 @@ def test_what_a_tree_of_a_model_is_worth_is_not_put_down_to_look_ups() -> None:
     assert models > 1.5 * look_ups
 
 
-def test_residents_that_are_right_draft_and_are_verified_in_nearly_every_round() -> None:
+def test_residents_that_are_right_draft_and_are_verified_in_nearly_every_round():
     plans = Played().run(150)
     verified = [plan for plan in plans if plan.why is PlainWhy.NONE]
     assert len(verified) > 0.95 * len(plans)
@@ -83,7 +81,7 @@ def test_residents_that_are_right_draft_and_are_verified_in_nearly_every_round()
     assert len(asked) > 0.97 * len(plans)
 
 
-def test_a_step_beside_which_residents_drafted_is_no_plain_one() -> None:
+def test_a_step_beside_which_residents_drafted_is_no_plain_one():
     played = Played(depth=0)
     steps = played.controller.target.steps
     played.controller.learn(Round([played.text], [1], 0, STEP_S, 0.001))
@@ -92,7 +90,7 @@ def test_a_step_beside_which_residents_drafted_is_no_plain_one() -> None:
     assert steps.num_recorded == 1
 
 
-def test_what_models_read_first_is_no_drafting_and_counts_where_they_are_tried() -> None:
+def test_what_models_read_first_is_no_drafting_and_counts_where_they_are_tried():
     played = Played()
     target = played.controller.target
     for time_s in (0.002, 0.052):
@@ -113,11 +111,11 @@ def reading_tries(*, read_s: float) -> int:
     return sum(ask.with_models and ask.num_nodes > 0 for ask in asks)
 
 
-def test_models_are_tried_less_often_on_texts_that_they_have_not_read() -> None:
+def test_models_are_tried_less_often_on_texts_that_they_have_not_read():
     assert reading_tries(read_s=20 * STEP_S) < 0.7 * reading_tries(read_s=0.0)
 
 
-def test_models_read_no_prompt_of_a_new_load_and_then_as_those_that_run() -> None:
+def test_models_read_no_prompt_of_a_new_load_and_then_as_those_that_run():
     played = TwoKinds()
     played.controller.target.drafting["lm"].read_s = 0.020
     assert played.first_ask() == (8, {"suffix"})
@@ -127,7 +125,7 @@ def test_models_read_no_prompt_of_a_new_load_and_then_as_those_that_run() -> Non
     assert "lm" in played.first_ask()[1]
 
 
-def test_the_first_drafts_of_a_text_are_what_pays_and_no_try() -> None:
+def test_the_first_drafts_of_a_text_are_what_pays_and_no_try():
     played = TwoKinds(depth=0)
     for _ in range(200):
         plan = played.round(draft_s=5 * STEP_S)
@@ -154,7 +152,7 @@ def crowd(read_s: float) -> tuple[Controller, list[Text]]:
 
 
 @pytest.mark.parametrize(("read_s", "most"), [(0.0001, 16), (0.005, 4), (0.5, 0)])
-def test_models_read_no_more_of_a_crowd_at_once_than_may_be_lost(read_s: float, most: int) -> None:
+def test_models_read_no_more_of_a_crowd_at_once_than_may_be_lost(read_s: float, most: int):
     controller, texts = crowd(read_s)
     plan = controller.plan(texts, [100] * 16, None, Moment(0.0, residents=(LM,)))
     num_read = sum(text.is_read("lm") for text in texts)
@@ -165,7 +163,7 @@ def test_models_read_no_more_of_a_crowd_at_once_than_may_be_lost(read_s: float, 
     )
 
 
-def test_drafts_for_a_part_of_a_crowd_tell_what_they_would_be_worth_for_all() -> None:
+def test_drafts_for_a_part_of_a_crowd_tell_what_they_would_be_worth_for_all():
     values = []
     for read_s in (0.0001, 0.005):
         controller, texts = crowd(read_s)
@@ -180,7 +178,7 @@ def test_drafts_for_a_part_of_a_crowd_tell_what_they_would_be_worth_for_all() ->
     assert values[0] > 1.0
 
 
-def test_residents_that_are_wrong_cost_a_small_share_and_are_still_scored() -> None:
+def test_residents_that_are_wrong_cost_a_small_share_and_are_still_scored():
     played = Played(depth=0)
     played.run(300)
     plans = played.run(1000)
@@ -188,27 +186,27 @@ def test_residents_that_are_wrong_cost_a_small_share_and_are_still_scored() -> N
     assert 0 < drafted < 0.1 * len(plans)
 
 
-def test_drafts_that_pay_by_fours_and_not_alone_are_made_by_fours() -> None:
+def test_drafts_that_pay_by_fours_and_not_alone_are_made_by_fours():
     """A model's first node takes nearly as long as its fourth: to have tried one tells nothing bad
     of four."""
     plans = Played().run(200, draft_s=1.2 * STEP_S)
     assert sum(plan.why is PlainWhy.NONE for plan in plans) > 0.8 * len(plans)
 
 
-def test_a_shadow_is_scored_and_never_verified() -> None:
+def test_a_shadow_is_scored_and_never_verified():
     played = Played(is_shadow=True)
     plans = played.run(100)
     assert all(len(plan.in_flight[0].tree) == 0 for plan in plans)
     assert played.controller.acceptance.score("lm", GROUP).num_trees > 2
 
 
-def test_a_fixed_budget_takes_all_that_it_may() -> None:
+def test_a_fixed_budget_takes_all_that_it_may():
     plans = Played(depth=0, budget="fixed").run(50)
     assert all(plan.ask.num_nodes == 8 for plan in plans)
     assert all(len(plan.in_flight[0].tree) == 4 for plan in plans[1:])
 
 
-def test_what_was_learned_outlives_a_restart() -> None:
+def test_what_was_learned_outlives_a_restart():
     before = Played(depth=0)
     before.run(200)
     state = json.loads(json.dumps(before.controller.export()))
@@ -226,7 +224,7 @@ def test_what_was_learned_outlives_a_restart() -> None:
     assert wasted[0] < wasted[1]
 
 
-def test_a_new_task_goes_by_what_a_drafter_is_worth_for_others() -> None:
+def test_a_new_task_goes_by_what_a_drafter_is_worth_for_others():
     acceptance = Controller(CoordinatorConfig()).acceptance
     for _ in range(50):
         seen = Seen("lm", GROUP, 0, CHAIN, CLAIMED)
@@ -236,7 +234,7 @@ def test_a_new_task_goes_by_what_a_drafter_is_worth_for_others() -> None:
     assert calibrated(acceptance.known("lm", ("new", True)).calibrator, [0.9])[0] > 0.8
 
 
-def test_dear_drafts_are_not_drafted_though_they_are_right() -> None:
+def test_dear_drafts_are_not_drafted_though_they_are_right():
     plans = Played().run(400, draft_s=5 * STEP_S)[100:]
     assert sum(plan.ask.num_nodes > 0 for plan in plans) < 20
     assert sum(plan.why is PlainWhy.NOT_WORTH_IT for plan in plans) > 0.9 * len(plans)
@@ -262,7 +260,7 @@ def choices(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     return lambda: len(made)
 
 
-def test_where_no_drafts_pay_most_steps_go_by_a_former_plan(choices: Callable[[], int]) -> None:
+def test_where_no_drafts_pay_most_steps_go_by_a_former_plan(choices: Callable[[], int]):
     played = Played()
     played.run(200, draft_s=5 * STEP_S)
     before = choices()
@@ -274,7 +272,7 @@ def test_where_no_drafts_pay_most_steps_go_by_a_former_plan(choices: Callable[[]
 
 def test_another_text_or_a_prompt_beside_it_is_planned_for_at_once(
     choices: Callable[[], int],
-) -> None:
+):
     played = Played()
     played.run(200, draft_s=5 * STEP_S)
     other = Text("other", GROUP, TokenLog(played.text.tokens.since(0)))
@@ -293,7 +291,7 @@ def test_another_text_or_a_prompt_beside_it_is_planned_for_at_once(
 
 def test_a_setting_or_a_cap_that_allows_nothing_for_a_while_ends_it(
     choices: Callable[[], int],
-) -> None:
+):
     played = Played()
     played.run(200, draft_s=5 * STEP_S)
     played.plan()
@@ -309,7 +307,7 @@ def test_a_setting_or_a_cap_that_allows_nothing_for_a_while_ends_it(
 
 def test_once_the_guard_allows_drafts_they_are_asked_for_in_the_next_step(
     choices: Callable[[], int],
-) -> None:
+):
     played = Played()
     assert played.run(100)[-1].ask.num_nodes
     guard = played.controller.target.loads[False, 1].guard
@@ -322,7 +320,7 @@ def test_once_the_guard_allows_drafts_they_are_asked_for_in_the_next_step(
     assert played.round().ask.num_nodes
 
 
-def test_residents_that_no_text_of_the_batch_may_ask_are_not_weighed() -> None:
+def test_residents_that_no_text_of_the_batch_may_ask_are_not_weighed():
     text = Played().text
     moment = Moment(0.0, (SUFFIX, LM, OTHER))
     assert moment.among([text]).residents == (SUFFIX, LM)

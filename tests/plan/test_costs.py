@@ -1,7 +1,5 @@
 """A few measured rounds tell what all sizes take."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -22,19 +20,19 @@ def record(times: RoundTimes, num_sequences: int, num_nodes: int, time_s: float,
         times.record(num_sequences, num_nodes, time_s)
 
 
-def test_a_profile_is_believed_from_the_first_step() -> None:
+def test_a_profile_is_believed_from_the_first_step():
     assert steps().estimate(4, 8) == pytest.approx(0.010)
     assert RoundTimes(step_parts(None)).at_edges(4) is None
 
 
-def test_a_slower_hour_makes_all_steps_slower() -> None:
+def test_a_slower_hour_makes_all_steps_slower():
     times = steps()
     record(times, 16, 0, 0.015, 100)
     assert times.estimate(16, 0) == pytest.approx(0.015, rel=0.03)
     assert times.estimate(1, 0) == pytest.approx(0.015, rel=0.03)
 
 
-def test_what_rows_cost_is_learned_apart_from_how_fast_the_machine_is() -> None:
+def test_what_rows_cost_is_learned_apart_from_how_fast_the_machine_is():
     """The profile knows of no price, and the machine is half as fast as it was."""
     times = steps(0.010, 0.0102, 0.01021, 0.0112)
     for _ in range(100):
@@ -45,7 +43,7 @@ def test_what_rows_cost_is_learned_apart_from_how_fast_the_machine_is() -> None:
     assert times.estimate(8, 8) == pytest.approx(0.028, rel=0.05)
 
 
-def test_rows_of_prompts_tell_what_rows_cost_until_nodes_do() -> None:
+def test_rows_of_prompts_tell_what_rows_cost_until_nodes_do():
     times = steps(0.010, 0.0102, 0.01021, 0.0112)
     for _ in range(9):
         times.record_rows(4, 100, 0.010 + 100 * 0.001)
@@ -54,7 +52,7 @@ def test_rows_of_prompts_tell_what_rows_cost_until_nodes_do() -> None:
     assert times.estimate(4, 16) == pytest.approx(0.014, rel=0.05)
 
 
-def test_rows_beside_a_step_move_it_up_the_staircase() -> None:
+def test_rows_beside_a_step_move_it_up_the_staircase():
     times = steps()
     alone, beside = times.at_edges(4), times.at_edges(4, 19)
     assert alone is not None
@@ -64,7 +62,7 @@ def test_rows_beside_a_step_move_it_up_the_staircase() -> None:
     assert beside[two] - beside[0] == pytest.approx(0.010)
 
 
-def test_more_nodes_never_take_less() -> None:
+def test_more_nodes_never_take_less():
     times = steps()
     record(times, 4, 4, 0.030, 9)
     record(times, 4, 48, 0.010, 9)
@@ -74,7 +72,7 @@ def test_more_nodes_never_take_less() -> None:
     assert (np.diff(found) >= 0.0).all()
 
 
-def test_one_stray_step_changes_little_and_a_new_speed_is_believed_soon() -> None:
+def test_one_stray_step_changes_little_and_a_new_speed_is_believed_soon():
     times = steps()
     record(times, 1, 0, 0.010, 64)
     times.record(1, 0, 1.0)
@@ -83,7 +81,7 @@ def test_one_stray_step_changes_little_and_a_new_speed_is_believed_soon() -> Non
     assert times.estimate(1, 0) == pytest.approx(0.018, rel=0.2)
 
 
-def test_times_that_contradict_the_parts_leave_every_estimate_above_zero() -> None:
+def test_times_that_contradict_the_parts_leave_every_estimate_above_zero():
     """A plain step that takes next to nothing, and drafted ones that take all, cannot break it."""
     times = steps()
     for _ in range(300):
@@ -98,7 +96,7 @@ def test_times_that_contradict_the_parts_leave_every_estimate_above_zero() -> No
     assert (found > 0.0).all()
 
 
-def test_drafting_nothing_takes_nothing() -> None:
+def test_drafting_nothing_takes_nothing():
     drafting = RoundTimes(draft_parts)
     assert drafting.at_edges(4) is None
     drafting.record(4, 8, 0.004)
@@ -106,7 +104,7 @@ def test_drafting_nothing_takes_nothing() -> None:
     assert drafting.estimate(4, 8) == pytest.approx(0.004)
 
 
-def test_a_call_its_texts_and_their_nodes_are_told_apart() -> None:
+def test_a_call_its_texts_and_their_nodes_are_told_apart():
     """As residents of SmolLM2 on two cores: what one node takes is not what each takes."""
     drafting = RoundTimes(draft_parts)
     for _ in range(40):
@@ -117,7 +115,7 @@ def test_a_call_its_texts_and_their_nodes_are_told_apart() -> None:
     assert drafting.estimate(16, 16) == pytest.approx(0.0175, rel=0.1)
 
 
-def test_what_was_measured_is_kept_as_plain_values() -> None:
+def test_what_was_measured_is_kept_as_plain_values():
     times, after = steps(), steps()
     record(times, 4, 0, 0.020, 20)
     record(times, 4, 32, 0.050, 20)
@@ -137,6 +135,6 @@ def test_what_was_measured_is_kept_as_plain_values() -> None:
         [[0.0, 1.0], [0.0] * 4, [0.0] * 2],
     ],
 )
-def test_a_record_of_another_form_is_refused(state: list[list[float]]) -> None:
+def test_a_record_of_another_form_is_refused(state: list[list[float]]):
     with pytest.raises(ValueError, match=r"another form|that are none"):
         steps().restore(state)

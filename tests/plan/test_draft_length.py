@@ -1,7 +1,5 @@
 """Draft lengths by history and rules; no plan is above them, whatever its drafts are worth."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -24,7 +22,7 @@ def stage_of(budget: str = "fixed", **settings: Any) -> Played:
 
 
 @BUDGETS
-def test_a_constant_bounds_every_step_and_every_ask(budget: str) -> None:
+def test_a_constant_bounds_every_step_and_every_ask(budget: str):
     stage = stage_of(kind="constant", num_tokens=3, budget=budget)
     plans = stage.run(100)
     assert max(len(plan.in_flight[0].tree) for plan in plans) == 3
@@ -33,14 +31,14 @@ def test_a_constant_bounds_every_step_and_every_ask(budget: str) -> None:
 
 
 @BUDGETS
-def test_a_request_may_lower_a_schedule_and_no_schedule_raises_its_limit(budget: str) -> None:
+def test_a_request_may_lower_a_schedule_and_no_schedule_raises_its_limit(budget: str):
     for kind in ("constant", "heuristic", "window", "threshold", "adaptive"):
         stage = stage_of(kind=kind, num_tokens=6, budget=budget)
         stage.text.max_draft_tokens = 2
         assert max(stage.verified(40)) == 2
 
 
-def test_the_heuristic_follows_what_was_accepted() -> None:
+def test_the_heuristic_follows_what_was_accepted():
     stage = stage_of(kind="heuristic", num_tokens=2)
     # A length is that of the tree that is drafted after the step.
     assert stage.verified(8) == [0, 2, 2, 4, 6, 8, 8, 8]
@@ -48,7 +46,7 @@ def test_the_heuristic_follows_what_was_accepted() -> None:
     assert stage.verified(10) == [8, 7, 6, 5, 4, 3, 2, 1, 1, 1]
 
 
-def test_a_step_that_failed_teaches_no_length() -> None:
+def test_a_step_that_failed_teaches_no_length():
     stage = stage_of(kind="heuristic", num_tokens=2)
     stage.verified(2)
     text = stage.text
@@ -60,7 +58,7 @@ def test_a_step_that_failed_teaches_no_length() -> None:
 
 
 @BUDGETS
-def test_a_threshold_cuts_trees_where_a_token_is_too_unlikely(budget: str) -> None:
+def test_a_threshold_cuts_trees_where_a_token_is_too_unlikely(budget: str):
     stage = stage_of(kind="threshold", threshold=0.5, budget=budget)
     stage.claimed = np.cumprod([0.9, 0.8, 0.3, 0.9, 0.9, 0.9]).astype(np.float32)
     assert max(stage.verified(8)) == 2
@@ -75,7 +73,7 @@ def caps(stage: Played, texts: list[Text]) -> list[int]:
     return [text.cap for text in texts]
 
 
-def test_the_first_override_that_fits_lowers_the_cap() -> None:
+def test_the_first_override_that_fits_lowers_the_cap():
     rules = (
         DraftLengthOverride(latency_class="interactive", max_draft_tokens=7),
         DraftLengthOverride(task="code", max_draft_tokens=4),
@@ -90,7 +88,7 @@ def test_the_first_override_that_fits_lowers_the_cap() -> None:
     assert caps(stage, [text_of("e", "code", 3)]) == [3]
 
 
-def test_nothing_is_drafted_after_a_prompt_whose_text_may_have_no_drafts() -> None:
+def test_nothing_is_drafted_after_a_prompt_whose_text_may_have_no_drafts():
     rules = (DraftLengthOverride(task="code"),)
     for budget in ("fixed", "adaptive"):
         stage = stage_of(budget=budget, overrides=rules)
@@ -149,7 +147,7 @@ WINDOW: Any = {"kind": "window"}
 )
 def test_the_length_follows_the_history(
     settings: dict[str, Any], history: str, expected: list[int]
-) -> None:
+):
     assert lens(history, **settings) == expected
 
 
@@ -159,11 +157,11 @@ def test_the_length_follows_the_history(
 )
 def test_no_length_is_above_what_the_text_may_have(
     settings: dict[str, Any], former: int, fates: list[tuple[int, int]], most: int, expected: int
-) -> None:
+):
     assert next_len(DraftLengthConfig(**settings), former, fates, most) == expected
 
 
-def test_all_conditions_of_a_rule_must_hold() -> None:
+def test_all_conditions_of_a_rule_must_hold():
     rule = DraftLengthOverride(load_from=8, latency_class="throughput", task="code")
     assert rule.is_for("throughput", "code", 8)
     assert not rule.is_for("throughput", "code", 7)

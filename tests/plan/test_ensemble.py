@@ -1,7 +1,5 @@
 """Which of several models a text asks, by what they have brought in it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -72,19 +70,19 @@ def share(asked: Counter[Any], *, quarter: int) -> float:
     )
 
 
-def test_a_text_asks_the_model_that_is_best_in_it() -> None:
+def test_a_text_asks_the_model_that_is_best_in_it():
     _, asked = played(Leads(0.85, 0.3))
     assert share(asked, quarter=3) > 0.9
 
 
 @by_night
-def test_of_models_that_are_good_on_disjoint_halves_each_is_asked_in_its_own() -> None:
+def test_of_models_that_are_good_on_disjoint_halves_each_is_asked_in_its_own():
     _, asked = played(Leads(0.85, 0.2, changes=True))
     assert share(asked, quarter=1) > 0.7
     assert share(asked, quarter=3) > 0.7
 
 
-def test_a_useless_model_is_seldom_asked_and_never_left_out_for_good() -> None:
+def test_a_useless_model_is_seldom_asked_and_never_left_out_for_good():
     beside, noted = played(Leads(0.8, 0.5), (USELESS, *KINDS))
     asked = sum(count for key, count in noted.items() if USELESS in key)
     assert 0 < asked < 0.05 * noted.total()
@@ -115,7 +113,7 @@ def told(outcomes: Sequence[int], names: Sequence[str] = KINDS) -> Text:
 )
 def test_texts_share_a_model_where_one_for_each_does_not_pay(
     rate: float, value: float | None, num_models: int
-) -> None:
+):
     """value: of all their trees, where that is known; the texts themselves promise ten times it."""
     residents = [Resident(name, False) for name in KINDS]
     texts = [told(each) for each in ((3, 1, 1), (1, 3, 1), (1, 1, 3), (3, 1, 2))]
@@ -127,7 +125,7 @@ def test_texts_share_a_model_where_one_for_each_does_not_pay(
 
 def test_a_model_that_drafts_for_other_texts_is_tried_sooner(
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+):
     monkeypatch.setattr(
         "cluster.plan.ensemble._HOPEFUL_SHARE", 1.0
     )  # as much as the best is enough
@@ -144,7 +142,7 @@ def test_a_model_that_drafts_for_other_texts_is_tried_sooner(
         assert teams == [*map(frozenset, tried)]
 
 
-def test_a_model_that_was_never_asked_or_is_new_has_not_read_even_a_short_text() -> None:
+def test_a_model_that_was_never_asked_or_is_new_has_not_read_even_a_short_text():
     text, model = told((1,), ("a",)), Resident("a", False)
     assert not text.is_read("a")
     text.take_ask(Ask(8), frozenset("a"), [model])
@@ -155,7 +153,7 @@ def test_a_model_that_was_never_asked_or_is_new_has_not_read_even_a_short_text()
     assert text.standing.expected("a", 40, 3.0) == 3.0, "another model is there now"
 
 
-def test_a_shadow_is_tried_and_never_preferred() -> None:
+def test_a_shadow_is_tried_and_never_preferred():
     target, acceptance = TargetModel(None), AcceptanceModel()
     text = Text("r", GROUP, TokenLog(token_array([5])))
     text.names = ("old", "new")
@@ -173,7 +171,7 @@ def test_a_shadow_is_tried_and_never_preferred() -> None:
 
 
 @pytest.mark.parametrize("deep_first", [True, False])
-def test_outcomes_that_are_known_late_are_compared_by_their_place(deep_first: bool) -> None:
+def test_outcomes_that_are_known_late_are_compared_by_their_place(deep_first: bool):
     """The outcome of a tree of four is known three tokens later than that of a single node."""
     scores = DraftScores()
     text = Text("r", GROUP, TokenLog(token_array([5])))
@@ -190,7 +188,7 @@ def test_outcomes_that_are_known_late_are_compared_by_their_place(deep_first: bo
     assert text.standing.expected("flat", len(text.tokens), 1.0) < 1.1
 
 
-def test_what_is_known_of_other_texts_counts_until_this_one_has_told_enough() -> None:
+def test_what_is_known_of_other_texts_counts_until_this_one_has_told_enough():
     standing = Standing()
     assert standing.expected("a", 0, 1.5) == 1.5
     for place in range(0, 60, 3):
@@ -199,7 +197,7 @@ def test_what_is_known_of_other_texts_counts_until_this_one_has_told_enough() ->
     assert standing.expected("a", 2000, 1.5) > 1.4
 
 
-def test_where_a_drafter_fails_of_a_sudden_the_text_counts_as_a_new_one() -> None:
+def test_where_a_drafter_fails_of_a_sudden_the_text_counts_as_a_new_one():
     standing = Standing()
     for place in range(0, 90, 3):
         standing.note("a", place, 2)

@@ -1,7 +1,5 @@
 """Whose the nodes of a batch are: bits that stay with their nodes while texts go on."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
@@ -47,7 +45,7 @@ def offered(*texts: Text) -> list[dict[tuple[int, ...], int]]:
     return found
 
 
-def test_texts_of_one_batch_have_bits_of_their_own() -> None:
+def test_texts_of_one_batch_have_bits_of_their_own():
     one, other = text([5]), text([6])
     other.names = ("resident",)
     hold(one, POOL, TokenTree.chain([1, 2]), [B, B])
@@ -56,7 +54,7 @@ def test_texts_of_one_batch_have_bits_of_their_own() -> None:
     assert offered(one, other) == [{(2,): B}, {(1,): 1, (1, 2): 1}]
 
 
-def test_a_drafter_that_the_text_does_not_name_has_no_bit() -> None:
+def test_a_drafter_that_the_text_does_not_name_has_no_bit():
     own = text()
     hold(own, "unknown", TokenTree.chain([1]), is_resident=True)
     assert offered(own) == [{(1,): 0}]
@@ -65,7 +63,7 @@ def test_a_drafter_that_the_text_does_not_name_has_no_bit() -> None:
 @given(st.lists(token_trees(), min_size=1, max_size=3), st.integers(0, 2**32 - 1))
 def test_bits_follow_their_nodes_down_any_way_that_the_text_takes(
     trees: list[TokenTree], seed: int
-) -> None:
+):
     generator = np.random.default_rng(seed)
     names = [POOL, "resident", "look-up"][: len(trees)]
     own, known = text(), dict[tuple[int, ...], int]()
@@ -92,7 +90,7 @@ def test_bits_follow_their_nodes_down_any_way_that_the_text_takes(
         assert now == known
 
 
-def test_what_is_chosen_goes_into_flight_with_its_bits() -> None:
+def test_what_is_chosen_goes_into_flight_with_its_bits():
     one, other, third = text([5]), text([6]), text([7])
     hold(one, POOL, TokenTree.of([1, 2, 3], [-1, 0, -1]), [A, B, A | B])
     hold(third, "resident", TokenTree.chain([4]), is_resident=True)
@@ -110,7 +108,7 @@ def test_what_is_chosen_goes_into_flight_with_its_bits() -> None:
     assert in_flight_of([one, other], offers, chosen[:0]) == [PLAIN, PLAIN]
 
 
-def test_nodes_of_the_pool_and_of_look_ups_are_told_apart() -> None:
+def test_nodes_of_the_pool_and_of_look_ups_are_told_apart():
     own = text()
     hold(own, POOL, TokenTree.of([1, 2], [-1, -1]), [A, A])
     hold(own, "resident", TokenTree.of([2, 3], [-1, -1]), is_resident=True)
@@ -123,7 +121,7 @@ def test_nodes_of_the_pool_and_of_look_ups_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize("is_shadow", [True, False])
-def test_a_shadow_is_looked_at_and_not_offered(is_shadow: bool) -> None:
+def test_a_shadow_is_looked_at_and_not_offered(is_shadow: bool):
     own = text()
     hold(own, "resident", TokenTree.chain([1, 2]), is_resident=True, is_shadow=is_shadow)
     assert offered(own) == [{} if is_shadow else {(1,): RESIDENT, (1, 2): RESIDENT}]
@@ -131,7 +129,7 @@ def test_a_shadow_is_looked_at_and_not_offered(is_shadow: bool) -> None:
     assert [seen.drafter for seen in own.seen] == ["resident"]
 
 
-def test_a_node_is_credited_to_the_heaviest_of_those_that_proposed_it() -> None:
+def test_a_node_is_credited_to_the_heaviest_of_those_that_proposed_it():
     of = text()
     of.names = ("a", "b")
     for weights, found in (({"b": 1.0}, [0, 1, 1]), ({"a": 1.0, "b": 0.5}, [0, 0, 1])):

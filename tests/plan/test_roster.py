@@ -1,7 +1,5 @@
 """Who serves, who is scored only and who rests, and what moves a drafter from one to the other."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Iterator
@@ -71,25 +69,25 @@ def entered(one: Candidate, lead: float, most: int, error: float = 0.0) -> tuple
     return one.phase, num_places
 
 
-def test_a_better_one_rises_twice_and_needs_its_places_each_time() -> None:
+def test_a_better_one_rises_twice_and_needs_its_places_each_time():
     one = candidate()
     assert entered(one, 0.2, 10_000) == (Phase.CANARY, 500)
     assert entered(one, 0.2, 10_000) == (Phase.ACTIVE, 500)
     assert entered(one, 0.2, 10_000) == (Phase.ACTIVE, 10_000)
 
 
-def test_one_that_is_not_better_never_rises() -> None:
+def test_one_that_is_not_better_never_rises():
     assert entered(candidate(), 0.0, 20_000) == (Phase.SHADOW, 20_000)
 
 
-def test_one_whose_claims_are_untrue_waits() -> None:
+def test_one_whose_claims_are_untrue_waits():
     one = candidate()
     assert entered(one, 0.5, 2_000, error=0.06)[0] is Phase.SHADOW
     assert entered(one, 0.5, 10, error=0.04)[0] is Phase.CANARY
 
 
 @pytest.mark.parametrize("num_phases", [1, 2])
-def test_one_that_turns_bad_is_out_within_300_places_and_stays_so(num_phases: int) -> None:
+def test_one_that_turns_bad_is_out_within_300_places_and_stays_so(num_phases: int):
     one = candidate()
     for _ in range(num_phases):
         entered(one, 0.3, 10_000)
@@ -100,7 +98,7 @@ def test_one_that_turns_bad_is_out_within_300_places_and_stays_so(num_phases: in
     assert entered(one, 1.0, 5_000) == (Phase.RETIRED, 5_000)
 
 
-def test_one_that_serves_is_not_brought_down_by_chance() -> None:
+def test_one_that_serves_is_not_brought_down_by_chance():
     one = candidate("active")
     assert entered(one, 0.05, 10_000)[0] is Phase.ACTIVE
 
@@ -114,7 +112,7 @@ def test_one_that_serves_is_not_brought_down_by_chance() -> None:
         ("active", 99, "active"),
     ],
 )
-def test_faults_bring_down_a_canary_alone(phase: str, num_faults: int, ends_in: str) -> None:
+def test_faults_bring_down_a_canary_alone(phase: str, num_faults: int, ends_in: str):
     one = candidate(phase)
     for _ in range(num_faults):
         one.note_faults(1)
@@ -141,9 +139,7 @@ def roles(own: Roster, one: Text) -> tuple[str, str]:
         ("retired", ("rests", "serves"), ("rests", "serves")),
     ],
 )
-def test_roles_in_each_phase(
-    phase: str, in_sample: tuple[str, str], elsewhere: tuple[str, str]
-) -> None:
+def test_roles_in_each_phase(phase: str, in_sample: tuple[str, str], elsewhere: tuple[str, str]):
     own = roster()
     own.restore({"new@one": learned(phase)})
     assert roles(own, text(0.49)) == in_sample
@@ -156,7 +152,7 @@ def active() -> Roster:
     return own
 
 
-def test_the_former_serves_where_the_candidate_cannot() -> None:
+def test_the_former_serves_where_the_candidate_cannot():
     own, bound = active(), text(0.9)
     assert roles(own, bound) == ("serves", "rests")
     bound.is_coupled = False  # such a text would not be the same with another drafter
@@ -166,7 +162,7 @@ def test_the_former_serves_where_the_candidate_cannot() -> None:
     assert roles(own, text(0.9))[1] == "serves"
 
 
-def test_other_weights_begin_anew_and_the_same_ones_go_on() -> None:
+def test_other_weights_begin_anew_and_the_same_ones_go_on():
     own = active()
     told = text()
     own.follow([told])
@@ -181,7 +177,7 @@ def test_other_weights_begin_anew_and_the_same_ones_go_on() -> None:
     assert own.table()[0]["places"] == 7
 
 
-def test_what_is_known_outlives_a_restart_and_a_change_of_settings() -> None:
+def test_what_is_known_outlives_a_restart_and_a_change_of_settings():
     state = json.loads(json.dumps(active().export()))
     own = Roster(config(), ("old", "new"))
     own.restore(state)
@@ -198,7 +194,7 @@ def test_what_is_known_outlives_a_restart_and_a_change_of_settings() -> None:
     assert roles(own, text(0.9))[0] == "rests"
 
 
-def test_lots_are_even_and_the_same_everywhere() -> None:
+def test_lots_are_even_and_the_same_everywhere():
     lots = [lot_of(f"r{number}") for number in range(4000)]
     assert np.histogram(lots, 10, (0.0, 1.0))[0] == pytest.approx([400] * 10, abs=80)
     assert lot_of("r1") == lots[1]
@@ -209,7 +205,7 @@ def proposal(base_len: int, *tokens: int) -> Proposal:
     return Proposal("r", 1, base_len, 0, TokenTree.chain(tokens), survival)
 
 
-def test_a_trial_counts_the_steps_of_each_and_a_silent_drafter_has_none_right() -> None:
+def test_a_trial_counts_the_steps_of_each_and_a_silent_drafter_has_none_right():
     tokens, trial = TokenLog(token_array([0] * 5)), Trial(("new", "old"), "shadow")
     for base_len in (1, 2, 3):
         trial.keep("new", proposal(base_len, 0, 0))
@@ -221,7 +217,7 @@ def test_a_trial_counts_the_steps_of_each_and_a_silent_drafter_has_none_right() 
     assert (num_places, stretch) == (3, (1.0, 2.0, 2.0, 1.0))
 
 
-def test_the_error_of_a_lead_is_that_of_whole_stretches() -> None:
+def test_the_error_of_a_lead_is_that_of_whole_stretches():
     generator, found = np.random.default_rng(3), []
     for _ in range(300):
         sums = moments(NOTHING)
@@ -235,7 +231,7 @@ def test_the_error_of_a_lead_is_that_of_whole_stretches() -> None:
     assert errors.mean() == pytest.approx(leads.std(), rel=0.15)
 
 
-def test_places_before_a_change_of_phase_are_no_evidence_of_the_phase_behind_it() -> None:
+def test_places_before_a_change_of_phase_are_no_evidence_of_the_phase_behind_it():
     """Each text holds some back; of many texts at once these were enough for the next step up."""
     scores = DraftScores(roster())
     texts = [text() for _ in range(60)]
@@ -256,7 +252,7 @@ def test_places_before_a_change_of_phase_are_no_evidence_of_the_phase_behind_it(
     assert (row["phase"], row["places"]) == ("canary", 0)
 
 
-def test_only_new_faults_count_and_another_process_counts_from_zero() -> None:
+def test_only_new_faults_count_and_another_process_counts_from_zero():
     own = roster()
     own.note_faults({"new": {"link": 40}})
     own.restore({"new@one": learned("canary")})
@@ -266,7 +262,7 @@ def test_only_new_faults_count_and_another_process_counts_from_zero() -> None:
     assert own.table()[0]["phase"] == "retired"
 
 
-def test_a_change_is_logged_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_change_is_logged_and_counted(caplog: pytest.LogCaptureFixture):
     scores = DraftScores(roster())
     with caplog.at_level(logging.INFO, logger="cluster.spec.trials"):
         while roles(scores.roster, one := text())[1] == "serves":
@@ -282,7 +278,7 @@ def test_a_change_is_logged_and_counted(caplog: pytest.LogCaptureFixture) -> Non
     assert "it leads by 1.000 tokens a step" in said
 
 
-def test_a_candidate_drafts_beside_the_one_that_it_is_compared_with() -> None:
+def test_a_candidate_drafts_beside_the_one_that_it_is_compared_with():
     residents = (Resident("old", False), Resident("new", False), Resident("other", True))
     own, inside, outside = roster(), text(), text(0.9)
     for one in (inside, outside):

@@ -1,8 +1,6 @@
 """The held-out split is fixed, and disjoint from the training text; the vocabulary is lossless, and
 the chat template has the format of the training text."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -44,13 +42,13 @@ def code_paths(documents: list[Document]) -> list[str]:
     return [each.path for each in documents if each.kind == "code"]
 
 
-def test_split_by_path_never_changes_and_holds_out_about_one_in_twenty() -> None:
+def test_split_by_path_never_changes_and_holds_out_about_one_in_twenty():
     # Must not change: otherwise new models train on text that earlier models were measured on.
     assert HELD_OUT[:3] == FROZEN
     assert 0.8 < len(HELD_OUT) / len(PATHS) * 20 < 1.2
 
 
-def test_text_in_both_parts_leaves_the_held_out_part(tmp_path: Path) -> None:
+def test_text_in_both_parts_leaves_the_held_out_part(tmp_path: Path):
     near_copy = lines(1, num_lines=20) + lines(9, num_lines=10)
     files = {
         HELD_OUT[0]: lines(1).upper(),
@@ -63,7 +61,7 @@ def test_text_in_both_parts_leaves_the_held_out_part(tmp_path: Path) -> None:
     assert found == [LEARNT[0], HELD_OUT[1]]
 
 
-def test_a_missing_corpus_names_the_package_to_install(tmp_path: Path) -> None:
+def test_a_missing_corpus_names_the_package_to_install(tmp_path: Path):
     with pytest.raises(ConfigError, match="absent; install python3"):
         load_corpus({"code": tmp_path / "absent", "prose": tmp_path})
 
@@ -89,11 +87,11 @@ def tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
 
 @pytest.mark.parametrize("text", [*TEXTS, "never seen: ß∂ƒ"])
-def test_any_text_survives_encoding(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
+def test_any_text_survives_encoding(tokenizer: PreTrainedTokenizerFast, text: str):
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_special_tokens_are_single_and_come_first(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_special_tokens_are_single_and_come_first(tokenizer: PreTrainedTokenizerFast):
     assert tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS)) == list(range(5))
     assert tokenizer.encode("<|user|>") == [2]
     assert tokenizer.eos_token_id == tokenizer.bos_token_id == tokenizer.pad_token_id == 0
@@ -102,7 +100,7 @@ def test_special_tokens_are_single_and_come_first(tokenizer: PreTrainedTokenizer
 
 def test_chat_template_spells_conversations_as_training_does(
     tokenizer: PreTrainedTokenizerFast,
-) -> None:
+):
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Hello?"},
@@ -119,7 +117,7 @@ def test_chat_template_spells_conversations_as_training_does(
 
 def test_encoded_documents_end_with_the_end_of_text_token(
     tokenizer: PreTrainedTokenizerFast,
-) -> None:
+):
     tokens = encode_documents(["one two", "three"], tokenizer).tolist()
     assert tokens.count(0) == 2
     assert tokens[-1] == 0

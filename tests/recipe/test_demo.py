@@ -1,8 +1,6 @@
 """The demonstration models are trained on a machine's own text, and drafters learn the target's
 law; what is saved is an ordinary Hugging Face folder, and wrong options are explained."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
@@ -50,7 +48,7 @@ def toy(seed: int, vocab_size: int = VOCAB) -> LlamaForCausalLM:
 WINDOWS = torch.randint(VOCAB, (8, 33), generator=torch.Generator().manual_seed(0))
 
 
-def test_a_network_does_not_diverge_from_itself_and_does_from_another() -> None:
+def test_a_network_does_not_diverge_from_itself_and_does_from_another():
     with torch.no_grad():
         same = DistillationLoss(toy(seed=1), toy(seed=1))(WINDOWS)
         other = DistillationLoss(toy(seed=2), toy(seed=1))(WINDOWS)
@@ -58,7 +56,7 @@ def test_a_network_does_not_diverge_from_itself_and_does_from_another() -> None:
     assert other.item() > 0.1
 
 
-def test_one_window_over_the_whole_text_is_the_plain_loss() -> None:
+def test_one_window_over_the_whole_text_is_the_plain_loss():
     """Every byte of a document is scored once."""
     tokenizer = train_tokenizer(["windows slide over the text\n"] * 3, vocab_size=270)
     text = "windows slide over text, and the text is longer than any window\n" * 3
@@ -93,7 +91,7 @@ def tiny_corpus() -> list[Document]:
 
 def test_target_and_drafters_are_trained_from_text_and_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     recipes = (
         Recipe("demo-target", TINY, ("code", "prose", "chat"), 0.6, PHASES, 64, Rates()),
         Recipe("demo-draft", SMALLER, ("code", "prose"), 0.3, PHASES, 64, Rates()),
@@ -130,19 +128,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_weights_are_bfloat16_and_the_tied_matrix_is_stored_once(folder: Path) -> None:
+def test_weights_are_bfloat16_and_the_tied_matrix_is_stored_once(folder: Path):
     weights = load_file(folder / "model.safetensors")
     assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
     assert "lm_head.weight" not in weights
 
 
-def test_both_stop_tokens_end_generation(folder: Path) -> None:
+def test_both_stop_tokens_end_generation(folder: Path):
     config = json.loads((folder / "generation_config.json").read_text())
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert tokenizer.convert_ids_to_tokens(config["eos_token_id"]) == ["<|endoftext|>", "<|end|>"]
 
 
-def test_folder_without_a_network_is_named_in_the_error(tmp_path: Path) -> None:
+def test_folder_without_a_network_is_named_in_the_error(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"absent: no model here"):
         load(tmp_path / "absent")
 
@@ -156,7 +154,7 @@ def test_folder_without_a_network_is_named_in_the_error(tmp_path: Path) -> None:
 )
 def test_bad_options_are_explained(
     words: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     with pytest.raises(SystemExit) as stopped:
         parse([*words])
     assert stopped.value.code == 2
@@ -172,6 +170,6 @@ def test_bad_options_are_explained(
 )
 def test_wrong_names_and_missing_models_are_named(
     words: tuple[str, ...], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     assert run(parse([*words, "--models", str(tmp_path)])) == 2
     assert complaint in capsys.readouterr().err

@@ -1,7 +1,5 @@
 """The published folders are complete, small, and work together."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -29,13 +27,13 @@ def excerpts(kind: Kind) -> list[dict[str, str]]:
     return [each for line in lines if (each := json.loads(line))["kind"] == kind]
 
 
-def test_all_folders_together_stay_small() -> None:
+def test_all_folders_together_stay_small():
     num_bytes = sum(file.stat().st_size for name in NAMES for file in (MODELS / name).iterdir())
     assert num_bytes <= 40 * 2**20
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_folder_holds_the_ordinary_files_and_the_shared_vocabulary(name: str) -> None:
+def test_folder_holds_the_ordinary_files_and_the_shared_vocabulary(name: str):
     assert sorted(file.name for file in (MODELS / name).iterdir()) == [
         "config.json",
         "generation_config.json",
@@ -48,13 +46,13 @@ def test_folder_holds_the_ordinary_files_and_the_shared_vocabulary(name: str) ->
     assert json.loads((MODELS / name / "config.json").read_text())["vocab_size"] == VOCAB_SIZE
 
 
-def test_published_vocabulary_has_exactly_its_stated_size() -> None:
+def test_published_vocabulary_has_exactly_its_stated_size():
     tokenizer = read_published_tokenizer("demo-target")
     assert len(tokenizer) == VOCAB_SIZE
     assert tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS)) == list(range(5))
 
 
-def test_target_answers_a_chat_and_stops() -> None:
+def test_target_answers_a_chat_and_stops():
     tokenizer = read_published_tokenizer("demo-target")
     network = AutoModelForCausalLM.from_pretrained(MODELS / "demo-target", dtype=torch.float32)
     asked = tokenizer.apply_chat_template(
@@ -73,7 +71,7 @@ def test_target_answers_a_chat_and_stops() -> None:
     assert text.startswith("def is_even(")
 
 
-def test_excerpts_are_many_short_and_licensed() -> None:
+def test_excerpts_are_many_short_and_licensed():
     assert (MODELS / "heldout.jsonl").stat().st_size <= 400_000
     for kind in KINDS:
         assert len(excerpts(kind)) >= 50
@@ -82,7 +80,7 @@ def test_excerpts_are_many_short_and_licensed() -> None:
 
 
 @by_night
-def test_drafters_are_accepted_on_held_out_text() -> None:
+def test_drafters_are_accepted_on_held_out_text():
     target = str(MODELS / "demo-target")
     drafters = drafters_of(target, MODELS.glob("demo-*/"))
     assert set(drafters) == {"suffix", "demo-draft", *TASK_DRAFTERS.values()}
@@ -96,7 +94,7 @@ def test_drafters_are_accepted_on_held_out_text() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", by_day(KINDS[:1], KINDS))
-def test_each_task_drafter_is_closer_to_the_target_on_its_own_task(kind: Kind) -> None:
+def test_each_task_drafter_is_closer_to_the_target_on_its_own_task(kind: Kind):
     tokenizer, target = read_published_tokenizer("demo-target"), load(MODELS / "demo-target")
     losses = [
         DistillationLoss(load(MODELS / name), target)

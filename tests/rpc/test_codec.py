@@ -1,7 +1,5 @@
 """Frames survive encoding and decoding."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -46,7 +44,7 @@ ROUND_TRIPS = [
 @given(data=st.data())
 def test_every_frame_survives_the_wire(
     frame_codec: FrameCodec[Any], strategy: st.SearchStrategy[Any], data: st.DataObject
-) -> None:
+):
     frame = data.draw(strategy)
     (encoded,) = frame_codec.encode(frame)
     decoded, refusals = frame_codec.decode(encoded + FIELD_OF_A_NEWER_RELEASE)
@@ -55,11 +53,11 @@ def test_every_frame_survives_the_wire(
 
 
 @given(description=frames.of(WorkerDescription))
-def test_a_description_survives_the_wire(description: WorkerDescription) -> None:
+def test_a_description_survives_the_wire(description: WorkerDescription):
     assert DESCRIPTION.decode(DESCRIPTION.encode(description)) == description
 
 
-def test_token_ids_travel_as_little_endian_int32() -> None:
+def test_token_ids_travel_as_little_endian_int32():
     tree = PoolTree(
         "a", 1, 2, 3, TokenTree.of([258], [-1]), np.ones(1, np.float32), np.array([5], np.uint32)
     )
@@ -69,7 +67,7 @@ def test_token_ids_travel_as_little_endian_int32() -> None:
     assert message.trees[0].sources == b"\x05\x00\x00\x00"
 
 
-def test_decoded_arrays_are_views_of_the_message_and_read_only() -> None:
+def test_decoded_arrays_are_views_of_the_message_and_read_only():
     frame, _ = STEPS.decode(STEPS.encode(StepFrame((text("a"),)))[0])
     token_ids = frame.opens[0].token_ids
     assert not token_ids.flags.owndata
@@ -77,7 +75,7 @@ def test_decoded_arrays_are_views_of_the_message_and_read_only() -> None:
         token_ids[0] = 1
 
 
-def test_a_negative_seed_travels_as_its_64_bits() -> None:
+def test_a_negative_seed_travels_as_its_64_bits():
     params = SamplingParams(seed=-1)
     assert PARAMS.decode(PARAMS.encode(params)).seed == 2**64 - 1
 
@@ -85,7 +83,7 @@ def test_a_negative_seed_travels_as_its_64_bits() -> None:
 ENDS = (BeamEnd(2, True, -1.5, -0.75), BeamEnd(0, True, -2.0, -2.0), BeamEnd(1, False, -4.0, -4.0))
 
 
-def test_the_texts_of_a_search_survive_both_ways_from_target_to_ingress() -> None:
+def test_the_texts_of_a_search_survive_both_ways_from_target_to_ingress():
     logprobs = tuple(TokenLogprob(-0.5) for _ in range(3))
     verdict = TextVerdict(
         "a", 1, 3, token_array([5, 6, 7]), NO_SOURCES, logprobs=logprobs, beams=ENDS
@@ -95,7 +93,7 @@ def test_the_texts_of_a_search_survive_both_ways_from_target_to_ingress() -> Non
         assert same(codec.decode(codec.encode(frame)[0]), (frame, []))
 
 
-def test_texts_of_more_tokens_than_came_end_the_request_with_an_error() -> None:
+def test_texts_of_more_tokens_than_came_end_the_request_with_an_error():
     event = TokenEvent("a", 0, token_array([5, 6, 7]), beams=(*ENDS, ENDS[2]))
     frame, _ = EVENT.decode(EVENT.encode(EventFrame((event,)))[0])
     assert frame.events[0].error_message == "event has 3 tokens, its beams 4"

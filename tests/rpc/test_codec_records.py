@@ -1,7 +1,5 @@
 """A derived codec stands for both sides whole, or it is not built."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
@@ -30,7 +28,7 @@ def record(kind: str, **fields: Any) -> Any:
 )
 def test_a_field_without_a_counterpart_is_noticed_when_the_codec_is_built(
     fields: dict[str, Any], problem: str
-) -> None:
+):
     with pytest.raises(TypeError, match=problem.replace("|", r"\|")):
         record_codec(record("Odd", **fields), common_pb2.MadeFor)
 
@@ -47,14 +45,14 @@ class Held:
         return 0
 
 
-def test_an_absent_field_has_the_default_and_a_zero_is_not_absent() -> None:
+def test_an_absent_field_has_the_default_and_a_zero_is_not_absent():
     codec = record_codec(Held, common_pb2.BeamSearch)
     assert codec.decode(common_pb2.BeamSearch(num_beams=3)) == Held(3, 2.5)
     assert codec.decode(common_pb2.BeamSearch(length_penalty=0.0)).length_penalty == 0.0
     assert codec.encode(Held(3, 0.0)).HasField("length_penalty")
 
 
-def test_a_field_by_hand_is_written_by_its_own_function_or_not_at_all() -> None:
+def test_a_field_by_hand_is_written_by_its_own_function_or_not_at_all():
     for encode, sent in ((lambda held: {"num_beams": 2 * held.num_beams}, 6), (None, 0)):
         hand = ByHand(("num_beams",), encode, lambda message: message.num_beams)
         codec = record_codec(Held, common_pb2.BeamSearch, by_hand={"num_beams": hand})

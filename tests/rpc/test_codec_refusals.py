@@ -1,7 +1,5 @@
 """A malformed item is refused by name and does not affect the others of its frame."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -18,7 +16,7 @@ from tests.support.rpc.frames_strategy import same
 PARAMS = common_pb2.SamplingParams()
 
 
-def test_a_coordinator_answers_a_malformed_request_by_the_event_that_ends_it() -> None:
+def test_a_coordinator_answers_a_malformed_request_by_the_event_that_ends_it():
     refusals = (Refusal("a", 1, "protocol_error", "why"),)
     (event,) = COORDINATOR.refuse(refusals).events
     expected = TokenEvent(
@@ -27,7 +25,7 @@ def test_a_coordinator_answers_a_malformed_request_by_the_event_that_ends_it() -
     assert same(event, expected)
 
 
-def test_an_undecodable_event_ends_its_request_with_an_error() -> None:
+def test_an_undecodable_event_ends_its_request_with_an_error():
     bad = coordinator_pb2.TokenEvent(request_id="a", position=5, token_ids=b"\x00")
     frame, _ = EVENT.decode(coordinator_pb2.EventFrame(events=[bad]).SerializeToString())
     (event,) = frame.events
@@ -36,7 +34,7 @@ def test_an_undecodable_event_ends_its_request_with_an_error() -> None:
     assert event.error_message == "token_ids has 1 bytes; int32[] takes a multiple of 4"
 
 
-def test_a_request_without_parameters_or_with_torn_tokens_is_refused() -> None:
+def test_a_request_without_parameters_or_with_torn_tokens_is_refused():
     requests = [
         coordinator_pb2.Request(id="a", prompt_ids=bytes(4)),
         coordinator_pb2.Request(id="b", prompt_ids=bytes(3), params=PARAMS),
@@ -50,7 +48,7 @@ def test_a_request_without_parameters_or_with_torn_tokens_is_refused() -> None:
     ]
 
 
-def test_a_bias_without_a_value_for_each_token_is_refused() -> None:
+def test_a_bias_without_a_value_for_each_token_is_refused():
     params = common_pb2.SamplingParams(logit_bias_token_ids=[1, 2], logit_bias_values=[0.5])
     commit = draft_pb2.Commit(request_id="a", generation=2, params=params)
     good = draft_pb2.Commit(request_id="b")
@@ -63,7 +61,7 @@ def test_a_bias_without_a_value_for_each_token_is_refused() -> None:
     assert "2 logit_bias_token_ids and 1 logit_bias_values" in refusal.message
 
 
-def test_logprobs_that_do_not_add_up_are_refused() -> None:
+def test_logprobs_that_do_not_add_up_are_refused():
     for broken in (
         common_pb2.Logprobs(logprobs=[-1.0, -2.0], num_top=[0]),
         common_pb2.Logprobs(logprobs=[-1.0], num_top=[2]),
@@ -75,12 +73,12 @@ def test_logprobs_that_do_not_add_up_are_refused() -> None:
             LOGPROBS.decode(broken)
 
 
-def test_an_unknown_finish_reason_is_a_protocol_error() -> None:
+def test_an_unknown_finish_reason_is_a_protocol_error():
     with pytest.raises(ProtocolError, match="99"):
         FINISH.decode(99)
 
 
-def test_bytes_that_are_not_a_frame_are_a_protocol_error() -> None:
+def test_bytes_that_are_not_a_frame_are_a_protocol_error():
     with pytest.raises(ProtocolError, match="not a StepFrame"):
         STEPS.decode(b"\xff\xff\xff")
 
@@ -89,7 +87,7 @@ def opened(name: str, **fields: Any) -> target_pb2.Open:
     return target_pb2.Open(request_id=name, **{"token_ids": bytes(4), "params": PARAMS, **fields})
 
 
-def test_a_malformed_text_is_refused_and_the_rest_of_the_frame_is_decoded() -> None:
+def test_a_malformed_text_is_refused_and_the_rest_of_the_frame_is_decoded():
     message = target_pb2.StepFrame(
         opens=[
             opened("torn", generation=7, token_ids=bytes(3)),
@@ -120,7 +118,7 @@ def test_a_malformed_text_is_refused_and_the_rest_of_the_frame_is_decoded() -> N
         ({"path": [1]}, "path"),
     ],
 )
-def test_a_step_that_is_none_refuses_its_text(bad: dict[str, Any], said: str) -> None:
+def test_a_step_that_is_none_refuses_its_text(bad: dict[str, Any], said: str):
     good: dict[str, Any] = {
         "token_ids": [3],
         "parents": [-1],
@@ -139,7 +137,7 @@ def test_a_step_that_is_none_refuses_its_text(bad: dict[str, Any], said: str) ->
 
 
 @pytest.mark.parametrize("field", ["token_ids", "sources"])
-def test_a_torn_verdict_becomes_a_refusal_of_its_text_that_names_the_array(field: str) -> None:
+def test_a_torn_verdict_becomes_a_refusal_of_its_text_that_names_the_array(field: str):
     torn = target_pb2.TextVerdict(request_id="a", generation=3, token_ids=bytes(4))
     good = target_pb2.TextVerdict(request_id="b", token_ids=bytes(4))
     setattr(torn, field, bytes(5))
@@ -151,7 +149,7 @@ def test_a_torn_verdict_becomes_a_refusal_of_its_text_that_names_the_array(field
     assert refusal.message.startswith(f"{field} has 5 bytes; ")
 
 
-def test_a_reason_that_nobody_knows_becomes_a_refusal_of_the_text() -> None:
+def test_a_reason_that_nobody_knows_becomes_a_refusal_of_the_text():
     message = target_pb2.VerdictFrame(verdicts=[target_pb2.TextVerdict(request_id="a")])
     message.verdicts[0].why = 99  # type: ignore[assignment]
     frame, _ = VERDICT.decode(message.SerializeToString())

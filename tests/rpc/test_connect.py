@@ -1,7 +1,5 @@
 """Connecting refuses mismatched workers; servers answer no reflection."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +16,7 @@ from tests.support.rpc.toys import TARGET, EchoDrafter, EchoTarget, stopping
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-async def test_an_expected_worker_is_connected(host: str) -> None:
+async def test_an_expected_worker_is_connected(host: str):
     newer = replace(TARGET, protocol_version=99, oldest_protocol_version=PROTOCOL_VERSION)
     async with stopping(await serve_target(EchoTarget(newer), host)) as server:
         told = {"worker_id": TARGET.worker_id, "tokenizer_hash": TARGET.tokenizer_hash}
@@ -43,7 +41,7 @@ OLDER = {"protocol_version": OLDEST_PROTOCOL_VERSION - 1}
 )
 async def test_a_mismatch_is_refused_with_both_values(
     changed: dict[str, Any], expected: dict[str, str], theirs: str, ours: str
-) -> None:
+):
     worker = EchoTarget(replace(TARGET, **changed))
     async with stopping(await serve_target(worker)) as server:
         with pytest.raises(ProtocolError) as raised:
@@ -53,7 +51,7 @@ async def test_a_mismatch_is_refused_with_both_values(
         assert server.address in raised.value.message
 
 
-async def test_a_drafter_for_any_vocabulary_is_not_compared_and_is_no_target() -> None:
+async def test_a_drafter_for_any_vocabulary_is_not_compared_and_is_no_target():
     async with stopping(await serve_drafter(EchoDrafter())) as server:
         description, link = await connect_drafter(server.address, tokenizer_hash="b" * 8)
         assert description.tokenizer_hash == ""
@@ -62,21 +60,21 @@ async def test_a_drafter_for_any_vocabulary_is_not_compared_and_is_no_target() -
             await connect_target(server.address)
 
 
-async def test_an_unreachable_address_is_a_worker_error() -> None:
+async def test_an_unreachable_address_is_a_worker_error():
     server = await serve_target(EchoTarget())
     await server.stop(0.0)
     with pytest.raises(WorkerError, match=server.address):
         await connect_target(server.address)
 
 
-async def test_a_taken_port_is_a_configuration_error() -> None:
+async def test_a_taken_port_is_a_configuration_error():
     async with stopping(await serve_target(EchoTarget())) as server:
         with pytest.raises(ConfigError, match=str(server.port)):
             await serve_target(EchoTarget(), port=server.port)
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-async def test_no_server_shows_its_services(kind: Kind) -> None:
+async def test_no_server_shows_its_services(kind: Kind):
     async with kind.running() as server, server.raw() as channel:
         request = reflection_pb2.ServerReflectionRequest(list_services="")
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)

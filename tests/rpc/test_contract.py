@@ -1,7 +1,5 @@
 """What every language can read of the protos; their style is the business of `buf lint`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, FileDescriptor
@@ -35,19 +33,19 @@ def fields(package: str) -> Iterator[FieldDescriptor]:
                 yield from message.fields
 
 
-def test_every_proto_file_is_checked() -> None:
+def test_every_proto_file_is_checked():
     assert sorted(file.name for file in FILES) == sorted(
         path.relative_to(PROTOS).as_posix() for path in contract()
     )
 
 
-def test_the_public_package_stands_alone() -> None:
+def test_the_public_package_stands_alone():
     for file in FILES:
         if file.package == PUBLIC:
             assert all(other.package == PUBLIC for other in file.dependencies), file.name
 
 
-def test_public_arrays_are_packed_fields_and_only_opaque_names_are_bytes() -> None:
+def test_public_arrays_are_packed_fields_and_only_opaque_names_are_bytes():
     for field in fields(PUBLIC):
         if field.type == FieldDescriptor.TYPE_BYTES:
             assert field.full_name in OPAQUE
@@ -57,7 +55,7 @@ def test_public_arrays_are_packed_fields_and_only_opaque_names_are_bytes() -> No
             assert field.type == FieldDescriptor.TYPE_SFIXED32, field.full_name
 
 
-def test_token_arrays_between_our_own_processes_are_bytes() -> None:
+def test_token_arrays_between_our_own_processes_are_bytes():
     arrays = [field for field in fields(INTERNAL) if field.name.endswith("token_ids")]
     assert arrays
     assert {field.type for field in arrays} == {FieldDescriptor.TYPE_BYTES}

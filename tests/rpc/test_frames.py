@@ -1,7 +1,5 @@
 """Frames over the limit are sent as several, and those say the same."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -27,7 +25,7 @@ def cancels(*names: str) -> tuple[TextName, ...]:
     return tuple(TextName(name, 1) for name in names)
 
 
-def test_a_split_frame_keeps_its_scalars_with_the_last_part() -> None:
+def test_a_split_frame_keeps_its_scalars_with_the_last_part():
     """What was taken in is said when all of it is there."""
     verdict = TextVerdict("a", 1, 5, token_array([1]), NO_SOURCES)
     frame = VerdictFrame(
@@ -45,7 +43,7 @@ def test_a_split_frame_keeps_its_scalars_with_the_last_part() -> None:
 
 
 @pytest.mark.parametrize("num_texts", [0, 1, 2, 3, 7])
-def test_a_split_frame_cancels_texts_before_it_opens_them_again(num_texts: int) -> None:
+def test_a_split_frame_cancels_texts_before_it_opens_them_again(num_texts: int):
     names = tuple(f"r{index}" for index in range(num_texts))
     texts = tuple(text(name, length=30) for name in names)
     frame = StepFrame(texts, cancels(*names, *"xyz"), serial=4)
@@ -61,6 +59,6 @@ def test_a_split_frame_cancels_texts_before_it_opens_them_again(num_texts: int) 
         assert not any(part.cancels for part in parts[first + 1 :])
 
 
-def test_a_frame_without_two_items_cannot_be_split() -> None:
+def test_a_frame_without_two_items_cannot_be_split():
     assert split(StepFrame((text("a"),))) is None
     assert split(ProposalFrame(pages_total=3)) is None

@@ -1,7 +1,5 @@
 """The in-process link fulfils the `Link` protocol."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest
@@ -10,7 +8,7 @@ from cluster.errors import WorkerError
 from cluster.rpc.link import memory_pair
 
 
-async def test_closing_lets_the_peer_read_what_was_sent_and_then_ends_it() -> None:
+async def test_closing_lets_the_peer_read_what_was_sent_and_then_ends_it():
     left, right = memory_pair()
     await left.send("last words")
     await left.close()
@@ -19,7 +17,7 @@ async def test_closing_lets_the_peer_read_what_was_sent_and_then_ends_it() -> No
     assert [message async for message in left] == []
 
 
-async def test_sending_on_a_closed_link_is_a_worker_error_on_both_sides() -> None:
+async def test_sending_on_a_closed_link_is_a_worker_error_on_both_sides():
     left, right = memory_pair()
     await left.close()
     for link in (left, right):
@@ -27,7 +25,7 @@ async def test_sending_on_a_closed_link_is_a_worker_error_on_both_sides() -> Non
             await link.send("too late")
 
 
-async def test_send_waits_while_the_window_is_full() -> None:
+async def test_send_waits_while_the_window_is_full():
     left, right = memory_pair(window=2)
     await left.send(1)
     await left.send(2)
@@ -39,7 +37,7 @@ async def test_send_waits_while_the_window_is_full() -> None:
     assert [await anext(aiter(right)) for _ in range(2)] == [2, 3]
 
 
-async def test_a_waiting_sender_raises_when_the_link_breaks() -> None:
+async def test_a_waiting_sender_raises_when_the_link_breaks():
     left, right = memory_pair(window=1)
     await left.send(1)
     waiting = asyncio.ensure_future(left.send(2))
@@ -49,7 +47,7 @@ async def test_a_waiting_sender_raises_when_the_link_breaks() -> None:
         await waiting
 
 
-async def test_a_severed_link_delivers_what_had_arrived_and_then_raises() -> None:
+async def test_a_severed_link_delivers_what_had_arrived_and_then_raises():
     left, right = memory_pair()
     await left.send("arrived")
     left.sever()
@@ -59,7 +57,7 @@ async def test_a_severed_link_delivers_what_had_arrived_and_then_raises() -> Non
             await anext(aiter(link))
 
 
-async def test_cancelling_a_waiting_sender_loses_no_other_message() -> None:
+async def test_cancelling_a_waiting_sender_loses_no_other_message():
     left, right = memory_pair(window=1)
     await left.send(1)
     impatient = asyncio.ensure_future(left.send(2))
@@ -72,7 +70,7 @@ async def test_cancelling_a_waiting_sender_loses_no_other_message() -> None:
     assert await anext(aiter(right)) == 3
 
 
-async def test_a_cancelled_reader_loses_no_message() -> None:
+async def test_a_cancelled_reader_loses_no_message():
     left, right = memory_pair()
     reading = asyncio.ensure_future(anext(aiter(right)))
     await asyncio.wait({reading}, timeout=0)

@@ -3,8 +3,6 @@
 DRAFTHOUSE_MUTATIONS says how many there are; a nightly run sets it to 10000.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import tracemalloc
@@ -54,7 +52,7 @@ def encoded(kind: str) -> st.SearchStrategy[bytes]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_damaged_message_is_decoded_or_refused_and_nothing_else(kind: str) -> None:
+def test_a_damaged_message_is_decoded_or_refused_and_nothing_else(kind: str):
     codec, _ = KINDS[kind]
     outcomes = {"decoded": 0, "refused": 0}
 
@@ -79,7 +77,7 @@ def test_a_damaged_message_is_decoded_or_refused_and_nothing_else(kind: str) -> 
 )
 async def test_a_server_answers_others_while_damaged_messages_come(
     name: str, asked: str, trust: Trust
-) -> None:
+):
     kind = SERVERS[name]
     messages = damaged(encoded(asked), max(20, NUM_MUTATIONS // 4 // len(SERVERS)))
     async with kind.running(trust) as server, server.raw() as channel:

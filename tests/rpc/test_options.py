@@ -1,7 +1,5 @@
 """gRPC's options: it knows each of them, and a link that is idle for long is left in peace."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -32,7 +30,7 @@ QUIET_S = 6.0
 
 
 @pytest.mark.parametrize("whose", OURS)
-def test_the_installed_grpc_knows_the_name_of_every_option(whose: str) -> None:
+def test_the_installed_grpc_knows_the_name_of_every_option(whose: str):
     library = Path(cygrpc.__file__).read_bytes()
     assert [name for name, _ in OURS[whose] if name.encode() not in library] == []
 
@@ -61,7 +59,7 @@ async def echo(messages: AsyncIterator[bytes], _: Any) -> AsyncIterator[bytes]:
     ],
     ids=["parts", "public"],
 )
-async def test_an_idle_link_outlives_its_pings(server: Options, client: Options) -> None:
+async def test_an_idle_link_outlives_its_pings(server: Options, client: Options):
     factor = dict(client)["grpc.keepalive_time_ms"] / PING_MS
     serving = grpc.aio.server(options=hastened(server, factor))
     handlers = {"Talk": grpc.stream_stream_rpc_method_handler(echo)}

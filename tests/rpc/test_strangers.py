@@ -1,7 +1,5 @@
 """Whoever has no right to call is refused before a handler runs, and nobody else notices."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools
@@ -50,7 +48,7 @@ async def status(call: Any) -> tuple[grpc.StatusCode, str]:
 
 
 @kinds
-async def test_without_the_key_nothing_is_answered(kind: Kind) -> None:
+async def test_without_the_key_nothing_is_answered(kind: Kind):
     async with kind.running(TRUSTED) as server, server.neighbour(TRUSTED):
         for trust, reason in ((NO_TRUST, "no drafthouse-token"), (STRANGER, "data_plane.secret")):
             with pytest.raises(ProtocolError, match=reason) as raised:
@@ -59,7 +57,7 @@ async def test_without_the_key_nothing_is_answered(kind: Kind) -> None:
 
 
 @every_kind
-async def test_a_call_without_a_token_reaches_no_handler(kind: Kind) -> None:
+async def test_a_call_without_a_token_reaches_no_handler(kind: Kind):
     methods = ["Describe", "", "Metrics", "Status", "Absent"]
     async with kind.running(TRUSTED) as server, server.neighbour(TRUSTED), server.raw() as channel:
         for name in methods:
@@ -74,7 +72,7 @@ async def test_a_call_without_a_token_reaches_no_handler(kind: Kind) -> None:
 
 
 @kinds
-async def test_a_token_that_was_seen_on_the_wire_opens_nothing_again(kind: Kind) -> None:
+async def test_a_token_that_was_seen_on_the_wire_opens_nothing_again(kind: Kind):
     async with kind.running(TRUSTED) as server, server.neighbour(TRUSTED), server.raw() as channel:
         method = server.method()
         seen = server.token(TRUSTED, method)
@@ -87,19 +85,19 @@ async def test_a_token_that_was_seen_on_the_wire_opens_nothing_again(kind: Kind)
         first.cancel()
 
 
-async def test_nobody_but_this_machine_reaches_a_server_without_a_secret() -> None:
+async def test_nobody_but_this_machine_reaches_a_server_without_a_secret():
     with pytest.raises(ConfigError, match=r"data_plane.secret_file: others reach 0\.0\.0\.0"):
         await serve_target(EchoTarget(), "0.0.0.0")
 
 
-async def test_a_server_without_its_key_does_not_start() -> None:
+async def test_a_server_without_its_key_does_not_start():
     key_of_other = f"key:drafter other:{'0' * 64}"
     with pytest.raises(ConfigError, match="holds no key of target"):
         await serve_target(EchoTarget(), trust=trusting(key_of_other))
 
 
 @kinds
-async def test_a_secret_is_replaced_under_open_streams(kind: Kind) -> None:
+async def test_a_secret_is_replaced_under_open_streams(kind: Kind):
     present = [SECRET]
     trust = Trust(lambda: tuple(present))
     async with kind.running(trust) as server:
@@ -133,7 +131,7 @@ def certified(root: Path, kind: Kind) -> tuple[Authority, Trust, Trust]:
 
 
 @kinds
-async def test_who_shows_no_valid_certificate_is_refused(kind: Kind, tmp_path: Path) -> None:
+async def test_who_shows_no_valid_certificate_is_refused(kind: Kind, tmp_path: Path):
     authority, serving, calling = certified(tmp_path, kind)
     caller = f"{kind.service.caller}.drafthouse"
     expired = authority.write(tmp_path / "expired", caller, days=-1)
@@ -148,7 +146,7 @@ async def test_who_shows_no_valid_certificate_is_refused(kind: Kind, tmp_path: P
                 await server.link(trust)
 
 
-async def test_only_an_ingress_may_watch(tmp_path: Path) -> None:
+async def test_only_an_ingress_may_watch(tmp_path: Path):
     kind = KINDS["coordinator"]
     authority, serving, calling = certified(tmp_path, kind)
     foreign = named(authority, tmp_path / "drafter", "drafter")
@@ -165,7 +163,7 @@ async def test_only_an_ingress_may_watch(tmp_path: Path) -> None:
 
 
 @every_kind
-async def test_a_certificate_of_another_role_is_refused(kind: Kind, tmp_path: Path) -> None:
+async def test_a_certificate_of_another_role_is_refused(kind: Kind, tmp_path: Path):
     authority, serving, calling = certified(tmp_path, kind)
     roles = {"ingress", "coordinator", "target", "drafter"} - {kind.service.caller}
     async with kind.running(serving) as server, server.neighbour(calling):
@@ -180,7 +178,7 @@ async def test_a_certificate_of_another_role_is_refused(kind: Kind, tmp_path: Pa
             await server.link(calling)
 
 
-async def test_a_tls_caller_of_a_plain_server_is_told_so(tmp_path: Path) -> None:
+async def test_a_tls_caller_of_a_plain_server_is_told_so(tmp_path: Path):
     kind = KINDS["target"]
     _, _, calling = certified(tmp_path, kind)
     async with kind.running(TRUSTED) as server:
@@ -189,7 +187,7 @@ async def test_a_tls_caller_of_a_plain_server_is_told_so(tmp_path: Path) -> None
 
 
 @kinds
-async def test_certificates_are_replaced_under_open_streams(kind: Kind, tmp_path: Path) -> None:
+async def test_certificates_are_replaced_under_open_streams(kind: Kind, tmp_path: Path):
     authority, serving, calling = certified(tmp_path, kind)
     async with kind.running(serving) as server:
         links = [await server.link(calling) for _ in range(NUM_STREAMS)]
@@ -204,7 +202,7 @@ async def test_certificates_are_replaced_under_open_streams(kind: Kind, tmp_path
 
 
 @kinds
-async def test_what_swells_or_is_too_long_is_refused(kind: Kind) -> None:
+async def test_what_swells_or_is_too_long_is_refused(kind: Kind):
     async with kind.running(TRUSTED) as server, server.neighbour(TRUSTED):
         method = server.method("Describe")
         bomb, long_name = bytes(64 * 2**20), ("long", "x" * 20_000)
@@ -221,7 +219,7 @@ async def test_what_swells_or_is_too_long_is_refused(kind: Kind) -> None:
                 assert "metadata" in details
 
 
-async def test_calls_beyond_the_limit_are_refused() -> None:
+async def test_calls_beyond_the_limit_are_refused():
     kind = KINDS["target"]
     async with kind.running(TRUSTED) as server, server.neighbour(TRUSTED):
         method = server.method()
@@ -251,7 +249,7 @@ def frame(kind: int, payload: bytes) -> bytes:
     [b"", HELLO + frame(4, b"") + 64 * frame(6, bytes(8))],
     ids=["says nothing", "pings without an end"],
 )
-async def test_a_connection_without_calls_is_closed(sent: bytes) -> None:
+async def test_a_connection_without_calls_is_closed(sent: bytes):
     async with KINDS["target"].running(TRUSTED) as server, server.neighbour(TRUSTED):
         host, port = server.address.split(":")
         reader, writer = await asyncio.open_connection(host, int(port))

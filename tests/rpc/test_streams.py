@@ -1,7 +1,5 @@
 """Links over real gRPC streams: order, back-pressure, endings, malformed items."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc
@@ -55,7 +53,7 @@ async def streaming(worker: EchoTarget, *codec: Callable[..., Any]) -> AsyncIter
         yield channel.stream_stream(method, *codec)()
 
 
-async def test_a_watcher_reads_events_until_it_leaves_and_no_other_call_waits() -> None:
+async def test_a_watcher_reads_events_until_it_leaves_and_no_other_call_waits():
     toy = EchoCoordinator()
     async with stopping(await serve_coordinator(toy)) as server:
         _, link = await connect_coordinator(server.address)
@@ -69,7 +67,7 @@ async def test_a_watcher_reads_events_until_it_leaves_and_no_other_call_waits() 
     assert told == [("rounds", "0"), ("rounds", "1"), ("rounds", "2")]
 
 
-async def test_closing_the_link_ends_the_workers_iteration_after_all_frames() -> None:
+async def test_closing_the_link_ends_the_workers_iteration_after_all_frames():
     worker = EchoTarget()
     async with linked(worker) as link:
         await link.send(StepFrame(cancels=(TextName("a", 1), TextName("b", 1))))
@@ -82,7 +80,7 @@ async def test_closing_the_link_ends_the_workers_iteration_after_all_frames() ->
             await link.send(frame("late"))
 
 
-async def test_a_client_that_vanishes_ends_the_workers_iteration() -> None:
+async def test_a_client_that_vanishes_ends_the_workers_iteration():
     worker = EchoTarget()
     async with streaming(worker) as call:
         await call.initial_metadata()
@@ -93,7 +91,7 @@ async def test_a_client_that_vanishes_ends_the_workers_iteration() -> None:
         assert ending in {"closed", WorkerError.code}
 
 
-async def test_a_server_that_stops_breaks_the_clients_link() -> None:
+async def test_a_server_that_stops_breaks_the_clients_link():
     server = await serve_target(EchoTarget())
     _, link = await connect_target(server.address)
     await server.stop(0.0)
@@ -104,7 +102,7 @@ async def test_a_server_that_stops_breaks_the_clients_link() -> None:
     await link.close()
 
 
-async def test_a_worker_that_closes_ends_the_clients_iteration_cleanly() -> None:
+async def test_a_worker_that_closes_ends_the_clients_iteration_cleanly():
     async with linked(LeavingTarget()) as link:
         await link.send(frame("a"))
         answers = [answer async for answer in link]
@@ -116,7 +114,7 @@ async def test_a_worker_that_closes_ends_the_clients_iteration_cleanly() -> None
 @pytest.mark.parametrize(
     "error", [CapacityError("led by another coordinator"), RuntimeError("a bug")]
 )
-async def test_a_worker_that_raises_breaks_that_stream_only(error: Exception) -> None:
+async def test_a_worker_that_raises_breaks_that_stream_only(error: Exception):
     async with stopping(await serve_target(FailingTarget(error))) as server:
         _, broken = await connect_target(server.address)
         _, healthy = await connect_target(server.address)
@@ -133,7 +131,7 @@ async def test_a_worker_that_raises_breaks_that_stream_only(error: Exception) ->
         await healthy.close()
 
 
-async def test_a_worker_that_does_not_read_blocks_its_sender() -> None:
+async def test_a_worker_that_does_not_read_blocks_its_sender():
     async with linked(HangingTarget()) as link:
         heavy = frame("a", length=100_000)
 
@@ -148,7 +146,7 @@ async def test_a_worker_that_does_not_read_blocks_its_sender() -> None:
         flooding.cancel()
 
 
-async def test_a_frame_over_the_limit_arrives_in_parts_and_an_item_over_it_is_refused() -> None:
+async def test_a_frame_over_the_limit_arrives_in_parts_and_an_item_over_it_is_refused():
     async with linked(EchoTarget(), max_frame_bytes=8192) as link:
         names = [f"r{number}" for number in range(8)]
         await link.send(frame(*names, length=1000))
@@ -164,7 +162,7 @@ async def test_a_frame_over_the_limit_arrives_in_parts_and_an_item_over_it_is_re
         assert (await anext(aiter(link))).verdicts[0].request_id == "fine"
 
 
-async def test_a_malformed_item_is_refused_over_the_wire_and_the_stream_continues() -> None:
+async def test_a_malformed_item_is_refused_over_the_wire_and_the_stream_continues():
     codec = target_pb2.StepFrame.SerializeToString, target_pb2.VerdictFrame.FromString
     async with streaming(EchoTarget(), *codec) as call:
         params = common_pb2.SamplingParams()
@@ -184,7 +182,7 @@ async def test_a_malformed_item_is_refused_over_the_wire_and_the_stream_continue
         call.cancel()
 
 
-async def test_bytes_that_are_not_a_frame_end_the_senders_stream() -> None:
+async def test_bytes_that_are_not_a_frame_end_the_senders_stream():
     worker = EchoTarget()
     async with streaming(worker) as call:
         await call.write(b"\xff\xff\xff\xff")
@@ -192,7 +190,7 @@ async def test_bytes_that_are_not_a_frame_end_the_senders_stream() -> None:
         assert await asyncio.wait_for(worker.endings.get(), PATIENCE_S) == WorkerError.code
 
 
-async def test_no_task_outlives_its_link_or_server() -> None:
+async def test_no_task_outlives_its_link_or_server():
     before = asyncio.all_tasks()
     server = await serve_target(EchoTarget())
     for number in range(3):

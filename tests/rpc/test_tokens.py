@@ -1,7 +1,5 @@
 """A token proves the key of one service, for one call to one process, once and now."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -48,18 +46,18 @@ def refusal(
         (keys(OLD).sign(METHOD, WORKER, NOW + MAX_SKEW_S + 1), "NTP"),
     ],
 )
-def test_any_other_token_is_refused_by_name(sent: Metadata, reason: str) -> None:
+def test_any_other_token_is_refused_by_name(sent: Metadata, reason: str):
     assert reason in refusal(sent)
 
 
-def test_no_part_of_a_token_can_be_changed() -> None:
+def test_no_part_of_a_token_can_be_changed():
     ((_, token),) = keys(OLD).sign(METHOD, WORKER, NOW)
     for index, char in enumerate(token):
         other = "0" if char != "0" else "1"
         assert refusal(((HEADER, token[:index] + other + token[index + 1 :]),))
 
 
-def test_what_was_seen_is_forgotten_only_when_its_time_is_over() -> None:
+def test_what_was_seen_is_forgotten_only_when_its_time_is_over():
     now = NOW
     check = TokenCheck(keys(OLD), WORKER, lambda: now)
     ahead = keys(OLD).sign(METHOD, WORKER, NOW + MAX_SKEW_S)
@@ -74,7 +72,7 @@ def test_what_was_seen_is_forgotten_only_when_its_time_is_over() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "\n \n", "short", f"{OLD}\nshort"])
-def test_a_file_without_secrets_is_refused_with_the_remedy(tmp_path: Path, text: str) -> None:
+def test_a_file_without_secrets_is_refused_with_the_remedy(tmp_path: Path, text: str):
     path = tmp_path / "secret"
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"data_plane.secret_file: .*openssl rand"):
@@ -85,7 +83,7 @@ def test_a_file_without_secrets_is_refused_with_the_remedy(tmp_path: Path, text:
 
 def test_a_drafter_of_others_gets_its_own_key_and_no_secret(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     (tmp_path / "secret").write_text(f"{NEW}\n{OLD}\n")
     main(str(tmp_path / "secret"), SERVICE)
     (tmp_path / "key").write_text(capsys.readouterr().out)
@@ -95,7 +93,7 @@ def test_a_drafter_of_others_gets_its_own_key_and_no_secret(
     assert ServiceKeys(given, "target").sign(METHOD, WORKER) == ()
 
 
-def test_keys_are_derived_as_rfc_5869_says() -> None:
+def test_keys_are_derived_as_rfc_5869_says():
     for secret, service in ((OLD, "target"), (NEW, SERVICE)):
         oracle = HKDF(hashes.SHA256(), 32, b"drafthouse data plane", service.encode())
         assert derive(secret, service) == oracle.derive(secret.encode())

@@ -1,7 +1,5 @@
 """A simulated fleet loses no token, repeats itself, and is what its steps would be."""
 
-from __future__ import annotations
-
 import math
 import re
 import subprocess
@@ -103,7 +101,7 @@ def run(
 )
 def test_every_text_that_was_asked_for_is_refused_or_open_or_over(
     scene: Scene, times: DecodeTimes, load: Workload
-) -> None:
+):
     outcome = run(scene, times, load)
     late = [each for each in outcome.ended if each.ended_at >= outcome.from_s]
     # Of the texts that run at either end of the time that counts, only a part is emitted in it.
@@ -115,13 +113,13 @@ def test_every_text_that_was_asked_for_is_refused_or_open_or_over(
     assert all(each.asked_at < each.first_at < each.ended_at for each in outcome.ended)
 
 
-def test_a_seed_repeats_a_run_and_another_one_does_not(scene: Scene, times: DecodeTimes) -> None:
+def test_a_seed_repeats_a_run_and_another_one_does_not(scene: Scene, times: DecodeTimes):
     load = Workload(requests_per_s=20.0)
     assert run(scene, times, load) == run(scene, times, load)
     assert run(scene, times, load, seed=1) != run(scene, times, load)
 
 
-def test_texts_are_as_fast_as_step_by_step(scene: Scene, times: DecodeTimes) -> None:
+def test_texts_are_as_fast_as_step_by_step(scene: Scene, times: DecodeTimes):
     """The bound is what the aggregation may cost; prompts that are read together cost most."""
     for size in by_day((4,), (1, 4, 16)):
         simulation = Simulation(scene.texts, scene.machine, scene.pool(1.0), size)
@@ -130,7 +128,7 @@ def test_texts_are_as_fast_as_step_by_step(scene: Scene, times: DecodeTimes) -> 
         assert found == pytest.approx(stepwise.tokens / stepwise.time_s, rel=0.08), size
 
 
-def test_more_targets_and_more_drafters_are_never_slower(folder: Path) -> None:
+def test_more_targets_and_more_drafters_are_never_slower(folder: Path):
     scene = read(written(folder, ratios=[0, 0.25, 1, 4], load={"streams": 64}))
     found = list(rows(scene))
     speeds = [row.outcome.tokens_per_s for row in found]
@@ -143,13 +141,13 @@ def test_more_targets_and_more_drafters_are_never_slower(folder: Path) -> None:
     assert more.outcome.tokens_per_s > speeds[0]
 
 
-def test_a_fleet_that_nobody_asks_has_no_price(folder: Path) -> None:
+def test_a_fleet_that_nobody_asks_has_no_price(folder: Path):
     row = next(rows(read(written(folder, load={"streams": 0, "requests_per_s": 1e-6}))))
     assert (row.outcome.num_asked, row.cost) == (0, math.inf)
     assert "nan" in str(row)
 
 
-def test_the_price_of_a_million_tokens_is_that_of_the_devices_that_made_them(folder: Path) -> None:
+def test_the_price_of_a_million_tokens_is_that_of_the_devices_that_made_them(folder: Path):
     scene = read(written(folder, target={"price_per_hour": 3.6}))
     plain, drafted = found = list(rows(scene))
     assert plain.cost == pytest.approx(4 * 3.6 / 3600 / plain.outcome.tokens_per_s * 1e6)
@@ -175,9 +173,7 @@ def test_the_price_of_a_million_tokens_is_that_of_the_devices_that_made_them(fol
         ({"config": "other.yaml"}, "it has the drafters lm, and other.yaml suffix;"),
     ],
 )
-def test_a_wrong_value_is_named_with_the_remedy(
-    folder: Path, changes: dict[str, Any], told: str
-) -> None:
+def test_a_wrong_value_is_named_with_the_remedy(folder: Path, changes: dict[str, Any], told: str):
     path = written(folder, **changes)
     with pytest.raises(ConfigError) as error:
         read(path)
@@ -185,7 +181,7 @@ def test_a_wrong_value_is_named_with_the_remedy(
     assert told in str(error.value)
 
 
-def test_the_file_on_the_page_is_a_right_one(tmp_path: Path) -> None:
+def test_the_file_on_the_page_is_a_right_one(tmp_path: Path):
     page = (REPOSITORY / "docs" / "simulate.md").read_text("utf-8")
     example = page.partition("```yaml\n")[2].partition("```")[0]
     path = tmp_path / "fleet.yaml"
@@ -193,7 +189,7 @@ def test_the_file_on_the_page_is_a_right_one(tmp_path: Path) -> None:
     assert read(path).pool(1.0).remote == {"lm", "suffix"}
 
 
-def test_the_command_prints_a_row_for_each_ratio_and_needs_no_ray(folder: Path) -> None:
+def test_the_command_prints_a_row_for_each_ratio_and_needs_no_ray(folder: Path):
     path = written(folder)
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM, str(path)], capture_output=True, text=True, check=True
@@ -207,6 +203,6 @@ def test_the_command_prints_a_row_for_each_ratio_and_needs_no_ray(folder: Path) 
 
 def test_the_command_says_on_one_line_what_is_wrong(
     folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     assert main(["simulate", str(written(folder, seconds=0))]) == 2
     assert capsys.readouterr().err.count("\n") == 1

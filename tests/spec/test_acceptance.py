@@ -1,7 +1,5 @@
 """A drafter that was never verified is known by the texts that its trees were held against."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 
@@ -30,7 +28,7 @@ def accepted(score: Score, rank: int) -> float:
     return score.expected(DRAFT_LENGTHS.tolist().index(rank))[0]
 
 
-def test_accepted_are_the_best_nodes_that_the_text_went_through() -> None:
+def test_accepted_are_the_best_nodes_that_the_text_went_through():
     model = AcceptanceModel()
     model.learn([fate(5, 7, 9)])
     score = model.score("lm", GROUP)
@@ -43,7 +41,7 @@ def test_accepted_are_the_best_nodes_that_the_text_went_through() -> None:
     assert score.num_trees == pytest.approx(2.0, abs=0.01)
 
 
-def test_only_nodes_of_known_fate_are_held_against_their_claims() -> None:
+def test_only_nodes_of_known_fate_are_held_against_their_claims():
     model = AcceptanceModel()
     model.learn([fate(5)])  # what follows 5 is not known
     score = model.score("lm", GROUP)
@@ -52,7 +50,7 @@ def test_only_nodes_of_known_fate_are_held_against_their_claims() -> None:
     assert sum(score.calibrator.export()[0]) == pytest.approx(6.0, abs=0.05)
 
 
-def test_a_score_predicts_what_verification_brings() -> None:
+def test_a_score_predicts_what_verification_brings():
     """A chain of which each token is right four times in five, never verified."""
     generator = np.random.default_rng(1)
     model = AcceptanceModel()
@@ -69,7 +67,7 @@ def test_a_score_predicts_what_verification_brings() -> None:
     assert found.calibrator.expected_error() < 0.05
 
 
-def test_who_brings_more_weighs_more_where_trees_are_merged() -> None:
+def test_who_brings_more_weighs_more_where_trees_are_merged():
     model = AcceptanceModel()
     good, bad = (model.score(name, GROUP) for name in ("good", "bad"))
     assert good.weight() == bad.weight()
@@ -78,7 +76,7 @@ def test_who_brings_more_weighs_more_where_trees_are_merged() -> None:
     assert good.weight() > 4.0 * bad.weight() > 0.0
 
 
-def test_what_was_learned_outlives_a_restart() -> None:
+def test_what_was_learned_outlives_a_restart():
     model = AcceptanceModel()
     for _ in range(100):
         model.learn([fate(5, 7)])
@@ -94,14 +92,14 @@ def test_what_was_learned_outlives_a_restart() -> None:
     )
 
 
-def test_a_record_of_another_form_is_refused() -> None:
+def test_a_record_of_another_form_is_refused():
     state = Score().export()
     for broken in ({**state, "sums": [[1.0]]}, {**state, "calibrator": [[0.0]]}):
         with pytest.raises(ValueError, match="another form"):
             Score().restore(broken)
 
 
-def test_the_table_says_of_whom_what_task_and_law_it_speaks() -> None:
+def test_the_table_says_of_whom_what_task_and_law_it_speaks():
     model = AcceptanceModel()
     for is_sampled in (False, True):
         own = fate(5, 7, 9)
@@ -124,7 +122,7 @@ def test_the_table_says_of_whom_what_task_and_law_it_speaks() -> None:
     }
 
 
-def test_a_shadow_is_worth_what_steps_with_its_drafts_bring() -> None:
+def test_a_shadow_is_worth_what_steps_with_its_drafts_bring():
     """It is looked at at every token, and many in a row see the same copied passage come true."""
     generator = np.random.default_rng(1)
     copied = np.repeat(generator.random(200) < 0.3, 20)  # passages of 20 tokens
@@ -147,7 +145,7 @@ def test_a_shadow_is_worth_what_steps_with_its_drafts_bring() -> None:
     assert 1.0 + np.mean(accepted) > 1.3 * len(accepted) / num_steps
 
 
-def test_the_table_is_json_where_no_step_would_have_begun_at_a_tree() -> None:
+def test_the_table_is_json_where_no_step_would_have_begun_at_a_tree():
     model = AcceptanceModel()
     model.learn([replace(fate(5, 7), next_steps=np.ones(len(DRAFT_LENGTHS), dtype=np.int64))])
     (row,) = model.table()
@@ -155,7 +153,7 @@ def test_the_table_is_json_where_no_step_would_have_begun_at_a_tree() -> None:
     json.dumps(row, allow_nan=False)
 
 
-def test_a_drafter_with_another_model_begins_anew_and_the_former_score_comes_back() -> None:
+def test_a_drafter_with_another_model_begins_anew_and_the_former_score_comes_back():
     model = AcceptanceModel()
 
     def trees() -> float:
@@ -187,7 +185,7 @@ def claims(tree: TokenTree, generator: np.random.Generator) -> FloatArray:
     return np.array(found, dtype=np.float32)
 
 
-def test_scores_and_calibration_equal_those_of_the_reference() -> None:
+def test_scores_and_calibration_equal_those_of_the_reference():
     generator = np.random.default_rng(5)
     fast, slow = AcceptanceModel(), AcceptanceModel()
     steps = [np.zeros(len(DRAFT_LENGTHS), dtype=np.int64) for _ in range(2)]
@@ -212,7 +210,7 @@ def test_scores_and_calibration_equal_those_of_the_reference() -> None:
         )
 
 
-def test_a_batch_counts_each_of_its_trees_in_turn() -> None:
+def test_a_batch_counts_each_of_its_trees_in_turn():
     """The second tree stands where the step of the first one would have gone already."""
     tree, claimed = TokenTree.chain([1, 2]), np.array([0.9, 0.8], dtype=np.float32)
     next_steps = np.zeros(len(DRAFT_LENGTHS), dtype=np.int64)

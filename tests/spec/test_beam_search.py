@@ -1,7 +1,5 @@
 """The beam search itself, over a law that is small enough to try every text."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -51,7 +49,7 @@ def every_text(length_penalty: float) -> list[tuple[float, tuple[int, ...]]]:
 
 
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0, -1.0])
-def test_a_search_that_is_wide_enough_finds_the_best_of_all_texts(length_penalty: float) -> None:
+def test_a_search_that_is_wide_enough_finds_the_best_of_all_texts(length_penalty: float):
     width = VOCAB_SIZE**MAX_TOKENS
     found = search(BeamSpec(width, length_penalty, "never")).hypotheses
     expected = every_text(length_penalty)
@@ -60,7 +58,7 @@ def test_a_search_that_is_wide_enough_finds_the_best_of_all_texts(length_penalty
     assert np.allclose([one.score for one in found[:20]], scores, atol=1e-5)
 
 
-def test_one_beam_is_greedy_decoding_that_ends_at_the_stop_token() -> None:
+def test_one_beam_is_greedy_decoding_that_ends_at_the_stop_token():
     text: tuple[int, ...] = ()
     while len(text) < 12 and (not text or text[-1] != STOP):
         text = (*text, int(law(text).argmax()))
@@ -70,7 +68,7 @@ def test_one_beam_is_greedy_decoding_that_ends_at_the_stop_token() -> None:
 
 
 @pytest.mark.parametrize("early_stopping", [True, False, "never"])
-def test_texts_come_ordered_and_as_many_as_beams(early_stopping: EarlyStopping) -> None:
+def test_texts_come_ordered_and_as_many_as_beams(early_stopping: EarlyStopping):
     found = search(BeamSpec(3, 1.0, early_stopping), max_tokens=8).hypotheses
     scores = [float(one.score) for one in found]
     assert len(found) == 3
@@ -81,7 +79,7 @@ def test_texts_come_ordered_and_as_many_as_beams(early_stopping: EarlyStopping) 
         assert STOP not in tokens_of(one)[:-1]
 
 
-def test_stopping_early_takes_the_first_texts_and_never_stopping_the_best() -> None:
+def test_stopping_early_takes_the_first_texts_and_never_stopping_the_best():
     early = search(BeamSpec(2, 1.0, True), max_tokens=8)
     never = search(BeamSpec(2, 1.0, "never"), max_tokens=8)
     assert early.hypotheses[0].score <= never.hypotheses[0].score
@@ -89,7 +87,7 @@ def test_stopping_early_takes_the_first_texts_and_never_stopping_the_best() -> N
     assert max(lengths) < 8, "the law ends texts before the limit"
 
 
-def test_alternatives_are_kept_where_they_were_asked_for() -> None:
+def test_alternatives_are_kept_where_they_were_asked_for():
     asked = BeamSearch(BeamSpec(2), 1, (STOP,), num_logprobs=2)
     order = np.argsort(-law(()), kind="stable")[None]
     asked.advance(order.astype(np.int32), law(())[order])

@@ -1,8 +1,6 @@
 """One price decides how much is verified; what drafting is worth follows from what trees added, at
 whatever price nodes have."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -22,27 +20,27 @@ def prices(rate: float, max_extra_s: float = math.inf) -> Prices:
     return Prices(rate, NODE_S * NODE_EDGES, max_extra_s)
 
 
-def test_a_node_is_verified_while_it_brings_more_than_its_time_does_otherwise() -> None:
+def test_a_node_is_verified_while_it_brings_more_than_its_time_does_otherwise():
     gains = np.array([0.9, 0.8, 0.5, 0.3, 0.1])
     for rate, expected in ((0.0, 5), (200.0, 4), (400.0, 3), (850.0, 1), (950.0, 0)):
         assert choose_nodes(gains, prices(rate)).num_nodes == expected
 
 
-def test_the_value_is_what_is_left_after_paying() -> None:
+def test_the_value_is_what_is_left_after_paying():
     choice = choose_nodes(np.array([0.9, 0.8]), prices(500.0))
     assert (choice.num_nodes, choice.value) == (2, pytest.approx(0.7))
     assert choose_nodes(np.array([0.1]), prices(500.0)).value == 0.0
     assert choose_nodes(np.empty(0), prices(500.0)).num_nodes == 0
 
 
-def test_the_guard_bounds_the_whole_round() -> None:
+def test_the_guard_bounds_the_whole_round():
     gains = np.full(8, 0.9)
     assert choose_nodes(gains, prices(1.0, 0.0035)).num_nodes == 3
     assert choose_nodes(gains, prices(1.0, 0.0035), spent_s=0.002).num_nodes == 1
     assert choose_nodes(gains, prices(1.0, 0.0), spent_s=0.002).num_nodes == 0
 
 
-def test_every_beginning_of_the_ranking_is_closed_under_parents() -> None:
+def test_every_beginning_of_the_ranking_is_closed_under_parents():
     generator = np.random.default_rng(3)
     parents = np.array([-1, 0, 1, -1, 3, 3, 0, 6])
     survival = np.empty(8, dtype=np.float32)
@@ -56,7 +54,7 @@ def test_every_beginning_of_the_ranking_is_closed_under_parents() -> None:
         assert parents[node] < 0 or parents[node] in nodes[:place]
 
 
-def test_nodes_that_are_not_admitted_or_hopeless_are_not_ranked() -> None:
+def test_nodes_that_are_not_admitted_or_hopeless_are_not_ranked():
     survival = np.array([0.5, 0.0, 0.9, 0.7], dtype=np.float32)
     admitted = np.array([True, True, False, True])
     nodes, gains = ranking(survival, np.ones(4), admitted)
@@ -73,7 +71,7 @@ def chain(worth: Arm, survival: list[float], size: int = 16, turns: int = 1) -> 
         worth.learn(np.arange(len(survival)), np.array(survival), 1, size)
 
 
-def test_free_nodes_bring_the_sum_of_their_survivals() -> None:
+def test_free_nodes_bring_the_sum_of_their_survivals():
     worth = Arm()
     chain(worth, [0.9, 0.8, 0.7, 0.6, 0.5])
     assert worth.values(ONE_TEXT, FREE) == pytest.approx([1.7, 3.0, 3.5, 3.5])
@@ -81,13 +79,13 @@ def test_free_nodes_bring_the_sum_of_their_survivals() -> None:
     assert worth.values(2.0 * ONE_TEXT, FREE) == pytest.approx([1.7, 3.0, 3.5, 3.5])
 
 
-def test_only_nodes_that_survive_more_often_than_they_cost_are_counted() -> None:
+def test_only_nodes_that_survive_more_often_than_they_cost_are_counted():
     worth = Arm()
     chain(worth, [0.9, 0.8, 0.3, 0.2])
     assert worth.values(ONE_TEXT, prices(400.0)) == pytest.approx([0.9, 0.9, 0.9, 0.9])
 
 
-def test_drafts_that_are_worth_much_in_few_places_are_worth_something_at_a_high_price() -> None:
+def test_drafts_that_are_worth_much_in_few_places_are_worth_something_at_a_high_price():
     """Their mean survival alone is below the price of a node."""
     worth = Arm()
     for _ in range(200):
@@ -96,14 +94,14 @@ def test_drafts_that_are_worth_much_in_few_places_are_worth_something_at_a_high_
     assert worth.values(ONE_TEXT, prices(500.0))[0] == pytest.approx(0.2, abs=0.05)
 
 
-def test_texts_without_a_draft_count() -> None:
+def test_texts_without_a_draft_count():
     worth = Arm()
     worth.learn(np.array([0]), np.array([0.8]), 4, 2)
     assert worth.values(np.ones(4), FREE)[0] == pytest.approx(0.8)
     assert worth.values(ONE_TEXT, FREE)[0] == pytest.approx(0.2)
 
 
-def test_small_trees_say_nothing_of_what_larger_ones_add() -> None:
+def test_small_trees_say_nothing_of_what_larger_ones_add():
     worth = Arm()
     chain(worth, [0.9] * 8)
     chain(worth, [0.1] * 2, size=2, turns=100)
@@ -112,7 +110,7 @@ def test_small_trees_say_nothing_of_what_larger_ones_add() -> None:
     assert large == pytest.approx(0.2 + 6 * 0.9, abs=0.01)
 
 
-def test_nothing_is_worth_nothing_and_what_is_new_is_known_to_be_so() -> None:
+def test_nothing_is_worth_nothing_and_what_is_new_is_known_to_be_so():
     worth = Arm()
     assert worth.num_turns == 0
     assert worth.values(ONE_TEXT, FREE).tolist() == [0.0] * len(SIZES)
@@ -133,7 +131,7 @@ SLOWDOWN, SLACK_STEPS, STEP_S = 0.02, 8.0, 0.010
 )
 def test_no_stretch_of_rounds_costs_more_than_the_bound(
     seed: int, gain: float, extra: float, surprise: float
-) -> None:
+):
     """Rounds gain and cost at random; each is speculative as often as the guard allows it."""
     generator = np.random.default_rng(seed)
     guard = DeficitGuard(SLOWDOWN, SLACK_STEPS)
@@ -155,7 +153,7 @@ def test_no_stretch_of_rounds_costs_more_than_the_bound(
     assert worst_s <= SAVED * SLACK_STEPS * STEP_S + overshoot_s + 1e-9
 
 
-def test_what_is_lost_is_earned_back_by_plain_rounds() -> None:
+def test_what_is_lost_is_earned_back_by_plain_rounds():
     guard = DeficitGuard(SLOWDOWN, 1.0)
     guard.settle(2.5 * STEP_S, STEP_S, STEP_S)
     assert guard.max_extra_s(STEP_S) < 0.0
@@ -164,7 +162,7 @@ def test_what_is_lost_is_earned_back_by_plain_rounds() -> None:
     assert guard.max_extra_s(STEP_S) == pytest.approx(0.52 * STEP_S)
 
 
-def test_gains_are_saved_up_to_a_bound_and_what_plain_rounds_allow_is_not() -> None:
+def test_gains_are_saved_up_to_a_bound_and_what_plain_rounds_allow_is_not():
     guard = DeficitGuard(SLOWDOWN, 1.0)
     for _ in range(100):
         guard.settle(STEP_S, STEP_S, STEP_S, is_plain=True)
@@ -177,7 +175,7 @@ def test_gains_are_saved_up_to_a_bound_and_what_plain_rounds_allow_is_not() -> N
     assert guard.deficit_s == 0.0
 
 
-def test_noise_of_a_plain_round_never_fills_the_account() -> None:
+def test_noise_of_a_plain_round_never_fills_the_account():
     guard = DeficitGuard(slowdown=0.0, slack_steps=1.0)
     guard.settle(3.0, 1.0, 5.0)
     left_s = guard.max_extra_s(5.0)
@@ -188,7 +186,7 @@ def test_noise_of_a_plain_round_never_fills_the_account() -> None:
     assert guard.max_extra_s(5.0) == 0.0
 
 
-def test_other_limits_hold_from_the_next_round_on() -> None:
+def test_other_limits_hold_from_the_next_round_on():
     guard, strict = (DeficitGuard(SLOWDOWN, SLACK_STEPS) for _ in range(2))
     strict.slowdown, strict.slack_steps = SLOWDOWN, 1.0
     for each in (guard, strict):

@@ -1,7 +1,5 @@
 """The draw: argmax with shared noise, in every batch the same."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -50,7 +48,7 @@ def random_logits(seed: int, rows: int, vocab_size: int, spread: float = 3.0) ->
 )
 def test_the_draw_is_the_argmax_of_scores_over_the_survivors(
     params: list[SamplingParams], seed: int, spread: float
-) -> None:
+):
     params = [SamplingParams(p.temperature, p.top_p, p.top_k, p.min_p, seed=seed) for p in params]
     logits = random_logits(seed % 1000, len(params), 400, spread)
 
@@ -68,7 +66,7 @@ def test_the_draw_is_the_argmax_of_scores_over_the_survivors(
 
 
 @given(st.lists(LAWS | st.just(SamplingParams(0.0)), min_size=2, max_size=6), st.integers(0, 999))
-def test_a_rows_draw_does_not_depend_on_its_batch(params: list[SamplingParams], seed: int) -> None:
+def test_a_rows_draw_does_not_depend_on_its_batch(params: list[SamplingParams], seed: int):
     logits = random_logits(seed, len(params), 300)
 
     together = drawn(logits, params, range(len(params)))
@@ -79,7 +77,7 @@ def test_a_rows_draw_does_not_depend_on_its_batch(params: list[SamplingParams], 
 
 @pytest.mark.parametrize("vocab_size", [2, 64, 50_001])
 @pytest.mark.parametrize("params", [SamplingParams(0.0), None])
-def test_greedy_ties_go_to_the_lowest_token(vocab_size: int, params: SamplingParams | None) -> None:
+def test_greedy_ties_go_to_the_lowest_token(vocab_size: int, params: SamplingParams | None):
     generator = np.random.default_rng(vocab_size)
     logits = generator.integers(0, 3, (40, vocab_size)).astype(np.float32)
     rows = None if params is None else rows_for([params] * 40, range(40))
@@ -89,7 +87,7 @@ def test_greedy_ties_go_to_the_lowest_token(vocab_size: int, params: SamplingPar
     assert found.tolist() == logits.argmax(axis=1).tolist()
 
 
-def test_sampled_ties_go_to_the_lowest_token_on_both_paths() -> None:
+def test_sampled_ties_go_to_the_lowest_token_on_both_paths():
     # At this temperature the noise is far below one unit in the last place of the scaled logits,
     # so scores tie exactly between the candidates that are not the maximum's neighbours.
     logits = np.full((1, 200), -1.0, dtype=np.float32)
@@ -107,9 +105,7 @@ def test_sampled_ties_go_to_the_lowest_token_on_both_paths() -> None:
 @pytest.mark.parametrize(
     "params", [SamplingParams(0.0), SamplingParams(1.0), SamplingParams(0.8, 0.9, 50)]
 )
-def test_a_row_without_a_finite_maximum_is_invalid_and_alone(
-    bad: float, params: SamplingParams
-) -> None:
+def test_a_row_without_a_finite_maximum_is_invalid_and_alone(bad: float, params: SamplingParams):
     logits = random_logits(1, 3, 300)
     clean = drawn(logits, [params] * 3, [0, 1, 2])
     logits[1, 17 if bad > 0.0 or np.isnan(bad) else slice(None)] = bad  # or all are banned
@@ -120,7 +116,7 @@ def test_a_row_without_a_finite_maximum_is_invalid_and_alone(
     assert found[[0, 2]].tolist() == clean[[0, 2]].tolist()
 
 
-def test_banned_tokens_are_never_drawn() -> None:
+def test_banned_tokens_are_never_drawn():
     logits = np.zeros((500, 6), dtype=np.float32)
     logits[:, 2] = -np.inf
     params = [SamplingParams(1.0, seed=seed) for seed in range(500)]
@@ -136,7 +132,7 @@ def test_banned_tokens_are_never_drawn() -> None:
 )
 def test_the_winner_among_some_tokens_is_the_draw_where_it_is_one_of_them(
     seed: int, temperature: float, position: int, stream: int
-) -> None:
+):
     logits = random_logits(seed, 1, 60)
     params = SamplingParams(temperature, seed=seed, stream=stream)
     (token,) = drawn(logits, [params], [position]).tolist()
@@ -147,7 +143,7 @@ def test_the_winner_among_some_tokens_is_the_draw_where_it_is_one_of_them(
     assert winner_among(row, among, temperature, (seed, position, stream)) == token
 
 
-def test_a_batch_of_greedy_and_sampled_rows_is_not_changed_by_the_draw() -> None:
+def test_a_batch_of_greedy_and_sampled_rows_is_not_changed_by_the_draw():
     logits = torch.from_numpy(random_logits(3, 4, 50))
     before = logits.clone()
     params = [SamplingParams(0.0), SamplingParams(1.0), SamplingParams(0.0), SamplingParams(0.7)]
@@ -176,7 +172,7 @@ def winner_of(logits: torch.Tensor, params: SamplingParams) -> int:
     [SamplingParams(temperature=0.0), SAMPLED, replace(SAMPLED, temperature=1.6)],
     ids=["greedy", "sampled", "hot"],
 )
-def test_a_token_that_gains_more_than_its_gap_is_drawn_and_else_not(params: SamplingParams) -> None:
+def test_a_token_that_gains_more_than_its_gap_is_drawn_and_else_not(params: SamplingParams):
     generator = torch.Generator().manual_seed(1)
     for _ in range(5):
         logits = torch.randn(VOCAB_SIZE, generator=generator)
@@ -190,7 +186,7 @@ def test_a_token_that_gains_more_than_its_gap_is_drawn_and_else_not(params: Samp
             assert winner_of(raised, params) == token
 
 
-def test_a_token_at_the_border_of_the_law_is_near() -> None:
+def test_a_token_at_the_border_of_the_law_is_near():
     logits = torch.full((VOCAB_SIZE,), -20.0)
     logits[:3] = torch.tensor([1.0, 0.5, 0.4999])
     params = replace(SAMPLED, top_k=2)
@@ -204,7 +200,7 @@ def test_a_token_at_the_border_of_the_law_is_near() -> None:
     assert gap_of(logits, 1, 0, params, TRIPLE) == 0.0
 
 
-def test_a_banned_token_is_out_of_reach() -> None:
+def test_a_banned_token_is_out_of_reach():
     logits = torch.zeros(VOCAB_SIZE)
     logits[4] = -torch.inf
     for params in (SAMPLED, SamplingParams(temperature=0.0)):
@@ -257,7 +253,7 @@ def _drawn(
 )
 def test_the_draw_is_the_same_whether_the_host_waits_or_not(
     rows: list[tuple[SamplingParams, str]], seed: int, vocab_size: int
-) -> None:
+):
     random = np.random.default_rng(seed)
     logits = np.stack([ROWS[kind](random, vocab_size) for _, kind in rows]).astype(np.float32)
     params = [SamplingParams(p.temperature, p.top_p, p.top_k, p.min_p, seed=seed) for p, _ in rows]
@@ -276,14 +272,14 @@ def test_the_draw_is_the_same_whether_the_host_waits_or_not(
         (SamplingParams(30.0, min_p=0.01, seed=1), False),
     ],
 )
-def test_only_rows_beyond_the_greatest_are_drawn_again(law: SamplingParams, is_again: bool) -> None:
+def test_only_rows_beyond_the_greatest_are_drawn_again(law: SamplingParams, is_again: bool):
     other = SamplingParams(0.1, top_k=3, seed=2)
     expected, found, calls = _drawn(random_logits(5, 3, 900), [other, law, other])
     assert found == expected
     assert calls == [3, 1] if is_again else [3]
 
 
-def test_ties_beyond_the_greatest_are_drawn_among_them_all() -> None:
+def test_ties_beyond_the_greatest_are_drawn_among_them_all():
     logits = np.zeros((40, 4 * NUM_CANDIDATES), np.float32)
     params = [SamplingParams(1.0, top_k=2, seed=seed) for seed in range(40)]
     expected, found, calls = _drawn(logits, params)
@@ -293,7 +289,7 @@ def test_ties_beyond_the_greatest_are_drawn_among_them_all() -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_row_without_a_law_is_not_drawn_again(bad: float) -> None:
+def test_a_row_without_a_law_is_not_drawn_again(bad: float):
     logits = random_logits(1, 3, 300)
     logits[1] = bad
     _, found, calls = _drawn(logits, [SamplingParams(0.1, 0.9, seed=4)] * 3)

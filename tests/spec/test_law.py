@@ -4,8 +4,6 @@ The negative controls apply wrong rules, each one seen in public code, to the sa
 same judge; the judge must convict every one of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
@@ -124,7 +122,7 @@ def speculate(world: World, drafter: Drafter, seed: int) -> Context:
 @pytest.mark.parametrize("drafter", list(DRAFTERS))
 def test_the_emitted_law_is_the_targets_and_texts_are_those_of_plain_decoding(
     world: World, drafter: str
-) -> None:
+):
     texts = [speculate(world, DRAFTERS[drafter], seed) for seed in range(NUM_SEEDS)]
 
     assert p_value(texts, world.params) > PASS
@@ -135,7 +133,7 @@ def test_the_emitted_law_is_the_targets_and_texts_are_those_of_plain_decoding(
 
 def test_coupled_drafts_are_accepted_often_so_acceptance_itself_is_judged(
     hot_world: World,
-) -> None:
+):
     lengths = [len(one_round(hot_world, coupled_tree(2), seed, ())) for seed in range(500)]
 
     assert float(np.mean(lengths)) > 2.0
@@ -188,7 +186,7 @@ WRONG_RULES: dict[str, Rule] = {
 
 
 @pytest.mark.parametrize("rule", WRONG_RULES.values(), ids=WRONG_RULES)
-def test_the_judge_convicts_wrong_rules(hot_world: World, rule: Rule) -> None:
+def test_the_judge_convicts_wrong_rules(hot_world: World, rule: Rule):
     texts = chain_of(hot_world, rule)
 
     assert p_value(texts, hot_world.params) < CONVICT

@@ -1,7 +1,5 @@
 """Trees are re-rooted, calibrated and merged as the loops of the reference do it."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 
@@ -83,11 +81,11 @@ def assert_equal(found: MergedTrees, expected: MergedTrees) -> None:
 
 
 @given(batches())
-def test_both_ways_agree(batch: Batch) -> None:
+def test_both_ways_agree(batch: Batch):
     assert_equal(merge_trees(*batch), in_loops.merge_trees(*batch))
 
 
-def test_both_ways_agree_on_a_large_batch() -> None:
+def test_both_ways_agree_on_a_large_batch():
     generator, batch = np.random.default_rng(5), list[Held]()
     for index in range(96):
         parents = [-1, *(int(generator.integers(-1, node)) for node in range(1, 64))]
@@ -106,7 +104,7 @@ def held(tree: TokenTree, values: FloatArray, committed: Sequence[int] = (), **m
     return Held(group, tree, values, values, _CALIBRATORS[0], token_array(committed), weight)
 
 
-def test_two_drafters_of_a_sequence_share_its_tree_by_trust() -> None:
+def test_two_drafters_of_a_sequence_share_its_tree_by_trust():
     """The first sequence's text has gone on by a token that both had drafted."""
     values = np.array([0.8, 0.4, 0.2], np.float32)
     chain = held(TokenTree.of([7, 8, 9], [-1, 0, 1]), values, [7], weight=3.0)
@@ -125,7 +123,7 @@ def test_two_drafters_of_a_sequence_share_its_tree_by_trust() -> None:
     assert found.places.tolist() == [0, 1, 0, 2, 3]
 
 
-def test_a_text_that_leaves_the_tree_leaves_nothing_of_it() -> None:
+def test_a_text_that_leaves_the_tree_leaves_nothing_of_it():
     chain, values = TokenTree.of([7, 8], [-1, 0]), np.array([0.8, 0.4], np.float32)
     found = merge_trees([Held(0, chain, values, None, _CALIBRATORS[1], token_array([7, 9]))], 1)
 
@@ -140,7 +138,7 @@ def test_a_text_that_leaves_the_tree_leaves_nothing_of_it() -> None:
 )
 def test_a_merge_is_the_union_of_paths_with_survivals_of_those_who_looked(
     trees: list[TokenTree], weights: list[float], seed: int
-) -> None:
+):
     generator = np.random.default_rng(seed)
     values = [survivals(tree, generator) for tree in trees]
 
@@ -169,7 +167,7 @@ def test_a_merge_is_the_union_of_paths_with_survivals_of_those_who_looked(
 
 
 @given(batches())
-def test_each_node_that_is_left_stands_in_the_union_by_its_path(batch: Batch) -> None:
+def test_each_node_that_is_left_stands_in_the_union_by_its_path(batch: Batch):
     found = merge_trees(*batch)
 
     union = [paths(tree) for tree in found.merged.split()]
@@ -180,7 +178,7 @@ def test_each_node_that_is_left_stands_in_the_union_by_its_path(batch: Batch) ->
     assert set(found.places.tolist()) == set(range(found.merged.num_nodes))
 
 
-def test_a_merge_clamps_claims_that_grow_along_a_path() -> None:
+def test_a_merge_clamps_claims_that_grow_along_a_path():
     merged = merge_trees([held(TokenTree.chain([1, 2]), np.array([0.2, 0.9], np.float32))], 1)
 
     assert merged.survival.tolist() == pytest.approx([0.2, 0.2])

@@ -1,7 +1,5 @@
 """Noise is a published function of (seed, position, token, stream), the same everywhere."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -47,13 +45,13 @@ def keys(*triples: tuple[int, int, int]) -> torch.Tensor:
 @pytest.mark.parametrize(("counter", "key", "expected"), KNOWN_ANSWERS)
 def test_philox_gives_the_published_known_answers(
     counter: tuple[int, int, int, int], key: tuple[int, int], expected: str
-) -> None:
+):
     words = philox(counter, key)
 
     assert " ".join(f"{int(word):08x}" for word in words) == expected
 
 
-def test_numpy_noise_agrees_with_the_committed_vectors() -> None:
+def test_numpy_noise_agrees_with_the_committed_vectors():
     places = [COLUMNS[name] for name in ("token_id", "position", "stream")]
     values = gumbel(COLUMNS["seed"], COLUMNS["position"], COLUMNS["token_id"], COLUMNS["stream"])
 
@@ -65,7 +63,7 @@ def test_numpy_noise_agrees_with_the_committed_vectors() -> None:
 @given(
     seed=st.integers(0, 2**64 - 1), position=st.integers(0, 2**32 - 1), stream=st.integers(0, 64)
 )
-def test_numpy_and_torch_draw_identical_integers(seed: int, position: int, stream: int) -> None:
+def test_numpy_and_torch_draw_identical_integers(seed: int, position: int, stream: int):
     words = random_words(seed, (np.arange(300), position, stream, 0))[0]
     other = philox_words(keys((seed, position, stream)), 300)
 
@@ -75,7 +73,7 @@ def test_numpy_and_torch_draw_identical_integers(seed: int, position: int, strea
     )
 
 
-def test_rows_equal_single_values() -> None:
+def test_rows_equal_single_values():
     rows = gumbel_row(3, 0, 0, 10_000), gumbel_row(2**64 - 1, 9, 2, 10_000)
 
     for token in (0, 4096, 9_999):
@@ -83,26 +81,26 @@ def test_rows_equal_single_values() -> None:
         assert rows[1][token] == gumbel(2**64 - 1, 9, token, 2)
 
 
-def test_noise_is_finite_at_the_extreme_words() -> None:
+def test_noise_is_finite_at_the_extreme_words():
     values = gumbel_of_words(torch.tensor([0, ALL_ONES])).tolist()
 
     assert values == pytest.approx([22.873857, -3.129994], abs=1e-5)
 
 
-def test_noise_follows_the_gumbel_law() -> None:
+def test_noise_follows_the_gumbel_law():
     values = np.concatenate([gumbel_row(seed, 3, 0, 2_000) for seed in range(50)])
 
     assert stats.kstest(values.astype(np.float64), "gumbel_r").pvalue > 1e-3
 
 
 @pytest.mark.parametrize("other", [(6, 8, 0), (5, 9, 0), (5, 8, 1)])
-def test_each_coordinate_gives_independent_noise(other: tuple[int, int, int]) -> None:
+def test_each_coordinate_gives_independent_noise(other: tuple[int, int, int]):
     one, another = (gumbel_row(*triple, 20_000) for triple in ((5, 8, 0), other))
 
     assert abs(np.corrcoef(one, another)[0, 1]) < 4 / np.sqrt(20_000)
 
 
-def test_a_row_that_is_kept_is_not_changed_by_who_asked_for_it() -> None:
+def test_a_row_that_is_kept_is_not_changed_by_who_asked_for_it():
     before = gumbel_row(1, 0, 0, 10).copy()
     gumbel_rows(keys((1, 0, 0), (1, 0, 0)), 10).zero_()
     assert np.array_equal(gumbel_row(1, 0, 0, 10), before)
@@ -110,7 +108,7 @@ def test_a_row_that_is_kept_is_not_changed_by_who_asked_for_it() -> None:
         gumbel_row(1, 0, 0, 10)[0] = 0.0
 
 
-def test_many_rows_are_computed_in_parts_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_rows_are_computed_in_parts_of_bounded_size(monkeypatch: pytest.MonkeyPatch):
     sizes: list[int] = []
 
     def counted(some: torch.Tensor, vocab_size: int) -> torch.Tensor:

@@ -1,7 +1,5 @@
 """Every sampling parameter has a range; the edge belongs to it or not, and the refusal says so."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -32,7 +30,7 @@ TINY = 5e-324
         ("beams", (None, BeamSpec(1), BeamSpec(MAX_BEAMS))),
     ],
 )
-def test_what_has_a_meaning_is_accepted(field: str, values: tuple[object, ...]) -> None:
+def test_what_has_a_meaning_is_accepted(field: str, values: tuple[object, ...]):
     for value in values:
         check_params(SamplingParams(**{field: value}), VOCAB_SIZE)
 
@@ -60,7 +58,7 @@ def test_what_has_a_meaning_is_accepted(field: str, values: tuple[object, ...]) 
 )
 def test_what_has_none_is_refused_with_its_field_value_and_range(
     field: str, value: object, interval: str
-) -> None:
+):
     with pytest.raises(RequestError) as raised:
         check_params(SamplingParams(**{field: value}), VOCAB_SIZE)
 
@@ -70,7 +68,7 @@ def test_what_has_none_is_refused_with_its_field_value_and_range(
 
 @pytest.mark.parametrize("token", [-1, VOCAB_SIZE])
 @pytest.mark.parametrize("field", ["logit_bias", "prediction"])
-def test_a_token_that_does_not_exist_is_refused(field: str, token: int) -> None:
+def test_a_token_that_does_not_exist_is_refused(field: str, token: int):
     values = ((3, 1.0), (token, 1.0)) if field == "logit_bias" else (3, token, 4)
     with pytest.raises(RequestError) as raised:
         check_params(SamplingParams(**{field: values}), VOCAB_SIZE)
@@ -80,14 +78,14 @@ def test_a_token_that_does_not_exist_is_refused(field: str, token: int) -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_bias_that_is_no_finite_number_is_refused(value: float) -> None:
+def test_a_bias_that_is_no_finite_number_is_refused(value: float):
     with pytest.raises(RequestError, match=r"in \(-inf, inf\)") as raised:
         check_params(SamplingParams(logit_bias=((3, value),)), VOCAB_SIZE)
 
     assert raised.value.param == "logit_bias"
 
 
-def test_a_prediction_beyond_the_limit_is_refused_with_both_lengths() -> None:
+def test_a_prediction_beyond_the_limit_is_refused_with_both_lengths():
     with pytest.raises(RequestError, match="has 32769 tokens; at most 32768") as raised:
         check_params(SamplingParams(prediction=(1,) * (MAX_PREDICTION_TOKENS + 1)), VOCAB_SIZE)
 
@@ -107,7 +105,7 @@ def test_a_prediction_beyond_the_limit_is_refused_with_both_lengths() -> None:
         ("grammar", GrammarSpec("regex", "a")),
     ],
 )
-def test_a_search_ranks_by_the_models_own_law(field: str, value: object) -> None:
+def test_a_search_ranks_by_the_models_own_law(field: str, value: object):
     with pytest.raises(RequestError, match="a beam search ranks texts") as found:
         check_params(SamplingParams(beams=BeamSpec(2), **{field: value}), VOCAB_SIZE)
     assert found.value.param == field

@@ -1,7 +1,5 @@
 """Penalties, bias and bans against the text-book definition, token by token."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -47,7 +45,7 @@ def by_definition(
 )
 def test_every_row_is_penalised_by_its_own_path(
     sequences: list[tuple[list[int], list[int], TokenTree, SamplingParams]],
-) -> None:
+):
     num_rows = sum(len(tree) + 1 for _, _, tree, _ in sequences)
     logits = np.random.default_rng(1).standard_normal((num_rows, VOCAB_SIZE)).astype(np.float32)
     entries, expected = [], []
@@ -65,7 +63,7 @@ def test_every_row_is_penalised_by_its_own_path(
     np.testing.assert_allclose(adjusted.numpy(), np.array(expected), rtol=1e-5, atol=1e-6)
 
 
-def test_counting_on_equals_counting_from_the_start() -> None:
+def test_counting_on_equals_counting_from_the_start():
     counts = Counts.of(token_array([1, 2]), token_array([3]), VOCAB_SIZE, CPU)
     counts.add(token_array([3, 4, 4]))
 
@@ -75,7 +73,7 @@ def test_counting_on_equals_counting_from_the_start() -> None:
     assert counts.output.tolist() == [0, 0, 0, 2, 2, 0]
 
 
-def test_penalties_leave_banned_tokens_banned_and_other_rows_alone() -> None:
+def test_penalties_leave_banned_tokens_banned_and_other_rows_alone():
     logits = torch.zeros(2, VOCAB_SIZE)
     logits[:, 0] = -torch.inf
     counts = Counts.of(token_array([0]), token_array([0, 1]), VOCAB_SIZE, CPU)
@@ -87,7 +85,7 @@ def test_penalties_leave_banned_tokens_banned_and_other_rows_alone() -> None:
     assert logits[1].tolist() == [-np.inf, -1, 0, 0, 0, 0]
 
 
-def test_bias_adds_up_and_a_ban_is_final() -> None:
+def test_bias_adds_up_and_a_ban_is_final():
     logits = torch.zeros(2, 4)
 
     TokenBias.of(((1, 2.0), (3, -1.0), (1, 0.5)), CPU).apply(logits)
@@ -97,7 +95,7 @@ def test_bias_adds_up_and_a_ban_is_final() -> None:
     assert logits[1].tolist() == pytest.approx([0.0, -np.inf, -np.inf, -1.0])
 
 
-def test_everything_is_kept_on_the_logits_device_in_single_precision() -> None:
+def test_everything_is_kept_on_the_logits_device_in_single_precision():
     # The meta device computes nothing and is not the default one: what forgets it is seen.
     meta = torch.device("meta")
     bias = TokenBias.of([(1, 0.5)], meta)
@@ -131,7 +129,7 @@ TRUNCATIONS = tuple(
 
 
 @pytest.mark.parametrize("temperature", TINY)
-def test_a_temperature_that_is_nothing_is_greedy_under_every_truncation(temperature: float) -> None:
+def test_a_temperature_that_is_nothing_is_greedy_under_every_truncation(temperature: float):
     logits = random_logits(1, len(TRUNCATIONS), MANY)
     params = [SamplingParams(temperature=temperature, seed=3, **more) for more in TRUNCATIONS]
     found = drawn(logits, params, range(len(params)))
@@ -140,7 +138,7 @@ def test_a_temperature_that_is_nothing_is_greedy_under_every_truncation(temperat
 
 
 @pytest.mark.parametrize("temperature", HUGE)
-def test_a_temperature_beyond_all_leaves_every_token_and_no_banned_one(temperature: float) -> None:
+def test_a_temperature_beyond_all_leaves_every_token_and_no_banned_one(temperature: float):
     logits = torch.tensor([[1.0, -torch.inf, 3.0]])
     law = RowLaws.of([SamplingParams(temperature=temperature)], CPU)
     scaled = scale(logits, logits.amax(1), law.temperature)
@@ -148,7 +146,7 @@ def test_a_temperature_beyond_all_leaves_every_token_and_no_banned_one(temperatu
 
 
 @pytest.mark.parametrize("temperature", [*TINY, 1.0, *HUGE])
-def test_both_ways_to_find_a_cutoff_agree_at_the_edges(temperature: float) -> None:
+def test_both_ways_to_find_a_cutoff_agree_at_the_edges(temperature: float):
     params = [SamplingParams(temperature=temperature, **more) for more in TRUNCATIONS]
     laws = RowLaws.of(params, CPU)
     logits = torch.from_numpy(random_logits(2, len(params), MANY))
@@ -160,14 +158,14 @@ def test_both_ways_to_find_a_cutoff_agree_at_the_edges(temperature: float) -> No
 
 
 @pytest.mark.parametrize("temperature", TINY)
-def test_near_ties_of_a_tiny_temperature_are_told_apart(temperature: float) -> None:
+def test_near_ties_of_a_tiny_temperature_are_told_apart(temperature: float):
     logits = torch.tensor([1.0, 3.0, 2.0])
     assert winner_among(logits, np.array([0, 1, 2]), temperature, (1, 2, 0)) == 1
 
 
 @pytest.mark.parametrize("penalty", [*TINY, 1e-20, 10.0, *HUGE])
 @pytest.mark.parametrize("shift", [-1e300, -2.0, 2.0, 1e300])
-def test_penalties_leave_finite_logits_that_are_in_order(penalty: float, shift: float) -> None:
+def test_penalties_leave_finite_logits_that_are_in_order(penalty: float, shift: float):
     logits = torch.tensor([[30.0, 31.0, -2.0, 0.0, -torch.inf, 5.0]])
     counts = Counts.of(token_array([0, 1, 2, 3, 4]), token_array([2, 2, 4]), 6, CPU)
     for params in (
@@ -185,7 +183,7 @@ def test_penalties_leave_finite_logits_that_are_in_order(penalty: float, shift: 
 
 
 @pytest.mark.parametrize("value", [-1e300, -5e-324, 5e-324, 1e300])
-def test_a_bias_leaves_finite_logits(value: float) -> None:
+def test_a_bias_leaves_finite_logits(value: float):
     logits = torch.tensor([[0.0, 1.0, -torch.inf]])
     TokenBias.of([(0, value), (2, value)], CPU).apply(logits)
     assert logits[0].tolist()[2] == -np.inf

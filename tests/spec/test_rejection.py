@@ -4,8 +4,6 @@ The negative controls break one condition each, on the same drafts and before th
 must convict every one of them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -72,7 +70,7 @@ BY_DAY = ["chain", "two siblings, toy", "mixed", "top_p", "none of the drafter's
 
 @pytest.mark.parametrize("name", by_day(BY_DAY, [*WORLDS]))
 @pytest.mark.parametrize("drafts_by_step", by_day([False], [False, True]), ids=str)
-def test_siblings_in_turn_leave_the_targets_law(name: str, drafts_by_step: bool) -> None:
+def test_siblings_in_turn_leave_the_targets_law(name: str, drafts_by_step: bool):
     texts = written(WORLDS[name], drafts_by_step=drafts_by_step)
 
     assert p_value(WORLDS[name].target, texts.judged) > PASS
@@ -86,7 +84,7 @@ def pruned_by_rank(step: Step) -> tuple[Ints, Ints]:
     return np.where(is_cut, alone, accepted), np.where(is_cut, other, token)
 
 
-def test_siblings_may_be_cut_off_by_their_rank() -> None:
+def test_siblings_may_be_cut_off_by_their_rank():
     world = replace(TOY, widths=(2, 2))
 
     assert p_value(world.target, written(world, pruned_by_rank).judged) > PASS
@@ -127,7 +125,7 @@ def tree_of(world: World, seed: int, text: list[int], num_nodes: int) -> Drafted
 
 
 @pytest.mark.parametrize("name", ["chain, toy", "two siblings, toy", "chosen", "mixed"])
-def test_a_walk_down_a_tree_makes_the_same_texts(name: str) -> None:
+def test_a_walk_down_a_tree_makes_the_same_texts(name: str):
     world = WORLDS[name]
     texts = written(world)
 
@@ -151,7 +149,7 @@ def test_a_walk_down_a_tree_makes_the_same_texts(name: str) -> None:
 )
 def test_a_token_is_drawn_where_the_running_sum_exceeds_the_number(
     weights: list[float], number: float
-) -> None:
+):
     token = draw_from(np.array(weights), number)
 
     below, limit = sum(weights[:token]), number * sum(weights)
@@ -167,7 +165,7 @@ def mean_and_error(counts: Ints) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("num_drafts", [1, 3])
-def test_a_chain_is_accepted_as_often_as_theory_says(num_drafts: int) -> None:
+def test_a_chain_is_accepted_as_often_as_theory_says(num_drafts: int):
     alpha = float(np.minimum(TARGET, DRAFT).sum())
     texts = written(replace(PAIR, widths=(1,) * num_drafts))
 
@@ -260,11 +258,11 @@ RULES: list[tuple[Rule, World]] = [
 
 
 @pytest.mark.parametrize(("rule", "world"), RULES, ids=[rule.__name__ for rule, _ in RULES])
-def test_the_judge_convicts_wrong_rules(rule: Rule, world: World) -> None:
+def test_the_judge_convicts_wrong_rules(rule: Rule, world: World):
     assert p_value(world.target, written(world, rule).judged) < CONVICT
 
 
-def test_the_judge_convicts_a_drafter_that_knows_the_targets_noise() -> None:
+def test_the_judge_convicts_a_drafter_that_knows_the_targets_noise():
     texts = written(PAIR, residual_with_the_shared_noise, shared_noise=True)
 
     assert p_value(PAIR.target, texts.judged) < CONVICT

@@ -1,7 +1,5 @@
 """Processed laws against a plain reference: one row at a time, full sorts, no shortcuts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
@@ -73,7 +71,7 @@ LAWS = st.builds(
 )
 def test_survivors_equal_the_reference(
     params: list[SamplingParams], seed: int, spread: float, vocab_size: int
-) -> None:
+):
     generator = np.random.default_rng(seed)
     logits = (generator.standard_normal((len(params), vocab_size)) * spread).astype(np.float32)
 
@@ -89,7 +87,7 @@ def test_survivors_equal_the_reference(
 @given(st.lists(LAWS, min_size=1, max_size=3), st.integers(0, 1000), st.integers(2, 6))
 def test_equal_logits_stand_or_fall_together(
     params: list[SamplingParams], seed: int, num_levels: int
-) -> None:
+):
     generator = np.random.default_rng(seed)
     logits = generator.integers(0, num_levels, (len(params), 300)).astype(np.float32)
 
@@ -137,7 +135,7 @@ def _scaled(kinds: list[str], laws: RowLaws, seed: int, size: int) -> torch.Tens
 )
 def test_every_way_to_find_the_survivors_finds_the_same(
     rows: list[tuple[SamplingParams, str]], seed: int, num_candidates: int, vocab_size: int
-) -> None:
+):
     laws = RowLaws.of([params for params, _ in rows], CPU)
     scaled = _scaled([kind for _, kind in rows], laws, seed, vocab_size)
     expected = scaled >= sorted_cutoffs(scaled, laws).unsqueeze(1)
@@ -182,7 +180,7 @@ class _Peak(TorchDispatchMode):
 
 @by_night
 @pytest.mark.parametrize("top_p", [0.9, 1.0])
-def test_a_selection_takes_no_more_memory_than_a_draw_is_said_to(top_p: float) -> None:
+def test_a_selection_takes_no_more_memory_than_a_draw_is_said_to(top_p: float):
     num_rows, vocab_size = 70, 100_000
     # So flat that every row is sorted.
     params = [SamplingParams(100.0, top_p=top_p, top_k=50_000)] * num_rows
@@ -207,25 +205,25 @@ PROBS = np.array([[0.5, 0.2, 0.2, 0.1], [0.1, 0.3, 0.2, 0.4]])
 LOGITS = torch.tensor(np.log(PROBS) + np.array([[3.0], [-7.0]]), dtype=torch.float32)
 
 
-def test_each_emitted_token_has_its_log_probability() -> None:
+def test_each_emitted_token_has_its_log_probability():
     entries = token_logprobs(LOGITS, token_array([2, 3]), 0)
     assert [entry.top for entry in entries] == [(), ()]
     assert [entry.logprob for entry in entries] == pytest.approx(np.log([0.2, 0.4]), abs=1e-6)
 
 
-def test_alternatives_come_most_probable_first_and_equal_ones_by_id() -> None:
+def test_alternatives_come_most_probable_first_and_equal_ones_by_id():
     first, second = token_logprobs(LOGITS, token_array([0, 0]), 3)
     assert [token for token, _ in first.top] == [0, 1, 2]
     assert [token for token, _ in second.top] == [3, 1, 2]
     assert [value for _, value in second.top] == pytest.approx(np.log([0.4, 0.3, 0.2]), abs=1e-6)
 
 
-def test_no_more_alternatives_are_reported_than_there_are_tokens() -> None:
+def test_no_more_alternatives_are_reported_than_there_are_tokens():
     (entry,) = token_logprobs(LOGITS[:1], token_array([0]), 20)
     assert [token for token, _ in entry.top] == [0, 1, 2, 3]
 
 
-def test_half_precision_is_normalised_in_single() -> None:
+def test_half_precision_is_normalised_in_single():
     half = LOGITS.to(torch.bfloat16)
     entries = token_logprobs(half, token_array([0, 1]), 4)
     same = token_logprobs(half.float(), token_array([0, 1]), 4)

@@ -1,7 +1,5 @@
 """The statistics of a text end where the text ends."""
 
-from __future__ import annotations
-
 from cluster.core import SpeculationStats
 from cluster.requests.fields import StepCount
 from cluster.spec.statistics import TextStatistics
@@ -21,7 +19,7 @@ def told(num_tokens: int) -> SpeculationStats:
     return statistics.of(WHOLE)
 
 
-def test_a_whole_text_has_all_its_steps() -> None:
+def test_a_whole_text_has_all_its_steps():
     stats = told(7)
     assert (stats.num_steps, stats.num_spec_steps) == (4, 2)
     assert (stats.num_draft_tokens, stats.num_accepted_draft_tokens) == (5, 3)
@@ -32,7 +30,7 @@ def test_a_whole_text_has_all_its_steps() -> None:
     assert stats.decode_time_s == 3.0
 
 
-def test_what_was_accepted_behind_the_end_is_left_out() -> None:
+def test_what_was_accepted_behind_the_end_is_left_out():
     for num_tokens in range(8):
         stats = told(num_tokens)
         accepted = stats.num_accepted_draft_tokens
@@ -49,16 +47,16 @@ def test_what_was_accepted_behind_the_end_is_left_out() -> None:
     assert cut.decode_time_s == 1.0
 
 
-def test_a_text_that_ends_before_its_first_drafts_was_too_short_for_them() -> None:
+def test_a_text_that_ends_before_its_first_drafts_was_too_short_for_them():
     assert told(1).idle_because == "too_short"
     assert told(2).idle_because == ""
 
 
-def test_an_empty_last_step_counts_as_a_step() -> None:
+def test_an_empty_last_step_counts_as_a_step():
     statistics = TextStatistics()
     statistics.take([STEPS[0], StepCount((), 2, {"a": 2}, 1.0)], 1)
     assert statistics.snapshot("").acceptance_histogram == (1,)
 
 
-def test_without_steps_what_the_coordinator_says_stands() -> None:
+def test_without_steps_what_the_coordinator_says_stands():
     assert TextStatistics().of(WHOLE) is WHOLE

@@ -1,7 +1,5 @@
 """A target's own step times by rows: what they say of numbers of nodes nobody has tried."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np
@@ -36,29 +34,29 @@ def profile() -> StepProfile:
         ((1, 2), (0.1, float("nan"))),
     ],
 )
-def test_what_is_no_profile_is_none(rows: tuple[int, ...], times_s: tuple[float, ...]) -> None:
+def test_what_is_no_profile_is_none(rows: tuple[int, ...], times_s: tuple[float, ...]):
     assert StepProfile.of(rows, times_s) is None
 
 
-def test_two_points_are_a_profile() -> None:
+def test_two_points_are_a_profile():
     found = StepProfile.of([1, 2], [0.5, 2.0])
     assert found == StepProfile((1, 2), (0.5, 2.0))
     assert found.at([1, 2, 3]).tolist() == [0.5, 2.0, 3.5]
     assert found.at([1, 2, 3]).dtype == np.float64
 
 
-def test_between_sizes_it_is_interpolated_and_beyond_them_it_goes_on() -> None:
+def test_between_sizes_it_is_interpolated_and_beyond_them_it_goes_on():
     found = profile().at([1, 4, 12, 26, 64, 100])
     np.testing.assert_allclose(found, [0.010, 0.010, 0.011, 0.018, 0.048, 0.072])
 
 
-def test_beyond_them_two_neighbours_that_measured_alike_do_not_count_alone() -> None:
+def test_beyond_them_two_neighbours_that_measured_alike_do_not_count_alone():
     noisy = StepProfile.of((1, 32, 48, 64), (0.010, 0.020, 0.040, 0.040))
     assert noisy is not None
     assert noisy.at([128]).tolist() == pytest.approx([0.080])
 
 
-def test_more_rows_never_take_less() -> None:
+def test_more_rows_never_take_less():
     noisy = StepProfile.of((1, 2, 4, 8), (0.010, 0.013, 0.011, 0.014))
     assert noisy is not None
     assert noisy.times_s == pytest.approx((0.010, 0.012, 0.012, 0.014))
@@ -70,7 +68,7 @@ def test_more_rows_never_take_less() -> None:
 PROFILE = StepProfile.of((1, 2, 16, 32), (0.010, 0.010, 0.010, 0.020))
 
 
-def test_the_formulas_are_those_of_their_sources() -> None:
+def test_the_formulas_are_those_of_their_sources():
     assert step_profile.accepted_share(0.8, 4) == pytest.approx(0.59, abs=0.001)
     assert step_profile.accepted_share(1.0, 4) == 1.0
     assert step_profile.by_guide(0.8, 4) == pytest.approx(4.2 / 1.8)
@@ -79,7 +77,7 @@ def test_the_formulas_are_those_of_their_sources() -> None:
 
 
 @pytest.mark.parametrize("cost", [0.05, 0.2, 0.5])
-def test_by_leviathan_drafts_pay_from_an_acceptance_above_their_cost(cost: float) -> None:
+def test_by_leviathan_drafts_pay_from_an_acceptance_above_their_cost(cost: float):
     """Corollary 3.9 of the paper: where a > c there is a length that pays, k = 1 among them."""
     curve = functools.partial(step_profile.by_leviathan, cost=cost)
     found = step_profile.break_even(curve)
@@ -89,7 +87,7 @@ def test_by_leviathan_drafts_pay_from_an_acceptance_above_their_cost(cost: float
     assert step_profile.break_even(functools.partial(step_profile.by_leviathan, cost=1.1)) is None
 
 
-def test_by_the_measured_curve_a_step_costs_its_rows_and_its_drafts() -> None:
+def test_by_the_measured_curve_a_step_costs_its_rows_and_its_drafts():
     assert PROFILE is not None
     times = (
         DraftTime(1, 2, "lm", False, 0.001),
@@ -110,7 +108,7 @@ def test_by_the_measured_curve_a_step_costs_its_rows_and_its_drafts() -> None:
     assert step_profile.break_even(look_ups) is None
 
 
-def test_a_chain_takes_as_many_steps_of_the_draft_model_as_it_has_tokens() -> None:
+def test_a_chain_takes_as_many_steps_of_the_draft_model_as_it_has_tokens():
     assert PROFILE is not None
     gave_up = (DraftTime(1, 2, "lm", False, 0.002), DraftTime(1, 8, "lm", False, 0.002))
     drafter = StepProfile.of((1, 2, 16), (0.001, 0.001, 0.002))

@@ -1,7 +1,5 @@
 """Claims become calibrated by what is revealed, and by nothing else."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -23,7 +21,7 @@ def log_loss(claims: np.ndarray, outcomes: np.ndarray) -> float:
     return float(-np.where(outcomes, np.log(claims), np.log1p(-claims)).mean())
 
 
-def test_claimed_conditionals_invert_the_product_along_paths() -> None:
+def test_claimed_conditionals_invert_the_product_along_paths():
     parents = np.array([-1, 0, 0, 1], np.int32)
 
     claims = claimed_conditionals(parents, np.array([0.8, 0.4, 0.2, 0.0], np.float32))
@@ -31,7 +29,7 @@ def test_claimed_conditionals_invert_the_product_along_paths() -> None:
     assert claims.tolist() == pytest.approx([0.8, 0.5, 0.25, 0.0])
 
 
-def test_an_untrained_calibrator_believes_the_claims() -> None:
+def test_an_untrained_calibrator_believes_the_claims():
     claims = np.array([0.1, 0.5, 0.9])
 
     np.testing.assert_allclose(calibrated(Calibrator(), claims), claims, rtol=1e-9)
@@ -41,7 +39,7 @@ def test_an_untrained_calibrator_believes_the_claims() -> None:
 @pytest.mark.parametrize(
     ("name", "slope", "offset"), [("overconfident", 0.5, -0.5), ("timid", 1.8, 0.6)]
 )
-def test_miscalibrated_claims_are_corrected(name: str, slope: float, offset: float) -> None:
+def test_miscalibrated_claims_are_corrected(name: str, slope: float, offset: float):
     generator = np.random.default_rng(0)
     calibrator = Calibrator()
     claims = generator.uniform(0.02, 0.98, 6000)
@@ -56,7 +54,7 @@ def test_miscalibrated_claims_are_corrected(name: str, slope: float, offset: flo
     assert calibrator.expected_error() < 0.05
 
 
-def test_claims_that_follow_no_formula_are_corrected_too() -> None:
+def test_claims_that_follow_no_formula_are_corrected_too():
     """As those of counts: all that was seen once is claimed alike."""
     generator = np.random.default_rng(7)
     calibrator = Calibrator()
@@ -79,7 +77,7 @@ def test_claims_that_follow_no_formula_are_corrected_too() -> None:
 )
 def test_whatever_was_observed_a_higher_claim_never_counts_for_less(
     seen: list[tuple[float, bool]], size: int
-) -> None:
+):
     calibrator = Calibrator()
     for start in range(0, len(seen), size):
         claims, outcomes = zip(*seen[start : start + size], strict=True)
@@ -92,7 +90,7 @@ def test_whatever_was_observed_a_higher_claim_never_counts_for_less(
     assert (found < 1.0).all()
 
 
-def test_claims_that_nobody_makes_any_more_do_not_turn_the_order_around() -> None:
+def test_claims_that_nobody_makes_any_more_do_not_turn_the_order_around():
     generator = np.random.default_rng(2)
     calibrator = Calibrator()
     observe(calibrator, np.linspace(0.01, 0.99, 200), generator.random(200) < 0.5)
@@ -107,7 +105,7 @@ def test_claims_that_nobody_makes_any_more_do_not_turn_the_order_around() -> Non
 
 def test_the_calibration_error_is_that_of_what_was_predicted_before(
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+):
     """It tells a drafter that lies from one that does not, and a fit that fits only afterwards."""
     generator = np.random.default_rng(3)
     honest, lying, random = Calibrator(), Calibrator(), Calibrator()
@@ -125,7 +123,7 @@ def test_the_calibration_error_is_that_of_what_was_predicted_before(
     assert random.expected_error() < 0.1
 
 
-def test_a_drafter_that_turns_bad_is_found_out_within_its_half_life() -> None:
+def test_a_drafter_that_turns_bad_is_found_out_within_its_half_life():
     generator = np.random.default_rng(1)
     calibrator = Calibrator()
     for share in (0.8, 0.1):
@@ -135,7 +133,7 @@ def test_a_drafter_that_turns_bad_is_found_out_within_its_half_life() -> None:
     assert calibrated(calibrator, 0.8) == pytest.approx(0.1, abs=0.08)
 
 
-def test_a_few_outcomes_move_the_claims_little() -> None:
+def test_a_few_outcomes_move_the_claims_little():
     calibrator = Calibrator()
     for _ in range(32):
         observe(calibrator, [0.9], [False])
@@ -145,7 +143,7 @@ def test_a_few_outcomes_move_the_claims_little() -> None:
 
 
 @given(token_trees(), st.integers(0, 99))
-def test_calibrated_survival_is_a_law_over_each_nodes_children(tree: TokenTree, seed: int) -> None:
+def test_calibrated_survival_is_a_law_over_each_nodes_children(tree: TokenTree, seed: int):
     generator = np.random.default_rng(seed)
     calibrator = Calibrator()
     observe(calibrator, np.full(100, 0.3), np.ones(100))  # claims come out higher
@@ -160,7 +158,7 @@ def test_calibrated_survival_is_a_law_over_each_nodes_children(tree: TokenTree, 
         assert total <= (1.0 if parent < 0 else found[parent]) * (1 + 1e-5)
 
 
-def test_extreme_claims_do_not_break_the_fit() -> None:
+def test_extreme_claims_do_not_break_the_fit():
     calibrator = Calibrator()
     for _ in range(50):
         observe(calibrator, [0.0, 1.0, 1.0], [True, False, True])
@@ -180,7 +178,7 @@ def loss(found: list[float], values: list[int], weights: list[int]) -> float:
 
 
 @given(pairs)
-def test_nothing_in_order_is_nearer(given_pairs: list[tuple[int, int]]) -> None:
+def test_nothing_in_order_is_nearer(given_pairs: list[tuple[int, int]]):
     values, weights = [pair[0] for pair in given_pairs], [pair[1] for pair in given_pairs]
     found = isotonic(values, weights)
     assert found == sorted(found)

@@ -1,7 +1,5 @@
 """The prefix hash, and the log that keeps it for every prefix of a text."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -22,19 +20,19 @@ PREFIX_HASH_VECTORS = [
 
 
 @pytest.mark.parametrize(("token_ids", "expected"), PREFIX_HASH_VECTORS)
-def test_prefix_hash_gives_the_committed_vectors(token_ids: list[int], expected: int) -> None:
+def test_prefix_hash_gives_the_committed_vectors(token_ids: list[int], expected: int):
     assert prefix_hash(token_ids) == expected
     assert prefix_hash(token_array(token_ids)) == expected
 
 
 @given(st.lists(st.integers(-(2**31), 2**31 - 1), max_size=60), st.integers(0, 2**64 - 1))
-def test_the_hash_of_every_prefix_equals_the_recurrence(token_ids: list[int], start: int) -> None:
+def test_the_hash_of_every_prefix_equals_the_recurrence(token_ids: list[int], start: int):
     assert prefix_hashes(token_array(token_ids), start).tolist() == [
         prefix_hash(token_ids[: i + 1], start) for i in range(len(token_ids))
     ]
 
 
-def test_hashes_of_long_prompts_do_not_overflow() -> None:
+def test_hashes_of_long_prompts_do_not_overflow():
     token_ids = np.full(5000, 2**31 - 1, dtype=np.int32)
     assert int(prefix_hashes(token_ids)[-1]) == prefix_hash(token_ids)
 
@@ -54,7 +52,7 @@ edits = st.lists(st.integers(0, 120) | st.lists(st.integers(0, 2**31 - 1), max_s
 @given(st.lists(st.integers(0, 9), max_size=60), st.integers(0, 80), edits)
 def test_a_log_holds_what_was_appended_and_not_cut_off_with_its_hashes(
     first: list[int], capacity: int, edits: list[int | list[int]]
-) -> None:
+):
     log, held = TokenLog(token_array(first), capacity), list(first)
     check(log, held)
     for edit in edits:
@@ -68,7 +66,7 @@ def test_a_log_holds_what_was_appended_and_not_cut_off_with_its_hashes(
 
 
 @given(st.lists(st.lists(st.integers(0, 100), min_size=1, max_size=40), max_size=12))
-def test_views_do_not_change_when_tokens_are_appended(pieces: list[list[int]]) -> None:
+def test_views_do_not_change_when_tokens_are_appended(pieces: list[list[int]]):
     # They may still be on their way in frames.
     log, held, views = TokenLog(capacity=4), [], []
     for piece in pieces:
@@ -79,7 +77,7 @@ def test_views_do_not_change_when_tokens_are_appended(pieces: list[list[int]]) -
         assert token_ids.tolist() == then
 
 
-def test_parts_of_a_log_are_ranges_of_its_tokens() -> None:
+def test_parts_of_a_log_are_ranges_of_its_tokens():
     log = TokenLog(token_array([5, 6, 7, 8]))
     assert log.since(1).tolist() == [6, 7, 8]
     assert log.since(1, 3).tolist() == [6, 7]

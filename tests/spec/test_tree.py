@@ -1,8 +1,6 @@
 """Trees, and many at once, against brute force over their paths; the walk over a target's draws by
 examples."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -33,7 +31,7 @@ def survival_of(tree: TokenTree, seed: int) -> np.ndarray:
 
 
 @given(token_trees())
-def test_depths_masks_and_children_follow_from_paths(tree: TokenTree) -> None:
+def test_depths_masks_and_children_follow_from_paths(tree: TokenTree):
     mask = ancestor_mask(tree.parents)
     below = children(tree.parents)
     for node in range(len(tree)):
@@ -46,7 +44,7 @@ def test_depths_masks_and_children_follow_from_paths(tree: TokenTree) -> None:
 
 
 @given(token_trees(), st.lists(st.integers(0, 5), max_size=6))
-def test_a_walk_finds_the_longest_known_prefix(tree: TokenTree, tokens: list[int]) -> None:
+def test_a_walk_finds_the_longest_known_prefix(tree: TokenTree, tokens: list[int]):
     known = {(): -1} | {path: node for node, path in enumerate(paths(tree))}
     matched = max(k for k in range(len(tokens) + 1) if tuple(tokens[:k]) in known)
 
@@ -54,7 +52,7 @@ def test_a_walk_finds_the_longest_known_prefix(tree: TokenTree, tokens: list[int
 
 
 @given(token_trees(max_nodes=9), st.integers(0, 10))
-def test_pruning_keeps_the_best_prefix_closed_nodes(tree: TokenTree, max_nodes: int) -> None:
+def test_pruning_keeps_the_best_prefix_closed_nodes(tree: TokenTree, max_nodes: int):
     survival = survival_of(tree, 7)
 
     pruned, values, kept = prune(tree, survival, max_nodes)
@@ -73,7 +71,7 @@ def test_pruning_keeps_the_best_prefix_closed_nodes(tree: TokenTree, max_nodes: 
     assert float(survival[kept].sum()) == pytest.approx(best, rel=1e-5)
 
 
-def test_pruning_keeps_parents_where_claims_grow_along_a_path() -> None:
+def test_pruning_keeps_parents_where_claims_grow_along_a_path():
     tree = TokenTree.of([1, 2, 3], [-1, -1, 1])
 
     _, _, kept = prune(tree, np.array([0.5, 0.4, 0.9], np.float32), 2)
@@ -81,14 +79,14 @@ def test_pruning_keeps_parents_where_claims_grow_along_a_path() -> None:
     assert kept.tolist() == [0, 1]
 
 
-def test_impossible_survivals_count_as_zero_or_one() -> None:
+def test_impossible_survivals_count_as_zero_or_one():
     values = np.array([np.nan, -1.0, 7.0, np.inf], np.float32)
 
     assert monotone(np.full(4, -1, np.int32), values).tolist() == [0.0, 0.0, 1.0, 1.0]
 
 
 @given(token_trees(), st.lists(st.integers(0, 5), max_size=4))
-def test_rerooting_keeps_exactly_the_continuations(tree: TokenTree, committed: list[int]) -> None:
+def test_rerooting_keeps_exactly_the_continuations(tree: TokenTree, committed: list[int]):
     survival = survival_of(tree, 3)
 
     result = reroot(tree, committed, survival)
@@ -116,7 +114,7 @@ def same(ours: TokenTree, theirs: TokenTree) -> bool:
 
 
 @given(many_trees)
-def test_trees_come_out_as_they_went_in(trees: list[TokenTree]) -> None:
+def test_trees_come_out_as_they_went_in(trees: list[TokenTree]):
     split = join(trees).split()
 
     assert len(split) == len(trees)
@@ -125,7 +123,7 @@ def test_trees_come_out_as_they_went_in(trees: list[TokenTree]) -> None:
 
 
 @given(many_trees, st.integers(0, 2**32 - 1))
-def test_the_best_nodes_are_those_of_each_tree(trees: list[TokenTree], seed: int) -> None:
+def test_the_best_nodes_are_those_of_each_tree(trees: list[TokenTree], seed: int):
     generator = np.random.default_rng(seed)
     # Some are equal, some are no probabilities, and some exceed their parent's.
     choices = np.array([0.0, 0.25, 0.5, 0.5, 0.9, 1.0, -0.5, np.nan], np.float32)
@@ -159,7 +157,7 @@ TREE = TokenTree.of([5, 6, 7, 7, 9], [-1, -1, 0, 1, 2])
 )
 def test_the_walk_goes_on_from_the_child_that_carries_the_draw(
     draws: list[int], path: list[int], token_ids: list[int]
-) -> None:
+):
     nodes, emitted = walk_draws(TREE, token_array(draws))
     assert (nodes.tolist(), emitted.tolist()) == (path, token_ids)
     assert nodes.dtype == emitted.dtype == np.int32

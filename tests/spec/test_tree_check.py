@@ -1,7 +1,5 @@
 """Trees that are no trees are told from those that are, at once and one by one alike."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -41,7 +39,7 @@ VOCAB_SIZE = 6
 )
 def test_a_malformed_tree_is_refused_with_the_value(
     tokens: list[int], parents: list[int], named: str
-) -> None:
+):
     with pytest.raises(ProtocolError, match=named):
         check_tree(TokenTree.of(tokens, parents), vocab_size=10)
 
@@ -57,23 +55,21 @@ def test_a_malformed_tree_is_refused_with_the_value(
         ([0.5], "2 nodes and 1 survival"),
     ],
 )
-def test_survivals_that_are_none_are_refused_with_the_value(
-    survival: list[float], named: str
-) -> None:
+def test_survivals_that_are_none_are_refused_with_the_value(survival: list[float], named: str):
     problem = problem_of_tree(TokenTree.chain([1, 2]), np.array(survival, np.float32), 10)
 
     assert problem is not None
     assert named in problem
 
 
-def test_what_rounding_does_to_survivals_is_no_fault() -> None:
+def test_what_rounding_does_to_survivals_is_no_fault():
     survival = np.array([1.0000002, 1.0000004, 0.3, 0.30000004, 0.0, 5e-7], np.float32)
 
     assert problem_of_tree(TokenTree.chain([1, 2, 3, 4, 5, 6]), survival, 10) is None
 
 
 @pytest.mark.parametrize("wrong", [np.int64, np.uint32, np.float64, np.object_, np.bool_])
-def test_numbers_of_another_type_are_refused(wrong: type) -> None:
+def test_numbers_of_another_type_are_refused(wrong: type):
     tree = TokenTree.chain([1, 0])
     survival = np.ones(2, np.float32)
 
@@ -84,7 +80,7 @@ def test_numbers_of_another_type_are_refused(wrong: type) -> None:
     assert "float32" in str(problem_of_tree(tree, survival.astype(wrong), 10))
 
 
-def test_arrays_of_more_dimensions_and_what_is_no_array_are_refused() -> None:
+def test_arrays_of_more_dimensions_and_what_is_no_array_are_refused():
     square = np.zeros((2, 2), np.int32)
 
     for other in (square, np.int32(1), [1, 2], None, "12"):
@@ -106,9 +102,7 @@ def test_arrays_of_more_dimensions_and_what_is_no_array_are_refused() -> None:
         ({"tree": TokenTree.chain(range(5000))}, "5000 nodes"),
     ],
 )
-def test_a_proposal_of_anything_is_refused_with_a_reason(
-    change: dict[str, object], named: str
-) -> None:
+def test_a_proposal_of_anything_is_refused_with_a_reason(change: dict[str, object], named: str):
     proposal = Proposal("r", 1, 3, 9, TokenTree.chain([1, 2]), np.ones(2, np.float32), "d")
     other = replace(proposal, **change)
     if len(getattr(other.tree, "token_ids", ())) > MAX_PROPOSED_NODES:
@@ -144,7 +138,7 @@ def spoiled_trees(draw: st.DrawFn) -> tuple[TokenTree, FloatArray]:
 @given(st.lists(spoiled_trees(), max_size=4), st.sampled_from([VOCAB_SIZE, ANY_VOCABULARY]))
 def test_trees_are_sound_together_when_each_one_is(
     spoiled: list[tuple[TokenTree, FloatArray]], vocab_size: int
-) -> None:
+):
     trees, survivals = [tree for tree, _ in spoiled], [values for _, values in spoiled]
 
     for claimed in (survivals, None):
@@ -156,7 +150,7 @@ def test_trees_are_sound_together_when_each_one_is(
         assert are_sound(trees, claimed, vocab_size) == (not any(problems))
 
 
-def test_without_a_compiler_the_answer_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_the_answer_is_the_same(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tree_check.native, "is_available", lambda: False)
     cycle = TokenTree.of([1, 2], [1, 0])
 

@@ -1,7 +1,5 @@
 """The architectures of the tests' tiny models, and sizes at which they load in milliseconds."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

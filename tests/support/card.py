@@ -6,8 +6,6 @@ Makes the environment in that folder.  What cannot be had of the versions is tol
 its place; where there is no environment at all, that is told and nothing has failed.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -4,8 +4,6 @@ The weights are drawn wider than training would, so that greedy text does not lo
 wrong mask or position changes it.  The tokenizer is byte-level: every id decodes to something.
 """
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

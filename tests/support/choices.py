@@ -1,7 +1,5 @@
 """What every night tests whole, and each day a part of: a night has the profile `nightly`."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Collection
 from itertools import combinations, product

@@ -1,7 +1,5 @@
 """Time as an argument."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Native code that tests run, compiled once: kept beside the product's own, by its sources."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """Configurations and references for tests that run the whole house on tiny checkpoints."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import cache

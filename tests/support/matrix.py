@@ -1,7 +1,5 @@
 """What the matrix of laws compares: a request of every kind, answered with and without drafts."""
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """A recorder, filled and read by hand."""
 
-from __future__ import annotations
-
 from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.metrics import Metric

@@ -3,8 +3,6 @@
 `python -m tests.support.mutation`; the exit code is 1 while fewer than the wanted share are killed.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import Counter

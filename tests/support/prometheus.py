@@ -1,7 +1,5 @@
 """Debian's Prometheus, which is no Python package."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

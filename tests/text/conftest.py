@@ -1,7 +1,5 @@
 """Tokenizers of both families, built once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Conversations that cannot be rendered raise a RequestError with field and remedy."""
 
-from __future__ import annotations
-
 import traceback
 from pathlib import Path
 from typing import Any
@@ -57,13 +55,11 @@ USER = said("user")
         (said("assistant", None, tool_calls=[{"function": "f"}]), "messages[0].tool_calls[0]"),
     ],
 )
-def test_a_bad_conversation_names_the_field(
-    byte_level: Tokenizer, messages: Any, param: str
-) -> None:
+def test_a_bad_conversation_names_the_field(byte_level: Tokenizer, messages: Any, param: str):
     assert refused(byte_level, messages).param == param
 
 
-def test_the_error_contains_the_templates_own_reason(byte_level: Tokenizer) -> None:
+def test_the_error_contains_the_templates_own_reason(byte_level: Tokenizer):
     assert "only system, user and assistant speak here" in refused(byte_level, said("tool")).message
 
 
@@ -79,7 +75,7 @@ PARTS = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
 )
 def test_what_a_model_does_not_know_becomes_what_it_knows(
     byte_level: Tokenizer, messages: Any, same: Any
-) -> None:
+):
     assert byte_level.render_chat(messages) == byte_level.render_chat(same)
 
 
@@ -129,7 +125,7 @@ RENDERED: dict[str, tuple[Any, list[dict[str, Any]], dict[str, Any], str]] = {
 )
 def test_a_template_is_given(
     folder: Path, template: Any, messages: Any, more: dict[str, Any], expected: str
-) -> None:
+):
     assert with_template(folder, template).render_chat(messages, **more) == expected
 
 
@@ -143,13 +139,11 @@ def test_a_template_is_given(
         "{% for broken",
     ],
 )
-def test_a_template_that_fails_is_a_request_error_without_content(
-    folder: Path, template: str
-) -> None:
+def test_a_template_that_fails_is_a_request_error_without_content(folder: Path, template: str):
     refused(with_template(folder, template), USER)
 
 
-def test_a_model_without_template_is_refused_with_the_reason(folder: Path) -> None:
+def test_a_model_without_template_is_refused_with_the_reason(folder: Path):
     tokenizer = with_template(folder, None)
     assert not tokenizer.chat_template
     assert "no chat template" in refused(tokenizer, USER).message
@@ -161,9 +155,7 @@ OF_PARTS = "{% macro part() %}" + PART + "{% endmacro %}" + GROWING.replace(PART
 
 
 @pytest.mark.parametrize("template", [GROWING, OF_PARTS, {"default": GROWING}])
-def test_a_template_whose_text_grows_with_an_argument_is_stopped(
-    tmp_path: Path, template: Any
-) -> None:
+def test_a_template_whose_text_grows_with_an_argument_is_stopped(tmp_path: Path, template: Any):
     tokenizer = with_template(byte_level_folder(tmp_path), template)
     assert len(tokenizer.render_chat(USER, template_arguments={"n": 30})) == 900_000
     with pytest.raises(RequestError, match="more than 16777216 characters") as caught:

@@ -1,7 +1,5 @@
 """A checkpoint's sampling defaults and end-of-sequence tokens."""
 
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path
@@ -31,7 +29,7 @@ def folder_with(folder: Path, **values: Any) -> Path:
     return folder
 
 
-def test_a_checkpoint_defines_sampling_defaults_and_end_tokens(tmp_path: Path) -> None:
+def test_a_checkpoint_defines_sampling_defaults_and_end_tokens(tmp_path: Path):
     folder_with(tmp_path, **QWEN, min_p=0.05, max_new_tokens=2048)
     assert load_sampling_defaults(tmp_path) == SamplingParams(
         temperature=0.7, top_p=0.8, top_k=20, min_p=0.05, repetition_penalty=1.1, max_tokens=2048
@@ -39,12 +37,12 @@ def test_a_checkpoint_defines_sampling_defaults_and_end_tokens(tmp_path: Path) -
     assert load_eos_token_ids(tmp_path) == (7, 9)
 
 
-def test_without_the_file_or_its_values_openais_defaults_apply(tmp_path: Path) -> None:
+def test_without_the_file_or_its_values_openais_defaults_apply(tmp_path: Path):
     assert load_sampling_defaults(tmp_path) == OPENAI
     assert load_sampling_defaults(folder_with(tmp_path, temperature=None, top_k=-1)) == OPENAI
 
 
-def test_the_operator_may_choose_openais_defaults_or_another_folder(tmp_path: Path) -> None:
+def test_the_operator_may_choose_openais_defaults_or_another_folder(tmp_path: Path):
     model = folder_with(tmp_path / "model", **QWEN)
     other = folder_with(tmp_path / "other", temperature=0.3, eos_token_id=5)
     assert load_sampling_defaults(model, "none") == OPENAI
@@ -57,7 +55,7 @@ def test_the_operator_may_choose_openais_defaults_or_another_folder(tmp_path: Pa
 
 def test_unsupported_settings_of_a_checkpoint_are_logged_by_name(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     folder_with(tmp_path, **QWEN, num_beams=1, bad_words_ids=[], typical_p=1)
     with caplog.at_level(logging.WARNING):
         load_sampling_defaults(tmp_path)
@@ -84,7 +82,7 @@ def test_unsupported_settings_of_a_checkpoint_are_logged_by_name(
 )
 def test_a_value_that_cannot_be_used_names_the_file_and_the_remedy(
     tmp_path: Path, values: dict[str, Any], reason: str
-) -> None:
+):
     with pytest.raises(ConfigError, match=reason) as caught:
         load_sampling_defaults(folder_with(tmp_path, **values))
     assert "set target.generation_config to none" in caught.value.message
@@ -92,7 +90,7 @@ def test_a_value_that_cannot_be_used_names_the_file_and_the_remedy(
 
 
 @pytest.mark.parametrize("text", ["{", "[]"])
-def test_a_file_that_is_not_an_object_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_not_an_object_is_refused(tmp_path: Path, text: str):
     (tmp_path / "generation_config.json").write_text(text)
     with pytest.raises(ConfigError, match=r"generation_config.json: not"):
         load_sampling_defaults(tmp_path)

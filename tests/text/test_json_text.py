@@ -1,7 +1,5 @@
 """JSON that clients send: what is no value here, and how it is named."""
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any
@@ -24,11 +22,11 @@ def refusal(text: str, name: str) -> RequestError:
 
 
 @pytest.mark.parametrize("written", ["5", '"x"', "null", "[1.5, true]", '{"a": [1e308, -5e-324]}'])
-def test_a_value_is_that_of_the_text(written: str) -> None:
+def test_a_value_is_that_of_the_text(written: str):
     assert parse_json(written, "field") == json.loads(written)
 
 
-def test_values_may_be_as_deep_as_the_limit_and_no_deeper() -> None:
+def test_values_may_be_as_deep_as_the_limit_and_no_deeper():
     assert parse_json(nested(MAX_DEPTH - 1), "") == json.loads(nested(MAX_DEPTH - 1))
     assert parse_json("[" * MAX_DEPTH + "]" * MAX_DEPTH, "")
     wide = json.dumps({"messages": [{"content": "{"}] * 1000})
@@ -39,7 +37,7 @@ def test_values_may_be_as_deep_as_the_limit_and_no_deeper() -> None:
         assert (error.param, "nested too deeply" in error.message) == ("field", True)
 
 
-def test_a_deep_part_of_a_body_is_named_by_where_it_begins() -> None:
+def test_a_deep_part_of_a_body_is_named_by_where_it_begins():
     tool = {"function": {"parameters": json.loads(nested(200))}}
     error = refusal(json.dumps({"model": "m", "tools": [{}, tool]}), "")
     assert error.param == "tools[1].function.parameters"
@@ -57,13 +55,13 @@ NUMBERS: list[tuple[str, str, str]] = [
 
 
 @pytest.mark.parametrize(("body", "param", "shown"), NUMBERS)
-def test_a_number_that_is_none_is_named(body: str, param: str, shown: str) -> None:
+def test_a_number_that_is_none_is_named(body: str, param: str, shown: str):
     error = refusal(body, "")
     assert (error.param, shown in error.message) == (param, True)
     assert refusal(body, "field").param == "field"
 
 
-def test_a_number_that_a_later_one_replaces_is_refused_too() -> None:
+def test_a_number_that_a_later_one_replaces_is_refused_too():
     assert "no finite number" in refusal('{"a": NaN, "a": 1}', "").message
 
 
@@ -79,7 +77,7 @@ HALF = "\\ud83d"  # of a surrogate pair: JSON can escape it, and UTF-8 cannot ha
         ('"%s"', None),
     ],
 )
-def test_half_a_character_is_refused_wherever_it_stands(body: str, param: str | None) -> None:
+def test_half_a_character_is_refused_wherever_it_stands(body: str, param: str | None):
     error = refusal(body % HALF, "")
     assert error.message.startswith(f"{param or 'the body'}: contains half of a surrogate pair")
     assert error.param == param
@@ -88,7 +86,7 @@ def test_half_a_character_is_refused_wherever_it_stands(body: str, param: str | 
     assert parse_json(body % f"\\{HALF}", "")
 
 
-def test_what_is_no_json_is_told_without_its_text() -> None:
+def test_what_is_no_json_is_told_without_its_text():
     error = refusal('{"secret', "field")
     assert error.param == "field"
     assert "line 1 column 2" in error.message
@@ -97,7 +95,7 @@ def test_what_is_no_json_is_told_without_its_text() -> None:
 
 
 @pytest.mark.parametrize("arguments", [nested(500), nested(100_000), '{"a": 1e400}', f'["{HALF}"]'])
-def test_arguments_of_calls_are_read_by_the_same_rules(arguments: str) -> None:
+def test_arguments_of_calls_are_read_by_the_same_rules(arguments: str):
     call: dict[str, Any] = {"function": {"name": "f", "arguments": arguments}}
     with pytest.raises(RequestError) as caught:
         tool_calls_of([call], "messages[1].tool_calls")

@@ -1,7 +1,5 @@
 """Reasoning is split off, whatever pieces the text comes in."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest
@@ -36,7 +34,7 @@ def test_it_is_split_off(
     reasoning: str,
     size: int,
     calls: CallFormat | None,
-) -> None:
+):
     reader = Dialect(calls, MARKERS).reader(prompt, with_calls=True)
     assert reader is not None
     parts = [part for at in range(0, len(text), size) for part in reader.push(text[at : at + size])]
@@ -45,18 +43,18 @@ def test_it_is_split_off(
     assert "".join(part.text for part in said if part.is_reasoning) == reasoning
 
 
-def test_nothing_is_read_behind_a_prompt_that_ends_the_reasoning() -> None:
+def test_nothing_is_read_behind_a_prompt_that_ends_the_reasoning():
     assert Dialect(markers=MARKERS).reader([7, 8, 9], with_calls=False) is None
 
 
-def test_the_prompt_says_where_a_text_begins() -> None:
+def test_the_prompt_says_where_a_text_begins():
     assert MARKERS.begins_inside([1, 2, 3]) is None
     assert MARKERS.begins_inside([1, 7]) is True
     assert MARKERS.begins_inside([7, 5, 8, 9, 2]) is False
     assert MARKERS.begins_inside([7, *[5] * 30]) is None
 
 
-def test_the_style_is_known_by_the_template() -> None:
+def test_the_style_is_known_by_the_template():
     assert reasoning_style("a </think> b") == "think"
     assert reasoning_style("<|channel|>") == "harmony"
     assert reasoning_style("") is None

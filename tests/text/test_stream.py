@@ -1,7 +1,5 @@
 """Streamed text equals the whole text, however its tokens are grouped."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest
@@ -39,7 +37,7 @@ def streamed(stream: TextStream, pieces: list[list[int]]) -> tuple[str, str | No
 @given(text=texts, data=st.data())
 def test_text_of_valid_utf8_equals_decoding_at_once(
     tokenizer: Tokenizer, text: str, data: st.DataObject
-) -> None:
+):
     ids = tokenizer.encode(text, add_special_tokens=True).tolist()
     out, stop = streamed(TextStream(tokenizer), chunks(data, ids))
     assert (out, stop) == (tokenizer.decode(ids), None)
@@ -49,7 +47,7 @@ def test_text_of_valid_utf8_equals_decoding_at_once(
 @given(data=st.data())
 def test_random_byte_level_tokens_equal_decoding_at_once(
     byte_level: Tokenizer, data: st.DataObject
-) -> None:
+):
     ids = data.draw(st.lists(st.integers(0, byte_level.vocab_size + 3), max_size=30))
     for skip in (True, False):
         stream = TextStream(byte_level, skip_special_tokens=skip)
@@ -59,9 +57,7 @@ def test_random_byte_level_tokens_equal_decoding_at_once(
 
 @relaxed
 @given(data=st.data())
-def test_text_does_not_depend_on_how_tokens_are_pushed(
-    tokenizer: Tokenizer, data: st.DataObject
-) -> None:
+def test_text_does_not_depend_on_how_tokens_are_pushed(tokenizer: Tokenizer, data: st.DataObject):
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=30))
     stops = tuple(data.draw(st.lists(st.sampled_from(["a", "the", "\ufffd", "é "]), max_size=2)))
     one_by_one = TextStream(tokenizer, stops)
@@ -81,7 +77,7 @@ def test_text_does_not_depend_on_how_tokens_are_pushed(
 )
 def test_stopping_equals_a_search_through_the_whole_text(
     tokenizer: Tokenizer, text: str, stops: list[str], include: bool, data: st.DataObject
-) -> None:
+):
     ids = tokenizer.encode(text, add_special_tokens=False).tolist()
     whole = tokenizer.decode(ids)
     stream = TextStream(tokenizer, stops, include_stop=include)
@@ -104,12 +100,12 @@ def test_stopping_equals_a_search_through_the_whole_text(
     text=st.text(alphabet="ab", max_size=24),
     stops=st.lists(st.text(alphabet="ab", min_size=1, max_size=5), min_size=1, max_size=3),
 )
-def test_exactly_the_longest_possible_beginning_is_held_back(text: str, stops: list[str]) -> None:
+def test_exactly_the_longest_possible_beginning_is_held_back(text: str, stops: list[str]):
     beginnings = {stop[:length] for stop in stops for length in range(len(stop))}
     assert held_len(text, stops) == max(len(each) for each in beginnings if text.endswith(each))
 
 
-def test_an_empty_stop_string_is_refused(byte_level: Tokenizer) -> None:
+def test_an_empty_stop_string_is_refused(byte_level: Tokenizer):
     with pytest.raises(RequestError, match="empty"):
         TextStream(byte_level, ["a", ""])
 
@@ -118,7 +114,7 @@ def test_an_empty_stop_string_is_refused(byte_level: Tokenizer) -> None:
 @given(prompt=st.text(alphabet="abt he", max_size=12), text=texts)
 def test_a_continued_prompt_keeps_the_space_before_the_text(
     tokenizer: Tokenizer, prompt: str, text: str
-) -> None:
+):
     prompt_ids = tokenizer.encode(prompt, add_special_tokens=False).tolist()
     ids = tokenizer.encode(text, add_special_tokens=False).tolist()
     stream = TextStream(tokenizer, prompt_ids=prompt_ids)
@@ -130,7 +126,7 @@ def test_a_continued_prompt_keeps_the_space_before_the_text(
         assert out == tokenizer.decode(ids)
 
 
-def test_endless_malformed_bytes_are_returned_and_not_held_back(tokenizer: Tokenizer) -> None:
+def test_endless_malformed_bytes_are_returned_and_not_held_back(tokenizer: Tokenizer):
     raw = next(
         token for token in range(tokenizer.vocab_size) if tokenizer.token_bytes(token) == b"\xff"
     )
@@ -140,7 +136,7 @@ def test_endless_malformed_bytes_are_returned_and_not_held_back(tokenizer: Token
     assert set(out) == {"\ufffd"}
 
 
-def test_tokens_after_the_stop_are_not_counted(byte_level: Tokenizer) -> None:
+def test_tokens_after_the_stop_are_not_counted(byte_level: Tokenizer):
     ids = byte_level.encode("one. two. three").tolist()
     stream = TextStream(byte_level, (". ",))
     delta = stream.push(ids)
@@ -151,7 +147,7 @@ def test_tokens_after_the_stop_are_not_counted(byte_level: Tokenizer) -> None:
     assert stream.is_finished
 
 
-def test_a_stop_string_within_min_tokens_is_ordinary_text(byte_level: Tokenizer) -> None:
+def test_a_stop_string_within_min_tokens_is_ordinary_text(byte_level: Tokenizer):
     ids = byte_level.encode("a.b.c").tolist()
     position = byte_level.decode(ids[:2])
     stream = TextStream(byte_level, (".",), min_tokens=2)

@@ -1,8 +1,6 @@
 """A template from a file stands in place of the model's own; the one that comes with SmolLM2 adds
 tools and changes nothing else."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +44,13 @@ CHATS = [
 @pytest.mark.parametrize("goes_on", [True, False])
 def test_without_tools_smollm2s_file_says_what_its_own_template_says(
     folder: Path, chat: list[dict[str, Any]], *, goes_on: bool
-) -> None:
+):
     ours = Tokenizer.load(folder, chat_template=TOOLS_FILE)
     expected = with_template(folder, OWN).render_chat(chat, add_generation_prompt=goes_on)
     assert ours.render_chat(chat, add_generation_prompt=goes_on) == expected
 
 
-def test_smollm2s_file_shows_tools_calls_and_their_results(folder: Path) -> None:
+def test_smollm2s_file_shows_tools_calls_and_their_results(folder: Path):
     tokenizer = Tokenizer.load(folder, chat_template=TOOLS_FILE)
     calls = dialect_of(tokenizer, "auto", "auto").calls
     assert calls is not None
@@ -77,7 +75,7 @@ def test_smollm2s_file_shows_tools_calls_and_their_results(folder: Path) -> None
     assert "".join(piece.arguments for piece in found) == "{}"
 
 
-def test_a_file_anywhere_is_read_and_a_missing_one_is_named(folder: Path, tmp_path: Path) -> None:
+def test_a_file_anywhere_is_read_and_a_missing_one_is_named(folder: Path, tmp_path: Path):
     (tmp_path / "own.jinja").write_text("{{ messages[0].content }}!", "utf-8")
     tokenizer = Tokenizer.load(folder, chat_template=str(tmp_path / "own.jinja"))
     assert tokenizer.render_chat([said("user", "Hello")]) == "Hello!"

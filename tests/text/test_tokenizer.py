@@ -1,7 +1,5 @@
 """Our tokenizer equals transformers' tokenizer, without torch."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -38,7 +36,7 @@ def reference(folder: Path) -> Any:
 @pytest.mark.parametrize("add_special_tokens", [True, False])
 def test_encoding_and_decoding_equal_transformers(
     tokenizer: Tokenizer, reference: Any, text: str, add_special_tokens: bool
-) -> None:
+):
     ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
     assert ids.dtype == "int32"
     assert ids.tolist() == reference.encode(text, add_special_tokens=add_special_tokens)
@@ -50,7 +48,7 @@ def test_encoding_and_decoding_equal_transformers(
 @pytest.mark.parametrize("add_generation_prompt", [True, False])
 def test_the_chat_template_equals_transformers(
     tokenizer: Tokenizer, reference: Any, add_generation_prompt: bool
-) -> None:
+):
     expected = reference.apply_chat_template(
         CONVERSATION, add_generation_prompt=add_generation_prompt, return_dict=False
     )
@@ -58,16 +56,12 @@ def test_the_chat_template_equals_transformers(
     assert ids.tolist() == expected
 
 
-def test_end_tokens_come_from_generation_config_and_tokenizer(
-    tokenizer: Tokenizer, reference: Any
-) -> None:
+def test_end_tokens_come_from_generation_config_and_tokenizer(tokenizer: Tokenizer, reference: Any):
     expected = sorted(reference.convert_tokens_to_ids(["<|user|>", "</s>"]))
     assert list(tokenizer.eos_token_ids) == expected
 
 
-def test_a_truncation_saved_with_the_tokenizer_does_not_cut_prompts(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_truncation_saved_with_the_tokenizer_does_not_cut_prompts(folder: Path, tmp_path: Path):
     for path in folder.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     state = json.loads((tmp_path / "tokenizer.json").read_text())
@@ -83,7 +77,7 @@ def test_a_truncation_saved_with_the_tokenizer_does_not_cut_prompts(
     assert Tokenizer.load(tmp_path).encode(long_text).tolist() == expected
 
 
-def test_the_bytes_of_tokens_join_to_the_text(tokenizer: Tokenizer) -> None:
+def test_the_bytes_of_tokens_join_to_the_text(tokenizer: Tokenizer):
     text = "a naïve 🙂"
     ids = tokenizer.encode(text, add_special_tokens=False)
     joined = b"".join(tokenizer.token_bytes(int(token)) for token in ids)
@@ -93,18 +87,18 @@ def test_the_bytes_of_tokens_join_to_the_text(tokenizer: Tokenizer) -> None:
         assert b"\xf0\x9f\x99\x82" in joined
 
 
-def test_ids_beyond_the_vocabulary_have_no_text(tokenizer: Tokenizer) -> None:
+def test_ids_beyond_the_vocabulary_have_no_text(tokenizer: Tokenizer):
     beyond = tokenizer.vocab_size + 5
     assert tokenizer.decode([beyond]) == ""
     assert tokenizer.token_text(beyond) == ""
     assert tokenizer.token_bytes(beyond) == b""
 
 
-def test_lone_surrogates_are_a_request_error(tokenizer: Tokenizer) -> None:
+def test_lone_surrogates_are_a_request_error(tokenizer: Tokenizer):
     with pytest.raises(RequestError, match="UTF-8"):
         tokenizer.encode("\ud800")
 
 
-def test_a_folder_without_tokenizer_is_a_configuration_error(tmp_path: Path) -> None:
+def test_a_folder_without_tokenizer_is_a_configuration_error(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"tokenizer\.json"):
         Tokenizer.load(tmp_path)

@@ -1,7 +1,5 @@
 """Every format of tool calls, read in any pieces."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Sequence
@@ -143,7 +141,7 @@ def read(name: str, pieces: Sequence[str]) -> tuple[str, Calls, str]:
 
 
 @pytest.mark.parametrize(("name", "text", "answer", "calls"), CASES)
-def test_calls_are_found_in_any_pieces(name: str, text: str, answer: str, calls: Calls) -> None:
+def test_calls_are_found_in_any_pieces(name: str, text: str, answer: str, calls: Calls):
     expected_reasoning = "hm" if "analysis" in text else ""
     generator = random.Random(0)
     divided: list[list[str]] = [[text], list(text)]
@@ -178,7 +176,7 @@ WRITTEN_ODDLY: list[tuple[str, str]] = [
 
 @pytest.mark.parametrize(("name", "text"), WRITTEN_ODDLY)
 @pytest.mark.parametrize("size", [1, 7, 1000])
-def test_arguments_are_passed_on_as_they_were_written(name: str, text: str, size: int) -> None:
+def test_arguments_are_passed_on_as_they_were_written(name: str, text: str, size: int):
     parts = parts_of(name, *(text[at : at + size] for at in range(0, len(text), size)))
     calls = [part for part in parts if isinstance(part, CallPiece)]
     assert {part.name for part in calls if part.name} == {"f"}
@@ -186,7 +184,7 @@ def test_arguments_are_passed_on_as_they_were_written(name: str, text: str, size
 
 
 @pytest.mark.parametrize("name", ["hermes", "llama3", "harmony"])
-def test_arguments_come_while_they_are_written(name: str) -> None:
+def test_arguments_come_while_they_are_written(name: str):
     text = next(text for each, text, _, calls in CASES if each == name and calls)
     parser = AnswerReader(FORMATS[name].read)
     parts = [part for character in text for part in parser.push(character)]
@@ -197,7 +195,7 @@ def test_arguments_come_while_they_are_written(name: str) -> None:
 @pytest.mark.parametrize(("name", "text", "answer", "calls"), CASES)
 def test_a_text_that_breaks_off_is_read_as_far_as_it_goes(
     name: str, text: str, answer: str, calls: Calls
-) -> None:
+):
     for length in range(len(text)):
         parts = parts_of(name, text[:length])
         names = [part.name for part in parts if isinstance(part, CallPiece) and part.name]
@@ -213,7 +211,7 @@ TEMPLATES = {
 }
 
 
-def test_the_format_is_known_by_the_template() -> None:
+def test_the_format_is_known_by_the_template():
     assert set(TEMPLATES) == set(FORMATS)
     for name, template in TEMPLATES.items():
         assert format_of(template) is FORMATS[name]
@@ -223,7 +221,7 @@ def test_the_format_is_known_by_the_template() -> None:
 
 @pytest.mark.parametrize("name", sorted(set(FORMATS) - {"harmony"}))
 @pytest.mark.parametrize("is_required", [False, True])
-def test_what_the_grammar_allows_is_what_the_parser_reads(name: str, is_required: bool) -> None:
+def test_what_the_grammar_allows_is_what_the_parser_reads(name: str, is_required: bool):
     schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
     call = FORMATS[name]
     source = call.grammar([("go", schema)], is_required=is_required, is_parallel=True)

@@ -1,7 +1,5 @@
 """The model that training starts from."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A chat model's own answers, and the drafter that learns from them."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 
@@ -43,7 +41,7 @@ def order_of(answers: list[GeneratedAnswer], vocabulary: DraftVocabulary) -> Hea
 
 def test_answers_carry_the_law_by_which_the_target_wrote_them(
     network: PreTrainedModel, shards: Path
-) -> None:
+):
     answers = read_shards(shards)
     assert sum(len(each.token_ids) for each in answers) > 150
     num_greedy = 0
@@ -60,7 +58,7 @@ def test_answers_carry_the_law_by_which_the_target_wrote_them(
     assert len(answers) / 4 < num_greedy < len(answers), "about half of them are greedy"
 
 
-def test_questions_are_the_users_turn_and_some_are_followed_up(shards: Path, folder: Path) -> None:
+def test_questions_are_the_users_turn_and_some_are_followed_up(shards: Path, folder: Path):
     tokenizer = ChatModel.load(folder, ANSWERS)._tokenizer
     turns = [
         tokenizer.decode(each.prompt).count("<|im_start|>user") for each in read_shards(shards)
@@ -72,7 +70,7 @@ def test_questions_are_the_users_turn_and_some_are_followed_up(shards: Path, fol
 
 def test_a_continued_run_keeps_its_shards_and_draws_the_ones_that_are_missing(
     folder: Path, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     draw_shards(folder, tmp_path, 1, 0, ANSWERS)
     first = sorted(tmp_path.iterdir())
     assert [path.name for path in first] == ["answers-00000.pt"]
@@ -88,7 +86,7 @@ def test_a_continued_run_keeps_its_shards_and_draws_the_ones_that_are_missing(
     draw_shards(folder, tmp_path, 200, 0, ANSWERS)
 
 
-def test_answers_depend_on_the_seed_and_not_on_how_prompts_come_into_steps(folder: Path) -> None:
+def test_answers_depend_on_the_seed_and_not_on_how_prompts_come_into_steps(folder: Path):
     def token_ids(max_batch_tokens: int) -> list[list[int]]:
         engine = draft_engine(folder, max_batch_tokens=max_batch_tokens, prefix_cache=False)
         model = ChatModel(engine, chat_answers.load_pretrained_tokenizer(folder), ANSWERS)
@@ -100,7 +98,7 @@ def test_answers_depend_on_the_seed_and_not_on_how_prompts_come_into_steps(folde
 
 def test_a_system_prompt_stands_before_every_question_and_is_kept_with_the_answers(
     folder: Path, tmp_path: Path
-) -> None:
+):
     settings = dataclasses.replace(ANSWERS, system_prompt="Write letters.")
     draw_shards(folder, tmp_path, 1, 0, settings)
     tokenizer = chat_answers.load_pretrained_tokenizer(folder)
@@ -112,18 +110,14 @@ def test_a_system_prompt_stands_before_every_question_and_is_kept_with_the_answe
         draw_shards(folder, tmp_path, 1, 0, ANSWERS)
 
 
-def test_a_model_without_a_chat_template_is_refused(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_without_a_chat_template_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch):
     plain = chat_answers.load_pretrained_tokenizer(folder)
     plain.chat_template = None
     with pytest.raises(ConfigError, match="no chat template"):
         ChatModel(draft_engine(folder), plain, ANSWERS)
 
 
-def test_the_draft_vocabulary_holds_what_is_written_most(
-    network: PreTrainedModel, shards: Path
-) -> None:
+def test_the_draft_vocabulary_holds_what_is_written_most(network: PreTrainedModel, shards: Path):
     answers = read_shards(shards)
     reduced = frequent_vocabulary(answers, network, 100, "hash")
     assert len(reduced.target_ids) == 100
@@ -138,7 +132,7 @@ def test_the_draft_vocabulary_holds_what_is_written_most(
     assert np.sort(expected[inside])[2:].min() >= expected[~inside].max() - 1.0
 
 
-def test_with_all_layers_and_tokens_the_copy_starts_as_the_target(network: PreTrainedModel) -> None:
+def test_with_all_layers_and_tokens_the_copy_starts_as_the_target(network: PreTrainedModel):
     answer = GeneratedAnswer(
         np.arange(4, 9, dtype=np.int32),
         np.arange(20, 26, dtype=np.int32),
@@ -156,7 +150,7 @@ def test_with_all_layers_and_tokens_the_copy_starts_as_the_target(network: PreTr
 
 def test_the_loss_is_least_where_the_drafter_has_the_targets_law(
     network: PreTrainedModel, shards: Path
-) -> None:
+):
     answers = read_shards(shards)[:1]
     reduced = frequent_vocabulary(answers, network, VOCAB, "")
     batch = order_of(answers, reduced).batch(answers[0])
@@ -173,7 +167,7 @@ def test_the_loss_is_least_where_the_drafter_has_the_targets_law(
 @pytest.mark.parametrize("weights", ["bfloat16", "int8"])
 def test_a_drafter_drafts_alike_however_it_is_written(
     network: PreTrainedModel, shards: Path, tmp_path: Path, weights: str
-) -> None:
+):
     answers = read_shards(shards)
     reduced = frequent_vocabulary(answers, network, VOCAB, "")
     learner = DraftModelLearner(smaller_copy(network, reduced, 3), reduced, weights)

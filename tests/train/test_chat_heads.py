@@ -1,7 +1,5 @@
 """Heads learn from recorded rows: what training computes is what serving will."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -98,7 +96,7 @@ def drafted_one_by_one(head: Eagle3Head, batch: HeadBatch, row: int, depth: int)
 
 def test_recorded_rows_are_the_hidden_states_of_the_target(
     network: PreTrainedModel, answers: list[GeneratedAnswer]
-) -> None:
+):
     for answer in answers[:5]:
         text = np.concatenate([answer.prompt, answer.token_ids])[:-1]
         with torch.no_grad():
@@ -115,7 +113,7 @@ def test_recorded_rows_are_the_hidden_states_of_the_target(
 @pytest.mark.parametrize("first", [0, 4])
 def test_training_sees_the_chains_that_serving_drafts(
     network: PreTrainedModel, answers: list[GeneratedAnswer], first: int
-) -> None:
+):
     head = new_head(network, TAPS[:3], IDS).eval()
     for parameter in head.parameters():
         parameter += 0.05 * torch.randn(parameter.shape)
@@ -135,7 +133,7 @@ def test_training_sees_the_chains_that_serving_drafts(
 
 def test_the_law_stands_where_the_token_that_it_drew_was_read_last(
     answers: list[GeneratedAnswer],
-) -> None:
+):
     answer = next(each for each in answers if len(each.token_ids) > 5)
     batch = order_of(answers).batch(answer)
     start = len(answer.prompt) - 1
@@ -151,7 +149,7 @@ def test_the_law_stands_where_the_token_that_it_drew_was_read_last(
 
 def test_what_is_saved_is_what_was_trained(
     network: PreTrainedModel, answers: list[GeneratedAnswer], tmp_path: Path
-) -> None:
+):
     target = head_target(network)
     eagle = Eagle3Learner(new_head(network, TAPS[:3], IDS), 2, (0, 1, 2))
     eagle.save(tmp_path / "eagle", MADE_FOR)
@@ -186,7 +184,7 @@ def test_training_lowers_the_loss_and_resumes_to_the_bit(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     kind: str,
-) -> None:
+):
     budget, target = Budget(steps=24), folder.as_posix()
     whole = train_head(kind, target, tmp_path / "a", tmp_path / "one", SETTINGS, budget)
     held_out = read_shards(tmp_path / "a" / "answers")[::20]
@@ -219,7 +217,7 @@ def test_training_lowers_the_loss_and_resumes_to_the_bit(
 
 def test_answers_without_hidden_rows_are_refused(
     network: PreTrainedModel, answers: list[GeneratedAnswer]
-) -> None:
+):
     learner = MedusaLearner(network, new_heads(network, 1), IDS, 3, 1)
     plain = GeneratedAnswer(*(getattr(answers[0], name) for name in GeneratedAnswer.__slots__[:4]))
     with pytest.raises(ConfigError, match="draw them anew"):
@@ -228,7 +226,7 @@ def test_answers_without_hidden_rows_are_refused(
 
 def test_layers_that_the_target_does_not_have_are_refused_before_it_answers(
     folder: Path, tmp_path: Path
-) -> None:
+):
     settings = replace(SETTINGS, num_layers=99)
     with pytest.raises(ConfigError, match="--layers 99: the target has 3; choose 1 to 3"):
         train_head("drafter", str(folder), tmp_path, tmp_path / "x", settings, Budget(steps=1))

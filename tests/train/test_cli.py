@@ -1,7 +1,5 @@
 """The training commands explain wrong options."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 
@@ -32,7 +30,7 @@ def parse(*words: str) -> argparse.Namespace:
 )
 def test_bad_options_are_explained(
     words: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     with pytest.raises(SystemExit) as stopped:
         parse(*words)
     assert stopped.value.code == 2
@@ -42,7 +40,7 @@ def test_bad_options_are_explained(
 @pytest.mark.parametrize("option", ["--models", "--work"])
 def test_a_folder_that_cannot_be_written_is_named_before_the_work(
     option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     (tmp_path / "file").write_text("")
     words = ("drafter", "x", "--target", "none", "--steps", "5", option, str(tmp_path / "file"))
     other = "--work" if option == "--models" else "--models"
@@ -61,19 +59,19 @@ def test_a_folder_that_cannot_be_written_is_named_before_the_work(
 )
 def test_what_has_left_says_where_it_is(
     words: tuple[str, ...], instead: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     assert run(parse(*words)) == 2
     said = capsys.readouterr().err
     assert "gone" in said
     assert instead in said
 
 
-def test_without_a_target_there_is_nothing_to_compare(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_target_there_is_nothing_to_compare(capsys: pytest.CaptureFixture[str]):
     assert run(parse("evaluate")) == 2
     assert "--target: name the model" in capsys.readouterr().err
 
 
-def test_missing_questions_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_questions_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     missing = str(tmp_path / "questions.jsonl")
     assert run(parse("evaluate", "--target", "x", "--questions", missing)) == 2
     assert f"{missing}: no questions" in capsys.readouterr().err

@@ -1,7 +1,5 @@
 """After a training the target's drafters are compared, by depth and task, as they serve."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil
@@ -36,7 +34,7 @@ def questions_file(folder: Path) -> Path:
     return path
 
 
-def test_depths_count_the_steps_that_went_so_far() -> None:
+def test_depths_count_the_steps_that_went_so_far():
     stats = [
         SpeculationStats(num_steps=5, num_spec_steps=4, acceptance_histogram=(1, 2, 1)),
         SpeculationStats(num_steps=1, num_spec_steps=0),
@@ -45,7 +43,7 @@ def test_depths_count_the_steps_that_went_so_far() -> None:
     assert found == Acceptance(2.0, (0.75, 0.25, 0.0, 0.0))
 
 
-def test_questions_are_grouped_by_task_and_spread_over_the_file(tmp_path: Path) -> None:
+def test_questions_are_grouped_by_task_and_spread_over_the_file(tmp_path: Path):
     questions = read_questions(questions_file(tmp_path))
     assert list(questions) == ["math", "prose"]
     assert questions["math"] == ["What is two and two?", "What is two and five?"]
@@ -54,7 +52,7 @@ def test_questions_are_grouped_by_task_and_spread_over_the_file(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("text", ["{}\n", "no JSON\n", None])
-def test_a_file_without_questions_is_refused_by_name(tmp_path: Path, text: str | None) -> None:
+def test_a_file_without_questions_is_refused_by_name(tmp_path: Path, text: str | None):
     path = tmp_path / "other.jsonl"
     if text is not None:
         path.write_text(text)
@@ -62,9 +60,7 @@ def test_a_file_without_questions_is_refused_by_name(tmp_path: Path, text: str |
         read_questions(path)
 
 
-def test_drafters_are_those_that_were_made_for_the_target(
-    llama_folder: Path, tmp_path: Path
-) -> None:
+def test_drafters_are_those_that_were_made_for_the_target(llama_folder: Path, tmp_path: Path):
     mine = folder_for(tmp_path / "a", llama_folder, target_of(str(llama_folder)))
     other = folder_for(tmp_path / "b", llama_folder, MadeFor("another", "0123"))
     head = tmp_path / "head"
@@ -80,7 +76,7 @@ def test_drafters_are_those_that_were_made_for_the_target(
 @pytest.mark.usefixtures("tireless_residents")
 def test_a_target_that_drafts_for_itself_is_always_accepted_and_another_less(
     llama_folder: Path, draft_folder: Path, tmp_path: Path
-) -> None:
+):
     questions = read_questions(questions_file(tmp_path))
     models = {"itself": llama_folder, "noisy": draft_folder}
     drafters = {
@@ -106,7 +102,7 @@ def test_a_target_that_drafts_for_itself_is_always_accepted_and_another_less(
 
 def test_the_command_compares_what_lies_in_its_models_only_when_asked(
     llama_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     folder_for(tmp_path, llama_folder, target_of(str(llama_folder)))
     parser = argparse.ArgumentParser()
     configure(parser)

@@ -4,8 +4,6 @@ The device is a name without hardware, its tensors have no numbers (torch's fake
 operation on two devices raises.  Only in a process of its own: such a name cannot be taken back.
 """
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 import numpy as np
@@ -108,14 +106,12 @@ def _compute_on_another_device(index: int) -> None:
 
 
 @by_night
-def test_objectives_compute_where_they_and_their_batches_lie() -> None:
+def test_objectives_compute_where_they_and_their_batches_lie():
     spawn(_compute_on_another_device)
 
 
 @pytest.mark.parametrize("has_bfloat16", [True, False])
-def test_a_gpu_computes_what_its_driver_says(
-    monkeypatch: pytest.MonkeyPatch, has_bfloat16: bool
-) -> None:
+def test_a_gpu_computes_what_its_driver_says(monkeypatch: pytest.MonkeyPatch, has_bfloat16: bool):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_bfloat16)
     assert computes(torch.bfloat16, torch.device("cuda")) == has_bfloat16
     assert computes(torch.float32, torch.device("cuda"))

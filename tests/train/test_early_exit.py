@@ -1,7 +1,5 @@
 """A trained early exit: it begins as the untrained one, learns, and is served as it was trained."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -57,7 +55,7 @@ def loaded(folder: Path, network: PreTrainedModel) -> ExitHead:
 
 def test_it_begins_as_the_untrained_exit_and_drafts_from_the_rows_of_drafts(
     folder: Path, network: PreTrainedModel, tmp_path: Path
-) -> None:
+):
     """Behind right drafts the rows are the text's: depth d is depth 0, d tokens later."""
     draw_shards(folder, tmp_path, 60, 0, replace(ANSWERS, taps=(EXIT,)))
     answers = read_shards(tmp_path)
@@ -79,7 +77,7 @@ def test_it_begins_as_the_untrained_exit_and_drafts_from_the_rows_of_drafts(
 @pytest.mark.parametrize("architecture", ["llama", "gemma2"])
 def test_it_is_served_as_it_was_trained(
     architecture: str, checkpoint_factory: Callable[..., Path], tmp_path: Path
-) -> None:
+):
     """The logits of every drafting row: of the whole vocabulary, by the scaled and translated row
     behind the exit layer and the final norm."""
     folder = checkpoint_factory(architecture)
@@ -112,7 +110,7 @@ def test_it_is_served_as_it_was_trained(
 
 def test_the_target_keeps_its_own_output_layer(
     folder: Path, network: PreTrainedModel, tmp_path: Path
-) -> None:
+):
     """The control of all above: drafts by other weights, and the text of the plain model."""
     inside = Inside(config_of(folder, "early_exit", random_exit(tmp_path, network)))
     session = Session("a", prompt(15).tolist(), GREEDY)
@@ -134,7 +132,7 @@ def test_the_target_keeps_its_own_output_layer(
 )
 def test_an_exit_of_another_target_is_refused(
     changed: dict[str, Any], said: str, network: PreTrainedModel, tmp_path: Path
-) -> None:
+):
     path = random_exit(tmp_path, network) / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changed))
     with pytest.raises(ConfigError, match=said):
@@ -143,7 +141,7 @@ def test_an_exit_of_another_target_is_refused(
 
 def test_options_that_contradict_the_folder_are_refused(
     folder: Path, network: PreTrainedModel, tmp_path: Path
-) -> None:
+):
     exit_folder = random_exit(tmp_path / "exit", network)
     with pytest.raises(ConfigError, match=r"exit_layer: 1 is not the 2 that"):
         Inside(config_of(folder, "early_exit", exit_folder, options={"exit_layer": 1}))

@@ -1,7 +1,5 @@
 """The search drops the layers whose loss costs least agreement, and says what that is worth."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,14 +30,14 @@ class Toy:
         return Found(tuple(layers), agreement, len(layers) / len(self.losses))
 
 
-def test_the_layers_that_cost_nothing_are_dropped() -> None:
+def test_the_layers_that_cost_nothing_are_dropped():
     toy = Toy([0.9, 0.9, 0.0, 0.9, 0.0, 0.0, 0.9, 0.0])
     best = max(search(NUM_LAYERS, toy), key=lambda row: row.chain)
     assert best.layers == (0, 1, 3, 6)
     assert best.chain[0] > 1.3
 
 
-def test_a_dropped_layer_is_exchanged_where_its_neighbour_is_the_better_one() -> None:
+def test_a_dropped_layer_is_exchanged_where_its_neighbour_is_the_better_one():
     """Layer 2 is the cheapest one to lose first; with 3 and 4 lost, 1 would have been."""
     toy = Toy([0.9, 0.05, 0.04, 0.0, 0.0, 0.9, 0.9, 0.9])
 
@@ -57,11 +55,11 @@ def test_a_dropped_layer_is_exchanged_where_its_neighbour_is_the_better_one() ->
 )
 def test_the_speed_up_is_that_of_the_best_chain(
     agreement: float, cost: float, speed: float, size: int
-) -> None:
+):
     assert Found((0,), agreement, cost).chain == pytest.approx((speed, size))
 
 
-def test_the_table_marks_the_best_row() -> None:
+def test_the_table_marks_the_best_row():
     rows = [Found((0, 1), 0.9, 0.3), Found((0,), 0.2, 0.1)]
     lines = table(rows, 3).splitlines()
     assert [line.endswith("*") for line in lines[1:]] == [True, False]
@@ -69,7 +67,7 @@ def test_the_table_marks_the_best_row() -> None:
 
 def test_the_command_finds_a_layer_that_does_nothing(
     llama_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     folder, out = tmp_path / "spare", tmp_path / "skip.yaml"
     shutil.copytree(llama_folder, folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

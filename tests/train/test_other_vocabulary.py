@@ -1,7 +1,5 @@
 """A drafter with a tokenizer of its own reads the same text, and learns the laws it can."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +44,7 @@ def answer_of(target: TokenBytes, prompt: str, text: str) -> GeneratedAnswer:
 )
 def test_the_text_is_the_same_and_known_laws_are_the_targets(
     folder: Path, reading: Rereading, text: str
-) -> None:
+):
     target, drafter = TokenBytes.load(folder), reading.drafter
     answer = answer_of(target, f"Say {text}", text)
     found = reading(answer)
@@ -70,7 +68,7 @@ def test_the_text_is_the_same_and_known_laws_are_the_targets(
 
 def test_the_first_weights_are_the_targets_where_tokens_are_the_same(
     folder: Path, network: PreTrainedModel, reading: Rereading
-) -> None:
+):
     renamed = reading.renamed(network)
     assert renamed.config.vocab_size == len(reading.drafter.bytes_of)
     ours, theirs = renamed.get_output_embeddings().weight, network.get_output_embeddings().weight
@@ -86,7 +84,7 @@ def test_the_first_weights_are_the_targets_where_tokens_are_the_same(
 
 def test_training_gives_an_ordinary_model_with_the_other_tokenizer(
     folder: Path, network: PreTrainedModel, reading: Rereading, tmp_path: Path
-) -> None:
+):
     target = folder.as_posix()
     out = tmp_path / "out"
     trained = train_head("drafter", target, tmp_path / "work", out, SETTINGS, Budget(steps=30))

@@ -1,7 +1,5 @@
 """From served answers to a drafter that accepts more of them: recorder, files, training."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -79,7 +77,7 @@ def learn(
 
 def test_a_drafter_learns_from_what_was_served(
     folder: Path, recorded: Path, current: Path, tmp_path: Path
-) -> None:
+):
     found = learn(folder, recorded, current, tmp_path)
     assert found.folder.name == f"new@{model_hash(found.folder)[:12]}"
     assert not (tmp_path / "new.unfinished").exists()
@@ -97,7 +95,7 @@ def test_a_drafter_learns_from_what_was_served(
 
 def test_a_drafter_goes_on_without_traffic_and_with_another_vocabulary(
     folder: Path, current: Path, tmp_path: Path
-) -> None:
+):
     # So many that several of the answers are held out: of one, chance says which way it goes.
     settings = replace(SETTINGS, weights="", vocab_size=280, num_answer_tokens=1200)
     found = learn_from_traffic(
@@ -108,9 +106,7 @@ def test_a_drafter_goes_on_without_traffic_and_with_another_vocabulary(
     assert network.config.vocab_size == 280
 
 
-def test_a_new_vocabulary_leaves_what_a_drafter_knows(
-    folder: Path, recorded: Path, current: Path
-) -> None:
+def test_a_new_vocabulary_leaves_what_a_drafter_knows(folder: Path, recorded: Path, current: Path):
     origin = traffic.origin_of(folder)
     known, _ = traffic.split(recorded, origin)
     old = load_drafter(current, origin)
@@ -134,7 +130,7 @@ def test_a_drafter_that_accepts_less_is_not_written(
     current: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+):
     class Unlearning(TrafficLoss):
         def forward(self, batch: HeadBatch) -> torch.Tensor:
             return -super().forward(batch)
@@ -147,7 +143,7 @@ def test_a_drafter_that_accepts_less_is_not_written(
 
 def test_what_it_cannot_learn_from_is_refused_by_name(
     folder: Path, recorded: Path, current: Path, tmp_path: Path
-) -> None:
+):
     with pytest.raises(ConfigError, match="no recorded answers"):
         learn(folder, tmp_path, current, tmp_path)
     other = noisy_copy(folder, tmp_path / "other")
@@ -168,7 +164,7 @@ def test_what_it_cannot_learn_from_is_refused_by_name(
 
 def test_places_where_drafts_ended_count_by_what_would_be_accepted(
     folder: Path, recorded: Path, current: Path
-) -> None:
+):
     origin = traffic.origin_of(folder)
     known, held_out = traffic.split(recorded, origin)
     assert not {each.prompt.tobytes() for each in known} & {
@@ -207,7 +203,7 @@ GONE = "this option is gone but for --from-traffic; drafters learn by kl, so lea
 )
 def test_options_that_do_not_fit_are_explained(
     words: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     kind, *options = words
     assert run(parse(kind, "x", "--target", "y", "--steps", "1", *options)) == 2
     assert complaint in capsys.readouterr().err

@@ -1,7 +1,5 @@
 """Training reads its data in a fixed order and continues exactly where it stopped."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any
@@ -79,7 +77,7 @@ def tiny_trainer(
 
 def test_resumed_run_ends_with_the_same_bits_as_an_uninterrupted_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     whole = tiny_network(seed=1)
     tiny_trainer(whole, 8, None, NoisyLoss).run()
     interrupted = tiny_trainer(tiny_network(seed=1), 8, tmp_path / "run.pt", NoisyLoss)
@@ -98,7 +96,7 @@ def test_resumed_run_ends_with_the_same_bits_as_an_uninterrupted_one(
 @pytest.mark.parametrize("computes", [True, False])
 def test_products_are_in_bfloat16_only_where_the_processor_has_them(
     monkeypatch: pytest.MonkeyPatch, computes: bool
-) -> None:
+):
     monkeypatch.setattr(AcceleratorState, "_shared_state", {})
     monkeypatch.setattr("cluster.train.processes.computes", lambda dtype, device: computes)
     with new_accelerator().autocast():
@@ -122,7 +120,7 @@ class DtypesOfProducts(TorchDispatchMode):
 @pytest.mark.parametrize("computes", [True, False])
 def test_muon_iterates_in_bfloat16_only_where_the_processor_has_them(
     monkeypatch: pytest.MonkeyPatch, computes: bool
-) -> None:
+):
     monkeypatch.setattr("cluster.train.trainer.computes", lambda dtype, device: computes)
     layer = nn.Linear(8, 8)
     before = layer.weight.detach().clone()
@@ -133,7 +131,7 @@ def test_muon_iterates_in_bfloat16_only_where_the_processor_has_them(
     assert not torch.equal(layer.weight, before)
 
 
-def test_time_budget_ends_by_the_clock() -> None:
+def test_time_budget_ends_by_the_clock():
     now_s = iter(range(0, 10_000, 20))
     settings = TrainSettings(
         Budget(minutes=2.0), (TrainingPhase(0.0, 16, 4),), tokens_per_step=64, seed=5
@@ -145,19 +143,19 @@ def test_time_budget_ends_by_the_clock() -> None:
 
 
 @pytest.mark.parametrize(("steps", "minutes"), [(None, None), (3, 1.0), (0, None), (None, -1.0)])
-def test_budget_is_exactly_one_positive_number(steps: int | None, minutes: float | None) -> None:
+def test_budget_is_exactly_one_positive_number(steps: int | None, minutes: float | None):
     with pytest.raises(ConfigError, match=r"budget|either"):
         Budget(steps=steps, minutes=minutes)
 
 
-def test_every_window_of_an_epoch_is_read_once() -> None:
+def test_every_window_of_an_epoch_is_read_once():
     order = WindowOrder([np.arange(1000, dtype=np.uint16)], 10, seed=0)
     starts = order.read(0, order.windows_per_epoch())[:, 0].tolist()
     assert len(set(starts)) == len(starts)
     assert np.diff(sorted(starts)).tolist() == [10] * (len(starts) - 1)
 
 
-def test_streams_shorter_than_a_window_are_refused() -> None:
+def test_streams_shorter_than_a_window_are_refused():
     with pytest.raises(ConfigError, match="shorter than one window of 64"):
         WindowOrder([np.zeros(30, dtype=np.uint16)], 64, seed=0)
 
@@ -172,7 +170,7 @@ def _train_and_save(folder: Path, *tokens_per_step: int) -> None:
 
 
 @by_night
-def test_two_processes_train_as_one_does(tmp_path: Path) -> None:
+def test_two_processes_train_as_one_does(tmp_path: Path):
     """Each takes a part of a step, which is made larger where there are too few."""
     _train_and_save(tmp_path, 128)
     run_together(2, _train_and_save, tmp_path, 128, 64)

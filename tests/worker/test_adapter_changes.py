@@ -1,7 +1,5 @@
 """A request keeps the adapter that it began with, also where another owner goes on with it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -70,7 +68,7 @@ def text_with(base: Path, folder: Path) -> list[int]:
 
 def test_the_next_owner_of_a_request_goes_on_with_its_adapter(
     base: Path, folders: dict[str, Path], engine: Engine
-) -> None:
+):
     verifier = Verifier(engine)
     (asked,) = engine.adapters.references
     first = Session("x", PROMPT.tolist(), GREEDY, adapter=asked)
@@ -89,7 +87,7 @@ def test_the_next_owner_of_a_request_goes_on_with_its_adapter(
 
 def test_what_was_dropped_and_freed_is_refused_with_the_reason(
     base: Path, folders: dict[str, Path], engine: Engine
-) -> None:
+):
     verifier = Verifier(engine)
     (asked,) = engine.adapters.references
     session = Session("x", PROMPT.tolist(), GREEDY, adapter=asked)
@@ -106,7 +104,7 @@ def test_what_was_dropped_and_freed_is_refused_with_the_reason(
 
 def test_a_list_that_cannot_be_served_changes_nothing_and_says_why(
     base: Path, folders: dict[str, Path], engine: Engine
-) -> None:
+):
     before = engine.adapters
     told = change(engine, base, b=folders["new"], c=folders["misfit"])
     assert engine.adapters is before
@@ -133,7 +131,7 @@ FORMER = WorkerDescription("w", "drafter", "lm", tokenizer_hash="a" * 64, vocab_
 )
 def test_a_drafter_of_the_pool_goes_on_in_the_vocabulary_of_the_one_before(
     tokenizer_hash: str, vocab_size: int, fits: bool
-) -> None:
+):
     later = replace(FORMER, tokenizer_hash=tokenizer_hash, vocab_size=vocab_size)
     if fits:
         check_successor(FORMER, later)

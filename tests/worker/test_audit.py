@@ -1,7 +1,5 @@
 """Audits at the target: a fault of the engine that has changed a text is seen."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -104,7 +102,7 @@ def one_of(turns: Iterator[int], at: int, act: Callable[[], None]) -> None:
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-async def test_texts_are_drawn_again_token_by_token(engine: Engine, params: SamplingParams) -> None:
+async def test_texts_are_drawn_again_token_by_token(engine: Engine, params: SamplingParams):
     async with steps(engine, max_rows=64) as target:
         for seed in range(NUM_TEXTS):
             own = replace(params, seed=seed, frequency_penalty=0.5 * (seed % 2))
@@ -113,7 +111,7 @@ async def test_texts_are_drawn_again_token_by_token(engine: Engine, params: Samp
             assert await audit(target, (f"a{seed}", own, output), adapter=adapter) == []
 
 
-async def test_a_redraw_is_as_far_from_being_drawn_beside_others_as_alone(engine: Engine) -> None:
+async def test_a_redraw_is_as_far_from_being_drawn_beside_others_as_alone(engine: Engine):
     async with steps(engine, max_rows=64) as target:
         alone, asked = [], []
         for seed in range(3):
@@ -130,7 +128,7 @@ async def test_a_redraw_is_as_far_from_being_drawn_beside_others_as_alone(engine
     [(wrong_row, ""), (stale_page, ""), (lambda *_: None, "a")],
     ids=["wrong row", "stale page", "swapped adapter"],
 )
-async def test_a_fault_of_one_step_is_found(engine: Engine, fault: Fault, adapter: str) -> None:
+async def test_a_fault_of_one_step_is_found(engine: Engine, fault: Fault, adapter: str):
     """adapter: of the audit; nobody has asked for one."""
     async with steps(engine, max_rows=64) as target:
         for seed in SEEDS:

@@ -1,7 +1,5 @@
 """Beam searches at the target: one item, many steps, nothing left behind."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -63,7 +61,7 @@ def run(verifier: Verifier) -> Verdict:
     raise AssertionError("the search never ended")
 
 
-def test_others_decode_in_the_steps_of_a_search(engine: Engine) -> None:
+def test_others_decode_in_the_steps_of_a_search(engine: Engine):
     alone = decode(Verifier(engine), PROMPT.tolist(), GREEDY, num_tokens=5)
     verifier = Verifier(engine)
     verifier.submit([Session("a", PROMPT.tolist(), SEARCH).item()])
@@ -83,7 +81,7 @@ def test_others_decode_in_the_steps_of_a_search(engine: Engine) -> None:
 @pytest.mark.parametrize("num_steps", [0, 4])
 def test_a_search_that_is_released_leaves_nothing_and_a_new_owner_begins_it_anew(
     engine: Engine, num_steps: int
-) -> None:
+):
     verifier = Verifier(engine)
     verifier.submit([Session("a", PROMPT.tolist(), SEARCH).item()])
     for _ in range(num_steps):
@@ -98,7 +96,7 @@ def test_a_search_that_is_released_leaves_nothing_and_a_new_owner_begins_it_anew
 
 async def test_a_search_among_the_targets_texts_is_one_verdict_that_ends_it(
     engine: Engine,
-) -> None:
+):
     six = SamplingParams(temperature=0.0, max_tokens=6)
     desk = await written(
         opened("a", PROMPT.tolist(), SEARCH), opened("b", PROMPT.tolist(), six), engine=engine

@@ -1,7 +1,5 @@
 """What a target says of its residents before it serves."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 
@@ -63,7 +61,7 @@ def profile(
     return found
 
 
-def test_each_resident_is_timed_alone_by_texts_and_nodes_and_models_read_by_themselves() -> None:
+def test_each_resident_is_timed_alone_by_texts_and_nodes_and_models_read_by_themselves():
     clock = FakeClock(0.0)
     look_ups, models = [Timed(clock, is_look_up=True) for _ in range(2)], [Timed(clock)] * 2
     found = profile([*look_ups, *models], clock, max_sequences=8)
@@ -87,7 +85,7 @@ def test_each_resident_is_timed_alone_by_texts_and_nodes_and_models_read_by_them
     assert {commit.tenant for commit in models[0].commits} >= {b"draft-profile"}
 
 
-def test_it_ends_soon_where_drafting_takes_long() -> None:
+def test_it_ends_soon_where_drafting_takes_long():
     clock = FakeClock(0.0)
 
     class Slow(Timed):
@@ -99,7 +97,7 @@ def test_it_ends_soon_where_drafting_takes_long() -> None:
     assert clock.now < 10.0
 
 
-def test_faults_before_anyone_is_served_keep_no_drafter_from_its_first_request() -> None:
+def test_faults_before_anyone_is_served_keep_no_drafter_from_its_first_request():
     clock = FakeClock(0.0)
     broken = Broken()
     hosted = resident(broken, "broken", clock)

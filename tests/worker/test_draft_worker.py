@@ -1,7 +1,5 @@
 """The draft worker over in-process links."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import os
@@ -30,7 +28,7 @@ from tests.support.worker.draft_peer import (
 )
 
 
-async def test_a_commit_is_answered_with_an_observation_and_a_tree() -> None:
+async def test_a_commit_is_answered_with_an_observation_and_a_tree():
     async with peer_of(lookup(), opening("a", TEXT)) as peer:
         proposal = await peer.proposal("a")
         assert proposal.tree.token_ids.tolist()[:2] == [8, 9]
@@ -43,7 +41,7 @@ async def test_a_commit_is_answered_with_an_observation_and_a_tree() -> None:
         assert (proposal.base_len, proposal.tree.token_ids[0]) == (9, 9)
 
 
-async def test_growth_goes_on_until_the_tree_is_complete_and_then_sleeps() -> None:
+async def test_growth_goes_on_until_the_tree_is_complete_and_then_sleeps():
     drafter = CountingDrafter(slices=5)
     async with peer_of(drafter, opening("a", [1, 2])) as peer:
         await drafter.content()
@@ -56,7 +54,7 @@ async def test_growth_goes_on_until_the_tree_is_complete_and_then_sleeps() -> No
         assert drafter.num_proposes == 12
 
 
-async def test_two_links_may_use_the_same_request_id() -> None:
+async def test_two_links_may_use_the_same_request_id():
     async with house(lookup()) as running:
         first, second = running.connect(), running.connect()
         await first.send(opening("a", TEXT))
@@ -71,7 +69,7 @@ async def test_two_links_may_use_the_same_request_id() -> None:
 
 async def test_a_release_is_reported_to_every_link_with_the_pages_it_freed(
     noisy_engine: Engine,  # noqa: F811
-) -> None:
+):
     async with house(lm_drafter(noisy_engine)) as running:
         first, second = running.connect(), running.connect()
         await first.send(opening("a", list(range(10, 40))))
@@ -85,7 +83,7 @@ async def test_a_release_is_reported_to_every_link_with_the_pages_it_freed(
             assert not frame.proposals
 
 
-async def test_the_end_of_a_link_frees_what_it_leased(noisy_engine: Engine) -> None:  # noqa: F811
+async def test_the_end_of_a_link_frees_what_it_leased(noisy_engine: Engine):  # noqa: F811
     async with house(lm_drafter(noisy_engine)) as running:
         stays, closes, breaks = running.connect(), running.connect(), running.connect()
         for peer in (stays, closes, breaks):
@@ -99,7 +97,7 @@ async def test_the_end_of_a_link_frees_what_it_leased(noisy_engine: Engine) -> N
         assert noisy_engine.pages_in_use == 0
 
 
-async def test_commits_and_releases_are_taken_in_while_growth_never_ends() -> None:
+async def test_commits_and_releases_are_taken_in_while_growth_never_ends():
     drafter = CountingDrafter(slices=10**9)
     async with peer_of(drafter, opening("a", [1]), opening("b", [2])) as peer:
         await peer.proposal("a")
@@ -116,7 +114,7 @@ async def test_commits_and_releases_are_taken_in_while_growth_never_ends() -> No
         await peer.house.idle()
 
 
-async def test_a_link_that_is_backed_up_gets_only_the_newest_of_each_request() -> None:
+async def test_a_link_that_is_backed_up_gets_only_the_newest_of_each_request():
     drafter = CountingDrafter(slices=40)
     async with house(drafter) as running:
         peer = running.connect(window=1)
@@ -133,7 +131,7 @@ async def test_a_link_that_is_backed_up_gets_only_the_newest_of_each_request() -
         assert all(len(frame.proposals) <= 1 for frame in frames)
 
 
-async def test_growth_that_is_under_way_ends_when_no_nodes_are_wanted_any_more() -> None:
+async def test_growth_that_is_under_way_ends_when_no_nodes_are_wanted_any_more():
     drafter = CountingDrafter(slices=10**9)
     async with peer_of(drafter, opening("a", [1, 2])) as peer:
         assert len((await peer.proposal("a")).tree) > 0
@@ -145,7 +143,7 @@ async def test_growth_that_is_under_way_ends_when_no_nodes_are_wanted_any_more()
         assert drafter.num_proposes == count
 
 
-async def test_stopping_the_worker_ends_its_links_and_frees_everything() -> None:
+async def test_stopping_the_worker_ends_its_links_and_frees_everything():
     drafter = CountingDrafter(slices=10**9)
     async with house(drafter) as running:
         busy, silent = running.connect(), running.connect()
@@ -159,7 +157,7 @@ async def test_stopping_the_worker_ends_its_links_and_frees_everything() -> None
         await running.connect().end()
 
 
-async def test_a_reader_that_outruns_the_drafter_is_held_back_and_nothing_is_lost() -> None:
+async def test_a_reader_that_outruns_the_drafter_is_held_back_and_nothing_is_lost():
     drafter = CountingDrafter(slices=1)
     async with peer_of(drafter) as peer:
         text: list[int] = []
@@ -193,7 +191,7 @@ class Following(CountingDrafter):
 )
 async def test_what_is_told_of_one_request_lets_others_grow_that_waited_for_it(
     kind: type[CountingDrafter], commits: list[Commit], released: list[str]
-) -> None:
+):
     drafter = kind(slices=2)
     async with peer_of(drafter, opening("a", [1]), opening("b", [2])) as peer:
         await drafter.content()
@@ -203,7 +201,7 @@ async def test_what_is_told_of_one_request_lets_others_grow_that_waited_for_it(
         assert (await peer.proposal("b")).base_len == 1
 
 
-async def test_growth_stands_back_and_the_hearing_of_commits_does_not() -> None:
+async def test_growth_stands_back_and_the_hearing_of_commits_does_not():
     nices: list[int] = []
 
     class NotingDrafter(CountingDrafter):
@@ -248,7 +246,7 @@ class Busy(CountingDrafter):
         return super().propose(tasks)
 
 
-async def test_frames_that_came_during_a_slice_are_taken_in_and_answered_together() -> None:
+async def test_frames_that_came_during_a_slice_are_taken_in_and_answered_together():
     drafter = Busy()
     async with peer_of(drafter, opening("a", [1, 2])) as peer:
         assert await asyncio.to_thread(drafter.began.wait, PATIENCE_S)
@@ -262,7 +260,7 @@ async def test_frames_that_came_during_a_slice_are_taken_in_and_answered_togethe
         assert {each.request_id: each.base_len for each in frame.proposals} == {"a": 4, "b": 1}
 
 
-async def test_of_a_link_that_ends_no_commit_is_taken_in_any_more() -> None:
+async def test_of_a_link_that_ends_no_commit_is_taken_in_any_more():
     drafter = Busy()
     async with house(drafter) as running:
         stays, ends = running.connect(), running.connect()
@@ -295,7 +293,7 @@ class Slow(CountingDrafter):
         return super().propose(tasks)
 
 
-async def test_a_commit_interrupts_the_slice_under_way() -> None:
+async def test_a_commit_interrupts_the_slice_under_way():
     drafter = Slow()
     async with peer_of(drafter, opening("a", [1, 2])) as peer:
         assert await asyncio.to_thread(drafter.began.wait, PATIENCE_S)
@@ -313,7 +311,7 @@ class RaisingAtInterrupts(CountingDrafter):
         raise RuntimeError("a plug-in's defect")
 
 
-async def test_a_drafter_that_raises_when_interrupted_goes_on_without() -> None:
+async def test_a_drafter_that_raises_when_interrupted_goes_on_without():
     drafter = RaisingAtInterrupts()
     async with peer_of(drafter, opening("a", [1, 2])) as peer:
         assert (await peer.proposal("a")).base_len == 2
@@ -337,7 +335,7 @@ async def frames_of_two_links(running: House, drafter: CountingDrafter) -> list[
     return [frame for peer in peers.values() for frame in peer.frames]
 
 
-async def test_each_second_of_a_drafter_is_told_to_one_link() -> None:
+async def test_each_second_of_a_drafter_is_told_to_one_link():
     ticks, drafter = itertools.count(), CountingDrafter(slices=3)
     async with house(drafter, clock=lambda: float(next(ticks))) as running:
         frames = await frames_of_two_links(running, drafter)

@@ -1,7 +1,5 @@
 """The draft worker where frames are lost or wrong and drafters fail."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import re
@@ -35,7 +33,7 @@ from tests.support.worker.draft_peer import (
 )
 
 
-async def test_a_full_drafter_refuses_and_takes_the_request_when_there_is_room() -> None:
+async def test_a_full_drafter_refuses_and_takes_the_request_when_there_is_room():
     async with peer_of(lookup(max_requests=1), opening("a", TEXT)) as peer:
         await peer.proposal("a")
         await peer.send(opening("b", TEXT))
@@ -47,7 +45,7 @@ async def test_a_full_drafter_refuses_and_takes_the_request_when_there_is_room()
         assert (await peer.proposal("b")).base_len == len(TEXT)
 
 
-async def test_what_a_frame_releases_makes_room_for_what_it_brings() -> None:
+async def test_what_a_frame_releases_makes_room_for_what_it_brings():
     async with peer_of(lookup(max_requests=1), opening("a", TEXT)) as peer:
         await peer.proposal("a")
         await peer.send(opening("b", TEXT), released=["a"])
@@ -57,13 +55,13 @@ async def test_what_a_frame_releases_makes_room_for_what_it_brings() -> None:
         await peer.until(lambda frame: frame.observations == (Observation("b", 1, 6),))
 
 
-async def test_a_commit_that_contradicts_itself_is_refused() -> None:
+async def test_a_commit_that_contradicts_itself_is_refused():
     async with peer_of(lookup(), opening("a", TEXT, prefix_hash=99)) as peer:
         frame = await peer.until(lambda frame: bool(frame.refusals))
         assert frame.refusals[0].code == ProtocolError.code
 
 
-async def test_a_lost_commit_is_asked_for_again() -> None:
+async def test_a_lost_commit_is_asked_for_again():
     async with peer_of(lookup(), opening("a", TEXT)) as peer:
         await peer.proposal("a")
         await peer.send(extension("a", [*TEXT, 8], [9]))
@@ -91,7 +89,7 @@ class RaisingDrafter(CountingDrafter):
 @pytest.mark.parametrize(("bad_token", "code"), [(13, WorkerError.code), (14, RequestError.code)])
 async def test_a_drafter_that_raises_costs_only_the_request_concerned(
     bad_token: int, code: str, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     drafter = RaisingDrafter(slices=2)
     with caplog.at_level(logging.DEBUG):
         async with peer_of(
@@ -119,7 +117,7 @@ async def test_a_drafter_that_raises_costs_only_the_request_concerned(
 )
 async def test_a_drafter_that_never_drafts_is_unhealthy_unless_it_says_that_it_cannot(
     error: Exception, is_healthy: bool
-) -> None:
+):
     class Raising(CountingDrafter):
         def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
             raise error
@@ -131,7 +129,7 @@ async def test_a_drafter_that_never_drafts_is_unhealthy_unless_it_says_that_it_c
         assert peer.house.worker.is_healthy == is_healthy
 
 
-async def test_a_drafter_that_drafts_for_nobody_lets_its_worker_sleep() -> None:
+async def test_a_drafter_that_drafts_for_nobody_lets_its_worker_sleep():
     class Elsewhere(CountingDrafter):
         def _proposal(self, task: DraftTask) -> Proposal:
             return replace(super()._proposal(task), request_id="somebody else's")
@@ -144,7 +142,7 @@ async def test_a_drafter_that_drafts_for_nobody_lets_its_worker_sleep() -> None:
         assert not any(frame.proposals for frame in peer.frames)
 
 
-async def test_a_drafter_that_answers_too_few_commits_is_refused_its_request() -> None:
+async def test_a_drafter_that_answers_too_few_commits_is_refused_its_request():
     class Forgetful(CountingDrafter):
         def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:
             return []
@@ -154,7 +152,7 @@ async def test_a_drafter_that_answers_too_few_commits_is_refused_its_request() -
         assert frame.refusals[0].code == ProtocolError.code
 
 
-async def test_after_any_accidents_on_the_link_the_next_full_commit_sets_things_right() -> None:
+async def test_after_any_accidents_on_the_link_the_next_full_commit_sets_things_right():
     drafter = SuffixDrafter(DrafterContext("suffix", 8, 8), SuffixOptions())
 
     async def no_wait(delay_s: float) -> None:
@@ -237,7 +235,7 @@ def call_all(drafter: Runner) -> list[str]:
 @pytest.mark.parametrize("kind", [ValueError, KeyError, RequestError, ProtocolError])
 def test_type_file_and_line_are_said_and_the_message_is_not(
     kind: type[Exception], caplog: pytest.LogCaptureFixture
-) -> None:
+):
     with caplog.at_level(logging.DEBUG):
         told = call_all(contained(Raising(kind), FakeClock()))
     place = rf"{kind.__name__} \(.*/test_draft_worker_faults\.py, line \d+\)"
@@ -246,7 +244,7 @@ def test_type_file_and_line_are_said_and_the_message_is_not(
     assert SECRET not in "\n".join([caplog.text, *told])
 
 
-def test_a_fault_is_one_line_that_the_console_shows(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fault_is_one_line_that_the_console_shows(caplog: pytest.LogCaptureFixture):
     call_all(contained(Raising(ValueError), FakeClock()))
     for record in caplog.records:
         form = "%(levelname)s %(asctime)s %(name)s: %(message)s"
@@ -254,7 +252,7 @@ def test_a_fault_is_one_line_that_the_console_shows(caplog: pytest.LogCaptureFix
         assert is_wanted(line)
 
 
-def test_a_fault_is_said_once_a_minute_with_its_count(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fault_is_said_once_a_minute_with_its_count(caplog: pytest.LogCaptureFixture):
     clock = FakeClock()
     drafter = contained(Raising(ValueError), clock)
     caplog.clear()
@@ -269,7 +267,7 @@ def test_a_fault_is_said_once_a_minute_with_its_count(caplog: pytest.LogCaptureF
 
 def test_an_answer_that_is_none_is_told_without_quoting_it(
     caplog: pytest.LogCaptureFixture,
-) -> None:
+):
     class Lying(CountingDrafter):
         def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Any]:
             return SECRET

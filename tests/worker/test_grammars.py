@@ -1,7 +1,5 @@
 """Grammars are compiled beside the steps: only the texts that need them wait."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re
@@ -88,7 +86,7 @@ async def built(backend: Waiting, grammars: Grammars) -> AsyncIterator[Stage]:
         backend.go.set()
 
 
-async def test_only_the_text_with_a_new_grammar_waits(built: Stage, backend: Waiting) -> None:
+async def test_only_the_text_with_a_new_grammar_waits(built: Stage, backend: Waiting):
     peer = built.connect()
     await peer.open(opened("a"), constrained("late", "x"), opened("b", [7, 8]))
     await peer.until(lambda: peer.is_over("a") and peer.is_over("b"))
@@ -103,7 +101,7 @@ async def test_only_the_text_with_a_new_grammar_waits(built: Stage, backend: Wai
 
 async def test_a_text_that_waits_is_named_in_heartbeats_and_another_links_grammar_too(
     built: Stage, backend: Waiting
-) -> None:
+):
     peer, other = built.connect(), built.connect()
     await peer.open(constrained("late", "x"))
     await other.open(constrained("other", "y"))
@@ -114,9 +112,7 @@ async def test_a_text_that_waits_is_named_in_heartbeats_and_another_links_gramma
     ]
 
 
-async def test_a_text_that_is_cancelled_meanwhile_does_not_come(
-    built: Stage, backend: Waiting
-) -> None:
+async def test_a_text_that_is_cancelled_meanwhile_does_not_come(built: Stage, backend: Waiting):
     peer = built.connect()
     await peer.open(constrained("late", "x"), constrained("other", "y"))
     await peer.send(StepFrame(cancels=(TextName("late", 1),)))
@@ -127,7 +123,7 @@ async def test_a_text_that_is_cancelled_meanwhile_does_not_come(
     assert not peer.refusals["late"]
 
 
-async def test_a_link_that_ends_leaves_no_text_behind(built: Stage, backend: Waiting) -> None:
+async def test_a_link_that_ends_leaves_no_text_behind(built: Stage, backend: Waiting):
     peer, other = built.connect(), built.connect()
     await peer.open(constrained("late", "x"))
     assert await asyncio.to_thread(backend.is_asked.wait, 20)
@@ -140,7 +136,7 @@ async def test_a_link_that_ends_leaves_no_text_behind(built: Stage, backend: Wai
 
 async def test_a_bad_grammar_comes_through_to_be_refused_when_its_text_is_opened(
     grammars: Grammars, backend: Waiting
-) -> None:
+):
     backend.go.set()
     bad = constrained("a", "bad")
     work = grammars.prepare(bad)
@@ -152,7 +148,7 @@ async def test_a_bad_grammar_comes_through_to_be_refused_when_its_text_is_opened
 
 
 @pytest.mark.parametrize("error", [CapacityError("no", retry_after_s=1.0), ValueError("a defect")])
-async def test_a_text_whose_preparing_fails_is_opened_all_the_same(error: Exception) -> None:
+async def test_a_text_whose_preparing_fails_is_opened_all_the_same(error: Exception):
     """Whoever opens it meets the same error, and says it to the coordinator."""
     failed: Future[None] = Future()
     failed.set_exception(error)
@@ -189,7 +185,7 @@ def until_end(tokens: list[int]) -> str:
 
 @pytest.mark.parametrize("name", ["json_schema", "regex"])
 @pytest.mark.parametrize("law", LAWS)
-def test_no_tree_changes_the_text(name: str, law: str) -> None:
+def test_no_tree_changes_the_text(name: str, law: str):
     params = held_to(law, name)
     plain = decode(verifier(), PROMPT, params, num_tokens=100)
     if name == "json_schema":
@@ -204,7 +200,7 @@ def test_no_tree_changes_the_text(name: str, law: str) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_text_that_nothing_else_adjusts_belongs_to_its_grammar(temperature: float) -> None:
+def test_a_text_that_nothing_else_adjusts_belongs_to_its_grammar(temperature: float):
     # Such rows are masked within the native draw, where there is one.
     law = SamplingParams(temperature, seed=2, grammar=SPECS["regex"], stop_token_ids=eos())
     plain = decode(verifier(), PROMPT, law, num_tokens=12)
@@ -215,7 +211,7 @@ def test_a_text_that_nothing_else_adjusts_belongs_to_its_grammar(temperature: fl
     assert decode(verifier(), PROMPT, law, right, length) == plain[:length]
 
 
-def test_another_target_goes_on_with_the_text_that_is_there() -> None:
+def test_another_target_goes_on_with_the_text_that_is_there():
     params = held_to("seeded", "json_schema")
     plain = decode(verifier(), PROMPT, params, num_tokens=60)
     for length in (1, 7, 20, 59):
@@ -224,7 +220,7 @@ def test_another_target_goes_on_with_the_text_that_is_there() -> None:
         assert session.output[:60] == plain
 
 
-def test_forbidden_drafts_are_not_verified() -> None:
+def test_forbidden_drafts_are_not_verified():
     params = held_to("greedy", "json_schema")
     plain = decode(verifier(), PROMPT, params, num_tokens=12)
     engine = ToyEngine(LAW, VOCAB_SIZE)
@@ -240,7 +236,7 @@ def test_forbidden_drafts_are_not_verified() -> None:
     assert verdict.token_ids.tolist() == plain[:4]
 
 
-def test_a_bad_grammar_costs_its_request_alone() -> None:
+def test_a_bad_grammar_costs_its_request_alone():
     bad = replace(LAWS["greedy"], grammar=GrammarSpec("regex", "(a"))
     target = verifier()
     sessions = [Session("bad", PROMPT, bad), Session("good", PROMPT, LAWS["greedy"])]
@@ -249,13 +245,13 @@ def test_a_bad_grammar_costs_its_request_alone() -> None:
     assert [verdict.request_id for verdict in target.step().verdicts] == ["good"]
 
 
-def test_a_text_that_does_not_fit_its_grammar_is_refused() -> None:
+def test_a_text_that_does_not_fit_its_grammar_is_refused():
     session = Session("r", PROMPT, held_to("greedy", "regex"), written=ids_of("no"))
     refused = verifier().submit([session.item()])
     assert "output token 0 is not one" in refused["r"].message
 
 
-def test_a_mask_forbids_the_tokens_whose_bits_are_clear() -> None:
+def test_a_mask_forbids_the_tokens_whose_bits_are_clear():
     rows = np.random.default_rng(0).integers(0, 2**32, (3, 3), dtype=np.uint32)
     bits = [[not (int(row[i // 32]) >> (i % 32)) & 1 for i in range(77)] for row in rows]
     assert clear_bits(rows, torch.zeros(3, 77)).tolist() == bits
@@ -271,7 +267,7 @@ ENDLESS = GrammarSpec("grammar", f'root ::= "{BEGUN}" [b-z] end\nend ::= "a" end
 PARAMS = SamplingParams(0.0, grammar=ENDLESS)
 
 
-def test_a_text_tells_the_reason_when_it_cannot_grow() -> None:
+def test_a_text_tells_the_reason_when_it_cannot_grow():
     text = open_text(ENDLESS)
     assert all(map(text.push, ids_of(BEGUN + "x")))
     text.forced()
@@ -283,7 +279,7 @@ def test_a_text_tells_the_reason_when_it_cannot_grow() -> None:
 
 
 @pytest.mark.parametrize("tree", [EMPTY_TREE, TokenTree.chain(ids_of("a"))], ids=["plain", "draft"])
-def test_its_request_is_refused_and_nothing_is_said_of_resuming(tree: TokenTree) -> None:
+def test_its_request_is_refused_and_nothing_is_said_of_resuming(tree: TokenTree):
     target, session = verifier(), Session("r", PROMPT, PARAMS)
     refused: dict[str, DrafthouseError] = {}
     for _ in range(len(BEGUN) + 4):
@@ -298,7 +294,7 @@ def test_its_request_is_refused_and_nothing_is_said_of_resuming(tree: TokenTree)
     assert "resume" not in refused["r"].message
 
 
-def test_a_text_that_uses_its_grammar_up_tells_the_reason_and_the_next_begins_anew() -> None:
+def test_a_text_that_uses_its_grammar_up_tells_the_reason_and_the_next_begins_anew():
     """It says no to a token as to one that is forbidden, where it has given up."""
     large = "/.*a.{14}/ & /.*b.{15}/ & /.*c.{13}/"
     spec = GrammarSpec("grammar", f"start: A B\nA: /[b-z]{{90}}/\nB: {large}")
@@ -311,7 +307,7 @@ def test_a_text_that_uses_its_grammar_up_tells_the_reason_and_the_next_begins_an
     GrammarHook(grammars.text(spec)).extend(written)
 
 
-def test_the_drafter_of_forced_tokens_falls_silent() -> None:
+def test_the_drafter_of_forced_tokens_falls_silent():
     context = DrafterContext("grammar", 8, 8, open_text=open_text)
     ours, author = GrammarDrafter(context, GrammarOptions()), Author(PROMPT, PARAMS)
     assert write(ours, author, []) is not None

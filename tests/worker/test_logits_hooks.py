@@ -1,7 +1,5 @@
 """A hook decides what may be drawn after each text, with drafts as without."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from unittest.mock import Mock
@@ -105,7 +103,7 @@ def verifier(engine: ToyEngine | None = None) -> Verifier:
 @pytest.mark.parametrize("params", DRAWN.values(), ids=DRAWN.keys())
 def test_texts_obey_it_and_no_tree_changes_them(
     params: SamplingParams, without_compiler: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     if without_compiler:
         monkeypatch.setattr(kernels, "load", lambda: None)
     plain = decode(verifier(), PROMPT, params, num_tokens=40)
@@ -120,7 +118,7 @@ def test_texts_obey_it_and_no_tree_changes_them(
         assert decode(verifier(), PROMPT, params, drafter, 40) == plain
 
 
-def test_others_in_the_batch_are_left_alone() -> None:
+def test_others_in_the_batch_are_left_alone():
     params = DRAWN["T1"]
     free = decode(Verifier(ToyEngine(vocab_size=VOCAB_SIZE)), PROMPT, params)
     bound = decode(verifier(), PROMPT, params)
@@ -131,7 +129,7 @@ def test_others_in_the_batch_are_left_alone() -> None:
     assert [session.output[:20] for session in sessions] == [free, bound]
 
 
-def test_tokens_that_are_banned_are_drawn_where_a_hook_allows_no_other() -> None:
+def test_tokens_that_are_banned_are_drawn_where_a_hook_allows_no_other():
     """A grammar's end goes before min_tokens; what the hook forbids stays forbidden."""
 
     class Stops(Allowed):
@@ -143,7 +141,7 @@ def test_tokens_that_are_banned_are_drawn_where_a_hook_allows_no_other() -> None
     assert set(decode(target, PROMPT, params, num_tokens=20)) == {2, 7}
 
 
-def test_a_hook_that_allows_nothing_ends_its_request_with_an_error() -> None:
+def test_a_hook_that_allows_nothing_ends_its_request_with_an_error():
     class Nothing(Allowed):
         def masks(self) -> TokenMask:
             return np.zeros((1, 1), dtype=np.uint32)
@@ -157,7 +155,7 @@ def test_a_hook_that_allows_nothing_ends_its_request_with_an_error() -> None:
     assert "everything is banned" in frame.refused["r"].message
 
 
-def test_a_hook_that_fails_leaves_no_mask_of_the_step_before() -> None:
+def test_a_hook_that_fails_leaves_no_mask_of_the_step_before():
     hook, record = Allowed(), Session("a", PROMPT, DRAWN["T1"]).record
     sequence = TargetSequence(record, VOCAB_SIZE, torch.device("cpu"), hook)
     sequence.begin(EMPTY_TREE)
@@ -247,7 +245,7 @@ def chosen(law: Floats) -> Floats:
 @pytest.mark.parametrize("is_believed", [True, False], ids=["drawn", "chosen"])
 async def test_texts_follow_the_targets_law_and_drafts_are_accepted_as_in_theory(
     law: Law, *, is_believed: bool
-) -> None:
+):
     drafter = ToyLM(DRAFT)
     written = await write(law, drafter, is_believed=is_believed)
 
@@ -285,7 +283,7 @@ class NoZeros:
 
 
 @pytest.mark.parametrize("law", by_day(LAWS[-1:], LAWS[1:]))
-async def test_a_grammar_may_cut_off_drawn_nodes(law: Law) -> None:
+async def test_a_grammar_may_cut_off_drawn_nodes(law: Law):
     # Half of its drafts are cut off: a rule that believed the other half would be convicted.
     zeros = 0.5 * DRAFT + 0.5 * (np.arange(len(DRAFT)) == 0)
 
@@ -296,7 +294,7 @@ async def test_a_grammar_may_cut_off_drawn_nodes(law: Law) -> None:
     assert written.accepted.mean() > 0.05
 
 
-async def test_a_text_that_moves_repeats_what_was_lost_with_other_drafts() -> None:
+async def test_a_text_that_moves_repeats_what_was_lost_with_other_drafts():
     # Of a step that drew with the drafts of one law, only the text before it is left.
     begun = (await write("rejection", ToyLM(DRAFT))).tokens[:, :2]
 
@@ -305,7 +303,7 @@ async def test_a_text_that_moves_repeats_what_was_lost_with_other_drafts() -> No
     assert p_value(TARGET, written.tokens) > PASS
 
 
-async def test_greedy_texts_are_coupled_under_every_law() -> None:
+async def test_greedy_texts_are_coupled_under_every_law():
     texts = {}
     for law in LAWS:
         async with steps(toy_engine(), [resident(ToyLM(DRAFT), is_believed=True)]) as built:

@@ -1,7 +1,5 @@
 """Plug-in drafters that answer anything at all: the worker, its links and the text outlive them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -134,9 +132,7 @@ class Patience(asyncio.Event):
 
 @pytest.mark.parametrize("over_the_wire", [False, True], ids=["in process", "wire"])
 @pytest.mark.parametrize("name", by_day(FEW, [*LIES]))
-async def test_a_plug_in_that_answers_anything_changes_no_text(
-    name: str, over_the_wire: bool
-) -> None:
+async def test_a_plug_in_that_answers_anything_changes_no_text(name: str, over_the_wire: bool):
     """Every text is the target's, and nobody has lost a link."""
     liar = Liar(**LIES[name])
     worker = DraftWorker(liar, drafter_description("a"))
@@ -179,7 +175,7 @@ class LiesAboutA(CountingDrafter):
         return [lie(each) if each.request_id.endswith("a") else each for each in honest]
 
 
-async def test_a_proposal_that_is_none_is_refused_and_those_of_others_go_out() -> None:
+async def test_a_proposal_that_is_none_is_refused_and_those_of_others_go_out():
     async with peer_of(LiesAboutA(slices=2), opening("a", [1, 2])) as peer:
         await peer.until(lambda frame: bool(frame.refusals))
         (refusal,) = peer.frames[-1].refusals
@@ -197,7 +193,7 @@ async def first_proposal(drafter: CountingDrafter) -> tuple[Peer, Proposal]:
         return peer, proposal
 
 
-async def test_wider_numbers_are_narrowed_where_they_fit() -> None:
+async def test_wider_numbers_are_narrowed_where_they_fit():
     class Wide(CountingDrafter):
         def _proposal(self, task: DraftTask) -> Proposal:
             honest = super()._proposal(task)
@@ -212,7 +208,7 @@ async def test_wider_numbers_are_narrowed_where_they_fit() -> None:
     assert proposal.survival.dtype == np.float32
 
 
-async def test_a_drafter_may_use_its_arrays_again() -> None:
+async def test_a_drafter_may_use_its_arrays_again():
     class Thrifty(CountingDrafter):
         def __init__(self) -> None:
             super().__init__()
@@ -231,7 +227,7 @@ async def test_a_drafter_may_use_its_arrays_again() -> None:
     assert all(tree.parents.tolist() == list(range(-1, len(tree) - 1)) for tree in trees)
 
 
-async def test_pages_that_are_no_numbers_are_taken_for_none() -> None:
+async def test_pages_that_are_no_numbers_are_taken_for_none():
     class Forgetful(CountingDrafter):
         pages_in_use = "many"
         pages_total = 10

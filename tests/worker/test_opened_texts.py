@@ -1,7 +1,5 @@
 """What a coordinator opens: whose it is, what is wrong with it, and how many it may have."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -45,7 +43,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize(("wrong", "message"), BAD.values(), ids=BAD.keys())
 async def test_a_text_that_makes_no_sense_is_refused_and_nobody_else_notices(
     wrong: dict[str, Any], message: str
-) -> None:
+):
     async with steps() as target:
         desk, other = target.connect(), target.connect()
         other.post(opened())
@@ -61,7 +59,7 @@ async def test_a_text_that_makes_no_sense_is_refused_and_nobody_else_notices(
     assert other.text() == plain()
 
 
-async def test_a_newer_generation_takes_the_text_over() -> None:
+async def test_a_newer_generation_takes_the_text_over():
     text = plain()
     async with desk_of(opened(generation=3)) as desk:
         for _ in range(5):
@@ -76,7 +74,7 @@ async def test_a_newer_generation_takes_the_text_over() -> None:
 
 
 @pytest.mark.parametrize("generation", [3, 2, 0])
-async def test_an_older_or_equal_generation_is_ignored(generation: int) -> None:
+async def test_an_older_or_equal_generation_is_ignored(generation: int):
     async with desk_of(opened(generation=3)) as desk:
         await desk.turn()
         desk.post(opened(prompt=[9, 9], generation=generation))
@@ -87,7 +85,7 @@ async def test_an_older_or_equal_generation_is_ignored(generation: int) -> None:
     assert not desk.refusals["r"]
 
 
-async def test_a_cancel_of_a_newer_generation_ends_an_older_text() -> None:
+async def test_a_cancel_of_a_newer_generation_ends_an_older_text():
     """Its own cancel may have been lost."""
     async with desk_of(opened()) as desk:
         await desk.turn()
@@ -97,7 +95,7 @@ async def test_a_cancel_of_a_newer_generation_ends_an_older_text() -> None:
     assert len(desk.target.texts) == 0
 
 
-async def test_a_refused_successor_leaves_the_text_as_it_is() -> None:
+async def test_a_refused_successor_leaves_the_text_as_it_is():
     async with desk_of(opened()) as desk:
         await desk.turn()
         desk.post(opened(generation=2, prefix_hash=1))
@@ -106,7 +104,7 @@ async def test_a_refused_successor_leaves_the_text_as_it_is() -> None:
     assert [refusal.generation for refusal in desk.refusals["r"]] == [2]
 
 
-async def test_texts_beyond_the_targets_seats_are_refused_for_the_moment() -> None:
+async def test_texts_beyond_the_targets_seats_are_refused_for_the_moment():
     async with desk_of(*(opened(f"r{number}") for number in range(5)), max_texts=3) as desk:
         await desk.run()
         assert [name for name in desk.refusals if desk.refusals[name]] == ["r3", "r4"]
@@ -118,7 +116,7 @@ async def test_texts_beyond_the_targets_seats_are_refused_for_the_moment() -> No
     assert desk.text("r4") == plain()
 
 
-async def test_coordinators_share_the_seats() -> None:
+async def test_coordinators_share_the_seats():
     async with steps(max_texts=5) as target:
         first = target.connect()
         assert target.streams.seats == 5
@@ -146,13 +144,13 @@ async def test_coordinators_share_the_seats() -> None:
     assert shares == [[5, 3, 5], [3]]
 
 
-async def test_a_target_without_a_limit_takes_any_number() -> None:
+async def test_a_target_without_a_limit_takes_any_number():
     async with desk_of(*(opened(f"r{number}") for number in range(100)), max_texts=0) as desk:
         await desk.turn()
     assert len(desk.target.texts) == 100
 
 
-async def test_a_class_that_is_none_changes_nothing() -> None:
+async def test_a_class_that_is_none_changes_nothing():
     async with desk_of(residents=[resident(GreedyOracle(4))], budget="adaptive") as desk:
         odd = opened(drafters=("a",), latency_class="urgent")
         desk.post(odd, opened("other", drafters=("a",)))
@@ -160,7 +158,7 @@ async def test_a_class_that_is_none_changes_nothing() -> None:
     assert desk.text() == desk.text("other") == plain()
 
 
-async def test_the_targets_own_limit_of_drafts_holds_whatever_a_text_asks_for() -> None:
+async def test_the_targets_own_limit_of_drafts_holds_whatever_a_text_asks_for():
     oracle = GreedyOracle(100)
     desk = await written(
         opened(drafters=("a",), max_draft_tokens=99),
@@ -195,7 +193,7 @@ MISFITS: dict[str, PoolTree] = {
 @pytest.mark.parametrize("misfit", [*MISFITS.values(), None], ids=[*MISFITS.keys(), "none"])
 async def test_a_pool_tree_that_does_not_fit_is_dropped_without_an_answer(
     misfit: PoolTree | None,
-) -> None:
+):
     async with desk_of(opened(drafters=("p",))) as desk:
         await desk.turn()
         desk.post(trees=[misfit or pool_tree(CONTEXT, RIGHT)])
@@ -207,7 +205,7 @@ async def test_a_pool_tree_that_does_not_fit_is_dropped_without_an_answer(
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
-async def test_a_pool_tree_that_was_overtaken_is_dropped(ahead: int) -> None:
+async def test_a_pool_tree_that_was_overtaken_is_dropped(ahead: int):
     """And one that comes while a step runs ahead is verified by the step behind it."""
     text, engine = plain(), ToyEngine(runs_ahead=ahead > 0)
     async with desk_of(opened(drafters=("p",)), engine=engine) as desk:
@@ -223,7 +221,7 @@ async def test_a_pool_tree_that_was_overtaken_is_dropped(ahead: int) -> None:
     assert engine.num_ahead == 2 * ahead
 
 
-async def test_parameters_reach_the_draws() -> None:
+async def test_parameters_reach_the_draws():
     """A check of this stage: without it every text here could be greedy."""
     bias = SamplingParams(temperature=0.0, max_tokens=5, logit_bias=((9, 100.0),))
     desk = await written(opened(params=bias))
@@ -272,7 +270,7 @@ def test_a_step_is_cut_where_the_text_ends(
     stop_ids: tuple[int, ...],
     min_tokens: int,
     expected: tuple[int, FinishReason | None],
-) -> None:
+):
     assert cut(tokens, num_output, remaining, stop_ids, min_tokens) == expected
 
 
@@ -285,7 +283,7 @@ def test_a_step_is_cut_where_the_text_ends(
 )
 def test_how_many_tokens_a_step_brings_changes_no_end(
     drawn: list[int], stop_ids: set[int], min_tokens: int, max_tokens: int, data: st.DataObject
-) -> None:
+):
     def ended(sizes: list[int]) -> tuple[list[int], FinishReason | None]:
         text: list[int] = []
         rest = drawn

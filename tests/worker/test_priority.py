@@ -1,7 +1,5 @@
 """Standing back: of a thread, and of the session's scheduling group where the process leads one."""
 
-from __future__ import annotations
-
 import gc
 import os
 import subprocess
@@ -51,7 +49,7 @@ def may_lower_a_group() -> bool:
     return done.returncode == 0
 
 
-def test_a_thread_stands_back_and_a_leader_of_a_session_lowers_its_group_too() -> None:
+def test_a_thread_stands_back_and_a_leader_of_a_session_lowers_its_group_too():
     before, group = after(0, leads=False)
     assert after(0, leads=True)[0] == before
     assert after(5, leads=False) == (min(before + 5, 19), group)
@@ -63,7 +61,7 @@ def test_a_thread_stands_back_and_a_leader_of_a_session_lowers_its_group_too() -
 @pytest.mark.parametrize("text", ["", "none of the usual\n", None])
 def test_a_session_without_a_group_costs_nothing(
     text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     group = tmp_path / "autogroup"
     if text is not None:
         group.write_text(text)
@@ -74,7 +72,7 @@ def test_a_session_without_a_group_costs_nothing(
     assert (group.read_text() if group.exists() else None) == text
 
 
-def test_what_is_loaded_is_not_looked_through_again() -> None:
+def test_what_is_loaded_is_not_looked_through_again():
     loaded = [[index] for index in range(1000)]
     try:
         priority.freeze_gc()
@@ -87,7 +85,7 @@ def test_what_is_loaded_is_not_looked_through_again() -> None:
 
 def test_imports_collect_no_garbage_and_leave_no_more_to_look_through(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     (tmp_path / "imported_for_the_first_time.py").write_text("held = [[i] for i in range(1000)]")
     monkeypatch.syspath_prepend(tmp_path)
     before = gc.get_freeze_count()
@@ -111,7 +109,7 @@ def on(device: str, tensor_parallel: int = 1) -> Any:
     return SimpleNamespace(device=torch.device(device), config=config)
 
 
-def test_cores_are_those_the_process_may_use() -> None:
+def test_cores_are_those_the_process_may_use():
     allowed = os.sched_getaffinity(0)
     everything = devices_of()
     assert len(set(everything)) == len(allowed)
@@ -125,7 +123,7 @@ def test_cores_are_those_the_process_may_use() -> None:
 
 def test_gpus_are_told_apart_by_what_they_are_and_not_by_their_number(
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+):
     shown = ["uuid-a", "uuid-b"]
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(shown))

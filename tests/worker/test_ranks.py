@@ -1,7 +1,5 @@
 """Ranks of a target are its children: who ends or falls silent is noticed, and nobody is left."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess
@@ -41,7 +39,7 @@ def playing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
 
 async def test_a_rank_that_ends_while_the_others_load_is_noticed_with_its_reason(
     playing: Callable[[str], Ranks],
-) -> None:
+):
     found, is_over = (
         playing(f"{BEAT}; os.write(0, b'no space left'); os._exit(1)"),
         threading.Event(),
@@ -52,7 +50,7 @@ async def test_a_rank_that_ends_while_the_others_load_is_noticed_with_its_reason
     assert not any(map(_lives, found.pids))
 
 
-async def test_what_loads_is_given_while_the_ranks_live(playing: Callable[[str], Ranks]) -> None:
+async def test_what_loads_is_given_while_the_ranks_live(playing: Callable[[str], Ranks]):
     found = playing(f"{BEAT}; time.sleep(60)")
     assert (await found.load(lambda leader: leader)).startswith("127.0.0.1:")
     assert all(map(_lives, found.pids))
@@ -62,7 +60,7 @@ async def test_what_loads_is_given_while_the_ranks_live(playing: Callable[[str],
 
 async def test_a_rank_that_says_nothing_is_noticed_and_one_that_is_late_is_not(
     playing: Callable[[str], Ranks],
-) -> None:
+):
     late = "while True:\n os.write(0, b'\\0'); time.sleep(0.3)"
     found = playing(f"import os, time\n{late}")
     with pytest.raises(TimeoutError):
@@ -74,14 +72,14 @@ async def test_a_rank_that_says_nothing_is_noticed_and_one_that_is_late_is_not(
     assert not any(map(_lives, found.pids))
 
 
-async def test_ranks_that_end_with_rank_0_are_no_fault(playing: Callable[[str], Ranks]) -> None:
+async def test_ranks_that_end_with_rank_0_are_no_fault(playing: Callable[[str], Ranks]):
     found = playing("pass")
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(found.watch(0.5), 2.0)
     found.stop()
 
 
-def test_ranks_end_with_the_process_that_started_them_however_it_ends() -> None:
+def test_ranks_end_with_the_process_that_started_them_however_it_ends():
     program = """
         import time
         from tests.worker.test_ranks import THREE

@@ -1,7 +1,5 @@
 """Residents that raise, lie, stall or never end: counted, left alone, and nobody's text changes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -78,7 +76,7 @@ def faults_of(target: Steps) -> dict[str, float]:
 )
 async def test_one_that_raises_in_every_tenth_call_changes_no_text(
     error: Exception, params: SamplingParams
-) -> None:
+):
     drafter = Faulty(error)
     async with steps(residents=[resident(drafter, clock=FakeClock(), reset_s=0.0)]) as target:
         assert await texts_of(target, [params] * 4) == [plain(params=params)] * 4
@@ -104,7 +102,7 @@ ALL = {**LIES, **{name: {"proposes": lie} for name, lie in WRONG.items()}}
 
 
 @pytest.mark.parametrize("name", ALL)
-async def test_no_lie_changes_a_text_or_ends_the_target(name: str) -> None:
+async def test_no_lie_changes_a_text_or_ends_the_target(name: str):
     liar = Liar(**ALL[name])
     residents = [resident(liar, clock=FakeClock(), failures=1000, reset_s=0.0)]
     async with steps(residents=residents) as target:
@@ -127,7 +125,7 @@ class Broken(GreedyOracle):
         return super().propose(tasks)
 
 
-def test_the_breaker_opens_after_faults_in_a_row_and_closes_again() -> None:
+def test_the_breaker_opens_after_faults_in_a_row_and_closes_again():
     clock, broken = FakeClock(), Broken()
     drafter = resident(broken, clock=clock, failures=3)
     for index in range(3):
@@ -143,7 +141,7 @@ def test_the_breaker_opens_after_faults_in_a_row_and_closes_again() -> None:
     ] == [4]
 
 
-def test_a_request_that_was_refused_is_kept_from_the_drafter_for_a_while() -> None:
+def test_a_request_that_was_refused_is_kept_from_the_drafter_for_a_while():
     clock, broken = FakeClock(), Broken()
     drafter = resident(broken, clock=clock, failures=100)
     kept = resident_text()
@@ -182,7 +180,7 @@ class Endless(GreedyOracle):
         ]
 
 
-def test_a_turn_ends_with_its_time_whatever_is_left_to_grow() -> None:
+def test_a_turn_ends_with_its_time_whatever_is_left_to_grow():
     clock = FakeClock()
     endless = Endless(clock)
     drafter = resident(endless, clock=clock)
@@ -198,7 +196,7 @@ def test_a_turn_ends_with_its_time_whatever_is_left_to_grow() -> None:
 )
 def test_after_a_chunk_of_a_prompt_texts_do_not_wait_as_long_again_for_draft_models(
     plain_s: float, chunk_s: float, reading_s: float
-) -> None:
+):
     clock = FakeClock()
     residents = Residents([resident(Endless(clock), clock=clock)], clock)
     residents.draft([], StepReport(step_time_s=plain_s))
@@ -215,7 +213,7 @@ class Lavish(GreedyOracle):
         return super()._proposal(replace(task, max_nodes=4 * task.max_nodes))
 
 
-def test_no_tree_has_more_nodes_than_were_asked_for() -> None:
+def test_no_tree_has_more_nodes_than_were_asked_for():
     (proposal,) = drafted(
         resident(Lavish(16), clock=FakeClock()), resident_text(draft_nodes=3), now=1000.0
     )
@@ -235,7 +233,7 @@ class Forgetful(GreedyOracle):
         return Observation(commit.request_id, commit.generation, len(state.text))
 
 
-def test_one_that_keeps_less_than_it_is_sent_is_sent_the_rest_once() -> None:
+def test_one_that_keeps_less_than_it_is_sent_is_sent_the_rest_once():
     forgetful = Forgetful()
     drafter = resident(forgetful, clock=FakeClock())
     assert drafted(drafter, resident_text(range(9)), now=1000.0) == []
@@ -258,7 +256,7 @@ class Stalling(GreedyOracle):
         return super().propose(tasks)
 
 
-async def test_a_stall_is_counted_and_the_text_goes_on_without_its_drafter() -> None:
+async def test_a_stall_is_counted_and_the_text_goes_on_without_its_drafter():
     clock = FakeClock()
     residents = [resident(Stalling(clock), clock=clock)]
     async with steps(residents=residents, clock=clock) as target:
@@ -275,7 +273,7 @@ class BrokenClock(FakeClock):
         return super().__call__()
 
 
-async def test_a_defect_in_drafting_itself_costs_the_others_nothing() -> None:
+async def test_a_defect_in_drafting_itself_costs_the_others_nothing():
     clock = BrokenClock()
     broken, sound = resident(GreedyOracle(2, "b"), "b", clock), resident(GreedyOracle(3))
     clock.is_broken = True
@@ -357,7 +355,7 @@ BAD: dict[str, list[type[Timed]]] = {
 
 
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
-async def test_a_good_drafter_drafts_from_the_first_answer(bad: list[type[Timed]]) -> None:
+async def test_a_good_drafter_drafts_from_the_first_answer(bad: list[type[Timed]]):
     clock = FakeClock()
     drafters = {"good": Timed(clock, "good")}
     drafters |= {kind.__name__: kind(clock, kind.__name__) for kind in bad}

@@ -1,7 +1,5 @@
 """Drafters inside the target worker: they save steps, cost bounded time, and change no text."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import threading
@@ -67,14 +65,14 @@ def texts(opens: Sequence[Open]) -> list[list[int]]:
 
 @LAWS
 @pytest.mark.parametrize("budget", ["fixed", "adaptive"])
-async def test_residents_change_no_text(params: SamplingParams, budget: str) -> None:
+async def test_residents_change_no_text(params: SamplingParams, budget: str):
     opens = several(params, "a", "suffix", "ngram")
     drafters = {"a": GreedyOracle(), "suffix": suffix(), "ngram": ngram()}
     async with stage(worker_of(drafters, budget=budget)) as built:
         assert await built.connect().written(*opens) == texts(opens)
 
 
-async def test_a_short_answer_is_drafted_for_from_its_first_step() -> None:
+async def test_a_short_answer_is_drafted_for_from_its_first_step():
     async with desk_of(
         opened(params=replace(GREEDY, max_tokens=8), drafters=("a",)),
         residents=[resident(GreedyOracle(16))],
@@ -94,7 +92,7 @@ async def test_a_short_answer_is_drafted_for_from_its_first_step() -> None:
     ],
     ids=["the last token", "no speculation", "a given output"],
 )
-async def test_nobody_drafts_where_no_draft_can_be_of_use(fields: dict[str, Any]) -> None:
+async def test_nobody_drafts_where_no_draft_can_be_of_use(fields: dict[str, Any]):
     oracle = GreedyOracle(16)
     desk = await written(
         opened(drafters=("a",), **fields), residents=[resident(oracle)], max_rows=16
@@ -104,7 +102,7 @@ async def test_nobody_drafts_where_no_draft_can_be_of_use(fields: dict[str, Any]
     assert (oracle.commits, oracle.tasks) == ([], [])
 
 
-async def test_only_the_drafters_that_a_text_names_are_asked() -> None:
+async def test_only_the_drafters_that_a_text_names_are_asked():
     chosen, other = GreedyOracle(), GreedyOracle(name="b")
     async with steps(residents=[resident(chosen), resident(other, "b")]) as target:
         target.connect().post(opened(drafters=("elsewhere", "a")))
@@ -113,7 +111,7 @@ async def test_only_the_drafters_that_a_text_names_are_asked() -> None:
     assert (other.commits, other.tasks) == ([], [])
 
 
-async def test_what_a_drafter_holds_is_released_with_its_text() -> None:
+async def test_what_a_drafter_holds_is_released_with_its_text():
     oracle = GreedyOracle()
     async with desk_of(
         opened(drafters=("a",)), opened("s", drafters=("a",)), residents=[resident(oracle)]
@@ -126,7 +124,7 @@ async def test_what_a_drafter_holds_is_released_with_its_text() -> None:
     assert len(oracle._requests) == 0
 
 
-async def test_what_is_asked_of_residents_and_what_they_take_is_counted() -> None:
+async def test_what_is_asked_of_residents_and_what_they_take_is_counted():
     async with steps(residents=[resident(GreedyOracle(2))]) as target:
         target.connect().post(opened(drafters=("a",), task="code"))
         await target.run()
@@ -137,14 +135,14 @@ async def test_what_is_asked_of_residents_and_what_they_take_is_counted() -> Non
     assert took_s["a",] > 0.0
 
 
-async def test_a_step_says_how_long_residents_drafted_before_it() -> None:
+async def test_a_step_says_how_long_residents_drafted_before_it():
     desk = await written(opened(drafters=("a",)), residents=[resident(GreedyOracle(2))])
     reports = [frame.report for frame in desk.frames if frame.report is not None]
     assert reports[0].draft_time_s == 0.0
     assert all(0.0 < report.draft_time_s < report.period_s for report in reports[1:])
 
 
-def test_a_drafter_that_another_one_replaces_frees_all_that_it_holds() -> None:
+def test_a_drafter_that_another_one_replaces_frees_all_that_it_holds():
     former, later = GreedyOracle(), GreedyOracle()
     residents = Residents([resident(former)])
     residents.draft([resident_text(name="r"), resident_text(name="s")], LONG_STEP)
@@ -156,7 +154,7 @@ def test_a_drafter_that_another_one_replaces_frees_all_that_it_holds() -> None:
     assert [each.request_id for each in later.tasks] == ["r"]
 
 
-async def test_a_drafter_that_is_replaced_does_not_end_in_the_engines_thread() -> None:
+async def test_a_drafter_that_is_replaced_does_not_end_in_the_engines_thread():
     async with stage(worker_of({"a": GreedyOracle()})) as built:
         former = await asyncio.to_thread(built.worker.exchange, [resident(GreedyOracle())])
         assert await built.connect().written(opened(drafters=("a",))) == [plain()]
@@ -167,7 +165,7 @@ async def test_a_drafter_that_is_replaced_does_not_end_in_the_engines_thread() -
 @pytest.mark.parametrize("model", [ModelVersion("a hash"), NO_MODEL], ids=["model", "look-up"])
 async def test_a_model_that_is_replaced_is_freed_though_it_was_excluded_from_collections(
     model: ModelVersion,
-) -> None:
+):
     former: Any = GreedyOracle()
     former.circle = former  # drafters with models are in some
     held = weakref.ref(former)
@@ -193,7 +191,7 @@ class LookUp(GreedyOracle):
     is_look_up = True
 
 
-def test_a_look_up_that_is_asked_for_nothing_hears_of_a_text_now_and_then() -> None:
+def test_a_look_up_that_is_asked_for_nothing_hears_of_a_text_now_and_then():
     oracle = LookUp()
     drafter = resident(oracle, clock=FakeClock())
     kept = resident_text(draft_nodes=0)
@@ -205,7 +203,7 @@ def test_a_look_up_that_is_asked_for_nothing_hears_of_a_text_now_and_then() -> N
     assert oracle.tasks == []
 
 
-def test_a_model_reads_a_text_when_it_is_first_asked_and_says_so() -> None:
+def test_a_model_reads_a_text_when_it_is_first_asked_and_says_so():
     oracle = GreedyOracle()
     drafter = resident(oracle, clock=FakeClock())
     kept = resident_text(range(100), draft_nodes=4)
@@ -226,7 +224,7 @@ def test_a_model_reads_a_text_when_it_is_first_asked_and_says_so() -> None:
     assert len(oracle.commits) == 2
 
 
-def test_each_resident_of_a_target_is_asked_by_its_name() -> None:
+def test_each_resident_of_a_target_is_asked_by_its_name():
     oracles = {name: GreedyOracle(name=name) for name in "abc"}
     drafters = [resident(each, name, clock=FakeClock()) for name, each in oracles.items()]
     residents = Residents(drafters, FakeClock())
@@ -254,7 +252,7 @@ NUM_ROWS = 330
 
 def test_a_draft_model_reads_a_prompt_in_chunks_that_time_bounds(
     llama_folder: Path, draft_folder: Path
-) -> None:
+):
     model = {"model": str(draft_folder), "device": "cpu", "dtype": "float32", "num_pages": 256}
     config = config_of(llama_folder, "lm", options={"engine": model}, max_batch_tokens=512)
     config = replace(config, drafters={"a": config.drafters["head"]})
@@ -295,7 +293,7 @@ class GatedDrafter(CountingDrafter):
         return found if self.gate.is_set() else replace(found, tree=EMPTY_TREE, survival=NOTHING)
 
 
-async def test_a_commit_is_late_if_no_tree_came_since_the_last_one() -> None:
+async def test_a_commit_is_late_if_no_tree_came_since_the_last_one():
     drafter = GatedDrafter()
     async with peer_of(drafter, opening("a", [1, 2])) as peer:
         await peer.until(lambda frame: bool(frame.observations))
@@ -311,6 +309,6 @@ async def test_a_commit_is_late_if_no_tree_came_since_the_last_one() -> None:
         assert peer.house.worker.statistics()["late"] == 0.0, "nothing has come since"
 
 
-async def test_a_target_says_how_full_it_is() -> None:
+async def test_a_target_says_how_full_it_is():
     async with stage(worker_of({})) as built:
         assert built.worker.statistics() == {"texts": 0, "places": 64, "kv_use": 0.0}

@@ -1,7 +1,5 @@
 """Whose drafts a step has verified and accepted: residents' and the pool's, in one union."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -55,7 +53,7 @@ async def next_verdict(target: Steps, desk: Desk) -> TextVerdict:
     return desk.verdicts["r"][-1]
 
 
-async def test_each_node_counts_for_all_that_proposed_it() -> None:
+async def test_each_node_counts_for_all_that_proposed_it():
     residents = [resident(GreedyOracle(4)), resident(Wrong(3, "b"), "b")]
     async with steps(residents=residents) as target:
         desk = await begun(target)
@@ -72,7 +70,7 @@ async def test_each_node_counts_for_all_that_proposed_it() -> None:
     assert (verdict.why, len(verdict.token_ids)) == (PlainWhy.NONE, 7)
 
 
-async def test_a_tree_of_the_pool_that_is_some_steps_old_is_followed_with_its_sources() -> None:
+async def test_a_tree_of_the_pool_that_is_some_steps_old_is_followed_with_its_sources():
     async with steps(ToyEngine(runs_ahead=False)) as target:
         desk = await begun(target)
         for _ in range(2):
@@ -86,7 +84,7 @@ async def test_a_tree_of_the_pool_that_is_some_steps_old_is_followed_with_its_so
     assert verdict.verified == (0, 3, 0, 2)
 
 
-async def test_what_a_step_has_left_of_a_tree_of_the_pool_keeps_its_sources() -> None:
+async def test_what_a_step_has_left_of_a_tree_of_the_pool_keeps_its_sources():
     async with steps(max_draft_tokens=2) as target:
         desk = await begun(target)
         pool = TokenTree.of([31, *TEXT[1:6]], [-1, -1, 1, 2, 3, 4])
@@ -100,7 +98,7 @@ async def test_what_a_step_has_left_of_a_tree_of_the_pool_keeps_its_sources() ->
     assert (second.num_nodes, second.sources.tolist()) == (2, [Q, P])
 
 
-async def test_a_tree_of_the_pool_that_the_text_has_left_is_gone() -> None:
+async def test_a_tree_of_the_pool_that_the_text_has_left_is_gone():
     async with steps() as target:
         desk = await begun(target)
         await target.turn()
@@ -122,7 +120,7 @@ async def test_a_tree_of_the_pool_that_the_text_has_left_is_gone() -> None:
 )
 async def test_each_node_is_credited_to_the_one_with_the_largest_weight(
     weights: tuple[float, ...], owners: tuple[int, ...], credited: tuple[int, ...]
-) -> None:
+):
     residents = [resident(GreedyOracle(4)), resident(Wrong(3, "b"), "b")]
     async with steps(residents=residents) as target:
         desk = await begun(target)
@@ -134,7 +132,7 @@ async def test_each_node_is_credited_to_the_one_with_the_largest_weight(
     assert sum(verdict.credited) == verdict.num_nodes
 
 
-async def test_a_shadow_is_asked_and_never_verified() -> None:
+async def test_a_shadow_is_asked_and_never_verified():
     shadow, served = GreedyOracle(4), GreedyOracle(2, "b")
     residents = [resident(shadow), resident(served, "b")]
     config = Config(drafters={"a": DrafterConfig(kind="suffix", shadow=True)})
@@ -159,7 +157,7 @@ class Pausing(GreedyOracle):
         return super().propose(tasks)
 
 
-async def test_a_step_with_no_drafts_at_hand_says_so_and_the_next_goes_on() -> None:
+async def test_a_step_with_no_drafts_at_hand_says_so_and_the_next_goes_on():
     async with steps(residents=[resident(Pausing(2))]) as target:
         desk = await begun(target)
         whys = []
@@ -175,7 +173,7 @@ async def test_a_step_with_no_drafts_at_hand_says_so_and_the_next_goes_on() -> N
 
 
 @LAWS
-async def test_residents_and_the_pool_together_change_no_text(params: SamplingParams) -> None:
+async def test_residents_and_the_pool_together_change_no_text(params: SamplingParams):
     text = plain(params=params)
     generator = np.random.default_rng(4)
     residents = [resident(GreedyOracle(3)), resident(Wrong(2, "b"), "b")]
@@ -229,7 +227,7 @@ class Stage:
 @pytest.mark.parametrize("in_sample", [True, False])
 async def test_roles_decide_who_is_asked_and_verified_and_never_the_text(
     phase: Phase, in_sample: bool, params: SamplingParams
-) -> None:
+):
     stage = Stage(phase, 1.0 if in_sample else 0.001)
     async with steps(residents=stage.residents, roster=stage.roster) as target:
         old, new = await stage.verified(target, params)
@@ -245,7 +243,7 @@ async def test_roles_decide_who_is_asked_and_verified_and_never_the_text(
 @LAWS
 async def test_a_change_in_the_middle_of_a_text_drops_the_trees_and_keeps_the_text(
     params: SamplingParams,
-) -> None:
+):
     stage = Stage("active", 1.0)
     async with desk_of(
         opened(params=params, drafters=PAIR), residents=stage.residents, roster=stage.roster
@@ -260,7 +258,7 @@ async def test_a_change_in_the_middle_of_a_text_drops_the_trees_and_keeps_the_te
     assert any(each[1] for each in verified)
 
 
-async def test_faults_of_a_canary_and_the_phase_are_reported() -> None:
+async def test_faults_of_a_canary_and_the_phase_are_reported():
     stage = Stage("canary", 1.0)
     async with steps(residents=stage.residents, roster=stage.roster) as target:
         _, state = target.loop.report()
@@ -299,7 +297,7 @@ async def verdicts(params: SamplingParams = GREEDY, **fields: Any) -> list[TextV
 
 
 @LAWS
-async def test_path_and_own_token_of_every_step_are_its_tokens(params: SamplingParams) -> None:
+async def test_path_and_own_token_of_every_step_are_its_tokens(params: SamplingParams):
     told = await verdicts(params, return_draft_trees=True)
     assert len(told) > 2
     for verdict in told:
@@ -316,7 +314,7 @@ async def test_path_and_own_token_of_every_step_are_its_tokens(params: SamplingP
     assert [verdict.step is None for verdict in told if verdict.num_nodes == 0][:1] == [False]
 
 
-async def test_a_step_shows_whose_each_node_was_and_what_was_expected_of_it() -> None:
+async def test_a_step_shows_whose_each_node_was_and_what_was_expected_of_it():
     second = (await verdicts(return_draft_trees=True))[1].step
     assert second is not None
     text = plain()
@@ -330,14 +328,14 @@ async def test_a_step_shows_whose_each_node_was_and_what_was_expected_of_it() ->
     )
 
 
-async def test_a_text_that_does_not_ask_is_told_the_same_without_steps() -> None:
+async def test_a_text_that_does_not_ask_is_told_the_same_without_steps():
     told, asked = await verdicts(), await verdicts(return_draft_trees=True)
     assert all(verdict.step is None for verdict in told)
     for verdict, other in zip(told, asked, strict=True):
         assert repr(verdict) == repr(replace(other, step=None))
 
 
-async def test_a_stop_token_ends_the_path_where_it_ends_the_text() -> None:
+async def test_a_stop_token_ends_the_path_where_it_ends_the_text():
     text = plain()
     stops = [token for place, token in enumerate(text) if place > 3 and token not in text[:place]]
     for stop in stops[:4]:

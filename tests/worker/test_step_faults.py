@@ -1,7 +1,5 @@
 """Engines that lose, refuse and raise: the same text, and only who is guilty is refused."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -73,7 +71,7 @@ class LossyEngine(ToyEngine):
 @pytest.mark.parametrize("length", [0, 4], ids=["alone", "with drafts"])
 async def test_what_the_engine_loses_is_filled_in_again_and_the_text_is_the_same(
     length: int, params: SamplingParams
-) -> None:
+):
     engine = LossyEngine()
     desk = await written(
         *(opened(f"r{i}", [i, 7], params, drafters=("a",)) for i in range(5)),
@@ -100,21 +98,19 @@ class UselessEngine(ForgetfulEngine):
         return Output(work.request_id, have_len=0)
 
 
-async def test_an_engine_that_keeps_nothing_still_writes_the_text() -> None:
+async def test_an_engine_that_keeps_nothing_still_writes_the_text():
     desk = await written(opened(), engine=ForgetfulEngine())
     assert desk.text() == plain()
 
 
-async def test_a_text_that_the_engine_never_takes_in_is_refused_and_tried_elsewhere() -> None:
+async def test_a_text_that_the_engine_never_takes_in_is_refused_and_tried_elsewhere():
     desk = await written(opened(), engine=UselessEngine())
     assert desk.num_steps == 17
     assert codes(desk, "r") == [WorkerError.code]
     assert len(desk.target.texts) == 0
 
 
-async def test_a_step_that_raises_is_run_again_one_by_one_and_only_the_guilty_one_is_refused() -> (
-    None
-):
+async def test_a_step_that_raises_is_run_again_one_by_one_and_only_the_guilty_one_is_refused():
     engine = FragileEngine(begins_with(6, 6, 6))
     async with steps(engine) as target:
         desk, other = target.connect(), target.connect()
@@ -135,7 +131,7 @@ async def test_a_step_that_raises_is_run_again_one_by_one_and_only_the_guilty_on
     assert engine.contexts == {}
 
 
-async def test_a_tree_that_makes_the_step_raise_costs_no_text() -> None:
+async def test_a_tree_that_makes_the_step_raise_costs_no_text():
     engine = FragileEngine(lambda work: len(work.tree) == 3)
     text = plain()
     async with desk_of(opened(drafters=("p",)), opened("other", [7, 8]), engine=engine) as desk:
@@ -149,7 +145,7 @@ async def test_a_tree_that_makes_the_step_raise_costs_no_text() -> None:
     assert all(verdict.num_nodes == 0 for verdict in desk.verdicts["r"])
 
 
-async def test_a_text_that_raised_alone_begins_alone_where_it_comes_again() -> None:
+async def test_a_text_that_raised_alone_begins_alone_where_it_comes_again():
     """Nobody else is run again for it a second time."""
     engine = FragileEngine(begins_with(6, 6))
     async with desk_of(opened("bad", [6, 6]), engine=engine) as desk:
@@ -164,7 +160,7 @@ async def test_a_text_that_raised_alone_begins_alone_where_it_comes_again() -> N
     assert not any({"bad", "good"} <= set(works) for works in engine.works)
 
 
-async def test_three_guilty_ones_with_no_good_step_between_break_the_engine() -> None:
+async def test_three_guilty_ones_with_no_good_step_between_break_the_engine():
     engine = FragileEngine(lambda work: True)
     async with steps(engine) as target:
         desk, idle = target.connect(), target.connect()
@@ -179,7 +175,7 @@ async def test_three_guilty_ones_with_no_good_step_between_break_the_engine() ->
     assert codes(desk, "r0") == codes(desk, "r1") == [WorkerError.code]
 
 
-async def test_guilty_ones_with_good_steps_between_them_break_nothing() -> None:
+async def test_guilty_ones_with_good_steps_between_them_break_nothing():
     engine = FragileEngine(begins_with(6, 6))
     async with desk_of(engine=engine) as desk:
         for number in range(6):
@@ -194,7 +190,7 @@ async def test_guilty_ones_with_good_steps_between_them_break_nothing() -> None:
 @pytest.mark.parametrize("error", [WorkerError("a rank is gone"), torch.AcceleratorError("lost")])
 async def test_an_engine_that_says_itself_that_it_is_lost_is_broken_at_once(
     error: Exception,
-) -> None:
+):
     engine = FragileEngine()
     engine.failures.append(error)
     async with desk_of(opened(), engine=engine) as desk:
@@ -213,7 +209,7 @@ class NarrowEngine(ToyEngine):
         return super()._evaluate(work)
 
 
-async def test_drafts_that_are_too_much_for_the_engine_cost_no_text() -> None:
+async def test_drafts_that_are_too_much_for_the_engine_cost_no_text():
     desk = await written(
         opened(drafters=("a",)), engine=NarrowEngine(), residents=[resident(GreedyOracle())]
     )
@@ -221,7 +217,7 @@ async def test_drafts_that_are_too_much_for_the_engine_cost_no_text() -> None:
     assert not desk.refusals["r"]
 
 
-async def test_a_context_that_is_too_long_for_the_engine_is_refused_by_itself() -> None:
+async def test_a_context_that_is_too_long_for_the_engine_is_refused_by_itself():
     engine = ToyEngine(max_context_len=20)
     desk = await written(opened("long", range(21)), opened("short"), engine=engine)
     assert codes(desk, "long") == [RequestError.code]
@@ -230,7 +226,7 @@ async def test_a_context_that_is_too_long_for_the_engine_is_refused_by_itself() 
     assert desk.text("short") == plain()[:18]
 
 
-async def test_a_cancel_during_its_own_trial_lets_the_others_go_on() -> None:
+async def test_a_cancel_during_its_own_trial_lets_the_others_go_on():
     engine = FragileEngine()
     async with desk_of(opened("r"), opened("s", [4, 5]), engine=engine) as desk:
         await desk.turn()
@@ -249,7 +245,7 @@ def _num_misses(target: Steps) -> float:
 @pytest.mark.parametrize("num_failures", [1, 3])
 async def test_a_step_for_want_of_memory_costs_speed_and_no_text(
     llama_folder: Path, monkeypatch: pytest.MonkeyPatch, num_failures: int
-) -> None:
+):
     """Where the model's forward cannot have what several texts need at a time."""
     engine = load_engine(llama_folder)
     prompts = {f"r{number}": [5, 6, 7 + number] for number in range(3)}

@@ -1,7 +1,5 @@
 """The target runs each text by itself, from its opening to its end."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from typing import Any
@@ -25,7 +23,7 @@ STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 @LAWS
 async def test_a_text_runs_to_its_end_without_a_word_from_the_coordinator(
     params: SamplingParams,
-) -> None:
+):
     desk = await written(opened(params=params))
     assert desk.num_steps == params.max_tokens
     assert (desk.text(), desk.reason()) == (plain(params=params), LENGTH)
@@ -37,7 +35,7 @@ async def test_a_text_runs_to_its_end_without_a_word_from_the_coordinator(
 @pytest.mark.parametrize("every", [1, 2, 3])
 async def test_a_step_that_runs_ahead_with_another_token_than_was_drawn_has_no_part_in_the_text(
     params: SamplingParams, every: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     counter, right = itertools.count(), BatchDraws.on_device.fget
 
     def on_device(draws: BatchDraws) -> TokenArray:
@@ -53,7 +51,7 @@ async def test_a_step_that_runs_ahead_with_another_token_than_was_drawn_has_no_p
 @pytest.mark.parametrize(("logprobs", "num_ahead"), [(None, GREEDY.max_tokens - 2), (0, 0)])
 async def test_a_step_whose_rows_are_asked_for_more_than_draws_lets_none_run_ahead(
     logprobs: int | None, num_ahead: int
-) -> None:
+):
     desk = await written(opened(params=replace(GREEDY, logprobs=logprobs)))
     assert desk.target.engine.num_ahead == num_ahead
 
@@ -61,7 +59,7 @@ async def test_a_step_whose_rows_are_asked_for_more_than_draws_lets_none_run_ahe
 @LAWS
 async def test_texts_that_come_and_go_run_together_and_none_changes_another(
     params: SamplingParams,
-) -> None:
+):
     async with steps() as target:
         desks = [target.connect(), target.connect()]
         prompts = [[number, 5, number] for number in range(8)]
@@ -80,7 +78,7 @@ async def test_texts_that_come_and_go_run_together_and_none_changes_another(
 @pytest.mark.parametrize("num_written", [1, 7, 39])
 async def test_a_text_goes_on_where_another_target_left_it(
     num_written: int, params: SamplingParams
-) -> None:
+):
     text = plain(params=params)
     desk = await written(opened(params=params, written=text[:num_written], generation=4))
     assert desk.text() == text[num_written:]
@@ -88,7 +86,7 @@ async def test_a_text_goes_on_where_another_target_left_it(
 
 
 @pytest.mark.parametrize("length", [0, 4], ids=["alone", "with drafts"])
-async def test_an_end_token_ends_the_text_and_is_no_part_of_it(length: int) -> None:
+async def test_an_end_token_ends_the_text_and_is_no_part_of_it(length: int):
     text = plain()
     stop = next(token for token in text[6:] if token not in text[:6])
     params = replace(GREEDY, stop_token_ids=(stop,))
@@ -100,7 +98,7 @@ async def test_an_end_token_ends_the_text_and_is_no_part_of_it(length: int) -> N
 
 
 @pytest.mark.parametrize("length", [0, 4, 16], ids=["alone", "with drafts", "with long ones"])
-async def test_the_limit_that_came_with_the_text_ends_it(length: int) -> None:
+async def test_the_limit_that_came_with_the_text_ends_it(length: int):
     desk = await written(
         opened(max_len=len(PROMPT) + 11, drafters=("a",)),
         residents=[resident(GreedyOracle(length))],
@@ -111,14 +109,14 @@ async def test_the_limit_that_came_with_the_text_ends_it(length: int) -> None:
     assert all(each.num_nodes < limit - each.context_len for each in desk.verdicts["r"])
 
 
-async def test_a_text_of_one_more_token_takes_one_step() -> None:
+async def test_a_text_of_one_more_token_takes_one_step():
     desk = await written(opened(max_len=len(PROMPT) + 1))
     assert desk.num_steps == 1
     assert (desk.text(), desk.reason()) == (plain()[:1], LENGTH)
 
 
 @pytest.mark.parametrize("max_rows", [512, 16])
-async def test_a_given_output_is_scored_whole_and_nothing_in_it_ends_it(max_rows: int) -> None:
+async def test_a_given_output_is_scored_whole_and_nothing_in_it_ends_it(max_rows: int):
     forced = tuple(range(20))
     params = SamplingParams(
         temperature=0.0, max_tokens=20, forced_ids=forced, stop_token_ids=(3, 4), logprobs=1
@@ -134,7 +132,7 @@ async def test_a_given_output_is_scored_whole_and_nothing_in_it_ends_it(max_rows
     assert all(len(verdict.sources) == 0 for verdict in desk.verdicts["r"])
 
 
-async def test_where_not_all_texts_fit_those_of_the_oldest_ones_kind_go_first() -> None:
+async def test_where_not_all_texts_fit_those_of_the_oldest_ones_kind_go_first():
     async with desk_of(max_rows=2) as desk:
         desk.post(
             opened("greedy"),
@@ -151,7 +149,7 @@ async def test_where_not_all_texts_fit_those_of_the_oldest_ones_kind_go_first() 
     assert texts == [*[plain()] * 2, *[plain(params=SEEDED)] * 2]
 
 
-async def test_a_coordinator_that_reads_nothing_has_its_texts_parked_and_others_go_on() -> None:
+async def test_a_coordinator_that_reads_nothing_has_its_texts_parked_and_others_go_on():
     params = replace(GREEDY, max_tokens=100)
     async with steps() as target:
         deaf, desk = target.connect(), target.connect()
@@ -168,7 +166,7 @@ async def test_a_coordinator_that_reads_nothing_has_its_texts_parked_and_others_
     assert deaf.text() == plain(params=params)
 
 
-async def test_a_cancel_and_an_opening_in_one_frame_end_the_former_text() -> None:
+async def test_a_cancel_and_an_opening_in_one_frame_end_the_former_text():
     async with desk_of(opened()) as desk:
         await desk.turn()
         desk.post(opened(prompt=[5, 5], generation=2), cancels=[TextName("r", 1)])
@@ -177,7 +175,7 @@ async def test_a_cancel_and_an_opening_in_one_frame_end_the_former_text() -> Non
     assert desk.verdicts["r"][-1].finish_reason is LENGTH
 
 
-async def test_a_text_that_the_coordinators_heartbeat_does_not_name_is_freed() -> None:
+async def test_a_text_that_the_coordinators_heartbeat_does_not_name_is_freed():
     async with steps() as target:
         desk, other = target.connect(), target.connect()
         desk.post(opened("lost"), opened("kept"))
@@ -190,7 +188,7 @@ async def test_a_text_that_the_coordinators_heartbeat_does_not_name_is_freed() -
     assert other.text("lost") == plain([4, 4])
 
 
-async def test_a_report_says_what_a_step_took_and_to_whom_it_counts_without_verdicts() -> None:
+async def test_a_report_says_what_a_step_took_and_to_whom_it_counts_without_verdicts():
     async with steps() as target:
         first, second = target.connect(), target.connect()
         second.post(opened())
@@ -206,7 +204,7 @@ async def test_a_report_says_what_a_step_took_and_to_whom_it_counts_without_verd
     assert reports[-2].pages_in_use > 0
 
 
-async def test_a_step_without_drafts_says_why() -> None:
+async def test_a_step_without_drafts_says_why():
     desk = await written(opened("wants none", max_draft_tokens=0), opened("has none"))
     assert {each.why for each in desk.verdicts["wants none"]} == {PlainWhy.NONE}
     # The prompt's own step, and the one before the last token, could have had none.
@@ -217,7 +215,7 @@ async def test_a_step_without_drafts_says_why() -> None:
 @LAWS
 async def test_a_pool_tree_is_verified_in_the_next_step_and_changes_no_text(
     params: SamplingParams,
-) -> None:
+):
     text = plain(params=params)
     async with desk_of(opened(params=params, drafters=("p", "q"))) as desk:
         await desk.turn()
@@ -234,7 +232,7 @@ async def test_a_pool_tree_is_verified_in_the_next_step_and_changes_no_text(
     assert verdict.why is PlainWhy.NONE
 
 
-def test_a_step_in_which_a_resident_stalled_tells_nothing_of_the_time_of_steps() -> None:
+def test_a_step_in_which_a_resident_stalled_tells_nothing_of_the_time_of_steps():
     assert Step(settled_s=0.5).round([], StepReport(), 1.0).step_time_s == 1.5
     assert Step(drafted=Drafted(stalled=True)).round([], StepReport(), 1.0).step_time_s is None
 
@@ -272,7 +270,7 @@ KINDS: dict[str, tuple[dict[str, Any], int, list[int]]] = {
 @pytest.mark.parametrize("kind", KINDS)
 async def test_no_step_is_above_the_schedule_and_the_text_is_the_same(
     kind: str, budget: str, params: SamplingParams
-) -> None:
+):
     settings, most, first = KINDS[kind]
     schedule = DraftLengthConfig(kind=kind, **settings)  # type: ignore[arg-type]
     oracle = GreedyOracle(100)
@@ -286,7 +284,7 @@ async def test_no_step_is_above_the_schedule_and_the_text_is_the_same(
         assert nodes[: len(first)] == first
 
 
-async def test_rules_go_by_the_class_the_task_and_the_load() -> None:
+async def test_rules_go_by_the_class_the_task_and_the_load():
     rules = (
         DraftLengthOverride(latency_class="throughput", max_draft_tokens=3),
         DraftLengthOverride(task="code", max_draft_tokens=2),

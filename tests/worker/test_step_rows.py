@@ -1,7 +1,5 @@
 """What drafters inside the target are handed of its steps: rows, positions, taps, top tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -61,7 +59,7 @@ def text_rows(rows: Sequence[StepRows], name: str) -> dict[int, tuple[int, torch
 @pytest.mark.parametrize("prefix_cache", [True, False])
 def test_every_position_of_a_text_comes_with_its_token_and_hidden_rows(
     prefix_cache: bool, llama_folder: Path
-) -> None:
+):
     """In chunks, after preemptions, and along accepted paths."""
     engine = load_engine(llama_folder, num_pages=24, max_batch_tokens=16, prefix_cache=prefix_cache)
     sessions = [Session(str(i), prompt(9 + 16 * i, seed=i).tolist(), PARAMS) for i in range(3)]
@@ -81,7 +79,7 @@ def test_every_position_of_a_text_comes_with_its_token_and_hidden_rows(
 
 def test_the_most_probable_tokens_are_those_of_the_last_row_and_of_all_nodes(
     llama_folder: Path,
-) -> None:
+):
     engine, oracle = load_engine(llama_folder), load_oracle(llama_folder)
     verifier = Verifier(engine, wants=StepWants(num_top=3))
     session = Session("a", prompt(11).tolist(), PARAMS)
@@ -98,14 +96,14 @@ def test_the_most_probable_tokens_are_those_of_the_last_row_and_of_all_nodes(
     assert np.array_equal(rows.top.token_ids, top_tokens(logits, 3).token_ids)
 
 
-def test_nobody_reads_an_audit(llama_folder: Path) -> None:
+def test_nobody_reads_an_audit(llama_folder: Path):
     sessions = [Session(name, prompt(40, seed=1).tolist(), PARAMS) for name in "ab"]
     sessions[0].change(is_audit=True)
     rows = decoded(load_engine(llama_folder, max_batch_tokens=16), sessions, WANTS)
     assert {each.request_id for each in rows} == {"b"}
 
 
-def test_nobody_is_handed_what_only_others_want(llama_folder: Path) -> None:
+def test_nobody_is_handed_what_only_others_want(llama_folder: Path):
     engine = load_engine(llama_folder)
     verifier = Verifier(engine, wants=WANTS)
     verifier.submit([Session("a", prompt(6).tolist(), PARAMS).item()])
@@ -143,7 +141,7 @@ class Reader(GreedyOracle):
 
 @LAWS
 @pytest.mark.parametrize("every", [1, 2])
-async def test_a_reader_that_raises_changes_no_text(every: int, params: SamplingParams) -> None:
+async def test_a_reader_that_raises_changes_no_text(every: int, params: SamplingParams):
     reader = Reader(every)
     async with desk_of(residents=[resident(reader)]) as desk:
         for index in range(3):
@@ -154,7 +152,7 @@ async def test_a_reader_that_raises_changes_no_text(every: int, params: Sampling
     assert reader.num_calls > 2
 
 
-def test_one_that_raises_again_and_again_is_left_alone() -> None:
+def test_one_that_raises_again_and_again_is_left_alone():
     reader = Reader(every=1)
     contained = resident(reader, failures=3)
     rows = [StepRows("a", 0, "", b"", 0, token_array([1]), 1, token_array([]), token_array([]), 2)]
@@ -192,7 +190,7 @@ def config_of(folder: Path, *names: str) -> Config:
     )
 
 
-def test_each_reader_has_layers_of_its_own_in_the_targets_cache(llama_folder: Path) -> None:
+def test_each_reader_has_layers_of_its_own_in_the_targets_cache(llama_folder: Path):
     config = config_of(llama_folder, "kept-1", "lookup", "kept-2")
     engine = load_target_engine(config)
     hosts = [EngineHost(engine, config, name) for name in config.drafters]
@@ -208,9 +206,7 @@ def test_each_reader_has_layers_of_its_own_in_the_targets_cache(llama_folder: Pa
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_host_has_the_weights_of_its_model(
-    tied: bool, checkpoint_factory: Callable[..., Path]
-) -> None:
+def test_a_host_has_the_weights_of_its_model(tied: bool, checkpoint_factory: Callable[..., Path]):
     folder = checkpoint_factory("llama", head_dim=16, tie_word_embeddings=tied)
     config = config_of(folder)
     host, oracle = EngineHost(load_target_engine(config), config, "none"), load_oracle(folder)
@@ -230,13 +226,13 @@ class Bad(GreedyOracle):
         raise AssertionError("nothing is to be read")
 
 
-def test_one_that_wants_what_the_target_has_not_is_refused_alone(llama_folder: Path) -> None:
+def test_one_that_wants_what_the_target_has_not_is_refused_alone(llama_folder: Path):
     config = config_of(llama_folder, "bad", "lookup")
     described = build_target(load_target_engine(config), config).describe()
     assert described.residents == ("lookup",)
     assert "tap 9" in described.refused["bad"]
 
 
-def test_one_that_needs_a_target_is_refused_outside_of_it() -> None:
+def test_one_that_needs_a_target_is_refused_outside_of_it():
     with pytest.raises(ConfigError, match="with: target"):
         Kept(DrafterContext("kept", 8, 8), None)

@@ -1,7 +1,5 @@
 """The target's process body: one engine thread, and links of which each ends by itself."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading
@@ -56,7 +54,7 @@ async def freed(built: Stage, engine: ToyEngine, num_texts: int = 0) -> None:
             await built.worker.export_learned()  # between two steps
 
 
-async def test_many_links_write_many_texts_at_once(built: Stage, engine: GatedEngine) -> None:
+async def test_many_links_write_many_texts_at_once(built: Stage, engine: GatedEngine):
     peers = [built.connect() for _ in range(3)]
     texts = await asyncio.gather(
         *(
@@ -68,9 +66,7 @@ async def test_many_links_write_many_texts_at_once(built: Stage, engine: GatedEn
     await freed(built, engine)
 
 
-async def test_texts_that_come_during_a_step_join_the_next_one(
-    built: Stage, engine: GatedEngine
-) -> None:
+async def test_texts_that_come_during_a_step_join_the_next_one(built: Stage, engine: GatedEngine):
     peer = built.connect()
     engine.gate.clear()
     await peer.open(opened("first"))
@@ -85,7 +81,7 @@ async def test_texts_that_come_during_a_step_join_the_next_one(
 
 async def test_the_first_frame_brings_seats_and_adapters_and_news_come_by_themselves(
     built: Stage,
-) -> None:
+):
     adapters = AdapterList(("sql@1",))
     built.worker.streams.announce(adapters)
     peer = built.connect()
@@ -98,7 +94,7 @@ async def test_the_first_frame_brings_seats_and_adapters_and_news_come_by_themse
 
 async def test_a_broken_engine_ends_every_link_and_reports_unhealthy(
     built: Stage, engine: GatedEngine
-) -> None:
+):
     peer, idle = built.connect(), built.connect()
     await idle.next()
     engine.failures.append(WorkerError("a rank is gone"))
@@ -119,7 +115,7 @@ class LeavingEngine(ToyEngine):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-async def test_an_engine_thread_that_ends_ends_every_link() -> None:
+async def test_an_engine_thread_that_ends_ends_every_link():
     engine = LeavingEngine()
     async with stage(worker_of({}, engine)) as built:
         peer = built.connect()
@@ -132,7 +128,7 @@ async def test_an_engine_thread_that_ends_ends_every_link() -> None:
         assert learned.cancelled()  # and nobody waits for ever
 
 
-async def test_stopping_ends_the_thread(built: Stage) -> None:
+async def test_stopping_ends_the_thread(built: Stage):
     assert await built.connect().written(opened()) == [plain()]
     await asyncio.to_thread(built.worker.stop)
     assert not built.worker.is_healthy
@@ -140,7 +136,7 @@ async def test_stopping_ends_the_thread(built: Stage) -> None:
 
 async def test_a_heartbeat_names_the_texts_that_are_here_while_a_step_lasts(
     built: Stage, engine: GatedEngine
-) -> None:
+):
     peer, other = built.connect(), built.connect()
     engine.gate.clear()
     await peer.send(StepFrame((opened("a"), opened("b", generation=7)), serial=3))
@@ -160,7 +156,7 @@ async def test_a_heartbeat_names_the_texts_that_are_here_while_a_step_lasts(
 
 async def test_no_heartbeat_waits_for_a_step_of_the_coordinator_that_counts_either(
     engine: GatedEngine,
-) -> None:
+):
     async with stage(worker_of({}, engine, heartbeat_s=0.01)) as built:
         peer = built.connect()
         await peer.until(lambda: bool(peer.frames) and bool(peer.frames[-1].status))
@@ -178,7 +174,7 @@ async def test_no_heartbeat_waits_for_a_step_of_the_coordinator_that_counts_eith
 
 async def test_one_coordinator_counts_the_targets_own_metrics_and_another_after_it(
     built: Stage,
-) -> None:
+):
     first, second = built.connect(), built.connect()
     await second.written(opened())
     await first.until(lambda: any(frame.page for frame in first.frames))
@@ -200,7 +196,7 @@ async def test_one_coordinator_counts_the_targets_own_metrics_and_another_after_
     await second.until(lambda: bool(second.frames[-1].status))
 
 
-async def test_texts_of_a_coordinator_that_falls_silent_are_freed(engine: GatedEngine) -> None:
+async def test_texts_of_a_coordinator_that_falls_silent_are_freed(engine: GatedEngine):
     async with stage(worker_of({}, engine, target_silence_s=0.05)) as built:
         peer = built.connect()
         await peer.open(opened(params=replace(GREEDY, max_tokens=3000)))
@@ -222,7 +218,7 @@ class BlockingOracle(GreedyOracle):
         return super().propose(tasks)
 
 
-async def test_the_verdicts_leave_before_anything_is_drafted() -> None:
+async def test_the_verdicts_leave_before_anything_is_drafted():
     oracle = BlockingOracle()
     async with stage(worker_of({"a": oracle})) as built:
         peer = built.connect()
@@ -238,7 +234,7 @@ async def test_the_verdicts_leave_before_anything_is_drafted() -> None:
     assert peer.verdicts["r"][1].num_nodes == 4
 
 
-async def test_what_was_learned_is_exported_and_restored() -> None:
+async def test_what_was_learned_is_exported_and_restored():
     oracle = GreedyOracle()
     async with stage(worker_of({"a": oracle})) as built:
         await built.connect().written(opened(drafters=("a",)))

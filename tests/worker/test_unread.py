@@ -1,7 +1,5 @@
 """Peers that send without an end, or do not read: what waits for them stays bounded."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from contextlib import suppress
@@ -39,7 +37,7 @@ async def flooded(worker: Stage | House, sending: asyncio.Task[None]) -> None:
     assert not sending.done()
 
 
-async def test_a_coordinator_that_sends_without_an_end_waits_for_the_target() -> None:
+async def test_a_coordinator_that_sends_without_an_end_waits_for_the_target():
     engine = GatedEngine()
     engine.gate.clear()
     async with stage(worker_of({}, engine)) as built:
@@ -60,7 +58,7 @@ async def test_a_coordinator_that_sends_without_an_end_waits_for_the_target() ->
         await asyncio.wait_for(sending, PATIENCE_S)
 
 
-async def test_a_target_leaves_a_coordinator_that_does_not_read() -> None:
+async def test_a_target_leaves_a_coordinator_that_does_not_read():
     async with stage(worker_of({}, ToyEngine())) as built:
         neighbour = built.connect()
         ours, theirs = memory_pair(window=1)
@@ -78,7 +76,7 @@ async def test_a_target_leaves_a_coordinator_that_does_not_read() -> None:
         assert await neighbour.written(opened()) == [plain()]
 
 
-async def test_a_drafter_leaves_a_coordinator_that_does_not_read() -> None:
+async def test_a_drafter_leaves_a_coordinator_that_does_not_read():
     async with house(CountingDrafter()) as running:
         ours, theirs = memory_pair(window=1)
         serving = asyncio.create_task(running.worker.serve(theirs))
@@ -96,7 +94,7 @@ async def test_a_drafter_leaves_a_coordinator_that_does_not_read() -> None:
         assert (await neighbour.proposal("a")).base_len == 2
 
 
-async def test_a_coordinator_that_sends_without_an_end_waits_for_the_drafter() -> None:
+async def test_a_coordinator_that_sends_without_an_end_waits_for_the_drafter():
     drafter = Busy()
     async with house(drafter) as running:
         neighbour, flooder = running.connect(), running.connect()
@@ -117,7 +115,7 @@ async def test_a_coordinator_that_sends_without_an_end_waits_for_the_drafter() -
 # What is left for a worker's thread: calls, which it makes in their order.
 
 
-def test_calls_are_made_in_order_by_whoever_takes_and_give_back_what_they_return_or_raise() -> None:
+def test_calls_are_made_in_order_by_whoever_takes_and_give_back_what_they_return_or_raise():
     mailbox, made = ThreadMail(), list[object]()
     mailbox.put(partial(made.append, 1))
     where, failing = mailbox.call(threading.get_ident), mailbox.call(lambda: 1 // 0)
@@ -134,7 +132,7 @@ def test_calls_are_made_in_order_by_whoever_takes_and_give_back_what_they_return
     assert made == [1, 2]
 
 
-def test_one_that_waits_goes_on_when_it_is_closed() -> None:
+def test_one_that_waits_goes_on_when_it_is_closed():
     mailbox, found = ThreadMail(), list[object]()
     taking = threading.Thread(target=lambda: found.append(mailbox.take(is_busy=False)))
     taking.start()
@@ -143,7 +141,7 @@ def test_one_that_waits_goes_on_when_it_is_closed() -> None:
     assert found == [False]
 
 
-def test_calls_behind_one_that_ends_the_thread_and_after_the_end_are_cancelled() -> None:
+def test_calls_behind_one_that_ends_the_thread_and_after_the_end_are_cancelled():
     mailbox = ThreadMail()
     mailbox.put(lambda: 1 // 0)
     before = mailbox.call(lambda: 1)

@@ -1,7 +1,5 @@
 """The verifier's text depends on the target, the prompt, the parameters and the seed alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -54,7 +52,7 @@ def verifier() -> Verifier:
 
 
 @pytest.mark.parametrize("params", OPTIONS.values(), ids=OPTIONS.keys())
-def test_any_tree_gives_the_text_of_plain_decoding(params: SamplingParams) -> None:
+def test_any_tree_gives_the_text_of_plain_decoding(params: SamplingParams):
     plain = decode(verifier(), PROMPT, params, num_tokens=40)
     text = PROMPT + plain
 
@@ -67,7 +65,7 @@ def test_any_tree_gives_the_text_of_plain_decoding(params: SamplingParams) -> No
         assert decode(verifier(), PROMPT, params, drafter, 40) == plain
 
 
-def test_a_batch_of_different_laws_gives_each_request_its_own_text() -> None:
+def test_a_batch_of_different_laws_gives_each_request_its_own_text():
     alone = {name: decode(verifier(), PROMPT, params) for name, params in OPTIONS.items()}
     sessions = [Session(name, PROMPT, params) for name, params in OPTIONS.items()]
     drafters = [
@@ -79,7 +77,7 @@ def test_a_batch_of_different_laws_gives_each_request_its_own_text() -> None:
     assert {session.request_id: session.output[:20] for session in sessions} == alone
 
 
-def test_right_drafts_are_accepted_whole() -> None:
+def test_right_drafts_are_accepted_whole():
     params = OPTIONS["everything"]
     text = PROMPT + decode(verifier(), PROMPT, params, num_tokens=36)
     session = Session("r", PROMPT, params)
@@ -93,7 +91,7 @@ def test_right_drafts_are_accepted_whole() -> None:
 @pytest.mark.parametrize("params", OPTIONS.values(), ids=OPTIONS.keys())
 def test_a_request_that_moves_to_another_target_goes_on_with_the_same_text(
     params: SamplingParams,
-) -> None:
+):
     plain = decode(verifier(), PROMPT, params)
     session = Session("r", PROMPT, params, written=plain[:7])
 
@@ -103,7 +101,7 @@ def test_a_request_that_moves_to_another_target_goes_on_with_the_same_text(
 
 
 @pytest.mark.parametrize("min_tokens", [1, 9])
-def test_stop_tokens_are_impossible_until_min_tokens_are_out(min_tokens: int) -> None:
+def test_stop_tokens_are_impossible_until_min_tokens_are_out(min_tokens: int):
     early, late = [], []
     for seed in range(6):
         params = SamplingParams(
@@ -118,7 +116,7 @@ def test_stop_tokens_are_impossible_until_min_tokens_are_out(min_tokens: int) ->
     assert min(late) < 6
 
 
-def test_different_seeds_and_streams_give_different_texts() -> None:
+def test_different_seeds_and_streams_give_different_texts():
     texts = {
         tuple(decode(verifier(), PROMPT, SamplingParams(1.0, seed=seed, stream=stream)))
         for seed in range(4)
@@ -128,7 +126,7 @@ def test_different_seeds_and_streams_give_different_texts() -> None:
     assert len(texts) == 12
 
 
-def test_log_probabilities_are_those_of_the_raw_law() -> None:
+def test_log_probabilities_are_those_of_the_raw_law():
     params = SamplingParams(
         0.7, 0.5, 3, repetition_penalty=1.5, logit_bias=((4, 5.0),), seed=3, logprobs=3
     )
@@ -148,7 +146,7 @@ def test_log_probabilities_are_those_of_the_raw_law() -> None:
         assert [p for _, p in entry.top] == pytest.approx(np.sort(-expected)[:3] * -1, abs=1e-5)
 
 
-def test_bias_is_added_before_the_repetition_penalty_as_in_vllm() -> None:
+def test_bias_is_added_before_the_repetition_penalty_as_in_vllm():
     """Token 1 stands in the prompt: (-1 + 3) / 1.25 = 1.6, but -1 * 1.25 + 3 = 1.75."""
     logits = np.full(VOCAB_SIZE, -9.0, dtype=np.float32)
     logits[1], logits[6] = -1.0, 1.7
@@ -185,7 +183,7 @@ def other(request: pytest.FixtureRequest, checkpoint_factory: Callable[..., Path
 
 
 @pytest.mark.parametrize("name", ["greedy", "top_p", "everything"])
-def test_other_architectures_keep_their_text_too(other: Engine, name: str) -> None:
+def test_other_architectures_keep_their_text_too(other: Engine, name: str):
     verifier = Verifier(other)
     plain = decode(verifier, PROMPT, OPTIONS[name], num_tokens=NUM_TOKENS + 5)
 
@@ -195,7 +193,7 @@ def test_other_architectures_keep_their_text_too(other: Engine, name: str) -> No
 
 def test_preempted_requests_are_sent_again_and_keep_their_text(
     llama_folder: Path,
-) -> None:
+):
     engine = load_engine(llama_folder)
     names = ["greedy", "top_p", "penalties", "everything"]
     prompts = [prompt(8 + 3 * index, seed=index).tolist() for index in range(len(names))]
@@ -238,7 +236,7 @@ def target(engine: ToyEngine) -> Verifier:
     "params",
     [GREEDY, SamplingParams(0.8, 0.9, seed=1), SamplingParams(0.0, repetition_penalty=2.0)],
 )
-def test_logits_of_nan_refuse_their_item_alone(params: SamplingParams) -> None:
+def test_logits_of_nan_refuse_their_item_alone(params: SamplingParams):
     sound = hashed_law(VOCAB_SIZE)
 
     def law(context: list[int]) -> np.ndarray:
@@ -260,7 +258,7 @@ def test_logits_of_nan_refuse_their_item_alone(params: SamplingParams) -> None:
     )
 
 
-def test_nan_behind_a_wrong_draft_does_not_reach_the_text() -> None:
+def test_nan_behind_a_wrong_draft_does_not_reach_the_text():
     sound = hashed_law(VOCAB_SIZE)
     truth = int(sound(PROMPT).argmax())
     wrong = (truth + 1) % VOCAB_SIZE
@@ -276,7 +274,7 @@ def test_nan_behind_a_wrong_draft_does_not_reach_the_text() -> None:
     assert verdict.token_ids.tolist() == [truth]
 
 
-def test_another_prefix_is_a_miss_that_heals(target: Verifier, engine: ToyEngine) -> None:
+def test_another_prefix_is_a_miss_that_heals(target: Verifier, engine: ToyEngine):
     session = Session("r", PROMPT, GREEDY)
     decode_all(target, [session], [no_drafts], 3)
     plain = session.output
@@ -290,7 +288,7 @@ def test_another_prefix_is_a_miss_that_heals(target: Verifier, engine: ToyEngine
     assert session.output[:3] == plain
 
 
-def test_a_released_request_leaves_nothing_behind(target: Verifier, engine: ToyEngine) -> None:
+def test_a_released_request_leaves_nothing_behind(target: Verifier, engine: ToyEngine):
     sessions = [Session(f"r{i}", PROMPT, GREEDY) for i in range(3)]
     decode_all(target, sessions, [no_drafts] * 3, 2)
     target.submit([session.item() for session in sessions])
@@ -304,7 +302,7 @@ def test_a_released_request_leaves_nothing_behind(target: Verifier, engine: ToyE
     assert len(target._sequences) == 0
 
 
-def test_the_report_counts_sequences_and_nodes_and_times_by_the_clock(engine: ToyEngine) -> None:
+def test_the_report_counts_sequences_and_nodes_and_times_by_the_clock(engine: ToyEngine):
     ticks = iter(range(100))
     verifier = Verifier(engine, clock=lambda: float(next(ticks)))
     one, other = Session("a", PROMPT, GREEDY), Session("b", PROMPT, GREEDY)
@@ -324,7 +322,7 @@ def test_the_report_counts_sequences_and_nodes_and_times_by_the_clock(engine: To
     )
 
 
-def test_a_tree_that_is_verified_again_has_the_same_verdict(target: Verifier) -> None:
+def test_a_tree_that_is_verified_again_has_the_same_verdict(target: Verifier):
     params = SamplingParams(0.9, frequency_penalty=0.5, seed=3)
     session = Session("r", PROMPT, params)
     decode_all(target, [session], [no_drafts], 4)

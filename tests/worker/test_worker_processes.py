@@ -1,7 +1,5 @@
 """Workers started by hand as processes of their own, decoding through a coordinator over gRPC."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import json
@@ -137,7 +135,7 @@ _LM_ACCEPTED = 'drafthouse_accepted_draft_tokens_total{drafter="lm"'
 
 async def test_hand_started_workers_decode_the_targets_text(
     llama_folder: Path, draft_folder: Path, tmp_path: Path
-) -> None:
+):
     """A target of two ranks with a model inside, a look-up in the pool, keys and certificates."""
     doors = closed(tmp_path)
     config = serve_file(
@@ -188,7 +186,7 @@ async def test_hand_started_workers_decode_the_targets_text(
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 def test_a_target_ends_with_a_rank_that_is_lost(
     llama_folder: Path, tmp_path: Path, number: signal.Signals
-) -> None:
+):
     config = serve_file(tmp_path, llama_folder, tmp_path, 2, {"num_cpus": 0.5})
     command = [sys.executable, "-m", "cluster.worker", "target", config]
     with subprocess.Popen(
@@ -206,7 +204,7 @@ def test_a_target_ends_with_a_rank_that_is_lost(
 
 
 @by_night
-def test_a_target_tells_why_a_rank_has_ended(llama_folder: Path, tmp_path: Path) -> None:
+def test_a_target_tells_why_a_rank_has_ended(llama_folder: Path, tmp_path: Path):
     """Here its cores are none of the machine's; rank 0 is of the same mind."""
     config = serve_file(tmp_path, llama_folder, tmp_path, 2, {"num_cpus": 0.5})
     cores = "target.placement.cores=[4095]"
@@ -256,7 +254,7 @@ def test_a_wrong_command_ends_with_code_2_and_says_why(
     message: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:
+):
     config = serve_file(tmp_path, tmp_path / "model", tmp_path / "draft", tensor_parallel=1)
     assert main([part.format(config=config) for part in arguments]) == 2
     assert message in capsys.readouterr().err

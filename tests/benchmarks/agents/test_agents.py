@@ -1,7 +1,5 @@
 """Recorded sessions ask what an agent would ask, and every kind of turn is compared."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from itertools import pairwise
@@ -18,7 +16,7 @@ from tests.support.deployments.scripted import Scripted, scripted
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_a_session_reads_edits_compiles_and_writes(module: str) -> None:
+def test_a_session_reads_edits_compiles_and_writes(module: str):
     turns = session(module)
     assert [turn.kind for turn in turns] == list(MAX_TOKENS)
     source = turns[1].body["messages"][-1]["content"]
@@ -31,7 +29,7 @@ def test_a_session_reads_edits_compiles_and_writes(module: str) -> None:
     assert edit["new_text"] in rewrite["content"]
 
 
-def test_a_turn_has_all_that_was_said_before_it() -> None:
+def test_a_turn_has_all_that_was_said_before_it():
     turns = session(MODULES[0])
     for sooner, later in pairwise(turns):
         asked, then = sooner.body["messages"], later.body["messages"]
@@ -50,7 +48,7 @@ def server(tmp_path: Path) -> Iterator[Scripted]:
 
 async def test_every_kind_of_turn_is_compared_at_every_number_of_sessions(
     server: Scripted,
-) -> None:
+):
     fields = {"model": MODEL, "temperature": 0, "tools": TOOLS}
     rows = await measured(server.url, fields, MODULES[:2], [1, 2], rounds=1)
     assert [(row["sessions"], row["turn"]) for row in rows] == [

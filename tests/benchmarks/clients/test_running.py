@@ -1,7 +1,5 @@
 """Clients that others wrote are run so that none can spoil the run: limits, reasons, the table."""
 
-from __future__ import annotations
-
 import re
 import sys
 import time
@@ -50,7 +48,7 @@ def commanded(code: str, *shows: str, timeout_s: float = 60.0) -> Client:
     return Client("it", "pytest", ("pytest",), (command,), timeout_s=timeout_s)
 
 
-def test_each_check_of_a_script_is_a_row(tmp_path: Path, setting: Setting) -> None:
+def test_each_check_of_a_script_is_a_row(tmp_path: Path, setting: Setting):
     one, two = rows_of(scripted(SCRIPT, tmp_path), Here(), setting)
     assert (one.check, one.result, one.note, one.seconds) == ("one", "passed", "", 1.5)
     assert (two.check, two.result, two.note) == ("two", "failed", "bad news")
@@ -58,9 +56,7 @@ def test_each_check_of_a_script_is_a_row(tmp_path: Path, setting: Setting) -> No
     assert two.is_failure
 
 
-def test_a_client_that_hangs_is_ended_with_what_it_started(
-    tmp_path: Path, setting: Setting
-) -> None:
+def test_a_client_that_hangs_is_ended_with_what_it_started(tmp_path: Path, setting: Setting):
     child = tmp_path / "child"
     code = (
         "import subprocess, pathlib, time; one = subprocess.Popen(['sleep', '600']);"
@@ -76,7 +72,7 @@ def test_a_client_that_hangs_is_ended_with_what_it_started(
         assert time.monotonic() < deadline
 
 
-def test_every_client_has_a_version_of_its_own_choice_and_a_script_that_exists() -> None:
+def test_every_client_has_a_version_of_its_own_choice_and_a_script_that_exists():
     for client in CLIENTS:
         assert client.script is None or client.script.is_file()
         assert all("==" in one for one in client.requirements[:1])

@@ -1,7 +1,5 @@
 """The GPU benchmark runs to its end on a machine with little else, whatever fails on its way."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -56,7 +54,7 @@ def parts(out: Path) -> dict[str, Any]:
     return dict(found["parts"])
 
 
-def test_all_parts_but_the_broken_ones_are_measured(parts: dict[str, Any]) -> None:
+def test_all_parts_but_the_broken_ones_are_measured(parts: dict[str, Any]):
     assert list(parts) == [part.name for part in PARTS]
     failed = {name: part["failed"] for name, part in parts.items() if "failed" in part}
     assert list(failed) == [KILLED, WRONG], failed
@@ -69,7 +67,7 @@ def test_all_parts_but_the_broken_ones_are_measured(parts: dict[str, Any]) -> No
     assert "synthetic, 0.75 a level" in [row.get("acceptance") for row in rows]
 
 
-def test_what_a_broken_part_said_is_recorded(parts: dict[str, Any], out: Path) -> None:
+def test_what_a_broken_part_said_is_recorded(parts: dict[str, Any], out: Path):
     assert parts[KILLED]["failed"] == "its process ended by SIGSEGV"
     assert parts[WRONG]["failed"] == "its process ended with status 1"
     assert parts[WRONG]["log"][-1] == "OSError: this part is broken"
@@ -78,14 +76,14 @@ def test_what_a_broken_part_said_is_recorded(parts: dict[str, Any], out: Path) -
     assert "OSError: this part is broken" in page
 
 
-def test_the_record_is_written_before_the_next_part_begins(out: Path) -> None:
+def test_the_record_is_written_before_the_next_part_begins(out: Path):
     before = json.loads((out / "cpu.before").read_text("utf-8"))["parts"]
     names = [part.name for part in PARTS]
     assert list(before) == names[: names.index(KILLED)]
     assert all(part["rows"] and "seconds" in part for part in before.values())
 
 
-def test_a_part_has_its_time_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_has_its_time_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     ours, theirs = Pipe(duplex=False)
     theirs.send({"batch": 1})
     assert list(_received(ours, time.monotonic() + 0.1)) == [{"batch": 1}]
@@ -96,7 +94,7 @@ def test_a_part_has_its_time_and_no_more(tmp_path: Path, monkeypatch: pytest.Mon
     assert written["parts"] == {"plain": {"rows": [], "failed": "no time was left"}}
 
 
-def test_a_kernel_that_is_wrong_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_is_wrong_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     class Wrong:
         failure = ""
 
@@ -113,9 +111,7 @@ def test_a_kernel_that_is_wrong_is_found(tmp_path: Path, monkeypatch: pytest.Mon
     assert "differs from the reference" in attention_row(problem, setting, 1e9)["failed"]
 
 
-def test_a_kernel_of_layers_that_is_wrong_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kernel_of_layers_that_is_wrong_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def product(gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.chunk(2, dim=1)
         return torch.nn.functional.silu(gate) * up
@@ -127,7 +123,7 @@ def test_a_kernel_of_layers_that_is_wrong_is_found(
     assert "differs from the reference" in between_row(*arguments)["failed"]
 
 
-def test_a_draw_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draw_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch):
     def wrong(logits: torch.Tensor, *_: object) -> torch.Tensor:
         return logits.argmin(dim=1)
 
@@ -139,7 +135,7 @@ def test_a_draw_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_without_a_gpu_the_full_run_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     monkeypatch.setattr(sys, "argv", ["benchmarks.gpu"])
     with pytest.raises(SystemExit) as ended:
         main()

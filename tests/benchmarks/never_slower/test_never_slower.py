@@ -1,7 +1,5 @@
 """Ratios of pairs and their bars, turns of plain and rival, and continuing an interrupted run."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -36,7 +34,7 @@ def pairs(*found: float) -> list[dict[str, Any]]:
     return [{**times, "ours_rate": ratio} for ratio in found]
 
 
-def test_an_interval_uses_students_t() -> None:
+def test_an_interval_uses_students_t():
     # Mean 2, deviation 1, t = 4.303 for two degrees of freedom.
     interval = Interval.of([1.0, 2.0, 3.0])
     assert interval.mean == 2.0
@@ -56,7 +54,7 @@ def test_an_interval_uses_students_t() -> None:
 )
 def test_a_stack_is_held_by_its_lower_bound_and_a_cell_by_its_upper_one(
     found: list[float], failures: list[str]
-) -> None:
+):
     assert summarise({CELL: pairs(*found)})["failures"] == failures
 
 
@@ -122,7 +120,7 @@ def run(path: Path, diary: list[str], failing: str = "", **more: Any) -> Record:
     return record
 
 
-def test_every_cell_gets_its_pairs_and_who_goes_first_alternates(tmp_path: Path) -> None:
+def test_every_cell_gets_its_pairs_and_who_goes_first_alternates(tmp_path: Path):
     diary: list[str] = []
     record = run(tmp_path / "n.json", diary)
     assert list(map(len, record.results.values())) == [3] * 4
@@ -135,7 +133,7 @@ def test_every_cell_gets_its_pairs_and_who_goes_first_alternates(tmp_path: Path)
     assert sum(line.startswith("stop") for line in diary) == 8
 
 
-def test_a_resumed_run_measures_what_is_missing_only(tmp_path: Path) -> None:
+def test_a_resumed_run_measures_what_is_missing_only(tmp_path: Path):
     path = tmp_path / "n.json"
     run(path, [])
     raw = path.with_suffix(".raw.json")
@@ -153,7 +151,7 @@ def test_a_resumed_run_measures_what_is_missing_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stack", ["normal", "random", "pool-sleeper", "control"])
-def test_stacks_are_configurations_of_the_product(stack: str, tmp_path: Path) -> None:
+def test_stacks_are_configurations_of_the_product(stack: str, tmp_path: Path):
     setup = setup_of(stack, settings(model="models/demo-target"), tmp_path)
     config = load(setup.config, setup.overrides).config
     assert set(setup.drafters) <= set(config.drafters)
@@ -164,7 +162,7 @@ def test_stacks_are_configurations_of_the_product(stack: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kind", [RandomDrafter, SleepingDrafter])
-def test_the_useless_drafters_follow_the_protocol(kind: type[RandomDrafter]) -> None:
+def test_the_useless_drafters_follow_the_protocol(kind: type[RandomDrafter]):
     location = f"benchmarks.never_slower.drafters:{kind.__name__}"
     options: dict[str, Any] = {"vocab_size": 64}
     if kind is SleepingDrafter:

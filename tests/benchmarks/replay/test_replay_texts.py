@@ -27,7 +27,7 @@ def text() -> RecordedText:
     return RecordedText(6, request.output_ids, "copy", False, {"lookup": trees})
 
 
-def test_a_recording_survives_its_file(text: RecordedText, tmp_path: Path) -> None:
+def test_a_recording_survives_its_file(text: RecordedText, tmp_path: Path):
     save(tmp_path / "texts.npz", [text], {"model": "none"})
     (read,) = load(tmp_path / "texts.npz")
     assert (read.prompt_len, read.task, read.is_sampled) == (6, "copy", False)
@@ -40,7 +40,7 @@ def test_a_recording_survives_its_file(text: RecordedText, tmp_path: Path) -> No
         np.testing.assert_allclose(claimed, survival, rtol=1e-3)
 
 
-def test_a_drafter_that_reads_what_the_target_thought_likely_reads_it_of_the_texts_rows() -> None:
+def test_a_drafter_that_reads_what_the_target_thought_likely_reads_it_of_the_texts_rows():
     """It knows 4 behind 3 once the target has been there, and 4 again behind the second 3."""
     likely = [TokenLogprob(-0.1, ((token, -0.1), (8, -3.0))) for token in (3, 4, 5, 3, 4, 5)]
     recorded = Recording(

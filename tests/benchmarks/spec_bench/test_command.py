@@ -1,7 +1,5 @@
 """The command: what it refuses, what it continues, and a server that fails."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable
@@ -45,7 +43,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_a_server_that_fails_is_left_out_and_the_same_command_goes_on(
     tmp_path: Path, asked: list[str]
-) -> None:
+):
     record = Record(tmp_path / "some.json", {})
     command.measure(record, RUNS, SETUP, 4)
     assert record.failures == {PEER: "out of memory"}
@@ -75,7 +73,7 @@ def test_a_server_that_fails_is_left_out_and_the_same_command_goes_on(
 )
 def test_a_wrong_word_is_named_with_what_there_is(
     words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     path = tmp_path / "questions.jsonl"
     question = {"question_id": 1, "category": "qa", "turns": ["a"], "request": {"n": 1}}
     path.write_text(json.dumps(question))

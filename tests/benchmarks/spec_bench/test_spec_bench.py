@@ -1,7 +1,5 @@
 """Real questions: shared out fairly, asked once in a server's life, compared with their like."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path
@@ -26,7 +24,7 @@ def turn(question_id: int, tokens: int, seconds: float) -> Turn:
     return Turn(question_id, "qa", 0, 0.0, 1.0, 1.0 + seconds, tokens, "stop", "")
 
 
-def test_a_line_that_is_not_a_question_is_named(tmp_path: Path) -> None:
+def test_a_line_that_is_not_a_question_is_named(tmp_path: Path):
     path = tmp_path / "questions.jsonl"
     good = {"question_id": 1, "category": "coding", "turns": ["a", "b"]}
     path.write_text(json.dumps(good) + "\n\n" + json.dumps({"question_id": 2}) + "\n")
@@ -39,7 +37,7 @@ def test_a_line_that_is_not_a_question_is_named(tmp_path: Path) -> None:
         load(path)
 
 
-def test_groups_are_disjoint_and_have_equal_shares_of_every_task() -> None:
+def test_groups_are_disjoint_and_have_equal_shares_of_every_task():
     groups = share_out(QUESTIONS, [1] * 8)
     assert sorted(question.id for group in groups for question in group) == list(range(48))
     for group in groups:
@@ -49,7 +47,7 @@ def test_groups_are_disjoint_and_have_equal_shares_of_every_task() -> None:
     assert sorted(len(group) for group in share_out(limit(QUESTIONS, 2), [1] * 4)) == [1, 1, 2, 2]
 
 
-def test_a_part_of_the_questions_comes_from_all_over_each_category() -> None:
+def test_a_part_of_the_questions_comes_from_all_over_each_category():
     chosen = [question.id for question in limit(QUESTIONS, 4)]
     assert chosen == [kind + at for kind in range(3) for at in (0, 12, 24, 36)]
     assert len(limit(QUESTIONS, 99)) == 48
@@ -57,7 +55,7 @@ def test_a_part_of_the_questions_comes_from_all_over_each_category() -> None:
 
 
 @pytest.mark.parametrize("num_rounds", [1, 2, 4])
-def test_no_server_is_asked_a_question_twice_and_every_question_both_ways(num_rounds: int) -> None:
+def test_no_server_is_asked_a_question_twice_and_every_question_both_ways(num_rounds: int):
     runs = plan(
         QUESTIONS, [GREEDY], [1, 4, 16, 32], ["vLLM plain, HTTP", "vLLM suffix, HTTP"], num_rounds
     )
@@ -76,7 +74,7 @@ def test_no_server_is_asked_a_question_twice_and_every_question_both_ways(num_ro
     assert len({run.key for run in runs}) == len(runs) == 4 * num_rounds
 
 
-def test_a_ratio_compares_the_same_questions() -> None:
+def test_a_ratio_compares_the_same_questions():
     fast = [turn(1, 11, 1.0), turn(2, 21, 1.0), turn(9, 1001, 1.0)]
     slow = [turn(1, 11, 2.0), turn(2, 21, 2.0), turn(8, 1001, 1.0)]
     found = ratio(fast, slow)
@@ -95,7 +93,7 @@ def answering(body: dict[str, Any]) -> Answer:
     return [(word, []) for word in words], last
 
 
-async def test_a_conversation_goes_on_with_its_own_answers_and_a_seed_of_its_own() -> None:
+async def test_a_conversation_goes_on_with_its_own_answers_and_a_seed_of_its_own():
     transport = httpx.MockTransport(DraftingServer(answering))
     async with OpenAIServer("http://toy", transport=transport) as client:
         asker = Asker(client, "model", Law("t0.7", 0.7), 16)
@@ -110,7 +108,7 @@ async def test_a_conversation_goes_on_with_its_own_answers_and_a_seed_of_its_own
     assert one.submitted_s <= one.first_s <= one.last_s
 
 
-async def test_a_text_is_continued_to_the_end_with_its_task_where_the_server_is_ours() -> None:
+async def test_a_text_is_continued_to_the_end_with_its_task_where_the_server_is_ours():
     server = DraftingServer(answering)
     text = Question(3, "code", prompt=(7, 8), task="code")
     transport = httpx.MockTransport(server)

@@ -1,7 +1,5 @@
 """Prompts are equal in every run, and rates are computed from the time stamps of tokens."""
 
-from __future__ import annotations
-
 import pytest
 from transformers import AutoTokenizer
 
@@ -14,7 +12,7 @@ def answer(*events: tuple[float, int], submitted: float = 0.0) -> Answer:
     return Answer(submitted, events, tuple(range(events[-1][1])))
 
 
-def test_the_rate_at_a_level_leaves_out_the_end_with_fewer_at_a_time() -> None:
+def test_the_rate_at_a_level_leaves_out_the_end_with_fewer_at_a_time():
     """Two places: three answers of 8 tokens, the last of them alone for its second half."""
     fast = answer((1.0, 1), (2.0, 9), submitted=0.0)
     slow = answer((1.0, 1), (3.0, 9), submitted=0.0)
@@ -25,14 +23,14 @@ def test_the_rate_at_a_level_leaves_out_the_end_with_fewer_at_a_time() -> None:
     assert rate_at_level([fast, slow, last], 3) == 0.0  # so many never ran at once
 
 
-def test_laws_are_named_by_their_temperature() -> None:
+def test_laws_are_named_by_their_temperature():
     assert Law.parse("greedy").temperature == 0.0
     assert Law.parse("t0.8").temperature == 0.8
     with pytest.raises(ValueError, match="warm"):
         Law.parse("warm")
 
 
-def test_the_kinds_of_prompts_take_turns_and_none_comes_twice() -> None:
+def test_the_kinds_of_prompts_take_turns_and_none_comes_twice():
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "models" / "demo-target")
     made = prompts(150, tokenizer)
     assert made == prompts(150, tokenizer)

@@ -1,7 +1,5 @@
 """Measured processes are pinned, and stopped with their children; requests keep their level."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -36,7 +34,7 @@ finally:
 """
 
 
-def test_sigterm_ends_a_benchmark_with_its_processes(tmp_path: Path) -> None:
+def test_sigterm_ends_a_benchmark_with_its_processes(tmp_path: Path):
     benchmark = subprocess.Popen(
         [sys.executable, "-c", _SCRIPT, str(tmp_path / "log")],
         cwd=ROOT,
@@ -54,13 +52,13 @@ def start(code: str, log: Path) -> PinnedProcess:
     return PinnedProcess([sys.executable, "-c", code], [CORE], log / "log")
 
 
-def test_a_process_has_its_cores_only(tmp_path: Path) -> None:
+def test_a_process_has_its_cores_only(tmp_path: Path):
     process = start(_SAY_AND_WAIT, tmp_path)
     assert process.read_line() == f"[{CORE}]"
     process.stop()
 
 
-def test_stopping_leaves_no_descendant(tmp_path: Path) -> None:
+def test_stopping_leaves_no_descendant(tmp_path: Path):
     process = start(_PARENT, tmp_path)
     child = int(process.read_line())
     assert running(child)
@@ -68,7 +66,7 @@ def test_stopping_leaves_no_descendant(tmp_path: Path) -> None:
     assert not running(child)
 
 
-def test_a_process_that_ends_early_raises_an_error_with_its_last_output(tmp_path: Path) -> None:
+def test_a_process_that_ends_early_raises_an_error_with_its_last_output(tmp_path: Path):
     process = start("raise SystemExit('no such model')", tmp_path)
     with pytest.raises(RuntimeError, match="no such model"):
         process.read_line()

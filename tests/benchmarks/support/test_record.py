@@ -1,7 +1,5 @@
 """A record keeps raw results apart from its report, and continues only what it measured itself."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -11,7 +9,7 @@ from benchmarks.support.page import origin
 from benchmarks.support.record import OUT, Record, reason_of, rows, write_report
 
 
-def test_the_report_has_the_summary_and_only_the_raw_file_every_result(tmp_path: Path) -> None:
+def test_the_report_has_the_summary_and_only_the_raw_file_every_result(tmp_path: Path):
     record = Record(tmp_path / "some.json", {"tokens": 4})
     record.add("a/1", {"times": list(range(1000))})
     document = record.publish([{"rate": 2.0}])
@@ -22,20 +20,20 @@ def test_the_report_has_the_summary_and_only_the_raw_file_every_result(tmp_path:
     assert Record(tmp_path / "some.json", {"tokens": 4}).results == record.results
 
 
-def test_a_report_says_where_it_comes_from(tmp_path: Path) -> None:
+def test_a_report_says_where_it_comes_from(tmp_path: Path):
     document = write_report(tmp_path / "some.json", {"commits": ["abc", ""]})
     line = origin(document)
     assert line.startswith(f"`{document['command']}`, {document['date']}, commit abc, ")
     assert f"torch {document['versions']['torch']}" in line
 
 
-def test_a_reason_is_the_last_line_and_of_a_group_that_of_its_first_error() -> None:
+def test_a_reason_is_the_last_line_and_of_a_group_that_of_its_first_error():
     group = ExceptionGroup("several", [RuntimeError("a log says:\nout of memory"), OSError()])
     assert reason_of(group) == "out of memory"
     assert reason_of(OSError()) == "OSError"
 
 
-def test_what_has_no_parts_shares_a_line() -> None:
+def test_what_has_no_parts_shares_a_line():
     table = {"law": "greedy", "count": 4, "cells": [{"mean": 1.5, "name": "a" * 100}] * 2, "no": []}
     said = rows(table)
     assert json.loads(said) == table
@@ -54,7 +52,7 @@ def test_what_has_no_parts_shares_a_line() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(OUT.rglob("*.json")), ids=lambda path: path.stem)
-def test_a_committed_record_is_written_so(path: Path) -> None:
+def test_a_committed_record_is_written_so(path: Path):
     if path.name.endswith(".raw.json"):
         pytest.skip("not committed")
     text = path.read_text("utf-8")

@@ -1,7 +1,5 @@
 """DFlash, DFlash-2 and DSpark, in every variant, against plain code written from the formulas."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -139,7 +137,7 @@ def found_rows(head: BlockHead) -> torch.Tensor:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @torch.no_grad()
-def test_logits_and_confidence_equal_a_plain_implementation(variant: str, tmp_path: Path) -> None:
+def test_logits_and_confidence_equal_a_plain_implementation(variant: str, tmp_path: Path):
     config = VARIANTS[variant]
     held, head = tensors(config), loaded(tmp_path, config)
     said = config.get("dflash_config", {})
@@ -175,9 +173,7 @@ def test_logits_and_confidence_equal_a_plain_implementation(variant: str, tmp_pa
 
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if name.startswith("dflash-2")])
 @torch.no_grad()
-def test_the_selector_scores_the_best_tokens_by_the_one_before(
-    variant: str, tmp_path: Path
-) -> None:
+def test_the_selector_scores_the_best_tokens_by_the_one_before(variant: str, tmp_path: Path):
     held, head = tensors(VARIANTS[variant]), loaded(tmp_path, VARIANTS[variant])
     rows = found_rows(head)
     logits = head.logits(rows)
@@ -216,7 +212,7 @@ def test_the_selector_scores_the_best_tokens_by_the_one_before(
 )
 def test_whether_the_first_row_drafts_depends_on_the_form(
     config: dict[str, Any], num_drafts: int, tmp_path: Path
-) -> None:
+):
     head = loaded(tmp_path, config)
     assert head.spec.num_drafts == num_drafts
     assert len(found_rows(head)) == num_drafts

@@ -1,7 +1,5 @@
 """What the files of a DFlash or DSpark say of it is read, or refused by name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +19,19 @@ from tests.support.draft.block_forms import (
 )
 
 
-def test_authors_name_layers_by_their_outputs_and_speculators_counts_taps(tmp_path: Path) -> None:
+def test_authors_name_layers_by_their_outputs_and_speculators_counts_taps(tmp_path: Path):
     assert loaded(tmp_path, DFLASH).spec.taps == (2, 5, 7)
     assert loaded(tmp_path, DSPARK).spec.taps == (2, 5, 7)
     assert loaded(tmp_path, SPECULATORS).spec.taps == (2, 5, 7)
 
 
-def test_taps_that_nobody_names_are_spread_over_the_target() -> None:
+def test_taps_that_nobody_names_are_spread_over_the_target():
     assert default_taps(36, 5) == (2, 10, 18, 26, 34)
     assert default_taps(28, 1) == (15,)
     assert default_taps(9, 3) == (2, 5, 7)  # 3.5 is rounded to the even number, as the authors do
 
 
-def test_keys_stand_in_dflash_config_too(tmp_path: Path) -> None:
+def test_keys_stand_in_dflash_config_too(tmp_path: Path):
     moved = {key: value for key, value in DFLASH.items() if key != "block_size"}
     moved["dflash_config"] = {**DFLASH["dflash_config"], "block_size": 3}
     assert loaded(tmp_path, moved).spec.block_size == 3
@@ -63,7 +61,7 @@ def test_keys_stand_in_dflash_config_too(tmp_path: Path) -> None:
 )
 def test_windows_and_causality_are_read(
     keys: dict[str, Any], sights: list[tuple[int | None, bool]], tmp_path: Path
-) -> None:
+):
     spec = loaded(tmp_path, {**DFLASH, **keys}).spec
     assert [(sight.window, sight.is_causal) for sight in spec.sights] == sights
 
@@ -123,7 +121,7 @@ def test_windows_and_causality_are_read(
 )
 def test_what_does_not_fit_is_refused_by_name(
     config: dict[str, Any], change: dict[str, torch.Tensor | None], said: str, tmp_path: Path
-) -> None:
+):
     held = {**tensors(config), **change}
     kept = {name: tensor for name, tensor in held.items() if tensor is not None}
     with pytest.raises(ConfigError, match=said):

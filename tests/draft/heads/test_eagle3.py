@@ -142,7 +142,7 @@ VARIANTS = [
 @pytest.mark.parametrize(("keys", "extra"), VARIANTS)
 def test_logits_equal_a_plain_implementation(
     form: str, keys: dict[str, bool], extra: tuple[str, ...], tmp_path: Path
-) -> None:
+):
     prefix = "midlayer." if form == "authors" else "layers.0."
     config = {**(AUTHORS if form == "authors" else SPECULATORS), **keys}
     held = tensors(prefix, **norms(*extra))
@@ -176,7 +176,7 @@ PUBLISHED = AUTHORS | {
 
 
 @pytest.mark.parametrize("prefix", ["", "model."])
-def test_eagle_3_1_is_read_as_published(prefix: str, tmp_path: Path) -> None:
+def test_eagle_3_1_is_read_as_published(prefix: str, tmp_path: Path):
     held = tensors("midlayer.", **norms(*PER_TAP))
     stored = {
         name if name in ("lm_head.weight", "d2t", "t2d") else prefix + name: each
@@ -190,7 +190,7 @@ def test_eagle_3_1_is_read_as_published(prefix: str, tmp_path: Path) -> None:
         torch.testing.assert_close(head.handed_on(hidden), normed, rtol=1e-4, atol=1e-4)
 
 
-def test_norms_and_taps_are_read_from_eagle_config_too(tmp_path: Path) -> None:
+def test_norms_and_taps_are_read_from_eagle_config_too(tmp_path: Path):
     """Norms as NVIDIA's heads of gpt-oss have them; taps that nobody names are the inputs of three
     layers."""
     head = loaded(written(tmp_path, AUTHORS, tensors("midlayer.")))
@@ -201,7 +201,7 @@ def test_norms_and_taps_are_read_from_eagle_config_too(tmp_path: Path) -> None:
     assert (named.spec.taps, named.spec.norms_all_taps) == ((1, 3, 8), True)
 
 
-def test_equal_vocabularies_need_no_map(tmp_path: Path) -> None:
+def test_equal_vocabularies_need_no_map(tmp_path: Path):
     held = tensors("midlayer.")
     held["lm_head.weight"] = torch.randn(VOCAB, HIDDEN)
     del held["d2t"], held["t2d"]
@@ -210,7 +210,7 @@ def test_equal_vocabularies_need_no_map(tmp_path: Path) -> None:
     assert torch.equal(head.token_map, torch.arange(VOCAB))
 
 
-def test_an_embedding_of_its_own_is_used(tmp_path: Path) -> None:
+def test_an_embedding_of_its_own_is_used(tmp_path: Path):
     own = torch.randn(VOCAB, HIDDEN)
     folder = written(tmp_path, AUTHORS, tensors("midlayer.", **{"embed_tokens.weight": own}))
     assert torch.equal(loaded(folder).embed_tokens.weight, own)
@@ -264,14 +264,14 @@ def test_an_embedding_of_its_own_is_used(tmp_path: Path) -> None:
 )
 def test_what_does_not_fit_is_refused_by_name(
     config: dict[str, Any], change: dict[str, torch.Tensor | None], said: str, tmp_path: Path
-) -> None:
+):
     held = {**tensors("midlayer."), **change}
     kept = {name: tensor for name, tensor in held.items() if tensor is not None}
     with pytest.raises(ConfigError, match=said):
         loaded(written(tmp_path, config, kept))
 
 
-def test_a_pickled_object_is_never_loaded(tmp_path: Path) -> None:
+def test_a_pickled_object_is_never_loaded(tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps(AUTHORS))
     torch.save({"fc.weight": Path("/")}, tmp_path / "pytorch_model.bin")
     with pytest.raises(ConfigError, match="more than tensors"):

@@ -62,7 +62,7 @@ def loaded(folder: Path, config: dict[str, Any], held: dict[str, torch.Tensor]) 
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("form", ["authors", "prefixed", "vllm"])
-def test_logits_equal_the_heads_written_out(form: str, bias: bool, tmp_path: Path) -> None:
+def test_logits_equal_the_heads_written_out(form: str, bias: bool, tmp_path: Path):
     held = weights(bias=bias)
     named = {
         "authors": held,
@@ -79,7 +79,7 @@ def test_logits_equal_the_heads_written_out(form: str, bias: bool, tmp_path: Pat
         torch.testing.assert_close(found[:, index], wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_the_target_may_read_the_drafts_out(tmp_path: Path) -> None:
+def test_the_target_may_read_the_drafts_out(tmp_path: Path):
     held = weights()
     named = {name: each for name, each in vllm_names(held).items() if "lm_heads" not in name}
     head = loaded(tmp_path, {"model_type": "medusa", "original_lm_head": True}, named)
@@ -88,7 +88,7 @@ def test_the_target_may_read_the_drafts_out(tmp_path: Path) -> None:
     torch.testing.assert_close(found, plain(held, 1, OUTPUT), rtol=1e-4, atol=1e-4)
 
 
-def test_one_output_layer_may_serve_all_heads_with_fewer_tokens(tmp_path: Path) -> None:
+def test_one_output_layer_may_serve_all_heads_with_fewer_tokens(tmp_path: Path):
     held = weights()
     named = {name: each for name, each in vllm_names(held).items() if "lm_heads" not in name}
     named["lm_head.weight"] = OUTPUT[:10].clone()
@@ -103,7 +103,7 @@ def test_one_output_layer_may_serve_all_heads_with_fewer_tokens(tmp_path: Path) 
         loaded(tmp_path, {"model_type": "medusa"}, named)
 
 
-def test_a_lost_tensor_is_named(tmp_path: Path) -> None:
+def test_a_lost_tensor_is_named(tmp_path: Path):
     held = weights()
     del held["1.0.linear.weight"]
     with pytest.raises(ConfigError, match=r"lacks 1\.0\.linear\.weight"):

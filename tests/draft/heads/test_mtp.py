@@ -1,7 +1,5 @@
 """Multi-token-prediction layers, against a plain implementation."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -127,7 +125,7 @@ def plain(held: Held) -> tuple[torch.Tensor, torch.Tensor]:
 
 @torch.no_grad()
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_logits_equal_a_plain_implementation(architecture: str, tmp_path: Path) -> None:
+def test_logits_equal_a_plain_implementation(architecture: str, tmp_path: Path):
     held = with_mtp(tmp_path, architecture)
     head = loaded(tmp_path)
     found = head(TOKENS, head.fuse(HIDDEN), PLACES, CAUSAL)
@@ -138,9 +136,7 @@ def test_logits_equal_a_plain_implementation(architecture: str, tmp_path: Path) 
 
 @torch.no_grad()
 @pytest.mark.parametrize("architecture", by_day(ARCHITECTURES[1:3], ARCHITECTURES))
-def test_the_keys_and_values_kept_are_those_that_rows_attend_to(
-    architecture: str, tmp_path: Path
-) -> None:
+def test_the_keys_and_values_kept_are_those_that_rows_attend_to(architecture: str, tmp_path: Path):
     with_mtp(tmp_path, architecture)
     head = loaded(tmp_path)
     seen: list[tuple[torch.Tensor, ...]] = []
@@ -155,7 +151,7 @@ def test_the_keys_and_values_kept_are_those_that_rows_attend_to(
         assert torch.equal(kept, used)
 
 
-def test_experts_may_be_stored_together(tmp_path: Path) -> None:
+def test_experts_may_be_stored_together(tmp_path: Path):
     held = with_mtp(tmp_path / "apart")
     names = [[f"mlp.experts.{i}.{part}_proj.weight" for i in range(EXPERTS)] for part in PARTS]
     gate, up, down = (torch.stack([held[name] for name in each]) for each in names)
@@ -170,7 +166,7 @@ def test_experts_may_be_stored_together(tmp_path: Path) -> None:
     assert all(torch.equal(each, second[name]) for name, each in first.items())
 
 
-def test_a_checkpoint_may_leave_embedding_and_output_to_the_target(tmp_path: Path) -> None:
+def test_a_checkpoint_may_leave_embedding_and_output_to_the_target(tmp_path: Path):
     with_mtp(tmp_path, embed_tokens__weight=None, shared_head__head__weight=None)
     head = loaded(tmp_path)
     assert torch.equal(head.embed_tokens.weight, WEIGHTS["embedding"])
@@ -188,13 +184,13 @@ def test_a_checkpoint_may_leave_embedding_and_output_to_the_target(tmp_path: Pat
 )
 def test_what_does_not_fit_is_refused_by_name(
     change: dict[str, torch.Tensor | None], said: str, tmp_path: Path
-) -> None:
+):
     with_mtp(tmp_path, **change)
     with pytest.raises(ConfigError, match=said):
         loaded(tmp_path)
 
 
-def test_of_several_layers_apart_none_is_read(tmp_path: Path) -> None:
+def test_of_several_layers_apart_none_is_read(tmp_path: Path):
     with_mtp(tmp_path, "qwen3.5")
     path, name = tmp_path / "model.safetensors", "layers.1.input_layernorm.weight"
     save_file(load_file(path) | {f"mtp.{name}": torch.ones(SIZE)}, path, {"format": "pt"})
@@ -202,7 +198,7 @@ def test_of_several_layers_apart_none_is_read(tmp_path: Path) -> None:
         loaded(tmp_path)
 
 
-def test_the_layer_of_another_target_is_refused(tmp_path: Path) -> None:
+def test_the_layer_of_another_target_is_refused(tmp_path: Path):
     with_mtp(tmp_path)
     with pytest.raises(ConfigError, match="its hidden_size is 48, the target's 32"):
         loaded(tmp_path, replace(TARGET, hidden_size=32))
@@ -212,14 +208,14 @@ def test_the_layer_of_another_target_is_refused(tmp_path: Path) -> None:
 
 def test_a_target_loads_with_the_layer_in_its_checkpoint(
     tmp_path: Path, checkpoint_factory: Callable[..., Path]
-) -> None:
+):
     with_mtp(tmp_path)
     plain_engine = load_engine(checkpoint_factory("glm4-moe"))
     engine = load_engine(tmp_path)
     assert len(engine.model.layers) == len(plain_engine.model.layers) == LAYERS
 
 
-def test_what_routes_is_not_rounded_with_the_weights(tmp_path: Path) -> None:
+def test_what_routes_is_not_rounded_with_the_weights(tmp_path: Path):
     held = with_mtp(tmp_path)
     narrow = loaded(tmp_path)
     convert(narrow, torch.bfloat16)
@@ -230,7 +226,7 @@ def test_what_routes_is_not_rounded_with_the_weights(tmp_path: Path) -> None:
 
 def test_of_images_and_text_the_text_says_how_and_the_whole_how_it_is_stored(
     tmp_path: Path,
-) -> None:
+):
     change: dict[str, torch.Tensor] = {
         "mlp__down_proj__weight": torch.ones(SIZE, 96).to(torch.float8_e4m3fn),
         "mlp__down_proj__weight_scale_inv": torch.full((3, 6), 0.5),
@@ -248,7 +244,7 @@ def test_of_images_and_text_the_text_says_how_and_the_whole_how_it_is_stored(
         loaded(tmp_path)
 
 
-def test_blocks_of_eight_bits_are_widened(tmp_path: Path) -> None:
+def test_blocks_of_eight_bits_are_widened(tmp_path: Path):
     """With a scale for each block, as DeepSeek V3 stores them."""
     names = ("self_attn.q_b_proj.weight", "mlp.experts.1.down_proj.weight", "eh_proj.weight")
     held = with_mtp(tmp_path, "deepseek-v3")

@@ -1,7 +1,5 @@
 """P-EAGLE heads against a plain implementation, and the traps of their folders."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -107,7 +105,7 @@ def check_drafts(head: Eagle3Head, config: Mapping[str, Any], held: Tensors) -> 
 @pytest.mark.parametrize(("keys", "extra"), VARIANTS)
 def test_drafts_equal_a_plain_implementation(
     form: str, keys: dict[str, bool], extra: tuple[str, ...], tmp_path: Path
-) -> None:
+):
     """Of three layers, in every variant of the norms, whichever way the mask row is written."""
     shape = (1, 3 * HIDDEN) if form == "authors" else (1, 1, 3 * HIDDEN)
     folder, config, held = folder_of(tmp_path, form, mask_shape=shape, keys=keys, **norms(*extra))
@@ -117,19 +115,19 @@ def test_drafts_equal_a_plain_implementation(
 
 
 @pytest.mark.parametrize("key", ["pard_token", "ptd_token_id", "mask_token_id"])
-def test_the_mask_token_is_found_under_every_name(key: str, tmp_path: Path) -> None:
+def test_the_mask_token_is_found_under_every_name(key: str, tmp_path: Path):
     keys = {"ptd_token_id": None, "parallel_drafting": True, key: 9}
     assert loaded(folder_of(tmp_path, keys=keys)[0]).spec.mask_token_id == 9
 
 
-def test_the_folder_says_how_many_tokens_a_pass_drafts(tmp_path: Path) -> None:
+def test_the_folder_says_how_many_tokens_a_pass_drafts(tmp_path: Path):
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     assert loaded(folder_of(tmp_path / "a", "speculators")[0]).spec.num_drafts == NUM_DRAFTS
     assert loaded(folder_of(tmp_path / "b")[0]).spec.num_drafts == DEFAULT_DRAFTS
 
 
-def test_a_norm_that_deeper_layers_do_not_use_may_be_there(tmp_path: Path) -> None:
+def test_a_norm_that_deeper_layers_do_not_use_may_be_there(tmp_path: Path):
     surplus = {"layers.1.hidden_norm.weight": torch.ones(HIDDEN)}
     folder, config, held = folder_of(tmp_path, **surplus)
     check_drafts(loaded(folder), config, held)
@@ -153,6 +151,6 @@ def test_a_norm_that_deeper_layers_do_not_use_may_be_there(tmp_path: Path) -> No
 )
 def test_what_does_not_fit_is_refused_by_name(
     keys: dict[str, Any], extra: dict[str, torch.Tensor | None], said: str, tmp_path: Path
-) -> None:
+):
     with pytest.raises(ConfigError, match=said):
         loaded(folder_of(tmp_path, keys=keys, **extra)[0])

@@ -1,7 +1,5 @@
 """Every attention backend computes what a loop over rows and their visible keys computes."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -42,7 +40,7 @@ BATCHES = {
 )
 def test_backend_equals_the_naive_loop(
     backend: str, kv_heads: int, window: int | None, option: str, name: str
-) -> None:
+):
     if backend == "native" and load_kernels() is None:
         pytest.skip("needs a C++ compiler")
     case = Case(BATCHES[name], 4, kv_heads, 32, window=window, **OPTIONS[option])
@@ -85,6 +83,6 @@ def _visible_keys(share: Share, row: int, window: int | None) -> list[int]:
     return [key for key in keys if window is None or position - positions[key] < window]
 
 
-def test_an_unknown_backend_is_refused_with_those_known() -> None:
+def test_an_unknown_backend_is_refused_with_those_known():
     with pytest.raises(ConfigError, match="auto or one of: native, sdpa"):
         create_backend("flash", CPU)

@@ -1,7 +1,5 @@
 """Convolutions and delta layers along the paths of trees: as in a plain forward of each path."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -70,7 +68,7 @@ def texts(texts_of: Callable[[Path], dict[str, list[int]]], folder: Path) -> dic
 
 def test_greedy_text_of_many_prompts_equals_transformers(
     folder: Path, prompts: dict[str, TokenArray], texts: dict[str, list[int]]
-) -> None:
+):
     check_crowd(folder, texts, prompts)
 
 
@@ -79,7 +77,7 @@ def test_where_places_of_states_are_few_texts_take_turns(
     texts_of: Callable[[Path], dict[str, list[int]]],
     prompts: dict[str, TokenArray],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+):
     monkeypatch.setattr(pool_sizes, "wanted_states", lambda config, layers: 5)
     folder = checkpoint_factory("qwen3.5")
     own = {name: ids for name, ids in prompts.items() if name.endswith(("-10", "-11"))}
@@ -90,9 +88,7 @@ def test_where_places_of_states_are_few_texts_take_turns(
     assert decoder.counts["preempted"]
 
 
-def test_states_of_another_path_are_found_at_load(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_states_of_another_path_are_found_at_load(folder: Path, monkeypatch: pytest.MonkeyPatch):
     right = Share.path_slots
     # From one token further back.
     monkeypatch.setattr(
@@ -103,7 +99,7 @@ def test_states_of_another_path_are_found_at_load(
 
 
 @given(st.data())
-def test_a_row_reads_the_last_tokens_of_its_path(data: st.DataObject) -> None:
+def test_a_row_reads_the_last_tokens_of_its_path(data: st.DataObject):
     """Found by walking from parent to parent."""
     num_delta, start = data.draw(st.integers(0, 4)), data.draw(st.integers(0, 5))
     length, num_nodes = data.draw(st.integers(1, 5)), data.draw(st.integers(0, 7))
@@ -126,7 +122,7 @@ def test_a_row_reads_the_last_tokens_of_its_path(data: st.DataObject) -> None:
     assert share.path_slots(length).tolist() == expected
 
 
-def test_a_text_keeps_the_last_pages_of_its_convolutions_alone(folder: Path) -> None:
+def test_a_text_keeps_the_last_pages_of_its_convolutions_alone(folder: Path):
     engine = load_engine(folder)
     run(engine, Work("a", 0, prompt(120)))
     attending, convolving = engine.page_owners.sequences["a"].tables
@@ -136,7 +132,7 @@ def test_a_text_keeps_the_last_pages_of_its_convolutions_alone(folder: Path) -> 
     assert engine.page_owners.states.pool.num_held == (2 if engine.cache.states else 0)
 
 
-def test_adapters_of_convolutions_are_added(folder: Path, tmp_path: Path) -> None:
+def test_adapters_of_convolutions_are_added(folder: Path, tmp_path: Path):
     names = ("in_proj", "in_proj_qkv", "in_proj_qkvz", "in_proj_a", "out_proj", "w1", "q_proj")
     check_adapter(folder, write_adapter(folder, tmp_path / "a", names))
 
@@ -145,7 +141,7 @@ def test_adapters_of_convolutions_are_added(folder: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_are_the_same_to_the_bit_beside_any_others(
     dtype: torch.dtype, checkpoint_factory: Factory
-) -> None:
+):
     sizes = {"hidden_size": 64, "num_key_value_heads": 2, "init_std": 0.1, "dtype": dtype}
     engine = load_engine(checkpoint_factory("lfm2", **sizes), dtype="auto", reproducible=True)
     tree = random_tree(7, np.random.default_rng(4))
@@ -157,7 +153,7 @@ def test_rows_are_the_same_to_the_bit_beside_any_others(
         assert torch.equal(alone[0], drafted[1 + node])
 
 
-def test_its_memory_is_planned(folder: Path) -> None:
+def test_its_memory_is_planned(folder: Path):
     config = tiny(folder, {"page_size": PAGE_SIZE})
     engine = Engine.load(config)
     found = planned(folder, check_loadable(folder, config, is_here=True), config, is_here=True)

@@ -1,7 +1,5 @@
 """Delta layers: no wrong state is served, none is lost, and the next text finds what was kept."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -58,7 +56,7 @@ def test_wrong_states_of_delta_layers_are_found_at_load(
     page_size: int,
     checkpoint_factory: Factory,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+):
     monkeypatch.setattr(seam, "delta_rule", wrong)
     with pytest.raises(ConfigError, match="logits are off by"):
         load_engine(checkpoint_factory(architecture), page_size=page_size)
@@ -66,7 +64,7 @@ def test_wrong_states_of_delta_layers_are_found_at_load(
 
 def test_a_failed_step_leaves_no_state_behind(
     checkpoint_factory: Factory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     """A smaller one follows, which reaches no border."""
     folder = checkpoint_factory("qwen3.5")
     engine, oracle, text = load_engine(folder), load_oracle(folder), prompt(30)
@@ -93,7 +91,7 @@ def test_a_failed_step_leaves_no_state_behind(
 
 def test_who_shares_half_of_a_prompt_keeps_its_state_for_the_next(
     checkpoint_factory: Factory,
-) -> None:
+):
     folder = checkpoint_factory("qwen3.5")
     engine, oracle = load_engine(folder, max_batch_tokens=256), load_oracle(folder)
     hits = []
@@ -110,7 +108,7 @@ def test_who_shares_half_of_a_prompt_keeps_its_state_for_the_next(
     assert hits == [0, 0, 148]
 
 
-def test_narrow_formats_keep_states_in_float32(checkpoint_factory: Factory) -> None:
+def test_narrow_formats_keep_states_in_float32(checkpoint_factory: Factory):
     folder = checkpoint_factory("qwen3.5", init_std=0.05)
     wide = load_engine(folder)
     narrow = load_engine(folder, dtype="bfloat16", attention="sdpa")
@@ -118,6 +116,6 @@ def test_narrow_formats_keep_states_in_float32(checkpoint_factory: Factory) -> N
     assert {each.dtype for each in narrow.cache.states.values()} == {torch.float32}
 
 
-def test_what_its_rows_compute_together_is_not_reproducible(checkpoint_factory: Factory) -> None:
+def test_what_its_rows_compute_together_is_not_reproducible(checkpoint_factory: Factory):
     with pytest.raises(ConfigError, match="compute a text's rows together"):
         load_engine(checkpoint_factory("qwen3.5"), reproducible=True)

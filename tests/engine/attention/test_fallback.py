@@ -3,8 +3,6 @@
 Without a GPU, and not interpreted, no launch succeeds: that is the host of these tests.
 """
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 
@@ -35,7 +33,7 @@ def _believes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_believes")
 def test_a_failed_launch_is_warned_of_once_and_the_reference_attends(
     caplog: pytest.LogCaptureFixture,
-) -> None:
+):
     from cluster.engine.attention.triton.backend import TritonBackend
 
     backend = TritonBackend()
@@ -56,7 +54,7 @@ def test_a_failed_launch_is_warned_of_once_and_the_reference_attends(
 @pytest.mark.usefixtures("_believes")
 def test_an_engine_whose_kernels_cannot_be_launched_serves_by_the_reference(
     llama_folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     work = Work("a", 0, prompt(20))
     with caplog.at_level(logging.WARNING):
         engine = load_engine(llama_folder, attention="triton")
@@ -74,7 +72,7 @@ def test_an_engine_whose_kernels_cannot_be_launched_serves_by_the_reference(
     assert layers.startswith("layers: transformers' own forward is used: ")
 
 
-def test_kernels_that_other_ranks_count_on_are_not_given_up_alone() -> None:
+def test_kernels_that_other_ranks_count_on_are_not_given_up_alone():
     health = KernelHealth("attention")
     health.settle()
     with pytest.raises(RuntimeError, match="attention: the Triton kernels fail: OSError: gone"):
@@ -84,7 +82,7 @@ def test_kernels_that_other_ranks_count_on_are_not_given_up_alone() -> None:
 
 def test_a_draw_that_cannot_be_launched_is_left_to_the_reference(
     caplog: pytest.LogCaptureFixture,
-) -> None:
+):
     from cluster.engine.draw.triton import create_draw
 
     with caplog.at_level(logging.WARNING):

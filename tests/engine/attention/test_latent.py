@@ -1,7 +1,5 @@
 """Latent attention: one vector of a token is kept; text is what transformers' own module says."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -30,14 +28,12 @@ def folder(checkpoint_factory: Factory) -> Path:
     return checkpoint_factory("deepseek-v3")
 
 
-def test_greedy_text_of_thirty_prompts_equals_transformers(folder: Path) -> None:
+def test_greedy_text_of_thirty_prompts_equals_transformers(folder: Path):
     prompts = alike_prompts((2, 9, 22, 37, 50), range(10, 16))
     check_crowd(folder, generate_all(load_oracle(folder), prompts, 12), prompts)
 
 
-def test_queries_of_other_heads_are_found_at_load(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_queries_of_other_heads_are_found_at_load(folder: Path, monkeypatch: pytest.MonkeyPatch):
     right = LatentAttention.to_latents
     monkeypatch.setattr(
         LatentAttention, "to_latents", lambda own, query: right(own, query).roll(1, dims=1)
@@ -46,7 +42,7 @@ def test_queries_of_other_heads_are_found_at_load(
         load_engine(folder)
 
 
-def test_adapters_are_added_but_for_one_layer(folder: Path, tmp_path: Path) -> None:
+def test_adapters_are_added_but_for_one_layer(folder: Path, tmp_path: Path):
     targets = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj")
     check_adapter(folder, write_adapter(folder, tmp_path / "a", targets))
     other = write_adapter(folder, tmp_path / "b", ("kv_b_proj",))
@@ -68,7 +64,7 @@ class InEightBits(torch.nn.Module):
         return rows @ (self.weight.float() * self.scale).T
 
 
-def test_quantised_weights_of_keys_and_values_are_widened(folder: Path) -> None:
+def test_quantised_weights_of_keys_and_values_are_widened(folder: Path):
     module = load_oracle(folder)
     for layer in module.model.layers:
         layer.self_attn.kv_b_proj = InEightBits(layer.self_attn.kv_b_proj)
@@ -84,6 +80,6 @@ def test_quantised_weights_of_keys_and_values_are_widened(folder: Path) -> None:
     )
 
 
-def test_rows_of_bfloat16_stay_close(checkpoint_factory: Factory) -> None:
+def test_rows_of_bfloat16_stay_close(checkpoint_factory: Factory):
     folder = checkpoint_factory("deepseek-v3", init_std=0.05)
     check_near(load_engine(folder, dtype="bfloat16"), load_engine(folder))

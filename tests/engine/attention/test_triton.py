@@ -3,8 +3,6 @@
 Here they run under Triton's interpreter; on a machine with a GPU also on that.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -42,7 +40,7 @@ def _check(case: Case, found: torch.Tensor) -> None:
 
 @interpreted
 @pytest.mark.parametrize("name", INTERPRETED)
-def test_interpreted_kernels_equal_the_reference(name: str) -> None:
+def test_interpreted_kernels_equal_the_reference(name: str):
     """And give the same bits in a layout that has room for any batch of its width."""
     from cluster.engine.attention.triton.backend import TritonBackend
 
@@ -71,7 +69,7 @@ def test_interpreted_kernels_equal_the_reference(name: str) -> None:
 )
 def test_a_frame_holds_every_batch_of_its_width(
     shares: list[tuple[int, int]], padding: int, rows_per_tile: int, programs: tuple[int, int]
-) -> None:
+):
     from cluster.engine.attention.triton.layout import Frame, Tiling, lay_out, num_words
 
     num_rows = sum(new for _, new in shares) + padding
@@ -94,7 +92,7 @@ def test_a_frame_holds_every_batch_of_its_width(
 
 @needs_gpu
 @pytest.mark.parametrize("name", CASES)
-def test_kernels_on_the_gpu_equal_the_reference(name: str) -> None:
+def test_kernels_on_the_gpu_equal_the_reference(name: str):
     from cluster.engine.attention.triton.backend import TritonBackend
 
     case = CASES[name]
@@ -106,7 +104,7 @@ def test_kernels_on_the_gpu_equal_the_reference(name: str) -> None:
     _check(case, found.cpu())
 
 
-def test_auto_is_the_best_one_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_the_best_one_for_the_device(monkeypatch: pytest.MonkeyPatch):
     if torch.cuda.is_available():
         on_gpu = type(create_backend("auto", torch.device("cuda", 0))).__name__
         assert on_gpu == ("TritonBackend" if has_triton else "SdpaBackend")
@@ -118,7 +116,7 @@ def test_auto_is_the_best_one_for_the_device(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_triton_backend_leaves_layers_on_a_cpu_to_the_reference(
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+):
     if not has_triton:
         pytest.skip("triton is not installed")
     from cluster.engine.attention.triton.backend import TritonBackend
@@ -134,6 +132,6 @@ def test_the_triton_backend_leaves_layers_on_a_cpu_to_the_reference(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_the_triton_backend_is_refused_without_a_gpu() -> None:
+def test_the_triton_backend_is_refused_without_a_gpu():
     with pytest.raises(ConfigError, match="needs an NVIDIA GPU" if has_triton else "the triton"):
         create_backend("triton", CPU)

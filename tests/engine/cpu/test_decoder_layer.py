@@ -1,7 +1,5 @@
 """Whole models in native calls: which ones, that they compute the same, and who stays out."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any
@@ -57,7 +55,7 @@ def test_what_is_recognised_computes_the_same_also_in_bfloat16(
     kernels: Kernels,
     checkpoint_factory: Factory,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+):
     folder = checkpoint_factory(architecture, dtype=torch.bfloat16, **fields)
     fused, narrow = load_engine(folder), load_engine(folder, dtype="bfloat16")
     monkeypatch.setattr(model, "native_forward", lambda *_: None)
@@ -86,13 +84,13 @@ def test_what_is_recognised_computes_the_same_also_in_bfloat16(
 )
 def test_what_is_of_another_kind_takes_the_ordinary_path(
     architecture: str, fields: dict[str, Any], checkpoint_factory: Factory
-) -> None:
+):
     assert load_engine(checkpoint_factory(architecture, **fields)).model.native is None
 
 
 def test_a_class_that_nobody_compared_takes_the_ordinary_path_and_says_so(
     checkpoint_factory: Factory, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     with caplog.at_level(logging.INFO):
         engine = load_engine(checkpoint_factory("ministral3"))
     assert engine.model.native is None
@@ -101,7 +99,7 @@ def test_a_class_that_nobody_compared_takes_the_ordinary_path_and_says_so(
 
 def test_a_layer_with_somebody_elses_hook_stays(
     native_llama: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     seen: list[int] = []
 
     def hooked(module: Any, *others: Any) -> NativeForward | None:

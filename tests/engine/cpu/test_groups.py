@@ -1,8 +1,6 @@
 """Products with weights in groups of few bits: equal bits by whatever instructions, and never wrong
 ones in a model."""
 
-from __future__ import annotations
-
 import ctypes
 import shutil
 import subprocess
@@ -33,7 +31,7 @@ def _as_before(kernels: Kernels) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("products", [each for each in cpp.products() if each != "c"])
-def test_products_are_those_of_plain_c_to_the_bit(kernels: Kernels, products: str) -> None:
+def test_products_are_those_of_plain_c_to_the_bit(kernels: Kernels, products: str):
     assert kernels.choose_products(products)
     assert groups.differing(kernels, products) == []
 
@@ -55,7 +53,7 @@ def spelled() -> Kernels:
 @pytest.mark.parametrize("products", ["amx-int8", "avx512-vnni", "avx-vnni"])
 def test_products_of_other_x86_processors_are_those_of_plain_c_to_the_bit(
     spelled: Kernels, products: str
-) -> None:
+):
     assert spelled.choose_products(products)
     assert groups.differing(spelled, products) == []
 
@@ -85,14 +83,14 @@ def on_arm() -> Callable[[str, str], tuple[int, bytes]]:
 @pytest.mark.parametrize(("processor", "products"), [("max", "dotprod"), ("cortex-a57", "c")])
 def test_products_of_arm_are_those_of_plain_c_to_the_bit(
     on_arm: Callable[[str, str], tuple[int, bytes]], processor: str, products: str
-) -> None:
+):
     """By the libraries of the wheel, also where a processor has no dot products."""
     assert on_arm(processor, products) == (0, b"512 cases, 0 differ")
 
 
 def test_where_a_product_is_wrong_weights_stay_widened(
     kernels: Kernels, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     layer = torch.nn.Linear(64, 40, bias=False)
     weight = grouped_weight(40, 64, 4, 32)
     layer.weight.data = weight.dequantized().bfloat16().float()
@@ -112,7 +110,7 @@ def test_where_a_product_is_wrong_weights_stay_widened(
     assert 0 < error < 2e-2
 
 
-def test_a_row_that_holds_no_number_gives_none_and_leaves_the_others(kernels: Kernels) -> None:
+def test_a_row_that_holds_no_number_gives_none_and_leaves_the_others(kernels: Kernels):
     weight = kernels.pack_groups(grouped_weight(40, 64, 4, 32))
     rows = torch.randn(4, 64)
     rows[1, 40], rows[2, 3] = float("nan"), float("inf")
@@ -124,7 +122,7 @@ def test_a_row_that_holds_no_number_gives_none_and_leaves_the_others(kernels: Ke
         assert torch.equal(found[::3], expected)
 
 
-def test_the_instructions_can_be_named_and_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_instructions_can_be_named_and_must_be_there(monkeypatch: pytest.MonkeyPatch):
     assert cpp.products()[-1] == "c"
     monkeypatch.setenv("DRAFTHOUSE_NATIVE", "c")
     assert cpp.products() == ("c",)

@@ -1,7 +1,5 @@
 """The native kernels: torch's results, a row's bits its own, whoever else calls."""
 
-from __future__ import annotations
-
 import platform
 import shutil
 import subprocess
@@ -20,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("several_threads")
 
 def test_a_float32_weight_is_kept_as_bfloat16_only_where_that_loses_nothing(
     kernels: Kernels,
-) -> None:
+):
     exact, other = torch.nn.Linear(64, 64, bias=False), torch.nn.Linear(64, 64, bias=False)
     exact.weight.data = exact.weight.data.bfloat16().float()
     assert PackedLinear(exact, kernels).packed.dtype == torch.bfloat16
@@ -33,7 +31,7 @@ def test_a_float32_weight_is_kept_as_bfloat16_only_where_that_loses_nothing(
 
 @by_night
 @pytest.mark.parametrize("options", [[], ["-mavx512f", "-mfma"]], ids=str)
-def test_they_compile_for_other_registers_too(options: list[str]) -> None:
+def test_they_compile_for_other_registers_too(options: list[str]):
     """Those of AVX2 are compiled in test_kernels_ahead.py, and run."""
     folder = Path(native.__file__).parent
     compiler = shutil.which("g++")
@@ -45,6 +43,6 @@ def test_they_compile_for_other_registers_too(options: list[str]) -> None:
         assert done.returncode == 0, done.stderr
 
 
-def test_they_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_they_can_be_switched_off(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("DRAFTHOUSE_NATIVE", "0")
     assert native.load.__wrapped__() is None

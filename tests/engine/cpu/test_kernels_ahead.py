@@ -1,7 +1,5 @@
 """The kernels as an image brings them: compiled ahead for a less able processor than this one."""
 
-from __future__ import annotations
-
 import platform
 import shutil
 
@@ -34,17 +32,17 @@ def kernels() -> Kernels:
     return Kernels(loaded.library, loaded.build)
 
 
-def test_its_vectors_are_those_of_the_processor(kernels: Kernels) -> None:
+def test_its_vectors_are_those_of_the_processor(kernels: Kernels):
     assert kernels.lanes == 8
     assert not kernels.multiplies_bf16
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
-def test_its_products_are_torchs(kernels: Kernels, kind: str) -> None:
+def test_its_products_are_torchs(kernels: Kernels, kind: str):
     check_products(kernels, kind, (129, 200), has_bias=True)
 
 
-def test_its_norms_are_torchs(kernels: Kernels) -> None:
+def test_its_norms_are_torchs(kernels: Kernels):
     rows, weight = torch.randn(5, 96), torch.randn(96)
     plain = torch.nn.functional.rms_norm(rows, (96,), weight, 1e-6)
     torch.testing.assert_close(kernels.rms_norm(rows, weight, 1e-6), plain)

@@ -1,7 +1,5 @@
 """bfloat16 by our own kernels: what is kept in it, what is rounded, and nothing else."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 from pathlib import Path
@@ -40,7 +38,7 @@ def in_int8(folder: Path, target: Path) -> Path:
 
 def test_a_model_stored_in_int8_stays_in_it_and_computes_the_same(
     checkpoint_factory: Factory, tmp_path: Path
-) -> None:
+):
     folder = in_int8(
         checkpoint_factory("llama", head_dim=16, dtype=torch.bfloat16), tmp_path / "int8"
     )
@@ -70,7 +68,7 @@ def test_a_model_stored_in_int8_stays_in_it_and_computes_the_same(
 
 def test_rounded_products_that_are_wrong_are_not_used(
     kernels: Kernels, checkpoint_factory: Factory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+):
     folder = checkpoint_factory("llama", head_dim=16, dtype=torch.bfloat16)
     monkeypatch.setattr(kernels, "multiplies_bf16", True)
     assert formats(load_engine(folder, dtype="bfloat16")) == {Format.BF16_PRODUCTS}
@@ -92,7 +90,7 @@ def test_without_instructions_products_are_exact_and_nothing_is_called_slow(
     checkpoint_factory: Factory,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-) -> None:
+):
     monkeypatch.setattr(kernels, "multiplies_bf16", False)
     monkeypatch.setattr("cluster.engine.device.cpu_flags", lambda: frozenset({"avx2"}))
     folder = checkpoint_factory("llama", head_dim=16, dtype=torch.bfloat16)

@@ -1,7 +1,5 @@
 """Packed linear layers: the plain ones' products, and nothing replaced that must stay."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -23,7 +21,7 @@ def network(dtype: torch.dtype) -> torch.nn.Sequential:
     ).to(dtype)
 
 
-def test_other_layers_and_those_with_hooks_stay() -> None:
+def test_other_layers_and_those_with_hooks_stay():
     hooked = torch.nn.Linear(4, 4)
     hooked.register_forward_hook(lambda module, inputs, output: output)
     offloaded: Any = torch.nn.Linear(4, 4)
@@ -36,14 +34,14 @@ def test_other_layers_and_those_with_hooks_stay() -> None:
 
 def test_a_library_that_computes_something_else_is_not_trusted(
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+):
     monkeypatch.setattr(PackedLinear, "forward", lambda self, rows: rows.new_ones(len(rows), 40))
     module = network(torch.float32)
     assert pack_linears(module) == 0
     assert not any(isinstance(child, PackedLinear) for child in module.modules())
 
 
-def test_a_shared_weight_stays_with_the_layer_that_is_not_packed() -> None:
+def test_a_shared_weight_stays_with_the_layer_that_is_not_packed():
     embedding = torch.nn.Embedding(12, 8)
     output = torch.nn.Linear(8, 12, bias=False)
     output.weight = embedding.weight

@@ -1,7 +1,5 @@
 """The products of our own kernels, in every format of weights."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest
@@ -41,11 +39,11 @@ BATCHES = {
 )
 def test_products_are_those_of_the_numbers_and_every_row_is_on_its_own(
     kernels: Kernels, kind: str, shape: tuple[int, int], has_bias: bool
-) -> None:
+):
     check_products(kernels, kind, shape, has_bias=has_bias)
 
 
-def test_products_in_4_bits_are_torchs(kernels: Kernels) -> None:
+def test_products_in_4_bits_are_torchs(kernels: Kernels):
     """Its weights are scale * (q - 8) + zero, in bfloat16 but for the integers."""
     weight = grouped_weight(64, 128, 4, 32)
     assert weight.minimum is not None
@@ -66,7 +64,7 @@ def test_products_in_4_bits_are_torchs(kernels: Kernels) -> None:
 @pairwise(name=BATCHES, head_dim=[16, 32, 64, 80], sharing=[1, 2, 3, 4, 7])
 def test_attention_over_keys_in_bfloat16_is_the_references(
     kernels: Kernels, name: str, head_dim: int, sharing: int
-) -> None:
+):
     if head_dim % kernels.lanes:
         pytest.skip("not a head that the kernel takes")
     case = Case(BATCHES[name], 2 * sharing, 2, head_dim, window=70)
@@ -83,7 +81,7 @@ def test_attention_over_keys_in_bfloat16_is_the_references(
 
 def test_any_number_of_threads_gives_the_same_bits(
     kernels: Kernels, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     weight, rows = kernels.pack(torch.randn(1000, 300)), torch.randn(9, 300)
     found = []
     for num_threads in (1, 2, 5):
@@ -95,7 +93,7 @@ def test_any_number_of_threads_gives_the_same_bits(
 
 def test_callers_in_several_threads_do_not_disturb_each_other(
     kernels: Kernels, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setattr(kernels, "num_threads", 3)
     weights = [torch.randn(500 + 100 * index, 64) for index in range(4)]
     rows = torch.randn(5, 64)

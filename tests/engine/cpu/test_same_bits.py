@@ -1,7 +1,5 @@
 """The same bits from the same sources, whatever processor they are compiled for."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path
@@ -36,7 +34,7 @@ def here() -> list[str]:
     return _told(program("g++", *_OPTIONS, *cpp._NATIVE, _PROGRAM, library))
 
 
-def test_every_part_is_told_of(here: list[str]) -> None:
+def test_every_part_is_told_of(here: list[str]):
     assert [line.rpartition(" ")[0] for line in here] == [
         *("norms", "gates", "cosines", "sines", "draws", "ranks", "scores", "totals"),
         *("few bits", "bfloat16", "float32"),
@@ -46,15 +44,15 @@ def test_every_part_is_told_of(here: list[str]) -> None:
 @pytest.mark.skipif(not IS_NIGHT, reason="ARM has four, too; a night tests both")
 def test_registers_of_four_floats_without_fused_instructions_give_the_same(
     here: list[str],
-) -> None:
+):
     assert _compiled("-DDRAFTHOUSE_LANES=4") == here
 
 
-def test_registers_of_sixteen_floats_give_the_same(here: list[str]) -> None:
+def test_registers_of_sixteen_floats_give_the_same(here: list[str]):
     assert _compiled("-Wno-psabi", "-DDRAFTHOUSE_LANES=16") == here
 
 
-def test_arm_gives_the_same(here: list[str]) -> None:
+def test_arm_gives_the_same(here: list[str]):
     """By the library of the wheel."""
     compiler, machine = "aarch64-linux-gnu-g++", "qemu-aarch64"
     if shutil.which(compiler) is None or shutil.which(machine) is None:

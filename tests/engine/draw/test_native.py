@@ -1,7 +1,5 @@
 """The native search for a draw's winner: the draws are those of the whole noise, to the token."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -45,7 +43,7 @@ def assert_equal_draws(kernels: Kernels, batch: list[TargetSequence]) -> None:
     assert [each.tolist() for each in found] == [each.tolist() for each in expected]
 
 
-def test_many_rows_are_drawn_from_in_parts_as_each_by_itself() -> None:
+def test_many_rows_are_drawn_from_in_parts_as_each_by_itself():
     generator = torch.Generator().manual_seed(5)
     batch = [
         evaluated(
@@ -61,9 +59,7 @@ def test_many_rows_are_drawn_from_in_parts_as_each_by_itself() -> None:
 
 @pytest.mark.parametrize("vocab_size", [1, 7, 50, 4096, 4100])
 @pytest.mark.parametrize("spread", [0.0, 0.01, 4.0])
-def test_draws_are_those_of_the_whole_noise(
-    kernels: Kernels, vocab_size: int, spread: float
-) -> None:
+def test_draws_are_those_of_the_whole_noise(kernels: Kernels, vocab_size: int, spread: float):
     generator = np.random.default_rng(vocab_size)
     batch = []
     for temperature in (0.0, 1e-3, 0.8, 1.0, 2.0, 1e-44, 1e-50):
@@ -84,9 +80,7 @@ def test_draws_are_those_of_the_whole_noise(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_what_is_done_to_the_logits_before_the_draw_is_done(
-    kernels: Kernels, temperature: float
-) -> None:
+def test_what_is_done_to_the_logits_before_the_draw_is_done(kernels: Kernels, temperature: float):
     logits = torch.randn(5, 50, generator=torch.Generator().manual_seed(1))
     untouched = logits.clone()
     plain = SamplingParams(temperature, seed=5)
@@ -123,7 +117,7 @@ class Fixed:
 @pairwise(vocab_size=[7, 64, 4100], spread=[0.0, 4.0], temperature=[0.0, 0.8, 1e-50])
 def test_masked_draws_are_those_of_the_masked_law(
     kernels: Kernels, vocab_size: int, spread: float, temperature: float
-) -> None:
+):
     generator = np.random.default_rng(vocab_size)
     allowed = generator.random((6, vocab_size)) < 0.3
     allowed[:, 0] = True
@@ -147,7 +141,7 @@ def test_masked_draws_are_those_of_the_masked_law(
     assert torch.equal(logits.nan_to_num(), untouched.nan_to_num())
 
 
-def test_laws_that_truncate_are_drawn_as_before(kernels: Kernels) -> None:
+def test_laws_that_truncate_are_drawn_as_before(kernels: Kernels):
     logits = torch.randn(5, 50, generator=torch.Generator().manual_seed(2))
     laws = [SamplingParams(0.8, top_p=0.5, seed=1), SamplingParams(0.8, seed=2)]
     assert_equal_draws(kernels, [evaluated(params, logits) for params in laws])
@@ -162,16 +156,14 @@ def near_ties(num_rows: int, vocab_size: int) -> TargetSequence:
 
 
 @pytest.mark.parametrize(("num_rows", "vocab_size"), [(400, 8), (2, 300)])
-def test_near_ties_are_decided_by_the_exact_noise(
-    kernels: Kernels, num_rows: int, vocab_size: int
-) -> None:
+def test_near_ties_are_decided_by_the_exact_noise(kernels: Kernels, num_rows: int, vocab_size: int):
     """Also where more come into question than are kept."""
     entry = near_ties(num_rows, vocab_size)
     other = evaluated(SamplingParams(1.0, seed=4), torch.randn(3, vocab_size))
     assert_equal_draws(kernels, [other, entry, other])
 
 
-def test_its_noise_is_far_more_exact_than_the_margin_asks(kernels: Kernels) -> None:
+def test_its_noise_is_far_more_exact_than_the_margin_asks(kernels: Kernels):
     generator = np.random.default_rng(12)
     num_rows, vocab_size = 400, kernels.max_ranked
     seeds = generator.integers(0, 2**64, num_rows, dtype=np.uint64).tolist()
@@ -189,7 +181,7 @@ def test_its_noise_is_far_more_exact_than_the_margin_asks(kernels: Kernels) -> N
 )
 def test_the_most_probable_tokens_are_those_of_the_whole_law(
     kernels: Kernels, num_rows: int, vocab_size: int, num_top: int
-) -> None:
+):
     torch.manual_seed(vocab_size)
     logits = torch.randn(num_rows, vocab_size) * 4
     logits[:, 3] = logits[:, 1]  # of equal ones the lower id comes first

@@ -3,8 +3,6 @@
 Here it runs under Triton's interpreter; on a machine with a GPU also on that.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -15,7 +13,7 @@ from tests.support.engine.triton_cases import DRAWS
 
 @interpreted
 @pytest.mark.parametrize("name", DRAWS)
-def test_the_kernel_draws_what_the_reference_draws(name: str) -> None:
+def test_the_kernel_draws_what_the_reference_draws(name: str):
     from cluster.engine.draw.triton import draw_tokens
 
     assert DRAWS[name].drawn(draw_tokens).tolist() == DRAWS[name].drawn(None).tolist()
@@ -23,10 +21,10 @@ def test_the_kernel_draws_what_the_reference_draws(name: str) -> None:
 
 @needs_gpu
 @pytest.mark.parametrize("name", DRAWS)
-def test_the_kernel_on_the_gpu_draws_what_the_reference_draws(name: str) -> None:
+def test_the_kernel_on_the_gpu_draws_what_the_reference_draws(name: str):
     found = DRAWS[name].drawn(fused_draw(torch.device("cuda", 0), DRAWS[name].vocab_size), "cuda")
     assert found.tolist() == DRAWS[name].drawn(None).tolist()
 
 
-def test_a_cpu_has_no_use_for_it() -> None:
+def test_a_cpu_has_no_use_for_it():
     assert fused_draw(torch.device("cpu"), 100) is None

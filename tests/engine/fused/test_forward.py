@@ -4,8 +4,6 @@ Attention is the reference's here: the interpreter takes long for each of its pr
 of graphs have both.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,7 +63,7 @@ def test_chunks_trees_and_taps_are_the_modules_own(
     fields: dict[str, Any],
     checkpoint_factory: Factory,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+):
     folder = checkpoint_factory(architecture, **fields, **FEW)
     engine = engine_of(folder)
     assert is_fused(engine)
@@ -93,7 +91,7 @@ def test_chunks_trees_and_taps_are_the_modules_own(
 )
 def test_other_models_keep_their_forward(
     architecture: str, fields: dict[str, Any], checkpoint_factory: Factory
-) -> None:
+):
     config = tiny(checkpoint_factory(architecture, **fields), {}, attention="triton")
     assert load_model(config).fused is None
 
@@ -104,7 +102,7 @@ def test_other_models_keep_their_forward(
 )
 def test_kernels_that_are_wrong_or_fail_are_given_up_at_load(
     name: str, fault: str, checkpoint_factory: Factory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     kernel = getattr(forward, name)
 
     def faulty(*arguments: Any) -> Any:
@@ -122,7 +120,7 @@ def test_kernels_that_are_wrong_or_fail_are_given_up_at_load(
     check_rows(output, oracle_of(folder), prompt(20), TREE)
 
 
-def test_no_weight_is_there_twice(checkpoint_factory: Factory) -> None:
+def test_no_weight_is_there_twice(checkpoint_factory: Factory):
     fields = {**BIASES, "tie_word_embeddings": True}
     folder = checkpoint_factory("llama", **fields)
     own = load_model(tiny(folder, {}, attention="triton"))
@@ -144,7 +142,7 @@ def test_no_weight_is_there_twice(checkpoint_factory: Factory) -> None:
 
 def test_layers_that_draft_for_all_are_fused_as_all_are(
     checkpoint_factory: Factory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     """On pages of their own, and the first ones on those of the whole model."""
     folder, text = checkpoint_factory("qwen3", num_hidden_layers=3), prompt(7)
     expected = [plain(folder, layers, text) for layers in ((0, 2), (0,))]
@@ -164,7 +162,7 @@ def test_layers_that_draft_for_all_are_fused_as_all_are(
 
 def test_texts_with_adapters_take_the_module_and_others_do_not(
     checkpoint_factory: Factory, tmp_path: Path
-) -> None:
+):
     folder = checkpoint_factory("llama", num_hidden_layers=1)
     adapter = write_adapter(folder, tmp_path / "one")
     engine = engine_of(folder, adapters={"one": str(adapter)})
@@ -174,6 +172,6 @@ def test_texts_with_adapters_take_the_module_and_others_do_not(
         check_rows(output, oracle, prompt(20), TREE)
 
 
-def test_what_asks_for_the_reference_is_not_fused(checkpoint_factory: Factory) -> None:
+def test_what_asks_for_the_reference_is_not_fused(checkpoint_factory: Factory):
     folder = checkpoint_factory("llama", num_hidden_layers=1)
     assert load_model(tiny(folder, {}, attention="sdpa")).fused is None

@@ -4,8 +4,6 @@ In float16 to the bit but for sums of another order, which shows that they round
 the interpreter cuts bfloat16 off instead of rounding it.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn.functional import silu
@@ -46,7 +44,7 @@ def norm_of(weight: torch.Tensor) -> Qwen3RMSNorm:
 @pytest.mark.parametrize("num_rows", [1, 7])
 def test_the_norm_of_a_sum_is_the_norm_and_leaves_the_sum(
     size: int, num_rows: int, dtype: torch.dtype
-) -> None:
+):
     given, change = (30 * normal(seed, num_rows, size, dtype=dtype) for seed in (1, 2))
     weight = normal(3, size, dtype=dtype)
     norm = norm_of(weight)
@@ -67,7 +65,7 @@ def test_the_norm_of_a_sum_is_the_norm_and_leaves_the_sum(
 @pytest.mark.parametrize("has_norms", [False, True], ids=["plain", "norms"])
 def test_queries_are_rotated_and_keys_and_values_stand_in_their_slots(
     heads: int, kv_heads: int, head_dim: int, has_norms: bool, dtype: torch.dtype
-) -> None:
+):
     positions, slots = torch.tensor([3, 0, 9]), torch.tensor([12, 1, 0])
     qkv = normal(1, 3, heads + 2 * kv_heads, head_dim, dtype=dtype)
     # Another layer's cache lies before it.
@@ -90,7 +88,7 @@ def test_queries_are_rotated_and_keys_and_values_stand_in_their_slots(
 
 
 @pytest.mark.parametrize("size", [96, 1024, 2500])
-def test_the_product_of_gates(size: int, dtype: torch.dtype) -> None:
+def test_the_product_of_gates(size: int, dtype: torch.dtype):
     gate_up = 10 * normal(1, 5, 2 * size, dtype=dtype)
     gate, up = gate_up.split(size, dim=1)
     check(silu_product(gate_up), silu(gate) * up)

@@ -1,7 +1,5 @@
 """A small model, and a device of many programs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

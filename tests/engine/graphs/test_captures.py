@@ -3,8 +3,6 @@
 With the double of `tests/engine/graphs/test_graphs.py`, under the interpreter as there.
 """
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any
@@ -27,7 +25,7 @@ from tests.support.engine.interpreter import interpreted
 
 
 @interpreted
-def test_a_form_is_captured_once_and_replayed_from_then_on(small_llama: Path) -> None:
+def test_a_form_is_captured_once_and_replayed_from_then_on(small_llama: Path):
     recorder = Recorder()
     engine = build(small_llama, recorder)
     answers(engine, decoding("ab", 6, 2))
@@ -42,7 +40,7 @@ def test_a_form_is_captured_once_and_replayed_from_then_on(small_llama: Path) ->
 @interpreted
 def test_a_capture_that_fails_is_told_once_and_never_tried_again(
     small_llama: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     failing = Failing()
     with caplog.at_level(logging.WARNING):
         engine = build(small_llama, failing)
@@ -58,7 +56,7 @@ def test_a_capture_that_fails_is_told_once_and_never_tried_again(
 @interpreted
 def test_without_memory_for_graphs_steps_run_eagerly(
     small_llama: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     def refuse(*_: Any) -> Any:
         raise torch.OutOfMemoryError("out of memory")
 
@@ -74,7 +72,7 @@ def test_without_memory_for_graphs_steps_run_eagerly(
 @interpreted
 def test_graphs_that_give_wrong_logits_are_given_up_at_load(
     small_llama: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     with caplog.at_level(logging.WARNING):
         engine = build(small_llama, stale)
     assert not engine.uses_graphs
@@ -88,7 +86,7 @@ def test_graphs_that_give_wrong_logits_are_given_up_at_load(
 @interpreted
 def test_steps_of_more_slots_than_fit_run_eagerly(
     small_llama: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setattr(forward, "_MAX_REST_WORDS", 40)
     recorder = Recorder()
     engine = build(small_llama, recorder, max_batch_tokens=8)
@@ -106,7 +104,7 @@ def test_steps_of_more_slots_than_fit_run_eagerly(
 
 
 @interpreted
-def test_graphs_can_be_turned_off(small_llama: Path) -> None:
+def test_graphs_can_be_turned_off(small_llama: Path):
     recorder = Recorder()
     assert not build(small_llama, recorder, cuda_graphs=False).uses_graphs
     assert recorder.num_captures == 0

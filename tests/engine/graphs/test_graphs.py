@@ -5,8 +5,6 @@ that can be called again, on whatever the words on the device say by then.  The 
 Triton's interpreter: test_interpreted.py runs these tests.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +39,7 @@ from tests.support.engine.triton_cases import tree_of_size
 @pytest.mark.parametrize(("architecture", "names"), by_day([GEMMA2], [*ALL]), ids=str)
 def test_graphed_steps_give_the_logits_of_eager_ones(
     checkpoint_factory: Factory, architecture: str, names: tuple[str, ...]
-) -> None:
+):
     folder, recorder = checkpoint_factory(architecture, **FEW_LAYERS[architecture]), Recorder()
     graphed = build(folder, recorder, fused=True, prefix_cache=False)
     eager = build(folder, prefix_cache=False)
@@ -58,7 +56,7 @@ def test_graphed_steps_give_the_logits_of_eager_ones(
 @pytest.mark.usefixtures("many_programs")
 def test_one_graph_serves_a_context_while_its_items_become_more(
     small_llama: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     engine, eager = build(small_llama, Recorder()), build(small_llama)
     split: list[int] = []
     combined = triton_layout._split_rows
@@ -83,7 +81,7 @@ def test_one_graph_serves_a_context_while_its_items_become_more(
 
 
 @interpreted
-def test_taps_of_graphed_steps_are_those_of_eager_ones(two_layers: Path) -> None:
+def test_taps_of_graphed_steps_are_those_of_eager_ones(two_layers: Path):
     recorder = Recorder()
     engines = build(two_layers), build(two_layers, recorder, fused=True)
     logs = [TapLog(each, (1, -1)) for each in engines]
@@ -99,7 +97,7 @@ def test_taps_of_graphed_steps_are_those_of_eager_ones(two_layers: Path) -> None
 
 
 @interpreted
-def test_a_replay_touches_no_memory_that_its_capture_did_not_touch(small_llama: Path) -> None:
+def test_a_replay_touches_no_memory_that_its_capture_did_not_touch(small_llama: Path):
     recorder = Recorder(notes_storages=True)
     engine = build(small_llama, recorder, fused=True)
     answers(engine, [*decoding("a", 6, 3), [Work("a", 9, prompt(1), tree_of_size(3))]])
@@ -113,7 +111,7 @@ def test_a_replay_touches_no_memory_that_its_capture_did_not_touch(small_llama: 
 @interpreted
 def test_a_chunk_beside_texts_is_replayed_and_more_logits_than_a_graph_has_are_not(
     small_llama: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setattr(forward, "LOGIT_ROWS", 4)
     recorder = Recorder()
     engine, eager = build(small_llama, recorder), build(small_llama)
@@ -129,7 +127,7 @@ def test_a_chunk_beside_texts_is_replayed_and_more_logits_than_a_graph_has_are_n
     assert replays == [1, 0]
 
 
-def test_the_areas_of_the_host_take_turns_and_only_what_was_written_is_sent() -> None:
+def test_the_areas_of_the_host_take_turns_and_only_what_was_written_is_sent():
     staging = Staging(6, torch.device("cpu"))
     first = staging.area()
     first[:] = 1
@@ -148,7 +146,7 @@ def test_the_areas_of_the_host_take_turns_and_only_what_was_written_is_sent() ->
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "mistral-sliding", "gemma2"])
 def test_graphs_of_a_gpu_give_the_logits_of_eager_steps(
     checkpoint_factory: Factory, architecture: str
-) -> None:
+):
     folder = checkpoint_factory(architecture)
     settings: dict[str, Any] = {"device": "cuda:0", "attention": "auto"}
     graphed = build(folder, None, fused=True, cuda_graphs=True, **settings)

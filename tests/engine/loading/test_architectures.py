@@ -1,7 +1,5 @@
 """Every served architecture says what transformers says; the others are refused by name."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -49,9 +47,7 @@ def _known() -> list[str]:
 
 
 @pytest.mark.parametrize("architecture", _known())
-def test_greedy_text_equals_transformers_generate(
-    architecture: str, checkpoint_factory: Factory
-) -> None:
+def test_greedy_text_equals_transformers_generate(architecture: str, checkpoint_factory: Factory):
     """Two prompts at once, one longer than the window and than a chunk, plain and with trees."""
     folder = checkpoint_factory(architecture)
     oracle = load_oracle(folder)
@@ -67,9 +63,7 @@ def test_greedy_text_equals_transformers_generate(
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
-def test_a_tree_may_reach_beyond_the_context_limit(
-    architecture: str, checkpoint_factory: Factory
-) -> None:
+def test_a_tree_may_reach_beyond_the_context_limit(architecture: str, checkpoint_factory: Factory):
     """Learned position tables end there; rows up to the limit are right all the same."""
     folder = checkpoint_factory(architecture, max_position_embeddings=32, n_positions=32)
     oracle, engine = load_oracle(folder), load_engine(folder)
@@ -80,9 +74,7 @@ def test_a_tree_may_reach_beyond_the_context_limit(
 
 
 @pytest.mark.parametrize("architecture", REFUSED)
-def test_what_cannot_be_served_is_refused_by_name(
-    architecture: str, checkpoint_factory: Factory
-) -> None:
+def test_what_cannot_be_served_is_refused_by_name(architecture: str, checkpoint_factory: Factory):
     folder = checkpoint_factory(architecture)
     with pytest.raises(ConfigError, match="cannot be served") as caught:
         load_engine(folder)
@@ -91,7 +83,7 @@ def test_what_cannot_be_served_is_refused_by_name(
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_rows_stay_close_to_float32(dtype: str, checkpoint_factory: Factory) -> None:
+def test_half_precision_rows_stay_close_to_float32(dtype: str, checkpoint_factory: Factory):
     folder = checkpoint_factory("llama", init_std=0.05)
     oracle, engine = load_oracle(folder), load_engine(folder, dtype=dtype)
     tree = TokenTree.of([10, 11, 12], [-1, 0, 0])

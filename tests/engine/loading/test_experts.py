@@ -1,8 +1,6 @@
 """Mixtures of experts on a CPU: experts are plain linear layers to our kernels, and no row changes
 another's bits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,7 +39,7 @@ def load(folder: Path, **settings: Any) -> Engine:
     return load_engine(folder, **{"dtype": "auto", "prefix_cache": False, **settings})
 
 
-def test_a_router_that_widens_its_weight_keeps_its_numbers(checkpoint_factory: Factory) -> None:
+def test_a_router_that_widens_its_weight_keeps_its_numbers(checkpoint_factory: Factory):
     """In a model that stays in bfloat16, as those do whose attention our kernels lack."""
     folder = checkpoint_factory("glm4-moe", init_std=0.05)
     check_near(load_engine(folder, dtype="bfloat16", attention="sdpa"), load_engine(folder))
@@ -58,7 +56,7 @@ def test_a_router_that_widens_its_weight_keeps_its_numbers(checkpoint_factory: F
 )
 def test_experts_have_the_weights_that_are_asked_for_and_what_routes_to_them_stays_wide(
     architecture: str, weights: str, name: str, checkpoint_factory: Factory
-) -> None:
+):
     engine = load(mixture(checkpoint_factory, architecture), weights=weights)
     assert engine.model.weights == name
     assert engine_state(engine).kernels == "packed"
@@ -84,7 +82,7 @@ def test_experts_that_compute_something_else_stay_as_they_are(
     change: Callable[[torch.Tensor], torch.Tensor],
     checkpoint_factory: Factory,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+):
     oracle = load_oracle(mixture(checkpoint_factory, "mixtral"))
     oracle.set_experts_implementation("grouped_mm")
     stacked = type(oracle.model.layers[0].mlp.experts)
@@ -97,14 +95,14 @@ def test_experts_that_compute_something_else_stay_as_they_are(
     assert sum(isinstance(each, Experts) for each in oracle.modules()) == 3
 
 
-def test_experts_with_biases_are_not_ours(checkpoint_factory: Factory) -> None:
+def test_experts_with_biases_are_not_ours(checkpoint_factory: Factory):
     with pytest.raises(ConfigError, match=r"more than plain linear layers \(experts with biases"):
         load(checkpoint_factory("gpt-oss"), dtype="float32", reproducible=True)
 
 
 def test_experts_have_the_same_bits_by_whatever_instructions(
     kernels: Kernels, checkpoint_factory: Factory
-) -> None:
+):
     engine = load(mixture(checkpoint_factory, "qwen2-moe"), weights="int4")
     found = []
     for products in cpp.products():

@@ -1,8 +1,6 @@
 """Weights in few bits: which a configuration gives a model, what it is called then, and what it
 computes."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 from dataclasses import replace
@@ -63,7 +61,7 @@ def load(folder: Path, **settings: Any) -> Engine:
 )
 def test_a_model_has_the_weights_that_are_asked_for_and_is_named_by_them(
     settings: dict[str, Any], weights: str, folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     with caplog.at_level(logging.INFO):
         engine = load(folder, **settings)
     assert engine.model.weights == weights
@@ -76,9 +74,7 @@ def test_a_model_has_the_weights_that_are_asked_for_and_is_named_by_them(
 
 
 @needs_native
-def test_a_file_keeps_its_blocks_unless_other_weights_are_asked_for(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_file_keeps_its_blocks_unless_other_weights_are_asked_for(folder: Path, tmp_path: Path):
     blocks = converted(folder, tmp_path / "blocks", kind=GGMLQuantizationType.Q4_1)
     found = {
         str(settings): load(blocks, **settings).model.weights
@@ -100,7 +96,7 @@ def test_a_file_keeps_its_blocks_unless_other_weights_are_asked_for(
 
 
 @needs_native
-def test_what_rounding_alone_changes_is_no_wrong_product(folder: Path, tmp_path: Path) -> None:
+def test_what_rounding_alone_changes_is_no_wrong_product(folder: Path, tmp_path: Path):
     def roughen(state: dict[str, torch.Tensor]) -> None:
         for name, weight in state.items():
             state[name] = weight.float()
@@ -116,7 +112,7 @@ def test_what_rounding_alone_changes_is_no_wrong_product(folder: Path, tmp_path:
 @pytest.mark.parametrize(("architecture", "kind"), by_day(FEW, [*FEW, *MORE]))
 def test_greedy_text_is_that_of_transformers_with_the_weights_that_they_stand_for(
     architecture: str, kind: str, checkpoint_factory: Factory, tmp_path: Path
-) -> None:
+):
     """Rows go where transformers sends them, by equal shares: 2 of 100 rows stand so near between
     two experts that the rounding of keys to bfloat16 sends them to another one, and then these
     random networks say something else.  Routers themselves are compared in float32, in
@@ -135,7 +131,7 @@ def test_what_few_bits_cannot_hold_stays_wide_with_one_warning(
     folder: Path,
     checkpoint_factory: Factory,
     caplog: pytest.LogCaptureFixture,
-) -> None:
+):
     biased = checkpoint_factory("gpt-oss", dtype=torch.bfloat16)
     cases: list[tuple[Path, dict[str, Any], str]] = [
         (biased, {}, "plain linear layers"),
@@ -156,7 +152,7 @@ def test_without_our_kernels_the_log_check_and_health_say_one_thing(
     checkpoint_factory: Factory,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-) -> None:
+):
     monkeypatch.setattr(native, "load", lambda: None)
     model = checkpoint_factory("llama", dtype=torch.bfloat16)
     config = EngineConfig(model=str(model), device="cpu", weights="int4", num_pages=64)
@@ -172,9 +168,7 @@ def test_without_our_kernels_the_log_check_and_health_say_one_thing(
     assert check_loadable(model, config, is_here=False).weights != told
 
 
-def test_check_says_which_weights_a_model_will_have(
-    folder: Path, checkpoint_factory: Factory
-) -> None:
+def test_check_says_which_weights_a_model_will_have(folder: Path, checkpoint_factory: Factory):
     def told(model: Path, **settings: Any) -> str:
         config = EngineConfig(model=str(model), device="cpu", **settings)
         return check_loadable(model, config, is_here=False).weights
@@ -205,14 +199,12 @@ def test_check_says_which_weights_a_model_will_have(
     ],
     ids=str,
 )
-def test_settings_that_exclude_each_other_are_refused_by_name(
-    keys: dict[str, Any], reason: str
-) -> None:
+def test_settings_that_exclude_each_other_are_refused_by_name(keys: dict[str, Any], reason: str):
     with pytest.raises(ConfigError, match=rf"^target\.engine\.\w+: {reason}"):
         parse(Config, {"target": {"engine": {"model": "x", **keys}}})
 
 
-def test_on_a_gpu_transformers_configuration_is_the_remedy() -> None:
+def test_on_a_gpu_transformers_configuration_is_the_remedy():
     config = EngineConfig(model="x", weights="int4")
     check_few_bits(config, torch.device("cpu"))
     check_few_bits(replace(config, weights="auto"), torch.device("cuda", 0))
@@ -226,7 +218,7 @@ def test_on_a_gpu_transformers_configuration_is_the_remedy() -> None:
 )
 def test_a_package_that_the_first_forward_would_ask_for_is_named_before_anything_loads(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     described = {"quantization_config": {"quant_method": "fp8"}}
     quantised = altered(folder, tmp_path / "quantised", described)
     config = EngineConfig(model=str(quantised), device="cpu")

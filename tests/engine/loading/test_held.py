@@ -1,7 +1,5 @@
 """What is planned of a model's memory on a CPU is what loading takes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -44,7 +42,7 @@ def bytes_of(module: torch.nn.Module) -> int:
 )
 def test_the_weights_and_the_cache_have_the_format_that_is_planned(
     architecture: str, shape: dict[str, Any], weights: str, checkpoint_factory: Factory
-) -> None:
+):
     fields = {"hidden_size": 64, "vocab_size": 4096, **shape}
     folder = checkpoint_factory(architecture, dtype=torch.bfloat16, **fields)
     config = EngineConfig(model=str(folder), device="cpu", num_pages=16, weights=weights)

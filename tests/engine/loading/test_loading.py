@@ -1,7 +1,5 @@
 """From a configuration to an engine, or to an error that says what to change."""
 
-from __future__ import annotations
-
 import logging
 import mmap
 import shutil
@@ -43,7 +41,7 @@ from tests.support.engine.driver import (
 from tests.support.engine.native import needs_native
 
 
-def test_an_engine_states_its_identity_and_limits(llama_folder: Path) -> None:
+def test_an_engine_states_its_identity_and_limits(llama_folder: Path):
     engine = load_engine(llama_folder)
     assert engine.vocab_size == 288
     assert engine.max_context_len == MAX_POSITIONS
@@ -53,17 +51,13 @@ def test_an_engine_states_its_identity_and_limits(llama_folder: Path) -> None:
     assert engine.pages_total == 256
 
 
-def test_a_model_without_a_tokenizer_is_served_without_its_hash(
-    llama_folder: Path, tmp_path: Path
-) -> None:
+def test_a_model_without_a_tokenizer_is_served_without_its_hash(llama_folder: Path, tmp_path: Path):
     for name in ("config.json", "model.safetensors"):
         shutil.copy(llama_folder / name, tmp_path / name)
     assert load_engine(tmp_path).tokenizer_hash == ""
 
 
-def test_missing_weights_are_not_replaced_by_random_ones(
-    llama_folder: Path, tmp_path: Path
-) -> None:
+def test_missing_weights_are_not_replaced_by_random_ones(llama_folder: Path, tmp_path: Path):
     lost = "model.layers.1.mlp.up_proj.weight"
     folder = altered(llama_folder, tmp_path / "incomplete", change=lambda own: own.pop(lost))
     with pytest.raises(ConfigError, match=r"lacks 1 of its weights, model\.layers\.1\.mlp\.up"):
@@ -87,7 +81,7 @@ def test_missing_weights_are_not_replaced_by_random_ones(
 )
 def test_settings_that_cannot_be_served_name_the_key_and_the_remedy(
     llama_folder: Path, settings: dict[str, Any], param: str, message: str
-) -> None:
+):
     with pytest.raises(ConfigError, match=message) as caught:
         load_engine(llama_folder, **settings)
     assert caught.value.param == param
@@ -103,7 +97,7 @@ def test_dtype_auto_is_the_checkpoints_own_unless_the_cpu_can_only_emulate_it(
     monkeypatch: pytest.MonkeyPatch,
     flags: set[str],
     expected: torch.dtype,
-) -> None:
+):
     monkeypatch.setattr(device, "cpu_flags", lambda: frozenset(flags))
     folder = checkpoint_factory("llama", dtype=torch.bfloat16)
     engine = load_engine(folder, dtype="auto", device="cpu")
@@ -112,14 +106,14 @@ def test_dtype_auto_is_the_checkpoints_own_unless_the_cpu_can_only_emulate_it(
     assert {layer.dtype for layer in named.layers} == {torch.bfloat16}
 
 
-def test_a_device_map_spreads_one_process(llama_folder: Path) -> None:
+def test_a_device_map_spreads_one_process(llama_folder: Path):
     engine = load_engine(llama_folder, device_map="auto")
     found = rows(run(engine, Work("a", 0, prompt(9))))
     expected = last_logits(load_oracle(llama_folder), prompt(9))
     torch.testing.assert_close(found[0].cpu(), expected, atol=2e-5, rtol=2e-5)
 
 
-def test_sliding_windows_are_learned_from_the_masks(checkpoint_factory: Factory) -> None:
+def test_sliding_windows_are_learned_from_the_masks(checkpoint_factory: Factory):
     windows = {
         name: [layer.window for layer in load_engine(checkpoint_factory(name)).layers]
         for name in ("llama", "mistral-sliding", "gemma3", "phimoe")
@@ -132,9 +126,7 @@ def test_sliding_windows_are_learned_from_the_masks(checkpoint_factory: Factory)
     }
 
 
-def test_the_self_check_refuses_attention_it_does_not_know(
-    llama_folder: Path, tmp_path: Path
-) -> None:
+def test_the_self_check_refuses_attention_it_does_not_know(llama_folder: Path, tmp_path: Path):
     """A Llama that biases scores by distance outside the attention function."""
     folder = altered(llama_folder, tmp_path / "biased", {"model_type": "biased_llama"})
     AutoConfig.register("biased_llama", BiasedLlamaConfig)
@@ -157,7 +149,7 @@ class BiasedLlamaForCausalLM(LlamaForCausalLM):
         return super().forward(inputs_embeds=mixed, **kwargs)
 
 
-def test_python_code_of_a_checkpoint_is_never_run(llama_folder: Path, tmp_path: Path) -> None:
+def test_python_code_of_a_checkpoint_is_never_run(llama_folder: Path, tmp_path: Path):
     names = {"AutoConfig": "modeling.Config", "AutoModelForCausalLM": "modeling.Model"}
     described = {"model_type": "of_its_own", "auto_map": names}
     folder, ran = altered(llama_folder, tmp_path / "own", described), tmp_path / "ran"
@@ -170,7 +162,7 @@ def test_python_code_of_a_checkpoint_is_never_run(llama_folder: Path, tmp_path: 
 @pytest.mark.parametrize("has_kernels", [True, False])
 def test_threads_are_as_configured_or_as_many_as_lose_nothing(
     has_kernels: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     native = Mock(num_threads=0) if has_kernels else None
     monkeypatch.setattr(kernels, "load", lambda: native)
     before = torch.get_num_threads()
@@ -188,7 +180,7 @@ def test_threads_are_as_configured_or_as_many_as_lose_nothing(
 
 @by_night
 @needs_native
-def test_loading_never_holds_the_weights_three_times(checkpoint_factory: Factory) -> None:
+def test_loading_never_holds_the_weights_three_times(checkpoint_factory: Factory):
     """The file, the model, and of one layer at a time what becomes of it."""
     fields = {
         "hidden_size": 768,
@@ -211,7 +203,7 @@ def test_loading_never_holds_the_weights_three_times(checkpoint_factory: Factory
 @pytest.mark.parametrize("architecture", ["llama", "gemma2"])
 def test_beside_another_engine_it_is_the_same_model_and_torchs_default_stays(
     architecture: str, checkpoint_factory: Factory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     """The default is one for all threads: what a step makes meanwhile would be of half the size."""
     folder = checkpoint_factory(architecture, dtype=torch.bfloat16)
     config = EngineConfig(model=str(folder), device="cpu", dtype="bfloat16", num_pages=16)
@@ -232,7 +224,7 @@ def test_beside_another_engine_it_is_the_same_model_and_torchs_default_stays(
 
 def test_how_much_of_the_weights_is_mapped_and_read_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     said = threading.Event()
 
     class Listener(logging.Handler):

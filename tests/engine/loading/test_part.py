@@ -1,7 +1,5 @@
 """Some layers of a model compute what a model of them alone would, with the same tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,7 +50,7 @@ def stepped(engine: Engine, text: TokenArray) -> torch.Tensor:
     return found
 
 
-def test_the_whole_model_goes_on_as_before_by_turns(folder: Path, whole: LoadedModel) -> None:
+def test_the_whole_model_goes_on_as_before_by_turns(folder: Path, whole: LoadedModel):
     all_of_it = tuple(range(len(whole.layers)))
     engine = Engine(settings(folder), whole)
     before = stepped(engine, TEXT)
@@ -64,7 +62,7 @@ def test_the_whole_model_goes_on_as_before_by_turns(folder: Path, whole: LoadedM
     torch.testing.assert_close(before[0], plain(folder, all_of_it, TEXT), rtol=1e-4, atol=1e-4)
 
 
-def test_no_tensor_is_copied(whole: LoadedModel) -> None:
+def test_no_tensor_is_copied(whole: LoadedModel):
     part = part_of(whole, (0, 2))
     held = {each.data_ptr() for each in tensors(whole.module)}
     assert {each.data_ptr() for each in tensors(part.module)} <= held
@@ -75,7 +73,7 @@ def tensors(module: torch.nn.Module) -> list[torch.Tensor]:
     return [*module.parameters(), *module.buffers()]
 
 
-def test_a_model_whose_layers_stand_nowhere_together_is_refused(whole: LoadedModel) -> None:
+def test_a_model_whose_layers_stand_nowhere_together_is_refused(whole: LoadedModel):
     hidden = LoadedModel(
         torch.nn.Linear(2, 2), whole.source, "Odd", whole.layers, whole.device, 8, 8, (), 0
     )
@@ -85,7 +83,7 @@ def test_a_model_whose_layers_stand_nowhere_together_is_refused(whole: LoadedMod
 
 def test_layers_that_read_the_keys_of_others_cannot_be_taken_apart(
     checkpoint_factory: Factory,
-) -> None:
+):
     model = load_model(settings(checkpoint_factory("gemma4")))
     with pytest.raises(ConfigError, match="some read the keys and values of others; remove the"):
         part_of(model, (0, 1, 2))

@@ -1,7 +1,5 @@
 """Of models of images and text the text's part is served, as a causal model of its own."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -38,7 +36,7 @@ def settings(folder: Path) -> EngineConfig:
 @pytest.mark.parametrize("architecture", BY_TEXT)
 def test_the_part_is_described_and_the_rest_not_loaded(
     architecture: str, checkpoint_factory: Factory
-) -> None:
+):
     folder = checkpoint_factory(architecture, dtype=torch.bfloat16)
     described = check_loadable(folder, settings(folder), is_here=True)
     assert described.architecture == CLASSES[architecture]
@@ -55,14 +53,14 @@ def test_the_part_is_described_and_the_rest_not_loaded(
 
 @needs_native
 @pytest.mark.parametrize("architecture", ["mistral3", "qwen3-vl"])
-def test_our_kernels_take_it_as_any_other(architecture: str, checkpoint_factory: Factory) -> None:
+def test_our_kernels_take_it_as_any_other(architecture: str, checkpoint_factory: Factory):
     assert load_engine(checkpoint_factory(architecture)).model.native is not None
 
 
 @pytest.mark.parametrize("architecture", ["gemma3-vision", "mistral3-tied"])
 def test_a_weight_of_the_part_that_lacks_is_told_before_it_loads(
     architecture: str, checkpoint_factory: Factory, tmp_path: Path
-) -> None:
+):
     def lose(stored: dict[str, torch.Tensor]) -> None:
         del stored[next(each for each in stored if each.endswith("layers.1.mlp.up_proj.weight"))]
 
@@ -73,7 +71,7 @@ def test_a_weight_of_the_part_that_lacks_is_told_before_it_loads(
 
 def test_an_output_layer_that_only_the_weights_tell_of_is_kept(
     checkpoint_factory: Factory, tmp_path: Path
-) -> None:
+):
     """Configurations of Mistral 3 leave out that it is not tied."""
     folder = checkpoint_factory("mistral3")
     engine = load_engine(altered(folder, tmp_path / "model", {"tie_word_embeddings": True}))
@@ -81,7 +79,7 @@ def test_an_output_layer_that_only_the_weights_tell_of_is_kept(
     check_text(engine, load_oracle(folder), prompt(9), 12)
 
 
-def test_the_whole_need_not_be_buildable(checkpoint_factory: Factory, tmp_path: Path) -> None:
+def test_the_whole_need_not_be_buildable(checkpoint_factory: Factory, tmp_path: Path):
     """Gemma 3n sees by a package of its own, which its text does without."""
     source = checkpoint_factory("gemma3n")
     folder = Path(shutil.copytree(source, tmp_path / "model"))
@@ -97,7 +95,7 @@ def test_the_whole_need_not_be_buildable(checkpoint_factory: Factory, tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["InternVLConfig", "Qwen3VLMoeConfig", "Glm4vMoeConfig"])
-def test_others_are_refused_by_name(name: str, tmp_path: Path) -> None:
+def test_others_are_refused_by_name(name: str, tmp_path: Path):
     config = getattr(transformers, name)()
     config.save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=rf"{name} .*no causal language model for it"):

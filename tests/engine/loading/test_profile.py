@@ -1,7 +1,5 @@
 """What an engine finds out of its own steps before it serves."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -61,7 +59,7 @@ def profiled(engine: Clocked, max_rows: int) -> StepProfile:
     return found
 
 
-def test_the_profile_is_what_steps_take_by_their_rows_once_warm() -> None:
+def test_the_profile_is_what_steps_take_by_their_rows_once_warm():
     engine = Clocked()
     found = profiled(engine, 64)
     assert found.rows == (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 64)
@@ -71,7 +69,7 @@ def test_the_profile_is_what_steps_take_by_their_rows_once_warm() -> None:
 
 def test_the_profile_goes_as_far_as_a_gpus_graphs_and_on_a_cpu_half_as_far(
     llama_folder: Path,
-) -> None:
+):
     engine = Clocked(row_s=1e-5)
     found = profiled(engine, 2048)
     assert found.rows[-3:] == (256, 384, WIDTHS[-1])
@@ -80,24 +78,24 @@ def test_the_profile_goes_as_far_as_a_gpus_graphs_and_on_a_cpu_half_as_far(
     assert served.rows[-1] <= 256
 
 
-def test_it_ends_in_time_and_says_what_it_knows_by_then() -> None:
+def test_it_ends_in_time_and_says_what_it_knows_by_then():
     engine = Clocked(slow_from=1)
     found = profiled(engine, 256)
     assert found.rows == (1, 32)
     assert engine.sizes == [1, 32, 1, 32]
 
 
-def test_sizes_that_the_cache_has_no_room_for_are_left_out() -> None:
+def test_sizes_that_the_cache_has_no_room_for_are_left_out():
     engine = Clocked(max_nodes=20)
     found = profiled(engine, 256)
     assert found.rows[-1] == 20
 
 
-def test_an_engine_without_room_for_anything_has_none() -> None:
+def test_an_engine_without_room_for_anything_has_none():
     assert profile_steps(Clocked(max_nodes=-1), 64) is None
 
 
-def test_a_real_engine_is_left_as_it_was(llama_folder: Path) -> None:
+def test_a_real_engine_is_left_as_it_was(llama_folder: Path):
     engine, other = load_engine(llama_folder), load_engine(llama_folder)
     found = engine.profile_steps()
     assert found is not None

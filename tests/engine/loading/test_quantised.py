@@ -1,7 +1,5 @@
 """Where packages are missing, quantised models are refused by name; no ImportError is seen."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -106,7 +104,7 @@ def stored(checkpoint: Path, folder: Path, method: str, **fields: Any) -> Path:
 @pytest.mark.parametrize("method", ["mxfp4", "fp8"])
 def test_what_transformers_widens_is_said_and_counted(
     method: str, checkpoint_factory: Factory, tmp_path: Path
-) -> None:
+):
     folder = stored(checkpoint_factory("llama"), tmp_path / "model", method)
     config = EngineConfig(model=str(folder), device="cpu")
     described = check_loadable(folder, config, is_here=True)
@@ -121,7 +119,7 @@ def test_what_transformers_widens_is_said_and_counted(
 @pytest.mark.usefixtures("without_packages")
 def test_blocks_of_eight_bits_are_widened_whatever_their_scales_are(
     checkpoint_factory: Factory, tmp_path: Path
-) -> None:
+):
     """DeepSeek's are of float32, and the other weights of bfloat16."""
     plain = altered(checkpoint_factory("llama"), tmp_path / "plain")
     narrow = altered(plain, tmp_path / "narrow", {"dtype": "bfloat16"})
@@ -148,7 +146,7 @@ def test_blocks_of_eight_bits_are_widened_whatever_their_scales_are(
 @pytest.mark.parametrize("method", sorted(AUTO_QUANTIZATION_CONFIG_MAPPING))
 def test_every_method_is_served_or_refused_in_words(
     method: str, checkpoint_factory: Factory, tmp_path: Path, *, asked: bool
-) -> None:
+):
     settings = {"quantization": fields_of(method)} if asked else {}
     plain = checkpoint_factory("llama")
     folder = plain if asked else stored(plain, tmp_path / "model", method)

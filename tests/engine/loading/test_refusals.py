@@ -1,7 +1,5 @@
 """What cannot be served is refused by its configuration, and before any weight loads."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +39,7 @@ REASONS = {
 
 
 @pytest.mark.parametrize(("name", "reason"), REASONS.items())
-def test_other_models_are_refused_with_their_reason(name: str, reason: str) -> None:
+def test_other_models_are_refused_with_their_reason(name: str, reason: str):
     config = getattr(transformers, name)()
 
     with pytest.raises(ConfigError, match=reason) as raised:
@@ -51,7 +49,7 @@ def test_other_models_are_refused_with_their_reason(name: str, reason: str) -> N
     assert raised.value.param == "model"
 
 
-def test_a_hybrid_model_is_refused_before_its_weights_are_looked_for(tmp_path: Path) -> None:
+def test_a_hybrid_model_is_refused_before_its_weights_are_looked_for(tmp_path: Path):
     transformers.BambaConfig(num_hidden_layers=4).save_pretrained(tmp_path)
 
     with pytest.raises(ConfigError, match="linear_attention keep a recurrent state"):
@@ -60,7 +58,7 @@ def test_a_hybrid_model_is_refused_before_its_weights_are_looked_for(tmp_path: P
 
 def test_an_architecture_that_came_later_is_refused_with_the_version_it_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     installed = Version(transformers.__version__)
     for name, since in SINCE.items():
         assert (name in CONFIG_MAPPING) == (installed >= Version(since))
@@ -80,7 +78,7 @@ def _gemma(**full_attention: Any) -> Any:
     )
 
 
-def test_a_rope_of_one_type_of_layer_bounds_the_context() -> None:
+def test_a_rope_of_one_type_of_layer_bounds_the_context():
     factors = {"rope_type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 2048}
     config = _gemma(**factors)
 
@@ -92,7 +90,7 @@ def test_a_rope_of_one_type_of_layer_bounds_the_context() -> None:
     assert context_limit(_gemma(rope_type="linear", factor=8.0), 8192) == 8192
 
 
-def test_a_rope_inside_a_text_config_bounds_the_context(tmp_path: Path) -> None:
+def test_a_rope_inside_a_text_config_bounds_the_context(tmp_path: Path):
     text = _gemma(rope_type="dynamic", factor=2.0, original_max_position_embeddings=512)
     full = transformers.Gemma3Config(text_config=text)
     full.save_pretrained(tmp_path)
@@ -101,7 +99,7 @@ def test_a_rope_inside_a_text_config_bounds_the_context(tmp_path: Path) -> None:
     assert context_limit(config.get_text_config(decoder=True), 0) == 512
 
 
-def test_a_scaling_of_the_older_form_bounds_the_context() -> None:
+def test_a_scaling_of_the_older_form_bounds_the_context():
     config = transformers.PretrainedConfig(max_position_embeddings=4096)
     config.rope_parameters = None
     config.rope_scaling = {"type": "longrope", "original_max_position_embeddings": 1024}

@@ -1,7 +1,5 @@
 """`reproducible: true`: a row's logits depend on its own prefix alone, to the bit."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,7 +63,7 @@ def plainly(engine: Engine, text: np.ndarray, start: int) -> torch.Tensor:
     return torch.cat(found)
 
 
-def test_a_path_of_a_tree_gives_the_bits_of_plain_decoding(engine: Engine) -> None:
+def test_a_path_of_a_tree_gives_the_bits_of_plain_decoding(engine: Engine):
     text = prompt(LENGTH)
     expected = plainly(engine, text, LENGTH - 20)
     for depth in (1, 2, 5, 12, 20):
@@ -84,7 +82,7 @@ def test_a_path_of_a_tree_gives_the_bits_of_plain_decoding(engine: Engine) -> No
         assert torch.equal(wanted, expected[: depth + 1]), depth
 
 
-def test_a_prompts_chunks_and_neighbours_change_no_bit(engine: Engine) -> None:
+def test_a_prompts_chunks_and_neighbours_change_no_bit(engine: Engine):
     text = prompt(LENGTH)
     expected = rows(run(engine, Work("alone", 0, text)))[-1]
     engine.release("alone")
@@ -105,7 +103,7 @@ def test_a_prompts_chunks_and_neighbours_change_no_bit(engine: Engine) -> None:
             engine.release(name)
 
 
-def test_a_rows_place_among_many_changes_no_bit(engine: Engine) -> None:
+def test_a_rows_place_among_many_changes_no_bit(engine: Engine):
     text = prompt(40)
     expected = plainly(engine, text, 39)[-1]
     for count in (1, 2, 5, 6, 7, 12, 13, 30):
@@ -123,7 +121,7 @@ def test_a_rows_place_among_many_changes_no_bit(engine: Engine) -> None:
             engine.release(output.request_id)
 
 
-def test_targets_on_other_processors_are_built_alike(engine: Engine) -> None:
+def test_targets_on_other_processors_are_built_alike(engine: Engine):
     """So that they may serve the same texts; where torch computes a part, the build must be one."""
     native = kernels.load()
     assert native is not None
@@ -143,14 +141,14 @@ def test_what_cannot_be_reproducible_is_refused(
     settings: dict[str, str],
     remedy: str,
     checkpoint_factory: Factory,
-) -> None:
+):
     with pytest.raises(ConfigError, match=remedy):
         load_engine(checkpoint_factory("llama", **fields), reproducible=True, **settings)
 
 
 def test_without_a_compiler_it_is_refused_with_the_remedy(
     llama_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setattr(kernels, "load", lambda: None)
     with pytest.raises(ConfigError, match=r"apt install g\+\+"):
         load_engine(llama_folder, reproducible=True)

@@ -1,7 +1,5 @@
 """A replica waits for the memory of the one whose place it takes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,15 +47,13 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineConfig:
     return EngineConfig(model=str(tmp_path), device="cuda:0")
 
 
-def test_it_waits_until_the_other_has_ended(
-    config: EngineConfig, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_it_waits_until_the_other_has_ended(config: EngineConfig, caplog: pytest.LogCaptureFixture):
     assert 7.0 <= Card(7.0).await_room(config) < 8.0
     assert "waiting for memory of the GPU, 60 s at most" in caplog.text
     assert "missing_gb=12.0" in caplog.text
 
 
-def test_it_waits_a_minute_and_then_lets_loading_say_what_is_missing(config: EngineConfig) -> None:
+def test_it_waits_a_minute_and_then_lets_loading_say_what_is_missing(config: EngineConfig):
     assert 60.0 <= Card(1000.0).await_room(config) < 61.0
 
 
@@ -70,13 +66,11 @@ def test_it_waits_a_minute_and_then_lets_loading_say_what_is_missing(config: Eng
         {"device": "cpu"},
     ],
 )
-def test_what_has_room_does_not_wait(config: EngineConfig, settings: dict[str, object]) -> None:
+def test_what_has_room_does_not_wait(config: EngineConfig, settings: dict[str, object]):
     assert Card(7.0).await_room(replace(config, **settings)) == 0.0
 
 
-def test_a_target_waits_before_it_is_loaded(
-    config: EngineConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_target_waits_before_it_is_loaded(config: EngineConfig, monkeypatch: pytest.MonkeyPatch):
     class Waited(Exception):
         pass
 

@@ -1,7 +1,5 @@
 """The check at load accepts what is right but for rounding, and nothing that lacks a layer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +29,7 @@ def decoder_layers(engine: Engine) -> list[Any]:
 
 @needs_native
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_native_layer_with_anothers_weights_is_refused(dtype: str) -> None:
+def test_a_native_layer_with_anothers_weights_is_refused(dtype: str):
     engine = load_engine(TRAINED, dtype=dtype)
     assert engine.model.native is not None
     self_check.check(engine, engine.model)
@@ -42,7 +40,7 @@ def test_a_native_layer_with_anothers_weights_is_refused(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_step_that_skips_a_layer_is_refused(dtype: str) -> None:
+def test_a_step_that_skips_a_layer_is_refused(dtype: str):
     engine = load_engine(TRAINED, dtype=dtype, attention="sdpa")
     self_check.check(engine, engine.model)
 
@@ -55,9 +53,7 @@ def test_a_step_that_skips_a_layer_is_refused(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("attention", ["auto", "sdpa"])
-def test_rounding_in_a_deep_random_network_is_accepted(
-    attention: str, checkpoint_factory: Factory
-) -> None:
+def test_rounding_in_a_deep_random_network_is_accepted(attention: str, checkpoint_factory: Factory):
     folder = checkpoint_factory("llama", head_dim=16, num_hidden_layers=24, init_std=0.1)
     engine = load_engine(folder, dtype="bfloat16", attention=attention)
     assert {layer.dtype for layer in engine.layers} == {torch.bfloat16}
@@ -82,7 +78,7 @@ def long_folder(checkpoint_factory: Factory) -> Path:
     return checkpoint_factory("gemma3", sliding_window=100, max_position_embeddings=2048)
 
 
-def test_in_coarse_formats_both_forwards_are_measured_against_float32(long_folder: Path) -> None:
+def test_in_coarse_formats_both_forwards_are_measured_against_float32(long_folder: Path):
     engine = plain_engine(long_folder, num_pages=512)
     before = [parameter.data_ptr() for parameter in engine.model.module.parameters()]
     found = self_check.distances(engine, engine.model, is_long=True)
@@ -95,9 +91,7 @@ def test_in_coarse_formats_both_forwards_are_measured_against_float32(long_folde
     assert engine.pages_in_use == 0
 
 
-def test_the_pages_of_the_long_case_lie_apart(
-    long_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_pages_of_the_long_case_lie_apart(long_folder: Path, monkeypatch: pytest.MonkeyPatch):
     engine = plain_engine(long_folder, num_pages=512)
     slots: list[Any] = []
     release = engine.release
@@ -116,7 +110,7 @@ def test_the_pages_of_the_long_case_lie_apart(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_what_only_a_long_text_shows_is_refused(dtype: str, long_folder: Path) -> None:
+def test_what_only_a_long_text_shows_is_refused(dtype: str, long_folder: Path):
     engine = plain_engine(long_folder, num_pages=512)
     if dtype == "float32":
         engine = load_engine(long_folder, num_pages=512, attention="sdpa")
@@ -142,6 +136,6 @@ def test_what_only_a_long_text_shows_is_refused(dtype: str, long_folder: Path) -
     assert found["long"].deviation > found["long"].bound
 
 
-def test_an_engine_without_room_for_a_long_text_has_the_short_case(llama_folder: Path) -> None:
+def test_an_engine_without_room_for_a_long_text_has_the_short_case(llama_folder: Path):
     engine = plain_engine(llama_folder)
     assert list(self_check.distances(engine, engine.model, is_long=True)) == ["short"]

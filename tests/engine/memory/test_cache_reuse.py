@@ -2,8 +2,6 @@
 
 Where layers have a window, they hold the pages of the window and no others."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 
@@ -82,7 +80,7 @@ def check_most(cached: Checked, num_rows: int, length: int) -> None:
             assert most <= most_pages(num_rows)
 
 
-def test_long_texts_hold_the_pages_of_their_windows(make: Make) -> None:
+def test_long_texts_hold_the_pages_of_their_windows(make: Make):
     for generator in (None, np.random.default_rng(3)):
         cached = make(max_batch_tokens=16)
         texts = cached.texts({"a": prompt(9)}, 90)
@@ -94,7 +92,7 @@ def test_long_texts_hold_the_pages_of_their_windows(make: Make) -> None:
         assert not any(cached.held)
 
 
-def test_a_prefix_hit_saves_rows_and_changes_nothing(cached: Checked) -> None:
+def test_a_prefix_hit_saves_rows_and_changes_nothing(cached: Checked):
     shared, tree = prompt(30, seed=1), TokenTree.of([5, 6, 7], [-1, 0, -1])
     cached.run("first", 0, joined(shared, prompt(9, seed=2)))
     cached.run("second", 0, joined(shared, prompt(7, seed=3)), tree)
@@ -104,7 +102,7 @@ def test_a_prefix_hit_saves_rows_and_changes_nothing(cached: Checked) -> None:
     assert cached.engine.last_step.num_rows == 37 - hits + 3
 
 
-def test_a_prefix_hit_needs_the_pages_of_the_last_window_only(make: Make) -> None:
+def test_a_prefix_hit_needs_the_pages_of_the_last_window_only(make: Make):
     """Also where the cache has long evicted those of the text's beginning."""
     for num_pages in (256, 14):
         cached = make(max_batch_tokens=16)
@@ -119,21 +117,21 @@ def test_a_prefix_hit_needs_the_pages_of_the_last_window_only(make: Make) -> Non
             assert held == 28 if window is None else held <= most_pages(7 + len(TREE))
 
 
-def test_a_text_behind_a_prefix_hit_may_end_anywhere_in_it(make: Make) -> None:
+def test_a_text_behind_a_prefix_hit_may_end_anywhere_in_it(make: Make):
     cached = make(max_batch_tokens=16)
     cached.run("first", 0, prompt(100))
     for length in (99, 80, 61, 12, 3):
         cached.run("second", 0, joined(prompt(length + 1)[:length], prompt(4, seed=length)))
 
 
-def test_another_tenant_finds_no_prefix_and_gets_the_same_rows(plain: Checked) -> None:
+def test_another_tenant_finds_no_prefix_and_gets_the_same_rows(plain: Checked):
     plain.run("first", 0, prompt(24), tenant=b"a")
     for tenant in (b"", b"b", b"a"):
         plain.run(f"of {tenant!r}", 0, prompt(24), tenant=tenant)
         assert plain.engine.last_step.num_prefix_hit_tokens == (20 if tenant == b"a" else 0)
 
 
-def test_a_request_that_opens_again_for_another_tenant_keeps_nothing(plain: Checked) -> None:
+def test_a_request_that_opens_again_for_another_tenant_keeps_nothing(plain: Checked):
     plain.run("a", 0, prompt(24), tenant=b"a")
     plain.run("a", 0, prompt(24), tenant=b"b")
     assert plain.engine.last_step.num_rows == 24
@@ -141,7 +139,7 @@ def test_a_request_that_opens_again_for_another_tenant_keeps_nothing(plain: Chec
     assert plain.engine.last_step.num_prefix_hit_tokens == 20
 
 
-def test_samples_of_one_prompt_share_its_pages_and_part_ways(cached: Checked) -> None:
+def test_samples_of_one_prompt_share_its_pages_and_part_ways(cached: Checked):
     names = [f"sample-{index}" for index in range(4)]
     for name in names:
         cached.engine.submit(Work(name, 0, prompt(42)))
@@ -155,7 +153,7 @@ def test_samples_of_one_prompt_share_its_pages_and_part_ways(cached: Checked) ->
         cached.run(name, 41, joined(prompt(42)[:41], prompt(4, seed=index)))
 
 
-def test_committed_drafts_enter_the_prefix_cache_and_live_nodes_do_not(cached: Checked) -> None:
+def test_committed_drafts_enter_the_prefix_cache_and_live_nodes_do_not(cached: Checked):
     drafts = [5, 6, 7, 8, 9, 10]
     cached.run("a", 0, prompt(8), TokenTree.chain(drafts))
     cached.engine.retain("a", [0, 1, 2, 3], [4])
@@ -166,7 +164,7 @@ def test_committed_drafts_enter_the_prefix_cache_and_live_nodes_do_not(cached: C
     assert cached.engine.last_step.num_prefix_hit_tokens == hits
 
 
-def test_a_rollback_to_before_the_window_asks_for_the_text_again(cached: Checked) -> None:
+def test_a_rollback_to_before_the_window_asks_for_the_text_again(cached: Checked):
     text, has_windows = prompt(60), any(cached.windows)
     cached.run("a", 0, text)
     cached.run("a", 56, joined(text[:56], [9]))
@@ -184,13 +182,13 @@ def test_a_rollback_to_before_the_window_asks_for_the_text_again(cached: Checked
     cached.run("a", 0, text[:20], TREE)
 
 
-def test_a_text_sent_again_from_its_start_may_differ_anywhere(make: Make) -> None:
+def test_a_text_sent_again_from_its_start_may_differ_anywhere(make: Make):
     cached = make(prefix_cache=False)
     cached.run("a", 0, prompt(60))
     cached.run("a", 0, joined(prompt(20), prompt(9, seed=1)))
 
 
-def test_a_rollback_into_a_shared_page_leaves_the_other_sharer_alone(cached: Checked) -> None:
+def test_a_rollback_into_a_shared_page_leaves_the_other_sharer_alone(cached: Checked):
     text = prompt(44)
     for name in "ab":
         cached.run(name, 0, text)
@@ -205,20 +203,20 @@ def test_a_rollback_into_a_shared_page_leaves_the_other_sharer_alone(cached: Che
     cached.run("a", 44, joined(text, prompt(1, seed=7)), TREE)
 
 
-def test_tokens_resent_although_cached_are_not_computed_again(plain: Checked) -> None:
+def test_tokens_resent_although_cached_are_not_computed_again(plain: Checked):
     plain.run("a", 0, prompt(30))
     plain.run("a", 10, prompt(30))
     assert plain.engine.last_step.num_rows == 1
 
 
-def test_a_shortage_is_answered_with_what_is_held(plain: Checked) -> None:
+def test_a_shortage_is_answered_with_what_is_held(plain: Checked):
     assert plain.run("a", 5, prompt(8)).have_len == 0
     plain.run("a", 0, prompt(10))
     assert plain.run("a", 12, prompt(15)).have_len == 10
     assert plain.engine.cached_len("a") == 10
 
 
-def test_lost_nodes_are_answered_with_the_whole_context(plain: Checked) -> None:
+def test_lost_nodes_are_answered_with_the_whole_context(plain: Checked):
     text, tree = prompt(10), TokenTree.of([5, 6], [-1, 0])
     plain.run("a", 0, text)
     assert plain.run("a", 10, text, tree, num_cached_nodes=1).have_len == 10
@@ -228,7 +226,7 @@ def test_lost_nodes_are_answered_with_the_whole_context(plain: Checked) -> None:
     plain.run("a", 10, text, tree)
 
 
-def test_retained_paths_of_random_trees_serve_later_rows(make: Make) -> None:
+def test_retained_paths_of_random_trees_serve_later_rows(make: Make):
     """Twenty rounds of commit and survival in one sequence, of which pages are released.
 
     A text before it gives its pages other numbers in each kind of layer, so that a path that reads

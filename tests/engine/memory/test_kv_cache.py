@@ -1,8 +1,6 @@
 """The cache's memory: taken page by page on a CPU, shared with a draft head's layers, and moved in
 when somebody reads."""
 
-from __future__ import annotations
-
 import resource
 from pathlib import Path
 
@@ -33,7 +31,7 @@ ALIKE = [LayerSpec(4, 64, torch.bfloat16, CPU)] * 8
 @given(st.lists(st.tuples(st.integers(0, 1), SLOTS, SLOTS), max_size=6))
 def test_moves_that_wait_are_those_made_one_by_one(
     moves: list[tuple[int, list[int], list[int]]],
-) -> None:
+):
     cache = KVCache(LAYERS, [NUM_SLOTS // 4 - 1] * 2, 4)
     expected = [np.arange(NUM_SLOTS), np.arange(NUM_SLOTS)]
     for layer in cache.layers:
@@ -48,7 +46,7 @@ def test_moves_that_wait_are_those_made_one_by_one(
         assert torch.equal(layer[:, 1, 0, 0], torch.from_numpy(expected[group]).float())
 
 
-def test_pages_of_a_draft_heads_layers_cost_memory_like_the_others(llama_folder: Path) -> None:
+def test_pages_of_a_draft_heads_layers_cost_memory_like_the_others(llama_folder: Path):
     """That its rows are where the page table says is shown with the heads themselves."""
     plain = load_engine(llama_folder)
     engine = Engine(plain.config, plain.model, extra_layers=HEAD)
@@ -66,7 +64,7 @@ def resident_bytes() -> int:
     return pages * resource.getpagesize()
 
 
-def test_pages_that_nobody_has_used_take_no_memory() -> None:
+def test_pages_that_nobody_has_used_take_no_memory():
     num_pages = 4096
     num_bytes = len(ALIKE) * num_pages * 16 * 2 * 4 * 64 * 2
     before = resident_bytes()
@@ -79,7 +77,7 @@ def test_pages_that_nobody_has_used_take_no_memory() -> None:
     assert resident_bytes() - before < num_bytes // 8
 
 
-def test_a_page_that_nobody_has_written_to_is_zeros() -> None:
+def test_a_page_that_nobody_has_written_to_is_zeros():
     cache = KVCache(ALIKE, [64], 16)
     assert not any(layer.count_nonzero() for layer in cache.layers)
     cache.layers[3][5] = 2.0

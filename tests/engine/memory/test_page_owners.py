@@ -1,7 +1,5 @@
 """Pages are never lost, never held twice, and every slot holds the token it should."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -208,7 +206,7 @@ def write(page_owners: PageOwners, name: str, tokens: Iterable[int]) -> Sequence
     return sequence
 
 
-def test_the_least_recently_used_page_goes_first_and_children_before_parents() -> None:
+def test_the_least_recently_used_page_goes_first_and_children_before_parents():
     cache = KVCache([LAYER], [4], 1)
     page_owners = PageOwners(cache, EngineConfig())
     for name, tokens in (("old", [1, 2]), ("new", [3, 4])):
@@ -223,7 +221,7 @@ def test_the_least_recently_used_page_goes_first_and_children_before_parents() -
     assert page_owners.adopt_prefix(probe, token_array([3, 4, 9])) == 2
 
 
-def test_an_entry_gets_its_page_back_from_who_computes_it_again() -> None:
+def test_an_entry_gets_its_page_back_from_who_computes_it_again():
     page_owners = PageOwners(KVCache([replace(LAYER, window=2)], [4], 1), EngineConfig())
     for name in ("first", "second"):
         write(page_owners, name, range(8))

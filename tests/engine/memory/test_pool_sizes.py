@@ -1,8 +1,6 @@
 """The memory of the cache is divided so that both kinds of layers serve the same texts, and what a
 GPU keeps free beside it is what the widest step takes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -43,7 +41,7 @@ def in_layers(num_pages: tuple[int, ...], layers: list[LayerSpec]) -> int:
 @pytest.mark.parametrize("num_pages", [1, 9, 64, 333, 1000, 7000])
 def test_the_division_takes_the_memory_of_as_many_pages_in_every_layer(
     layers: list[LayerSpec], num_pages: int
-) -> None:
+):
     found = derive_num_pages(config(num_pages=num_pages), layers, 4096, 0)
     assert in_layers(found, layers) <= num_pages * len(layers)
     # What is left is less than a page of the full layers.
@@ -52,7 +50,7 @@ def test_the_division_takes_the_memory_of_as_many_pages_in_every_layer(
 
 
 @pytest.mark.parametrize("num_pages", [40, 60, 100, 200])
-def test_the_longest_text_is_never_short_of_a_windows_pages(num_pages: int) -> None:
+def test_the_longest_text_is_never_short_of_a_windows_pages(num_pages: int):
     """However many texts may run besides, as long as it fits by itself."""
     for num_running in (1, 64, 1000):
         settings = config(num_pages=num_pages, max_running_sequences=num_running)
@@ -61,7 +59,7 @@ def test_the_longest_text_is_never_short_of_a_windows_pages(num_pages: int) -> N
         assert windowed >= (WINDOW + 2 * 32) // PAGE_SIZE + 3
 
 
-def test_memory_that_is_too_small_for_the_longest_text_serves_as_long_a_one_as_can_be() -> None:
+def test_memory_that_is_too_small_for_the_longest_text_serves_as_long_a_one_as_can_be():
     full, windowed = derive_num_pages(config(num_pages=20), MIXED, 2048, 0)
     assert windowed == (WINDOW + 2 * 32) // PAGE_SIZE + 3
     assert full == 20 * 6 - 5 * windowed
@@ -69,7 +67,7 @@ def test_memory_that_is_too_small_for_the_longest_text_serves_as_long_a_one_as_c
     assert derive_num_pages(config(num_pages=9), MIXED, 2048, 0) == (9, 9)
 
 
-def test_layers_on_several_devices_fit_each_of_them() -> None:
+def test_layers_on_several_devices_fit_each_of_them():
     """The one with most of the full layers is the first to be full."""
     other = torch.device("meta")
     layers = [*MIXED, *(replace(FULL, device=other),) * 2, replace(WINDOWED, device=other)]
@@ -81,7 +79,7 @@ def test_layers_on_several_devices_fit_each_of_them() -> None:
 
 def test_pages_on_a_cpu_are_what_the_running_texts_can_use(
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+):
     wanted = derive_num_pages(config(), MIXED, 2048, 0)
     assert 0 <= wanted[0] - 4 * 2048 // PAGE_SIZE < 6
     assert wanted[1] < wanted[0] // 4
@@ -106,7 +104,7 @@ WIDE = EngineConfig(max_batch_tokens=2048)
 )
 def test_a_forward_without_a_cache_runs_for_every_architecture(
     architecture: str, checkpoint_factory: Factory
-) -> None:
+):
     """It is what a GPU's memory is measured by, and nothing on a CPU."""
     engine = load_engine(checkpoint_factory(architecture))
     run(engine.model, 40, 3)
@@ -119,13 +117,13 @@ def reserved(of_row: int, *, in_graphs: bool) -> Reserve:
     return reserve(WIDE, (), VOCAB_SIZE, 64, forward, on_one_gpu=in_graphs)
 
 
-def test_a_step_takes_the_more_of_its_forward_and_its_draws() -> None:
+def test_a_step_takes_the_more_of_its_forward_and_its_draws():
     drawing, forward = drawing_bytes(64, VOCAB_SIZE), 2048 * 10**6
     assert drawing < reserved(1, in_graphs=False).steps <= 1.1 * drawing
     assert forward < reserved(10**6, in_graphs=False).steps <= 1.1 * forward
 
 
-def test_graphs_take_what_the_widest_one_does() -> None:
+def test_graphs_take_what_the_widest_one_does():
     wide, logits = 512 * 10**6, 256 * VOCAB_SIZE * 4
     assert wide + logits < reserved(10**6, in_graphs=True).graphs <= 1.1 * (wide + logits)
     assert reserved(10**6, in_graphs=False).graphs == 0
@@ -142,7 +140,7 @@ def test_graphs_take_what_the_widest_one_does() -> None:
 )
 def test_the_default_on_a_cpu_is_a_size_that_a_laptop_has(
     free: int, fraction: float | None, expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setattr(pool_sizes, "free_bytes", lambda device: free)
     config = EngineConfig(memory_fraction=fraction)
     assert pool_sizes._free_bytes(FULL.device, config) == expected

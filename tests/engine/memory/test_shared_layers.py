@@ -1,7 +1,5 @@
 """Layers that read the keys and values of another take no memory, and write nothing."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -28,7 +26,7 @@ SHARED_WITH = [None, None, None, 1, 1, 2]
 @pytest.mark.parametrize("architecture", ["gemma4", "gemma3n"])
 def test_they_are_found_and_stand_where_the_others_do(
     architecture: str, checkpoint_factory: Factory
-) -> None:
+):
     folder = checkpoint_factory(architecture)
     engine = load_engine(folder)
     assert [each.shared_with for each in engine.model.layers] == SHARED_WITH
@@ -42,7 +40,7 @@ def test_they_are_found_and_stand_where_the_others_do(
     assert sizes.kv_per_token * PAGE_SIZE == of_page
 
 
-def test_a_text_survives_preemption_and_hits_of_its_prefix(checkpoint_factory: Factory) -> None:
+def test_a_text_survives_preemption_and_hits_of_its_prefix(checkpoint_factory: Factory):
     folder = checkpoint_factory("gemma4")
     oracle, common = oracle_of(folder), prompt(40, seed=5)
     prompts = {
@@ -58,7 +56,7 @@ def test_a_text_survives_preemption_and_hits_of_its_prefix(checkpoint_factory: F
     assert GreedyDecoder(engine, {"a": prompts["a"]}, 24).run() == {"a": texts["a"]}
 
 
-def test_a_layer_that_wrote_nothing_is_not_read(checkpoint_factory: Factory) -> None:
+def test_a_layer_that_wrote_nothing_is_not_read(checkpoint_factory: Factory):
     """The negative control: read as the keys of a layer of its own, the text is another."""
     folder = checkpoint_factory("gemma4")
     engine = load_engine(folder)
@@ -69,7 +67,7 @@ def test_a_layer_that_wrote_nothing_is_not_read(checkpoint_factory: Factory) -> 
     )
 
 
-def test_ranks_take_whole_key_heads_of_every_kind_of_layer(checkpoint_factory: Factory) -> None:
+def test_ranks_take_whole_key_heads_of_every_kind_of_layer(checkpoint_factory: Factory):
     folder = checkpoint_factory("gemma4-large")
     text = describe(folder, EngineConfig(model=str(folder))).text_config
     with pytest.raises(ConfigError, match="has 1 key-value heads, which do not divide evenly"):

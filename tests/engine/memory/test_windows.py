@@ -1,7 +1,5 @@
 """What windows leave of the memory: which texts fit, and which pages they are given."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,7 +43,7 @@ def num_bytes(cache: KVCache) -> int:
     return sum(kv.nbytes for kv in cache.layers)
 
 
-def test_what_the_window_itself_does_not_fit_is_refused(folder: Path) -> None:
+def test_what_the_window_itself_does_not_fit_is_refused(folder: Path):
     engine = load_engine(folder, num_pages=14, max_batch_tokens=64)
     assert run(engine, Work("a", 0, prompt(57))).error is not None
     assert engine.longest_context == 56
@@ -54,7 +52,7 @@ def test_what_the_window_itself_does_not_fit_is_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("num_pages", by_day((6, 10, 11), range(6, 15)))
-def test_what_is_not_refused_finds_its_pages(folder: Path, num_pages: int) -> None:
+def test_what_is_not_refused_finds_its_pages(folder: Path, num_pages: int):
     """Chunks, a tree and a rollback to a page's beginning, in caches around the least size."""
     engine = load_engine(folder, num_pages=num_pages, max_batch_tokens=16)
     fits = num_pages >= most_pages(16 + len(TREE)) + 1
@@ -69,14 +67,14 @@ def test_what_is_not_refused_finds_its_pages(folder: Path, num_pages: int) -> No
         check_integrity(engine)
 
 
-def test_pages_are_derived_from_the_window_instead_of_the_context(folder: Path) -> None:
+def test_pages_are_derived_from_the_window_instead_of_the_context(folder: Path):
     engine = load_engine(folder, num_pages=0, max_running_sequences=3, max_batch_tokens=8)
     assert engine.max_context_len == 512
     # A step's rows, and a tree as wide, are one sequence's or spread over all.
     assert engine.pages_total == most_pages(16) + 1 + 2 * (most_pages(16 // 3) + 1)
 
 
-def test_a_hit_whose_window_is_gone_is_shortened_to_where_it_is_there(mixed: Path) -> None:
+def test_a_hit_whose_window_is_gone_is_shortened_to_where_it_is_there(mixed: Path):
     cached = Checked(
         mixed, num_pages=20, max_batch_tokens=8, max_running_sequences=1, max_context_len=160
     )
@@ -92,7 +90,7 @@ def test_a_hit_whose_window_is_gone_is_shortened_to_where_it_is_there(mixed: Pat
 
 def test_memory_that_windows_leave_serves_a_text_that_one_kind_of_layer_could_not_hold(
     mixed: Path,
-) -> None:
+):
     """The same bytes; its prompt alone is longer than the share of the layers with a window."""
     settings = {"num_pages": 20, "max_batch_tokens": 8, "max_running_sequences": 1}
     cached = Checked(mixed, max_context_len=160, **settings)
@@ -112,7 +110,7 @@ def test_memory_that_windows_leave_serves_a_text_that_one_kind_of_layer_could_no
 @needs_native
 def test_native_layers_with_windows_and_without_read_their_own_pages(
     checkpoint_factory: Factory, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     """A model of the native layers' classes; one native call for all of them reads one table, so
     its forward is left to a path that knows both, and the log says so."""
     caplog.set_level("INFO", logger="cluster.engine.cpu.causal_lm")

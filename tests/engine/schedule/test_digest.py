@@ -1,7 +1,5 @@
 """Ranks that hold other pages, in whichever kind of layer, are told apart before they compute."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -37,17 +35,17 @@ def _told(*, taken: int | None = None, num_pages: tuple[int, int] = (16, 16)) ->
     return repr(Schedule([pick], num_rows=6).told(page_owners.pools))
 
 
-def test_equal_ranks_agree() -> None:
+def test_equal_ranks_agree():
     assert _told() == _told()
 
 
 @pytest.mark.parametrize("group", [0, 1])
-def test_other_slots_in_either_kind_of_layer_are_another_step(group: int) -> None:
+def test_other_slots_in_either_kind_of_layer_are_another_step(group: int):
     assert _told(taken=group) != _told()
 
 
 @pytest.mark.parametrize("num_pages", [(15, 16), (16, 15)])
 def test_another_number_of_free_pages_in_either_pool_is_another_step(
     num_pages: tuple[int, int],
-) -> None:
+):
     assert _told(num_pages=num_pages) != _told()

@@ -1,7 +1,5 @@
 """Chunks of prompts are bounded in time, whatever rows cost on a machine; by a virtual clock."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -69,7 +67,7 @@ def read_beside_a_text(
     return list(slowed.steps(lambda: all(slowed.decoder.text(name) for name in six)))
 
 
-def test_a_text_waits_for_no_chunk_longer_than_the_bound(llama_folder: Path) -> None:
+def test_a_text_waits_for_no_chunk_longer_than_the_bound(llama_folder: Path):
     gaps = read_beside_a_text(llama_folder, SLOW)
     # The first chunk is the largest, for this engine has measured nothing yet.  Texts whose prompts
     # it read to their ends have rows of their own in the next step.
@@ -81,12 +79,12 @@ def test_a_text_waits_for_no_chunk_longer_than_the_bound(llama_folder: Path) -> 
     assert sum(gaps) <= 1.25 * sum(whole)
 
 
-def test_a_quick_machine_reads_in_the_largest_chunks(llama_folder: Path) -> None:
+def test_a_quick_machine_reads_in_the_largest_chunks(llama_folder: Path):
     whole = read_beside_a_text(llama_folder, QUICK, MANY_ROWS)
     assert read_beside_a_text(llama_folder, QUICK) == pytest.approx(whole)
 
 
-def test_chunks_by_the_clock_change_no_text(llama_folder: Path) -> None:
+def test_chunks_by_the_clock_change_no_text(llama_folder: Path):
     texts = [
         Slowed(llama_folder, costs, prompts(3, 100), 20).decoder.run() for costs in (SLOW, QUICK)
     ]
@@ -111,7 +109,7 @@ def fitting(costs: tuple[float, float]) -> float:
     return (LIMIT_S - costs[0]) / costs[1]
 
 
-def test_the_first_chunk_goes_by_the_profile_of_the_machine() -> None:
+def test_the_first_chunk_goes_by_the_profile_of_the_machine():
     pace = pace_beside_a_text()
     rows = [1, 64, 192]
     profile = StepProfile.of(rows, [SLOW[0] + SLOW[1] * each for each in rows])
@@ -121,7 +119,7 @@ def test_the_first_chunk_goes_by_the_profile_of_the_machine() -> None:
     assert pace.rows([]) == 4 * int(fitting(SLOW))  # no text is decoded
 
 
-def test_the_end_of_a_prompt_says_nothing_of_a_whole_chunk() -> None:
+def test_the_end_of_a_prompt_says_nothing_of_a_whole_chunk():
     pace = pace_beside_a_text()
     pace.learn(took(64, SLOW, 64))
     rows = pace.rows(DECODING)
@@ -129,7 +127,7 @@ def test_the_end_of_a_prompt_says_nothing_of_a_whole_chunk() -> None:
     assert pace.beside_others == rows
 
 
-def test_one_step_in_which_the_machine_was_stopped_is_made_good_in_a_few_chunks() -> None:
+def test_one_step_in_which_the_machine_was_stopped_is_made_good_in_a_few_chunks():
     pace = pace_beside_a_text()
     pace.learn(took(MANY_ROWS, (20.0, 0.0), MANY_ROWS))
     for _ in range(5):
@@ -139,7 +137,7 @@ def test_one_step_in_which_the_machine_was_stopped_is_made_good_in_a_few_chunks(
     assert pace.beside_others == MANY_ROWS
 
 
-def test_where_a_plain_step_is_long_a_chunk_may_take_as_long_again() -> None:
+def test_where_a_plain_step_is_long_a_chunk_may_take_as_long_again():
     costs = 1.0, 0.1
     pace = pace_beside_a_text()
     for _ in range(9):
@@ -150,7 +148,7 @@ def test_where_a_plain_step_is_long_a_chunk_may_take_as_long_again() -> None:
     assert 10 <= pace.beside_others <= 12
 
 
-def test_chains_of_scored_texts_do_not_pass_for_plain_steps() -> None:
+def test_chains_of_scored_texts_do_not_pass_for_plain_steps():
     pace = pace_beside_a_text()
     for _ in range(20):
         rows = pace.rows(DECODING)

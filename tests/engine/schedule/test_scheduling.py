@@ -1,7 +1,5 @@
 """Budget, order, fairness and preemption."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +42,7 @@ def answered(engine: Engine) -> list[str]:
 @pytest.mark.parametrize("drafts", [False, True])
 def test_no_more_sequences_hold_pages_than_may_run(
     llama_folder: Path, texts: dict[str, list[int]], drafts: bool
-) -> None:
+):
     engine = load_engine(llama_folder, max_running_sequences=3, prefix_cache=False)
     generator = np.random.default_rng(1) if drafts else None
     decoder = GreedyDecoder(engine, _prompts(), 20, generator, texts)
@@ -63,7 +61,7 @@ def test_no_more_sequences_hold_pages_than_may_run(
     assert engine.pages_in_use == 0
 
 
-def test_an_older_request_takes_the_place_of_the_youngest(llama_folder: Path) -> None:
+def test_an_older_request_takes_the_place_of_the_youngest(llama_folder: Path):
     engine = load_engine(llama_folder, max_running_sequences=2)
     engine.submit(Work("old", 0, prompt(5)))
     engine.step()
@@ -83,7 +81,7 @@ def test_an_older_request_takes_the_place_of_the_youngest(llama_folder: Path) ->
     assert answered(engine) == ["c"]
 
 
-def test_a_step_never_exceeds_its_rows(llama_folder: Path) -> None:
+def test_a_step_never_exceeds_its_rows(llama_folder: Path):
     engine = load_engine(llama_folder, max_batch_tokens=16)
     for name, ids in _prompts().items():
         engine.submit(Work(name, 0, ids, TokenTree.of([5, 6], [-1, 0])))
@@ -94,7 +92,7 @@ def test_a_step_never_exceeds_its_rows(llama_folder: Path) -> None:
     assert answered == 16
 
 
-def test_decoding_goes_on_beside_a_long_prefill(llama_folder: Path) -> None:
+def test_decoding_goes_on_beside_a_long_prefill(llama_folder: Path):
     engine = load_engine(llama_folder, max_batch_tokens=32)
     run(engine, Work("decoding", 0, prompt(5)))
     engine.submit(Work("long", 0, prompt(200, seed=1)))
@@ -112,7 +110,7 @@ def _decode_once(engine: Engine, base_len: int) -> list:
     return outputs
 
 
-def test_prefill_goes_on_beside_crowded_decoding(llama_folder: Path) -> None:
+def test_prefill_goes_on_beside_crowded_decoding(llama_folder: Path):
     """Decoding alone would fill every step; a quarter of the rows is the prefill's."""
     engine = load_engine(llama_folder, max_batch_tokens=16)
     names = [f"d{index}" for index in range(16)]
@@ -136,7 +134,7 @@ def test_prefill_goes_on_beside_crowded_decoding(llama_folder: Path) -> None:
     raise AssertionError("the prefill starved")
 
 
-def test_prefills_run_in_order_of_arrival(llama_folder: Path) -> None:
+def test_prefills_run_in_order_of_arrival(llama_folder: Path):
     engine = load_engine(llama_folder, max_batch_tokens=16, prefix_cache=False)
     for index in range(3):
         engine.submit(Work(f"r{index}", 0, prompt(100, seed=index)))
@@ -146,7 +144,7 @@ def test_prefills_run_in_order_of_arrival(llama_folder: Path) -> None:
     assert order == ["r0", "r1", "r2"]
 
 
-def test_the_oldest_takes_the_pages_of_the_youngest(llama_folder: Path) -> None:
+def test_the_oldest_takes_the_pages_of_the_youngest(llama_folder: Path):
     engine = load_engine(llama_folder, num_pages=8)
     for name in ("old", "middle", "young"):
         run(engine, Work(name, 0, prompt(8, seed=len(name))))
@@ -157,7 +155,7 @@ def test_the_oldest_takes_the_pages_of_the_youngest(llama_folder: Path) -> None:
     assert run(engine, Work("young", 8, prompt(1))).have_len == 0
 
 
-def test_a_younger_request_waits_for_pages_and_gets_them(llama_folder: Path) -> None:
+def test_a_younger_request_waits_for_pages_and_gets_them(llama_folder: Path):
     engine = load_engine(llama_folder, num_pages=8, prefix_cache=False)
     run(engine, Work("old", 0, prompt(28)))
     engine.submit(Work("young", 0, prompt(8)))
@@ -172,7 +170,7 @@ def test_a_younger_request_waits_for_pages_and_gets_them(llama_folder: Path) -> 
 
 def test_a_request_that_holds_every_page_may_roll_back_into_one_that_it_published(
     llama_folder: Path,
-) -> None:
+):
     engine = load_engine(llama_folder, num_pages=8)
     run(engine, Work("a", 0, prompt(32)))
     assert engine.pages_in_use == engine.pages_total
@@ -186,7 +184,7 @@ def test_a_request_that_holds_every_page_may_roll_back_into_one_that_it_publishe
 
 def test_an_old_request_that_cannot_grow_yet_takes_nothing_from_the_young(
     llama_folder: Path,
-) -> None:
+):
     engine = load_engine(llama_folder, num_pages=10, prefix_cache=False)
     run(engine, Work("oldest", 0, prompt(20)))
     run(engine, Work("old", 0, prompt(8)))
@@ -197,7 +195,7 @@ def test_an_old_request_that_cannot_grow_yet_takes_nothing_from_the_young(
     assert engine.last_step.num_preempted == 0
 
 
-def test_cached_prefixes_give_way_before_anybody_is_preempted(llama_folder: Path) -> None:
+def test_cached_prefixes_give_way_before_anybody_is_preempted(llama_folder: Path):
     engine = load_engine(llama_folder, num_pages=8)
     run(engine, Work("gone", 0, prompt(16)))
     engine.release("gone")
@@ -207,7 +205,7 @@ def test_cached_prefixes_give_way_before_anybody_is_preempted(llama_folder: Path
     assert engine.cached_len("a") == 12
 
 
-def test_releasing_a_pending_work_cancels_it(llama_folder: Path) -> None:
+def test_releasing_a_pending_work_cancels_it(llama_folder: Path):
     engine = load_engine(llama_folder, max_batch_tokens=16)
     engine.submit(Work("a", 0, prompt(100)))
     engine.step()
@@ -233,7 +231,7 @@ def test_releasing_a_pending_work_cancels_it(llama_folder: Path) -> None:
 )
 def test_works_that_can_never_run_are_answered_with_the_remedy(
     llama_folder: Path, work: Work, remedy: str
-) -> None:
+):
     engine = load_engine(llama_folder, num_pages=36, max_batch_tokens=32)
     engine.submit(Work("other", 0, prompt(5)))
     engine.submit(work)
@@ -244,14 +242,14 @@ def test_works_that_can_never_run_are_answered_with_the_remedy(
     assert outputs["other"].logits is not None
 
 
-def test_an_empty_work_is_answered_without_rows(llama_folder: Path) -> None:
+def test_an_empty_work_is_answered_without_rows(llama_folder: Path):
     engine = load_engine(llama_folder)
     run(engine, Work("a", 0, prompt(5)))
     assert rows(run(engine, Work("a", 5, EMPTY_TOKENS, EMPTY_TREE))).shape == (0, 288)
 
 
 @pytest.mark.parametrize("num_nodes", [80, 120])
-def test_a_large_tree_is_no_prefill_and_runs_beside_one(llama_folder: Path, num_nodes: int) -> None:
+def test_a_large_tree_is_no_prefill_and_runs_beside_one(llama_folder: Path, num_nodes: int):
     engine = load_engine(llama_folder, max_batch_tokens=128)
     run(engine, Work("decoding", 0, prompt(5)))
     tree = random_tree(num_nodes, np.random.default_rng(2))

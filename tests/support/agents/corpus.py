@@ -7,8 +7,6 @@ Runs the agents that are installed below ENVIRONMENTS, as `make test-clients` do
 API or the task's own; paths and ids are replaced.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

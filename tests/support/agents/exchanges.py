@@ -1,7 +1,5 @@
 """What passes through an HTTP application: each request with its answer."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send

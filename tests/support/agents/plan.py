@@ -1,7 +1,5 @@
 """The coding agents of plan.yaml: how each is started, and what its model writes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import field

@@ -1,7 +1,5 @@
 """Runs one coding agent in a repository of its own, against a model that is a script."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A target that answers a conversation with the text that a function writes to its prompt."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A coordinator with toy workers on in-process links: the stage of its tests."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Lies of every form that a proposal can take, for the tests of what they cost: nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Frames of a coordinator that lies, for the tests of what they cost the others: nothing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

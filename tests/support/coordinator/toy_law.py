@@ -1,7 +1,5 @@
 """What a toy target says, and what it would have said without any drafts."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 

@@ -4,8 +4,6 @@ They speak the very frames that real drafters speak, over any link; so does the 
 which is the real step loop (see `toy_target`).
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field

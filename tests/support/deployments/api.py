@@ -1,7 +1,5 @@
 """What tests ask of the HTTP API at an address."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

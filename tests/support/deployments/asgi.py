@@ -1,8 +1,6 @@
 """One request to an application, without a server: what it has sent so far, and a client that may
 leave at any time."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """`drafthouse serve` as a process, and a configuration that it serves within seconds."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

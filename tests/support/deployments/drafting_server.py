@@ -1,7 +1,5 @@
 """A server of streamed answers, whose tokens have the drafters that proposed them."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Callable, Sequence

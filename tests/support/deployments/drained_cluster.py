@@ -3,8 +3,6 @@
 A program, because it has a Ray of its own with three nodes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess

@@ -6,8 +6,6 @@ ST is schemathesis's own command, which has an environment of its own.  It asks 
 without keys, and of one with keys, by an operator's key.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import secrets

@@ -1,7 +1,5 @@
 """Which sockets processes listen on."""
 
-from __future__ import annotations
-
 import contextlib
 import ipaddress
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """What a server's page of metrics says."""
 
-from __future__ import annotations
-
 import re
 
 import httpx

@@ -4,8 +4,6 @@ The first node, with the GCS and Serve's controller, is the machine's own namesp
 iproute2.  Only processes inside the namespaces are ever ended.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

@@ -1,7 +1,5 @@
 """An ingress in this process, in front of a coordinator and a toy target that can be held up."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """The HTTP and gRPC API over a real coordinator and a toy target, without Ray."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Callable, Iterator

@@ -5,8 +5,6 @@ GAP_MS after the one before, and each counts as TOKENS tokens.  In a test it is 
 virtual time; `python -m tests.support.deployments.scripted_server PORT` listens for real clients.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

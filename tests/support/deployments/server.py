@@ -1,7 +1,5 @@
 """The HTTP API with a real engine in this process, without Ray: it starts within seconds."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 from collections.abc import AsyncIterator, Iterator

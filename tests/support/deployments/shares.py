@@ -4,8 +4,6 @@ Ray gives each of its daemons 30 s to start, which is little where they import o
 use.  Many kernels share the cores by session; here sessions are put before others for a while.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator

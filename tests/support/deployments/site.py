@@ -1,7 +1,5 @@
 """A listener of its own in front of a small application, and its clients, byte by byte."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """The ingress with coordinators on in-process links, for tests that need no Ray."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager

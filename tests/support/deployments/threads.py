@@ -1,7 +1,5 @@
 """A server in this process, on a thread with an event loop of its own."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Iterator

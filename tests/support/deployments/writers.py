@@ -1,7 +1,5 @@
 """Clients that ask for the same texts again and again while a cluster is disturbed."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import threading

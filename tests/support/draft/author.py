@@ -1,7 +1,5 @@
 """Shared by the drafters' tests: commits of a text, drafters of tiny models, a target's text."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Block drafters of random weights in every published form, read from their files."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Block drafters for tiny targets, in the published forms: random ones, and one that is right."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

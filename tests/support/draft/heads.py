@@ -1,7 +1,5 @@
 """Draft heads for tiny targets, in the published forms: random ones, and ones that are right."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

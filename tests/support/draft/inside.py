@@ -1,7 +1,5 @@
 """A drafter inside a target, driven by hand: it reads every step and drafts for the next."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The kinds of drafters with a draft head, each with tiny heads and what it keeps of a text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Tiny checkpoints with a multi-token-prediction layer of random weights."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Models with the weights of another one, whose tokenizer numbers other tokens."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection
 from pathlib import Path

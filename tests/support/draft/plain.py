@@ -1,7 +1,5 @@
 """What draft heads compute, written out once more from the papers, with nothing shared."""
 
-from __future__ import annotations
-
 import torch
 
 from tests.support.draft.heads import ByRows

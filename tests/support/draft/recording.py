@@ -1,7 +1,5 @@
 """A recorder driven by hand: random texts of several tenants, with trees that partly come true."""
 
-from __future__ import annotations
-
 import zlib
 from dataclasses import dataclass, field, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A step's rows as a drafter inside the target is handed them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """A draft model without a network, whose law depends on the last token alone."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Random LoRA adapters in peft's folders, and the plain models that they stand for."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checkpoints that differ from others in their configuration or in some weights."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Mapping

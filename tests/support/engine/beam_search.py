@@ -1,7 +1,5 @@
 """Whole beam searches over an engine that has no other work."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from cluster.core import TokenArray

@@ -1,7 +1,5 @@
 """What stands for CUDA's capturing where there is no GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

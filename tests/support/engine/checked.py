@@ -1,7 +1,5 @@
 """An engine whose every answer is compared with transformers' own."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path

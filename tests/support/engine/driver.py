@@ -1,7 +1,5 @@
 """Drives an engine the way its users do, and transformers as the oracle beside it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models in few bits beside transformers' with the weights that they stand for."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path

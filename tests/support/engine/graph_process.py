@@ -6,8 +6,6 @@ steps, and what it fell back to.  Then both load once more; rank 1 cannot launch
 first capture fails.  Both print what they fall back to.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the tests of graphed steps share: engines and their steps."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

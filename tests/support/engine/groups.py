@@ -1,7 +1,5 @@
 """Products of groups by two sets of instructions: where they differ in a bit."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import torch

@@ -1,7 +1,5 @@
 """The books of an engine's pages: what is counted is what sequences and the prefix cache hold."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Triton's interpreter, which needs a process of its own, and GPUs, which need no such."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 

@@ -6,8 +6,6 @@ WARM_FOLDER is loaded first, so that libraries and threads are there.  Prints by
 was resident while FOLDER was loaded, and what was afterwards, both beyond what was before.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Our own kernels: where they are, and in which formats a model's layers multiply with them."""
 
-from __future__ import annotations
-
 import pytest
 
 from cluster.engine.cpu.kernels import Format, load

@@ -1,7 +1,5 @@
 """Some layers of a model by transformers alone: what parts of a loaded model are compared with."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Products of our own kernels with weights of every format: those of the numbers that they mean."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial

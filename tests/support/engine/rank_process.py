@@ -13,8 +13,6 @@ texts; with the first model it measures its steps before.  Then it goes on with 
 the group breaks, and prints the error's code.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

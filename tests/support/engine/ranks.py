@@ -1,7 +1,5 @@
 """Two ranks as processes of their own, for the tests."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """An engine on a machine as slow as a test wants it, by a virtual clock."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from cluster.engine.engine import Engine

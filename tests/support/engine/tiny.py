@@ -1,7 +1,5 @@
 """The engine's settings for a tiny checkpoint."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

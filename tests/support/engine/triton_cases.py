@@ -1,7 +1,5 @@
 """Attention problems for the Triton kernels, small enough for their interpreter."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

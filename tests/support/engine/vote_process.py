@@ -4,8 +4,6 @@ python -m tests.support.engine.vote_process RANK ADDRESS FOLDER SCENARIO...; pri
 for each scenario.  Then rank 1 is late.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -8,8 +8,6 @@ where a kernel over a step's true shapes is not its reference.  Triton keeps wha
 (TRITON_CACHE_DIR).
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

@@ -3,8 +3,6 @@
 torch's fake process group takes every collective and does nothing.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager

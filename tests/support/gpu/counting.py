@@ -6,8 +6,6 @@ that a graph can capture neither reads a result on the host nor asks for one's s
 raise.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -5,8 +5,6 @@ them it compiles what no GPU runs.  Registers and stack are read by `cuobjdump`,
 `nvdisasm`, which are part of the triton wheel.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

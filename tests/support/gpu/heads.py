@@ -3,8 +3,6 @@
 Kernels do not depend on sizes, so that the heads are small.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -6,8 +6,6 @@ until it launches, on a driver that names the GPU, and the compiler hands over w
 compile.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any

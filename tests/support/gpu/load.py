@@ -7,8 +7,6 @@ steps.  It needs Triton's interpreter, on which the model attends while the engi
     TRITON_INTERPRET=1 python -m tests.support.gpu.load     what share of steps replays graphs
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

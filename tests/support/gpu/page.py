@@ -1,7 +1,5 @@
 """docs/targets.md: what is served on GPUs, what it asks of them, and what is refused."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path

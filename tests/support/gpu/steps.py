@@ -5,8 +5,6 @@ layer.  Graphs are the engine's own too: what it would capture runs once and is 
 replay does nothing.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext

@@ -4,8 +4,6 @@ It is a ratchet: a number that rises is a fault, and one that falls is to be wri
 it does not rise again unseen.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version

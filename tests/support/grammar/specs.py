@@ -1,7 +1,5 @@
 """Grammars of every kind, on the demonstration's vocabulary."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path

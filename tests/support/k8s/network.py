@@ -5,8 +5,6 @@ policy selects is closed in the directions that the policy names, but for what s
 through.
 """
 
-from __future__ import annotations
-
 import ipaddress
 from collections.abc import Mapping, Sequence
 from dataclasses import field

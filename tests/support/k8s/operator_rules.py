@@ -5,8 +5,6 @@ RayService and what our manifests say; what has rules that are not ported is a p
 Every problem is `path: what is wrong; the remedy`.  The last rules are ours.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterator

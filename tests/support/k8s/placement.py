@@ -1,7 +1,5 @@
 """Whether what a configuration reserves fits the worker groups of a RayService."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

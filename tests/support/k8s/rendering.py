@@ -1,7 +1,5 @@
 """The manifests as `kubectl apply -k` would send them; needs no cluster."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Checks a manifest as the API server would: schemas, and rules in the expression language CEL."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The part of the Hugging Face hub's HTTP API by which snapshots are fetched, on this machine."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import subprocess

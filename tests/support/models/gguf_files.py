@@ -1,7 +1,5 @@
 """Tiny GGUF files, written as llama.cpp's converter writes those of a Llama or a Qwen2-MoE."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

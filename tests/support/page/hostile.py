@@ -1,7 +1,5 @@
 """Answers that a model may give, and that must stay text."""
 
-from __future__ import annotations
-
 HOSTILE = (
     "<script>window.ran = 1</script>",
     "<img src=x onerror='window.ran = 1'>",

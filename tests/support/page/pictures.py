@@ -1,7 +1,5 @@
 """Pictures with a palette, which are a third as large as those that a browser takes."""
 
-from __future__ import annotations
-
 import base64
 import struct
 import zlib

@@ -1,7 +1,5 @@
 """A control loop that is fed by hand: steps of texts whose drafts come true as far as is said."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from cluster.config.schema import CoordinatorConfig

@@ -3,8 +3,6 @@
 For chaos tests, in process or over gRPC; wrap both ends to disturb both directions.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable

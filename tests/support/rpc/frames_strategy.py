@@ -1,7 +1,5 @@
 """Hypothesis strategies for the nouns of the wire, by their types; and structural equality."""
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Damage to serialised messages, as a faulty network or a hostile peer would do it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """A public service that writes letters and breaks off where a test says."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Workers with fixed behaviour, for tests over real streams."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping

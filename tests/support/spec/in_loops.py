@@ -1,7 +1,5 @@
 """What native code does with trees, in loops: the reference that it is held to."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 

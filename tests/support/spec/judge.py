@@ -1,7 +1,5 @@
 """The judge of laws: what was emitted beside what was expected."""
 
-from __future__ import annotations
-
 import numpy as np
 from scipy import stats
 

@@ -4,8 +4,6 @@ The target's law depends on the token before, and so does the drafter's.  All se
 side by side, each from its own place; the rules themselves are the product's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b

@@ -4,8 +4,6 @@ Every seed is one request.  A rule emits the first tokens of each; the judge com
 law with the target's own.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable, Iterable

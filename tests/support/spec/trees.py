@@ -1,7 +1,5 @@
 """Random trees for the tests of this package and of the verifier."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

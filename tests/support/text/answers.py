@@ -1,7 +1,5 @@
 """Answers in pieces: what models write around tool calls, and what each API makes of it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Small tokenizers of the two families, as Hugging Face folders."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Drafters that run inside a target."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The least step loop that can drive a verifier: each text has one item per step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """A target worker with its engine thread, and coordinators on in-process links."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """Texts for a toy target, what they must become, and what a coordinator is told of them."""
 
-from __future__ import annotations
-
 import functools
 from collections import defaultdict
 from collections.abc import Sequence

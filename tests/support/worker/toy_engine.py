@@ -4,8 +4,6 @@ It keeps the bookkeeping of the real one (committed tokens, live nodes, misses, 
 per request), so the verifier's tests run in milliseconds.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 

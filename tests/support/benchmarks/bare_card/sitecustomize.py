@@ -5,8 +5,6 @@ Two parts of the benchmark are broken besides.  BARE_CARD_RECORD: the record of 
 copied as it is when the first of them begins.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
