@@ -99,8 +99,9 @@ class Coordinator:
         """Cancel every request and leave every worker."""
         self._table.cancel_all()
         await self._present.links.stop()
-        if self._watch is not None:
-            await end_tasks(self._watch)
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            await end_tasks(watch)
 
     async def export_learned(self) -> dict[str, Any]:
         """Return what was learned of the pool's drafters, as one record of plain values."""

@@ -186,6 +186,7 @@ class SessionTable:
         lost = list(seat.sessions.values())
         self._present.recorder.add(metrics.FAILOVERS, len(lost))
         for session in lost:
+            seat.ended(session)  # what it has said and nobody has read yet counts no more
             self._leave(session)
             self._wait(session)
             # A request that brings down every target it meets must not go round for ever.

@@ -236,19 +236,17 @@ def _plan_fixed(
     return Plan(in_flight_of(texts, offers, chosen), drafted)
 
 
-# Lowers how many nodes a step may verify for a text: by caps, and by the operator's rules.
-#
-# Nothing here raises a limit. The planner chooses below these caps, and the guard stays under
-# all.
-
-
 # For each kind that follows a text, its bounds where the configuration names none; None = what the
 # text may have.
 _BOUNDS: dict[str, tuple[int, int | None]] = {"heuristic": (1, None), "window": (3, 12)}
 
 
 def _cap(text: Text, settings: DraftLengthConfig, num_sequences: int) -> int:
-    """Return the cap of a text in a step of so many."""
+    """Return how many nodes a step of so many texts may verify for one, by `draft_length` and the
+    operator's rules.
+
+    The planner chooses below these caps, and the guard stays under all.
+    """
     if text.is_plain:
         return 0
     cap = text.max_draft_tokens
@@ -267,7 +265,7 @@ def _cap(text: Text, settings: DraftLengthConfig, num_sequences: int) -> int:
 def _follow(text: Text, settings: DraftLengthConfig, num_tokens: int) -> None:
     """Let a text's length follow the tree that was verified last, whose step brought num_tokens."""
     depth, text.verified_depth = text.verified_depth, 0
-    if depth:
+    if depth and settings.kind in _BOUNDS:
         fates = (*text.fates, (min(num_tokens - 1, depth), depth))
         text.fates = fates[-settings.num_steps :]
         text.draft_len = next_len(settings, text.draft_len, text.fates, text.max_draft_tokens)

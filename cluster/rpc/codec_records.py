@@ -236,7 +236,7 @@ class _Source:
                 return f"map({encode}, {held})", f"tuple(map({decode}, {sent}))"
             return held, f"tuple({sent})"
         entry = wire.message_type
-        if origin is not Mapping or entry is None:
+        if origin is not Mapping or entry is None or not entry.GetOptions().map_entry:
             raise TypeError(f"{wire.full_name} is repeated and holds no {hint}")
         self._item(parts[0], entry.fields_by_name["key"])
         encode, decode = self._item(parts[1], entry.fields_by_name["value"])
@@ -254,6 +254,8 @@ class _Source:
             return "", ""
         codec = self._known.get((hint, part.full_name))
         if codec is None:
+            if wire.message_type is None or not dataclasses.is_dataclass(hint):
+                raise TypeError(f"{wire.full_name} is a {part.full_name} and holds no {hint}")
             codec = record_codec(hint, GetMessageClass(part), self._known.values())  # type: ignore[arg-type]
         return self._name(codec.encode), self._name(codec.decode)
 

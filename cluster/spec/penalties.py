@@ -152,7 +152,7 @@ def ban(logits: torch.Tensor, rows: Sequence[int], token_ids: torch.Tensor) -> N
     logits[index.unsqueeze(1), token_ids] = -torch.inf
 
 
-# The interface of a hook, e.g. of a grammar, that decides which tokens may be drawn at all.
+# What decides, e.g. for a grammar, which tokens may be drawn at all, and how it is applied.
 
 
 # One bit per token of the vocabulary, the lowest bit first: uint32[rows, ceil(vocab / 32)].

@@ -6,12 +6,13 @@ import pytest
 
 from cluster.coordinator.session import Session
 from cluster.coordinator.target_links import problem_of
-from cluster.core import FinishReason, SamplingParams, token_array
+from cluster.core import FinishReason, SamplingParams, TokenEvent, token_array
 from cluster.errors import CapacityError
-from cluster.messages import Load, Refusal, TextVerdict
+from cluster.messages import Load, Refusal, TextVerdict, VerdictFrame
 from cluster.plan.texts import NO_SOURCES
 from cluster.requests.fields import Redraw
 from tests.support.coordinator.house import at_work, request
+from tests.support.coordinator.toys import ToyTarget
 
 
 def session(max_tokens: int = 9) -> Session:
@@ -76,3 +77,17 @@ async def test_a_target_that_says_that_it_is_full_has_no_room_until_it_says_more
         assert seat.has_room()
         stage.coordinator.tick()
         assert (await asking)[-1].finish_reason is not FinishReason.ERROR
+
+
+async def test_a_lost_target_holds_no_text_and_nothing_that_it_said_before_counts():
+    async with at_work(ToyTarget(is_held=True)) as stage:
+        events: list[TokenEvent] = []
+        stage.coordinator._table.open("r", request(), events.append)
+        (seat,) = stage.coordinator._present.seats.values()
+        (text,) = seat.sessions.values()
+        late = TextVerdict(text.id, text.generation, 3, token_array([3]), NO_SOURCES)
+        stage.coordinator.remove_target(seat.id)
+        assert not seat.sessions
+        stage.coordinator._targets._take(seat, VerdictFrame(verdicts=(late,)))
+        assert len(text.tokens) == 3
+        assert not events
