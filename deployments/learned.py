@@ -56,11 +56,12 @@ def write(path: Path, state: Mapping[str, Any]) -> None:
 
 async def write_forever(path: Path, export: Callable[[], Awaitable[Mapping[str, Any]]]) -> None:
     """Keep the record once a minute, and when this is cancelled."""
-    while True:
-        try:
+    try:
+        while True:
             await asyncio.sleep(_INTERVAL_S)
-        finally:
             write(path, await export())
+    finally:
+        write(path, await export())
 
 
 def keep(

@@ -7,13 +7,13 @@ of ours starts or joins a Ray that does not ask for a token.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import secrets
+import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
-
-import httpx
 
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
@@ -49,8 +49,10 @@ def prepare_to_start(config: Config, places: Sequence[Path] = ()) -> None:
     os.environ.setdefault("MALLOC_ARENA_MAX", "2")
     # Actors that reserve no GPU still see them: `device: auto` uses one without any flag.
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-    searched = filter(None, (os.environ.get(_SEARCH_PATH), *map(str, places)))
-    os.environ[_SEARCH_PATH] = os.pathsep.join(searched)
+    known = os.environ.get(_SEARCH_PATH)
+    searched = [*([known] if known else []), *map(str, places)]
+    if searched:  # Ray would search the present folder for an empty one
+        os.environ[_SEARCH_PATH] = os.pathsep.join(searched)
     if config.network.interface == "loopback":
         # Named for where Ray does so by default; on Linux, too, 0 means a node known as 127.0.0.1,
         # at which then every server of Ray's own listens.
@@ -89,8 +91,9 @@ def check_asks_for_token(address: str, dashboard: str) -> None:
         return
     url = f"http://{dashboard}/api/authentication_mode"
     try:
-        mode = httpx.get(url, timeout=_PATIENCE_S).json()["authentication_mode"]
-    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+        with urllib.request.urlopen(url, timeout=_PATIENCE_S) as reply:
+            mode = json.loads(reply.read())["authentication_mode"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
         log.warning("%s does not say who may use that Ray cluster: %s", url, error)
         return
     if mode == "disabled":

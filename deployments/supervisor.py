@@ -82,6 +82,8 @@ def _supervised(body: Callable[[Path], int], folder: Path) -> int:
     )
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    for number in _SIGNALS:  # another process may soon have the child's id
+        signal.signal(number, signal.SIG_IGN)
     guard.kill()
     guard.wait()
     end_descendants(_GRACE_S)

@@ -131,7 +131,7 @@ def check_told(told: Mapping[str, Any], path: str) -> None:
         for key, (known, _) in given.items():
             for reader in READ_BY[known]:
                 check_that(
-                    values.get(reader, {}).get(key) == given[key],
+                    values.get(reader, {}).get(key, (known, None)) == given[key],
                     path,
                     f"{name} is told {key} and {reader} reads it, too, and is told something else "
                     "or nothing; give all of them the same user_config (write it once, as a YAML "

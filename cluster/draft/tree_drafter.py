@@ -260,10 +260,11 @@ class TreeDrafter(CommittedTextDrafter[Request]):
         growing: each with the nodes asked for.  Returns those that have some, ascending, so that
         parents come before children in the engine as they do in the tree."""
         offered: list[tuple[float, int]] = []
+        most_of_one = min(self._max_rows, self._options.width * len(growing))
         for index, (request, num_asked) in enumerate(growing):
             room = self._num_expanded(num_asked) - len(request.live.expanded)
             least = self._least(request.tree, num_asked)
-            survivals = request.live.best_leaf_survivals(room)
+            survivals = request.live.best_leaf_survivals(min(room, most_of_one))
             offered += [(-survival, index) for survival in survivals if survival >= least]
         num_growing = len({index for _, index in offered})
         most = min(self._max_rows, self._options.width * num_growing)

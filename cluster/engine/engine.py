@@ -28,7 +28,7 @@ from cluster.engine.loading.inspection import check_sizes
 from cluster.engine.loading.model import ExtraLayers, LoadedModel, identify, load_model
 from cluster.engine.loading.profile import MOST_ON_CPU, profile_steps
 from cluster.engine.loading.renumbered import Numbering
-from cluster.engine.memory.kv_cache import KVCache
+from cluster.engine.memory.kv_cache import KVCache, layer_groups
 from cluster.engine.memory.page_owners import PageOwners
 from cluster.engine.memory.pool_sizes import (
     derive_num_pages,
@@ -78,12 +78,11 @@ class Engine:
             num_pages = tuple(group.minimum(each) for each in num_pages)
         check_sizes(config, model.max_context_len, min(num_pages))
         num_states = derive_num_states(config, layers, self.reserve.total)
-        self.cache = KVCache(layers, num_pages, config.page_size, num_states)
         self.limits = EngineLimits(
             model.vocab_size,
             model.max_context_len,
             num_pages,
-            tuple(each.reach for each in self.cache.groups),
+            tuple(each.reach for each in layer_groups(layers, config.page_size)),
             config.max_batch_tokens,
         )
         self.model_hash, self.tokenizer_hash = identify(model)
@@ -91,6 +90,7 @@ class Engine:
             # All that decides how the ranks schedule, and their model.
             shared = config.max_running_sequences, config.prefix_cache, self.model_hash
             group.end_loading((self.limits, *shared))
+        self.cache = KVCache(layers, num_pages, config.page_size, num_states)
         self.config = config
         self.device = model.device
         self.vocab_size = model.vocab_size

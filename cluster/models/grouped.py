@@ -118,8 +118,9 @@ def _steps(scale: torch.Tensor) -> torch.Tensor:
 
 # Weights in groups, kept beside a checkpoint's own file.
 #
-# NAME.q int8[out, in], or uint8[out, in / 2]: two of four bits, the first in the lower NAME.scale
-# float16[out, in / group] NAME.minimum likewise, with four bits only
+# NAME.q        int8[out, in], or uint8[out, in / 2]: two of four bits, the first in the lower
+# NAME.scale    float16[out, in / group]
+# NAME.minimum  likewise, with four bits only
 #
 # NAME is a linear layer's in the model. Whoever knows nothing of this file reads the checkpoint.
 

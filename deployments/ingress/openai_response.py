@@ -147,8 +147,9 @@ class Answer(Writer):
         ]
 
     def _prompt_ids(self, choice: int) -> list[int]:
-        ids = self._generation.prompt_ids[choice // self._spec.num_choices]
-        return list(map(int, ids))
+        number = choice // self._spec.num_choices
+        ids: list[int] = self._generation.prompt_ids[number].tolist()
+        return ids
 
     def _echoed(self, choice: int) -> str:
         if not self._echoes:

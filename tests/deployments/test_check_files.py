@@ -42,6 +42,7 @@ VALUES = [
     ("num_hidden_layers", 1.5),
     ("hidden_act", "nope"),
     ("dtype", "float99"),
+    ("dtype", "int8"),
     ("rope_parameters", {"rope_type": "nope"}),
     ("text_config", 5),
     ("model_type", 5),
@@ -63,7 +64,7 @@ VALUES = [
 ]
 
 
-@pytest.mark.parametrize(("key", "value"), by_day(VALUES[:9], VALUES))
+@pytest.mark.parametrize(("key", "value"), by_day(VALUES[:10], VALUES))
 def test_a_value_that_no_model_has_is_told_with_its_key(
     key: str, value: Any, model: Path, refused: Run
 ):

@@ -15,6 +15,8 @@ from safetensors.torch import load_file, save_file
 from cluster.config.schema import EngineConfig
 from cluster.engine.engine import Engine, Work
 from cluster.engine.loading.inspection import check_loadable
+from cluster.engine.memory.sequence import Sequence
+from cluster.engine.schedule.batch import Pick, build_batch
 from cluster.errors import ConfigError
 from tests.support.engine.adapters import ATTENTION, EVERYTHING, merged_oracle, write_adapter
 from tests.support.engine.driver import (
@@ -161,6 +163,16 @@ def test_a_misfit_is_refused_by_name_and_reason(
     assert caught.value.param == "adapters.bad"
 
 
+def test_a_misfit_is_refused_at_load_too(
+    native_llama: Path, adapters: dict[str, str], tmp_path: Path
+):
+    folder = shutil.copytree(adapters["attention"], tmp_path / "bad")
+    spoil, reason = MISFITS["another size"]
+    spoil(folder)
+    with pytest.raises(ConfigError, match=f"adapter 'bad' cannot be served.*{reason}"):
+        load_engine(native_llama, adapters={"bad": str(folder)})
+
+
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
@@ -204,3 +216,17 @@ def test_rows_of_an_adapter_do_not_depend_on_its_neighbours(engine: Engine):
             expected = alone[int(output.request_id)]
             torch.testing.assert_close(rows(output), expected, atol=1e-4, rtol=1e-4)
             engine.release(output.request_id)
+
+
+def test_every_row_of_a_work_has_its_adapter():
+    def pick(name: str, adapter: int) -> Pick:
+        work = Work(name, 0, prompt(3), TREE, adapter=adapter)
+        sequence = Sequence(name, 0, 16)
+        sequence.tables[0].add(0)
+        return Pick(sequence, work, 3, True)
+
+    shape = {"min_rows": 16, "scratch_slot": 0, "max_context_len": 64}
+    batch = build_batch([pick("a", 0), pick("b", 2)], **shape)
+    assert batch.adapters is not None
+    assert batch.adapters.tolist() == [0] * 7 + [2] * 7 + [0] * 2
+    assert build_batch([pick("a", 0)], **shape).adapters is None

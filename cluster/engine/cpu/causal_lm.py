@@ -20,7 +20,7 @@ from cluster.engine.cpu.kernels import CACHE_DTYPES, Kernels
 from cluster.engine.cpu.layers import NativeMLP, NativeRMSNorm
 from cluster.engine.cpu.packed_linear import PackedLinear
 from cluster.engine.cpu.structures import GrowingModel, Rows, Weights
-from cluster.engine.decoder import LayerParts, decoder_of, is_known
+from cluster.engine.decoder import JOINED, LayerParts, decoder_of, is_known
 from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.paths import StepInputs, StepOutputs, TapStates
 from cluster.engine.types import LayerSpec
@@ -223,7 +223,8 @@ def native_forward(
 def _is_ours(parts: LayerParts, spec: LayerSpec, kernels: Kernels) -> bool:
     """True if our kernels compute all of the layer.  spec: what it caches."""
     return (
-        isinstance(parts.mlp, NativeMLP)
+        isinstance(getattr(parts.attention, JOINED, None), PackedLinear)
+        and isinstance(parts.mlp, NativeMLP)
         and isinstance(parts.attention.o_proj, PackedLinear)
         and all(isinstance(each, NativeRMSNorm | None) for each in parts.norms)
         and kernels.attends(_num_heads(parts), spec)

@@ -263,13 +263,14 @@ def _parsed(described: Mapping[str, Any]) -> Any:
     return CONFIG_MAPPING[described["model_type"]].from_dict(dict(described))
 
 
-def without_weights(model_config: Any) -> Any:
-    """transformers' model without memory for its weights, in float32."""
+def without_weights(model_config: Any, **given: torch.dtype) -> Any:
+    """transformers' model without memory for its weights.
+
+    given: `dtype`, in place of the configuration's own."""
     with torch.device("meta"):
         # transformers writes the dtype into the configuration that it is given.
-        return AutoModelForCausalLM.from_config(
-            copy.deepcopy(model_config), dtype=torch.float32, trust_remote_code=False
-        )
+        own = copy.deepcopy(model_config)
+        return AutoModelForCausalLM.from_config(own, trust_remote_code=False, **given)
 
 
 @contextmanager

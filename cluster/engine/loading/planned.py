@@ -181,7 +181,7 @@ def bare_module(described: Description) -> Any:
     """Build transformers' model without memory for its weights; raises ConfigError where that
     cannot be."""
     try:
-        return without_weights(described.text_config)
+        return without_weights(described.text_config, dtype=torch.float32)
     except (OSError, ValueError, ImportError, RuntimeError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{described.architecture} cannot be built from its configuration: {error}",

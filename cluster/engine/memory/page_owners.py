@@ -151,7 +151,7 @@ class PageOwners:
         the logits after it.
         """
         start = len(sequence.shared)
-        if sequence.cached_len != start * self._page_size:
+        if not self.shares_prefixes or sequence.cached_len != start * self._page_size:
             return 0
         self.trim(sequence)
         entries = self._prefixes.match(sequence.prefix_end, delta[:-1])

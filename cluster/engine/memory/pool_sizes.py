@@ -1,4 +1,4 @@
-"""How many pages the cache has, and how they are divided between groups of layers.
+"""How many pages the cache has, how they are divided between groups of layers, and what stays free.
 
 A number of pages is a measure of memory: of so many pages in every layer.  Where layers with full
 attention stand beside layers with a window, a text of some length needs more pages of the first

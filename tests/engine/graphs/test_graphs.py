@@ -127,6 +127,15 @@ def test_a_chunk_beside_texts_is_replayed_and_more_logits_than_a_graph_has_are_n
     assert replays == [1, 0]
 
 
+@interpreted
+def test_a_steps_logits_are_left_alone_by_the_next(small_llama: Path):
+    engine = build(small_llama, Recorder())
+    (first,) = answers(engine, [[Work("a", 0, prompt(3))]])
+    kept = first.clone()
+    answers(engine, [[Work("b", 0, prompt(3, seed=9))]])
+    assert torch.equal(first, kept)
+
+
 def test_the_areas_of_the_host_take_turns_and_only_what_was_written_is_sent():
     staging = Staging(6, torch.device("cpu"))
     first = staging.area()

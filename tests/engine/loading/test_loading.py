@@ -245,3 +245,18 @@ def test_how_much_of_the_weights_is_mapped_and_read_is_told(
         assert len(mapped[:]) == 4 * 10**6
         assert said.wait(60.0)
     assert caplog.messages[0] == "phase load"
+
+
+def test_a_rope_that_depends_on_the_batch_is_served_up_to_its_original_length(
+    checkpoint_factory: Factory,
+):
+    rope = {
+        "rope_type": "dynamic",
+        "factor": 4.0,
+        "rope_theta": 10000.0,
+        "original_max_position_embeddings": 64,
+    }
+    folder = checkpoint_factory("llama", rope_parameters=rope)
+    assert load_engine(folder).max_context_len == 64
+    with pytest.raises(ConfigError, match="at most 64"):
+        load_engine(folder, max_context_len=65)
