@@ -87,9 +87,8 @@ class Engine:
         )
         self.model_hash, self.tokenizer_hash = identify(model)
         if group is not None:
-            # All that decides how the ranks schedule, and their model.
-            shared = config.max_running_sequences, config.prefix_cache, self.model_hash
-            group.end_loading((self.limits, *shared))
+            told = self.limits, config.max_running_sequences, config.prefix_cache, self.model_hash
+            group.end_loading(told)  # all that decides how ranks schedule, and their model
         self.cache = KVCache(layers, num_pages, config.page_size, num_states)
         self.config = config
         self.device = model.device
@@ -104,6 +103,7 @@ class Engine:
         self._scheduler = Scheduler(self.page_owners, config)
         self.pace = PromptPace(config.max_batch_tokens, config.max_chunk_s)
         self.forward = Forward(config, model, self.cache, None if group is None else group.all)
+        self._clock = time.perf_counter
         # The sequences with a pending work, in order of submission.
         self._waiting: dict[str, None] = {}
         # Works that can never run, answered by the next step.
@@ -258,7 +258,7 @@ class Engine:
     ) -> Launched:
         if drawn is None:  # else the last step may not be done, and nobody is to wait for a GPU
             self.pace.learn(self.last_step)
-        start = time.perf_counter()
+        start = self._clock()
         wanted = self.model.resolve_taps(taps)
         waiting = [self.page_owners.sequences[name] for name in self._waiting]
         prompt_rows = prompt_rows or self.pace.rows(waiting)
@@ -274,18 +274,18 @@ class Engine:
         schedule.answers[:0] = self._refused.values()  # which rank 0 alone may have
         self._refused.clear()
         self._blocked = not schedule.picks and not schedule.answers
-        forward_start = time.perf_counter()
+        forward_start = self._clock()
         with agreed:
             found = self.forward(schedule.picks, wanted, drawn)
-        now, rows = time.perf_counter(), tapped(schedule.picks, found.taps)
+        now, rows = self._clock(), tapped(schedule.picks, found.taps)
         return Launched(schedule, found, schedule.summary(now - forward_start, now - start, rows))
 
     def _finish(self, launched: Launched, lost: Collection[str] = ()) -> list[Output]:
-        start = time.perf_counter()
+        start = self._clock()
         outputs = launched.commit(self.page_owners, lost)
         for name in [*lost, *(each.request_id for each in outputs)]:
             self._waiting.pop(name, None)
-        took_s = launched.summary.step_time_s + time.perf_counter() - start
+        took_s = launched.summary.step_time_s + self._clock() - start
         self._last_step = replace(launched.summary, step_time_s=took_s), launched.found.events
         return outputs
 

@@ -207,7 +207,7 @@ class ConfiguredTarget(TargetWorker):
             log.error("the target stays as it is: %s", error.message)
             refused = error.message
         else:
-            self._take_up(wanted, loaded)
+            self.take_up(wanted, loaded)
             self._mailbox.call(partial(self._controller.use, wanted.coordinator))
             names = ", ".join(self._parts.engine.adapters.names)
             log.info("reconfigured; adapters served: %s", names or "none")
@@ -225,7 +225,7 @@ class ConfiguredTarget(TargetWorker):
             if parts_of(wanted, name) != parts_of(self._config, name)
         ]
 
-    def _take_up(self, wanted: Config, loaded: Sequence[ResidentDrafter]) -> None:
+    def take_up(self, wanted: Config, loaded: Sequence[ResidentDrafter]) -> None:
         """Let what `_load` has returned draft from the next step on."""
         self._config = wanted
         if not loaded:

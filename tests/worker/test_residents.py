@@ -177,7 +177,7 @@ async def test_a_model_that_is_replaced_is_freed_though_it_was_excluded_from_col
     async with stage(worker):
         freeze_gc()
         try:
-            await asyncio.to_thread(worker.use, Config(), later)
+            await asyncio.to_thread(worker.take_up, Config(), later)
             # A collection stops the process: only a model is worth that.
             assert (held() is None) is (model != NO_MODEL)
         finally:

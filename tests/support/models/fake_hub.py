@@ -25,7 +25,7 @@ for word in sys.argv[1:]:
     kind, _, model = word.partition(":")
     try:
         if kind == "serve":
-            fetch_models(Config(target=TargetConfig(engine=EngineConfig(model=model))), print)
+            fetch_models(Config(target=TargetConfig(engine=EngineConfig(model=model))))
         else:
             print(resolve(model) if kind == "model" else resolve_head(model))
     except ConfigError as error:
