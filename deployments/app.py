@@ -123,5 +123,4 @@ def resolved(arguments: Mapping[str, Any]) -> dict[str, Any]:
         is_here = key in _BELOW_HERE and Path(value).exists()
         return str(Path(value).resolve()) if is_here or key.endswith(("_file", "folder")) else value
 
-    result: dict[str, Any] = walk(arguments)
-    return result
+    return walk(arguments)

@@ -97,5 +97,4 @@ def _plain(kind: str) -> str:
 @cache
 def known() -> dict[str, dict[str, Any]]:
     """What makers state of their GPUs, by kind."""
-    found: dict[str, dict[str, Any]] = json.loads(_KNOWN.read_text("utf-8"))
-    return found
+    return json.loads(_KNOWN.read_text("utf-8"))

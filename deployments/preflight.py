@@ -169,8 +169,7 @@ def _logit_rows(config: Config, path: str) -> int | None:
     name = path.split(".")[1]
     if path == TARGET or name in config.stage_of:
         return None
-    rows: int | None = getattr(registry.check(name, config.drafters[name]), "num_logit_rows", None)
-    return rows
+    return getattr(registry.check(name, config.drafters[name]), "num_logit_rows", None)
 
 
 def _inspected(

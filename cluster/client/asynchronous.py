@@ -62,24 +62,19 @@ class AsyncClient(Caller):
 
     async def list_models(self, *, timeout_s: float | None = None) -> ListModelsResponse:
         """See `Client.list_models`."""
-        answer: ListModelsResponse = await self._call(
-            self._stub.ListModels, ListModelsRequest(), timeout_s
-        )
-        return answer
+        return await self._call(self._stub.ListModels, ListModelsRequest(), timeout_s)
 
     async def tokenize(
         self, request: TokenizeRequest, *, timeout_s: float | None = None
     ) -> TokenizeResponse:
         """See `Client.tokenize`."""
-        answer: TokenizeResponse = await self._call(self._stub.Tokenize, request, timeout_s)
-        return answer
+        return await self._call(self._stub.Tokenize, request, timeout_s)
 
     async def detokenize(
         self, request: DetokenizeRequest, *, timeout_s: float | None = None
     ) -> DetokenizeResponse:
         """See `Client.detokenize`."""
-        answer: DetokenizeResponse = await self._call(self._stub.Detokenize, request, timeout_s)
-        return answer
+        return await self._call(self._stub.Detokenize, request, timeout_s)
 
     async def _call(self, start: Any, request: Any, timeout_s: float | None) -> Any:
         """Make a call with one answer, and repeat it where that may help."""

@@ -46,24 +46,19 @@ class Client(Caller):
 
     def list_models(self, *, timeout_s: float | None = None) -> ListModelsResponse:
         """The names that requests may give as their model.  Errors as in `generate`."""
-        answer: ListModelsResponse = self._call(
-            self._stub.ListModels, ListModelsRequest(), timeout_s
-        )
-        return answer
+        return self._call(self._stub.ListModels, ListModelsRequest(), timeout_s)
 
     def tokenize(
         self, request: TokenizeRequest, *, timeout_s: float | None = None
     ) -> TokenizeResponse:
         """The tokens of a text or of a conversation."""
-        answer: TokenizeResponse = self._call(self._stub.Tokenize, request, timeout_s)
-        return answer
+        return self._call(self._stub.Tokenize, request, timeout_s)
 
     def detokenize(
         self, request: DetokenizeRequest, *, timeout_s: float | None = None
     ) -> DetokenizeResponse:
         """The text of tokens."""
-        answer: DetokenizeResponse = self._call(self._stub.Detokenize, request, timeout_s)
-        return answer
+        return self._call(self._stub.Detokenize, request, timeout_s)
 
     def _call(self, start: Any, request: Any, timeout_s: float | None) -> Any:
         """Make a call with one answer, and repeat it where that may help."""

@@ -134,8 +134,7 @@ def parse(kind: type[T], value: Any, path: str = "") -> T:
     path: where `value` stands in the file, for messages.
     """
     with ConfigError.below(path):
-        found: T = _parse(kind, value)
-        return found
+        return _parse(kind, value)
 
 
 def overlaid(base: T, value: Any, path: str = "") -> T:

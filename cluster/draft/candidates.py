@@ -179,8 +179,7 @@ def _scores(ranked: Ranking, rows: Sequence[RowContext]) -> Array:
         np.array([[each.stream] for each in params], np.int64),
     )
     ranks = np.arange(ranked.scores.shape[1])
-    scores: Array = scored(np, ranked.scores, noise, ranks, law | {"divisor": divisors})
-    return scores
+    return scored(np, ranked.scores, noise, ranks, law | {"divisor": divisors})
 
 
 def scored(xp: Any, values: Any, noise: Any, ranks: Any, law: Mapping[str, Any]) -> Any:
@@ -260,11 +259,9 @@ def conditionals(scores: Array, fits: Sequence[Sharpness]) -> Array:
     """
     taus = np.array([[fit.tau] for fit in fits])
     coverages = np.array([[fit.coverage] for fit in fits])
-    shares: Array = _softmax(scores / taus) * coverages
-    return shares
+    return _softmax(scores / taus) * coverages
 
 
 def _softmax(values: Array) -> Array:
     weights = np.exp(values - values.max(axis=-1, keepdims=True))
-    shares: Array = weights / weights.sum(axis=-1, keepdims=True)
-    return shares
+    return weights / weights.sum(axis=-1, keepdims=True)

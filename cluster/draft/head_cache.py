@@ -259,8 +259,7 @@ class TextCache:
     ) -> npt.NDArray[np.bool_]:
         """Of each of these positions of a text, True if its row was written for it."""
         expected = np.stack((token_ids[positions], positions), axis=1)
-        found: npt.NDArray[np.bool_] = np.all(self._stamps[slots[positions]] == expected, axis=1)
-        return found
+        return np.all(self._stamps[slots[positions]] == expected, axis=1)
 
     def _held(self, slots: IndexArray) -> Span:
         """Keys and values of each layer in these slots."""

@@ -309,8 +309,7 @@ class Passes:
         position = said["position"] + depths[:, :, None]
         words = philox((ids, position, said["stream"], 0), (said["key"], said["key_high"]))[0]
         ranks = torch.arange(values.shape[2], device=values.device)
-        found: torch.Tensor = scored(torch, values, gumbel_of_words(words), ranks, said)
-        return found
+        return scored(torch, values, gumbel_of_words(words), ranks, said)
 
     def attend_layer(
         self,

@@ -193,8 +193,7 @@ def host_of(context: DrafterContext, kind: str) -> Host:
             f"{kind} reads the target's steps and cannot run in a process of its own; set it to "
             "{with: target}",
         )
-    host: Host = context.target
-    return host
+    return context.target
 
 
 def kv_layers_of(drafter: type, options: Any, like: LayerSpec) -> tuple[LayerSpec, ...]:

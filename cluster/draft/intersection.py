@@ -141,8 +141,7 @@ class Reader:
         self._alone = self._marks | shared
 
     def _numbered(self, draft_ids: Sequence[int]) -> list[int]:
-        numbered: list[int] = self._places[list(draft_ids)].tolist()
-        return numbered
+        return self._places[list(draft_ids)].tolist()
 
     def _spelled(self, mark: str, specials: Specials) -> list[int]:
         return self._numbered(self._draft.write(mark.encode())[0]) if specials == "text" else []

@@ -107,8 +107,7 @@ class MedusaDrafter(ProductDrafter[MedusaHead]):
 
     def _logits(self, requests: Sequence[HeadRequest], given: Sequence[Any]) -> torch.Tensor:
         hidden = torch.stack(list(given)).to(self._dtype)
-        logits: torch.Tensor = self._head(hidden).float()
-        return logits
+        return self._head(hidden).float()
 
 
 class PeagleDrafter(ProductDrafter[Eagle3Head]):

@@ -256,8 +256,7 @@ def build(
 
 def drafter_class(kind: str) -> type[Any]:
     """The class of a kind that `check` has passed."""
-    found: type[Any] = _resolve(KINDS[kind].drafter if kind in KINDS else kind)
-    return found
+    return _resolve(KINDS[kind].drafter if kind in KINDS else kind)
 
 
 def _resolve(location: str) -> Any:

@@ -188,8 +188,7 @@ class TreeDrafter(CommittedTextDrafter[Request]):
     @property
     def _max_rows(self) -> int:
         """Nodes that a pass expands at most."""
-        found: int = self._options.max_rows
-        return found
+        return self._options.max_rows
 
     @property
     def _num_positions(self) -> int:

@@ -60,8 +60,7 @@ class DraftVocabulary:
         """The draft ids that the model reads in place of the target's tokens.
 
         A token beyond its vocabulary, for which nothing is drafted, is read as the last one."""
-        ids: TokenArray = self.draft_ids[target_ids.clip(0, len(self.draft_ids) - 1)]
-        return ids
+        return self.draft_ids[target_ids.clip(0, len(self.draft_ids) - 1)]
 
     def draft_id_of(self, target_id: int) -> int | None:
         """The draft id by which the model writes a token, None if it cannot."""

@@ -189,8 +189,7 @@ def resolve_dtype(
     that were bfloat16 stay so in memory where our kernels run (`packed_linear.py`).
     """
     if name != "auto":
-        chosen: torch.dtype = getattr(torch, name)
-        return chosen
+        return getattr(torch, name)
     is_emulated = device.type == "cpu" and stored is not None and not computes(stored)
     return torch.float32 if is_emulated else stored
 

@@ -48,10 +48,9 @@ class ModuleForward:
         assert self._layers is not None, "a step that needs taps was sent here"
         if tap == len(self._layers):
             # The output layer is given the wanted rows alone; the decoder gives all.
-            handle: RemovableHandle = self._module.get_decoder().register_forward_hook(
+            return self._module.get_decoder().register_forward_hook(
                 lambda decoder, args, output: states.take(tap, output[0][0])
             )
-            return handle
         return self._layers[tap].register_forward_pre_hook(
             lambda layer, args, given: states.take(tap, (*args, given.get("hidden_states"))[0][0]),
             with_kwargs=True,

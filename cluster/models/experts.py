@@ -27,8 +27,7 @@ class Expert(torch.nn.Module):
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """rows [n, size] -> the same shape."""
         inner: torch.Tensor = self.act_fn(self.gate_proj(rows)) * self.up_proj(rows)
-        product: torch.Tensor = self.down_proj(inner)
-        return product
+        return self.down_proj(inner)
 
 
 class Experts(torch.nn.Module):

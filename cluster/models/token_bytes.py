@@ -144,8 +144,7 @@ class TokenBytes:
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a piece of text: no marks are added or read, no space put before it."""
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
-        return ids
+        return self._backend.encode(text, add_special_tokens=False).ids
 
     def words(self, text: str) -> tuple[list[int], list[int]]:
         """The tokens of a piece of text, and which word each is of: words are cut before tokens."""

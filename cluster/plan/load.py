@@ -134,8 +134,7 @@ class RoundTimes:
         """
         if self._factors is None:
             return None
-        found: Floats = self._parts(num_sequences, num_others, num_nodes) @ self._factors
-        return found
+        return self._parts(num_sequences, num_others, num_nodes) @ self._factors
 
     def estimate(self, num_sequences: int, num_nodes: int) -> float | None:
         found = self.at_edges(num_sequences, num_nodes=(num_nodes,))

@@ -137,8 +137,7 @@ class CoordinatorLink(StreamLink[SubmitFrame, EventFrame]):
 
     async def status(self, timeout_s: float = CONNECT_TIMEOUT_S) -> dict[str, Any]:
         """The coordinator's state, for operators and tools."""
-        status: dict[str, Any] = json.loads((await self._stream.ask("Status", timeout_s)).json)
-        return status
+        return json.loads((await self._stream.ask("Status", timeout_s)).json)
 
     async def watch(self) -> AsyncGenerator[tuple[str, str], None]:
         """Yield the coordinator's events, each with its name and as JSON, while it lives."""

@@ -50,8 +50,7 @@ class DecodeTimes:
         if above == below:
             return self._replay(above)
         share = (num_texts - below) / (above - below)
-        times: Floats = (1.0 - share) * self.of(below) + share * self.of(above)
-        return times
+        return (1.0 - share) * self.of(below) + share * self.of(above)
 
     def _replay(self, num_texts: int) -> Floats:
         lengths = np.array([len(text.token_ids) for text in self._texts], dtype=np.float64)

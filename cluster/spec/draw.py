@@ -242,8 +242,7 @@ def _draw_among(found: Survivors, rows: DrawRows) -> Indices:
     scores[row, column] = values[row, column] + noise
     tied = alive & (scores == scores.max(axis=1, keepdims=True))
     # A row of NaN has no survivors; its draw is invalid in any case.
-    lowest: Indices = np.where(tied, token_ids, np.iinfo(np.int64).max).min(axis=1)
-    return lowest
+    return np.where(tied, token_ids, np.iinfo(np.int64).max).min(axis=1)
 
 
 # How far a token is from being drawn: what tells rounding from a fault.

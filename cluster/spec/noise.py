@@ -68,8 +68,7 @@ def gumbel(
     """
     words = random_words(seed, (token_ids, position, stream, 0))[0]
     uniform = (words.astype(np.float64) + 0.5) * 2.0**-32
-    noise: FloatArray = (-np.log(-np.log1p(-uniform))).astype(np.float32)
-    return noise
+    return (-np.log(-np.log1p(-uniform))).astype(np.float32)
 
 
 @functools.lru_cache(_NUM_KEPT)

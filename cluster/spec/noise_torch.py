@@ -42,8 +42,7 @@ def philox_words(keys: torch.Tensor, vocab_size: int) -> torch.Tensor:
     seeds, positions, streams = keys.unsqueeze(2).unbind()  # each [rows, 1]
     token_ids = torch.arange(vocab_size, device=keys.device)
     halves = seeds & MASK32, (seeds >> 32) & MASK32
-    found: torch.Tensor = philox((token_ids, positions, streams, 0), halves)[0]
-    return found
+    return philox((token_ids, positions, streams, 0), halves)[0]
 
 
 def gumbel_of_words(words: torch.Tensor) -> torch.Tensor:

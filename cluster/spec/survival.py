@@ -127,10 +127,8 @@ def logit(probabilities: npt.ArrayLike) -> Floats:
     values = np.asarray(probabilities, dtype=np.float64)
     bound = 1.0 / (1.0 + math.exp(MAX_LOGIT))
     values = np.minimum(np.maximum(values, bound), 1.0 - bound)
-    result: Floats = np.log(values) - np.log1p(-values)
-    return result
+    return np.log(values) - np.log1p(-values)
 
 
 def sigmoid(logits: Floats) -> Floats:
-    result: Floats = 1.0 / (1.0 + np.exp(-logits))
-    return result
+    return 1.0 / (1.0 + np.exp(-logits))

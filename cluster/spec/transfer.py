@@ -33,8 +33,7 @@ class Transfer:
         """The numbers, once the device has done all that it was asked before the transfer."""
         if self._done is not None:
             self._done.synchronize()
-        array: npt.NDArray[Any] = self._copy.numpy()
-        return array
+        return self._copy.numpy()
 
 
 def received(tensor: torch.Tensor) -> npt.NDArray[Any]:

@@ -64,8 +64,7 @@ class DraftModelLearner(Learner):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `Learner`."""
-        found: torch.Tensor = self.network.get_output_embeddings()(hidden)
-        return found
+        return self.network.get_output_embeddings()(hidden)
 
     def save(self, folder: Path, made_for: MadeFor) -> None:
         """See `Learner`: a folder of transformers with its draft vocabulary or its tokenizer."""

@@ -154,5 +154,4 @@ def _draw_laws(
         sums = probs.cumsum(dim=-1)
         places = torch.searchsorted(sums, uniform[sampled, None] * sums[:, -1:], right=True)[:, 0]
         tokens[sampled] = places.clamp(max=logits.shape[1] - 1)
-    drawn: list[int] = tokens.tolist()
-    return drawn
+    return tokens.tolist()

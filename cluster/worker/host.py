@@ -101,8 +101,7 @@ class EngineHost:
             held = model.module.get_input_embeddings().weight
             # With several ranks, each may hold only a part of the weight.
             if type(held) in (torch.Tensor, torch.nn.Parameter) and held.shape == shape:
-                shared: torch.Tensor = held.detach()
-                return shared
+                return held.detach()
             name = "embedding"
         return _stored(Path(model.source), _STORED[name], shape).to(self.device, self.dtype)
 
@@ -150,8 +149,7 @@ def _stored(folder: Path, names: Sequence[str], shape: tuple[int, int]) -> torch
         with safe_open(file, framework="pt") as held:
             for key in held.keys():  # noqa: SIM118 - the file is no mapping
                 if key.endswith(tuple(names)) and tuple(held.get_slice(key).get_shape()) == shape:
-                    found: torch.Tensor = held.get_tensor(key)
-                    return found
+                    return held.get_tensor(key)
     raise ConfigError(
         f"{folder} has no tensor {' or '.join(names)} of {shape[0]} x {shape[1]} in safetensors, "
         "which the draft head takes from its target; use a head that brings its own",

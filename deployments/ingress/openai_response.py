@@ -148,8 +148,7 @@ class Answer(Writer):
 
     def _prompt_ids(self, choice: int) -> list[int]:
         number = choice // self._spec.num_choices
-        ids: list[int] = self._generation.prompt_ids[number].tolist()
-        return ids
+        return self._generation.prompt_ids[number].tolist()
 
     def _echoed(self, choice: int) -> str:
         if not self._echoes:

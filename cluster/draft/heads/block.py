@@ -91,8 +91,7 @@ class BlockHead(Head):
 
     def fuse(self, taps: torch.Tensor) -> torch.Tensor:
         """See `Head`."""
-        fused: torch.Tensor = self.hidden_norm(self.fc(taps))
-        return fused
+        return self.hidden_norm(self.fc(taps))
 
     def entered(
         self, token_ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor

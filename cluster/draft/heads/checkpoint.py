@@ -204,8 +204,7 @@ class HeadConfig:
         methods = said.get("proposal_methods") or [{}]
         default = said.get("default_proposal_method")
         chosen = [each for each in methods if each.get("proposal_type") == default] or methods
-        found: int | None = chosen[0].get("speculative_tokens")
-        return found
+        return chosen[0].get("speculative_tokens")
 
     def refused(self, reason: str) -> ConfigError:
         """The error that says why a folder is no head for this target."""

@@ -70,16 +70,10 @@ class ConvolvedLayer(Qwen3DecoderLayer):  # type: ignore[misc]
         """As a Qwen3's decoder layer."""
 
         def attend(rows: torch.Tensor) -> torch.Tensor:
-            found: torch.Tensor = self.self_attn(hidden_states=rows, attention_mask=None, **given)[
-                0
-            ]
-            return found
+            return self.self_attn(hidden_states=rows, attention_mask=None, **given)[0]
 
         hidden = hidden_states + self.attention_conv(self.input_layernorm(hidden_states), attend)
-        found: torch.Tensor = hidden + self.mlp_conv(
-            self.post_attention_layernorm(hidden), self.mlp
-        )
-        return found
+        return hidden + self.mlp_conv(self.post_attention_layernorm(hidden), self.mlp)
 
 
 class CandidateSelector(nn.Module):

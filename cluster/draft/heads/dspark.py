@@ -42,8 +42,7 @@ class MarkovHead(nn.Module):
 
     def embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
         """int64[blocks] -> [blocks, rank]."""
-        found: torch.Tensor = self.markov_w1(token_ids)
-        return found
+        return self.markov_w1(token_ids)
 
     def forward(
         self, before: torch.Tensor, hidden: torch.Tensor, state: torch.Tensor

@@ -75,8 +75,7 @@ class FirstLayer(LlamaDecoderLayer):  # type: ignore[misc]
         both = self.side_by_side(rows)
         residual = (both if self._norm_before_residual else rows).chunk(2, dim=-1)[1]
         hidden = residual + self.self_attn(both, **given)[0]
-        found: torch.Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
-        return found
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
 
 class Eagle3Head(Head):
@@ -111,8 +110,7 @@ class Eagle3Head(Head):
             taps = torch.cat(
                 [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1
             )
-        fused: torch.Tensor = self.fc(taps)
-        return fused
+        return self.fc(taps)
 
     def entered(
         self, token_ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor

@@ -30,8 +30,7 @@ class ExitHead(nn.Module):
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., hidden] behind the exit layer and the final norm -> what the output layer reads."""
         scaled = rows * self.scale
-        found: torch.Tensor = scaled + self.translator(scaled)
-        return found
+        return scaled + self.translator(scaled)
 
     @torch.no_grad()
     def output(self, weight: torch.Tensor) -> torch.Tensor:

@@ -214,13 +214,11 @@ class Head(nn.Module, ABC):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] as `forward` returned it -> [rows, draft_vocab]."""
-        found: torch.Tensor = self.lm_head(self.norm(hidden))
-        return found
+        return self.lm_head(self.norm(hidden))
 
     def handed_on(self, hidden: torch.Tensor) -> torch.Tensor:
         """The rows that the next drafted ones take in place of the target's."""
-        found: torch.Tensor = self.norm(hidden) if self.spec.norms_output else hidden
-        return found
+        return self.norm(hidden) if self.spec.norms_output else hidden
 
     def _masked(self, hidden: torch.Tensor, size: int) -> torch.Tensor:
         """The hidden rows of a pass: [texts, size, hidden]."""

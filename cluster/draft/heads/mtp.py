@@ -66,8 +66,7 @@ class MtpHead(Head):
         if not _is_apart(self.spec.layers):
             embedded = embedded.masked_fill((positions == 0)[:, None], 0.0)
         both = torch.cat((self.embedding_norm(embedded), self.hidden_norm(hidden)), dim=-1)
-        joint: torch.Tensor = self.joint(both)
-        return joint
+        return self.joint(both)
 
 
 def _is_apart(text_config: Any) -> bool:

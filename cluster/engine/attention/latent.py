@@ -32,8 +32,7 @@ class LatentAttention(torch.nn.Module):
         """Latents and rotated parts, [1, 1, rows, size] each -> keys and values."""
         if self.config._attn_implementation == "eager":  # which the check at load compares with
             module: Any = super()
-            expanded: tuple[torch.Tensor, torch.Tensor] = module.expand_kv(kv_nope, k_rot)
-            return expanded
+            return module.expand_kv(kv_nope, k_rot)
         latents = torch.cat((kv_nope, k_rot), dim=-1)
         return latents, latents
 

@@ -68,8 +68,7 @@ class PathConvolution(PathLayer):
         sums = plan.convolve_layer(layer_index(self), states, weight).to(states.device)
         if self.conv.bias is not None:
             sums = sums + self.conv.bias
-        found: torch.Tensor = self.out_proj(c * sums)
-        return found
+        return self.out_proj(c * sums)
 
 
 class PathDelta(PathLayer):
@@ -97,5 +96,4 @@ class PathDelta(PathLayer):
             b[0].sigmoid(),
         )
         normed = own.norm(found.flatten(0, 1).to(z.device), z.reshape(-1, own.head_v_dim))
-        output: torch.Tensor = own.out_proj(normed.view(*mixed.shape[:2], -1))
-        return output
+        return own.out_proj(normed.view(*mixed.shape[:2], -1))

@@ -58,8 +58,7 @@ class NativeMLP(torch.nn.Module):
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """rows [..., size] -> the same shape."""
         # By call, so that hooks see the products.
-        product: torch.Tensor = self.down(self._kernels.silu_product(self.gate_up(rows)))
-        return product
+        return self.down(self._kernels.silu_product(self.gate_up(rows)))
 
     def part(self, name: str) -> tuple[PackedLinear, int, int, int]:
         """The product that computes a layer of the original, the layer's first column there, and

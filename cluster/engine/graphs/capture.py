@@ -88,8 +88,7 @@ class Staging:
         sent = self._sent[self._turn]
         if sent is not None:
             sent.synchronize()  # returns at once where nothing was ever sent
-        words: Words = self._areas[self._turn].numpy()
-        return words
+        return self._areas[self._turn].numpy()
 
     def put(self, numbers: npt.NDArray[np.int64]) -> torch.Tensor:
         """Send these in place of what was sent before; returns them as they lie on the device."""

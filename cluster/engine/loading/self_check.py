@@ -183,8 +183,7 @@ def _distance(model: LoadedModel, case: _Case) -> Distance:
 
 def _errors(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     """The relative error of each row."""
-    errors: torch.Tensor = (found - expected).norm(dim=1) / expected.norm(dim=1).clamp(min=1e-6)
-    return errors
+    return (found - expected).norm(dim=1) / expected.norm(dim=1).clamp(min=1e-6)
 
 
 def _precise(model: LoadedModel, case: _Case) -> torch.Tensor | None:

@@ -280,5 +280,4 @@ def score_trees(
         NODE_DECAY,
     )
     _call("score_trees", (_Scored, given))
-    found: list[int] = accepted.tolist()
-    return found
+    return accepted.tolist()
