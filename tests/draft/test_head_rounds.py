@@ -10,7 +10,7 @@ import pytest
 
 from cluster.core import Proposal, SamplingParams
 from tests.support.choices import by_day
-from tests.support.draft.inside import Inside, config_of
+from tests.support.draft.inside import Inside
 from tests.support.draft.kinds import KINDS
 from tests.support.engine.captures import Failing, Recorder
 from tests.support.engine.driver import prompt
@@ -18,9 +18,9 @@ from tests.support.worker.rounds import Session
 
 # Those whose trees grow by rounds.
 GROWN = ["eagle3", "mtp", "mtp-latent", "mtp-apart"]
-GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 64}
-SAMPLED: dict[str, Any] = {"temperature": 1.0, "max_tokens": 64}
-LAWS: Mapping[str, dict[str, Any]] = {
+GREEDY = {"temperature": 0.0, "max_tokens": 64}
+SAMPLED = {"temperature": 1.0, "max_tokens": 64}
+LAWS = {
     "greedy": GREEDY,
     "sampled": SAMPLED,
     "cold": SAMPLED | {"temperature": 0.3},
@@ -30,14 +30,9 @@ LAWS: Mapping[str, dict[str, Any]] = {
 }
 
 
-def pair(
-    name: str, target: Path, folder: Path, options: dict[str, Any]
-) -> tuple[Inside, Inside, Recorder]:
+def pair(name: str, target: Path, folder: Path, **options: Any) -> tuple[Inside, Inside, Recorder]:
     """A drafter that grows its trees on the host, and one by graphs."""
-    head = KINDS[name].random(folder, target)
-    options = {"min_survival": 1e-4, **options}
-    model = head if KINDS[name].kind == "mtp" else target
-    config = config_of(model, KINDS[name].kind, head, options=options)
+    config = KINDS[name].config(target, folder, options={"min_survival": 1e-4, **options})
     recorder = Recorder()
     return Inside(config), Inside(config, recorder), recorder
 
@@ -45,7 +40,7 @@ def pair(
 def grown(inside: Inside, sessions: Sequence[Session], max_nodes: int) -> dict[str, Proposal]:
     """The last proposals for all texts, asked for together."""
     tasks = [inside.told(session, max_nodes) for session in sessions]
-    found: dict[str, Proposal] = {}
+    found = {}
     while proposals := inside.drafter.propose(tasks):
         found.update({each.request_id: each for each in proposals})
     return found
@@ -76,7 +71,7 @@ def check_alike(first: Mapping[str, Proposal], second: Mapping[str, Proposal]) -
 @pytest.mark.parametrize("name", by_day(["eagle3", "mtp-latent"], GROWN))
 def test_trees_are_those_of_the_host(name: str, law: str, llama_folder: Path, tmp_path: Path):
     """Of one text to three at a time, step after step, by one calibration."""
-    host, graphs, recorder = pair(name, llama_folder, tmp_path, {})
+    host, graphs, recorder = pair(name, llama_folder, tmp_path)
     sizes = set[int]()
     for seed in range(by_day(3, 6)):
         params = SamplingParams(seed=seed, **LAWS[law])
@@ -99,7 +94,7 @@ def test_trees_are_those_of_the_host(name: str, law: str, llama_folder: Path, tm
 
 def test_a_large_tree_takes_several_waits_and_is_the_hosts(llama_folder: Path, tmp_path: Path):
     """Narrow passes, so that it takes many."""
-    host, graphs, recorder = pair("eagle3", llama_folder, tmp_path, {"width": 3})
+    host, graphs, recorder = pair("eagle3", llama_folder, tmp_path, width=3)
     params = SamplingParams(seed=5, **SAMPLED)
     both = [[Session("a", prompt(20).tolist(), params)] for _ in range(2)]
     found = drawn((host, graphs), both, 30)
@@ -110,9 +105,8 @@ def test_a_large_tree_takes_several_waits_and_is_the_hosts(llama_folder: Path, t
 
 
 def test_what_a_graph_touches_stays_where_it_is(llama_folder: Path, tmp_path: Path):
-    head = KINDS["eagle3"].random(tmp_path, llama_folder)
     recorder = Recorder(notes_storages=True)
-    inside = Inside(config_of(llama_folder, "eagle3", head), recorder)
+    inside = Inside(KINDS["eagle3"].config(llama_folder, tmp_path), recorder)
     session = Session("a", prompt(20).tolist(), SamplingParams(seed=1, **SAMPLED))
     inside.decode([session], 12)
     assert recorder.num_captures < recorder.num_replays
@@ -133,7 +127,7 @@ def test_what_a_graph_touches_stays_where_it_is(llama_folder: Path, tmp_path: Pa
 def test_what_no_round_holds_is_grown_on_the_host(
     change: dict[str, Any], num_texts: int, llama_folder: Path, tmp_path: Path
 ):
-    host, graphs, recorder = pair("eagle3", llama_folder, tmp_path, {})
+    host, graphs, recorder = pair("eagle3", llama_folder, tmp_path)
     params = SamplingParams(seed=2, **(SAMPLED | change))
     both = [
         [Session(str(i), prompt(9 + i, seed=i).tolist(), params) for i in range(num_texts)]
@@ -153,24 +147,19 @@ def test_what_no_round_holds_is_grown_on_the_host(
 def test_where_nothing_can_be_captured_the_host_grows_them(
     llama_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    config = config_of(llama_folder, "eagle3", KINDS["eagle3"].random(tmp_path, llama_folder))
+    config = KINDS["eagle3"].config(llama_folder, tmp_path)
     failing = Failing()
     with caplog.at_level(logging.WARNING):
         broken, plain = Inside(config, failing), Inside(config)
         params = SamplingParams(seed=3, **SAMPLED)
-        found = []
-        for inside in (broken, plain):
-            session = Session("a", prompt(20).tolist(), params)
-            for _ in range(3):
-                inside.draw(session)
-                found.append(grown(inside, [session], 8))
-    for first, second in zip(found[:3], found[3:], strict=True):
-        check_alike(first, second)
+        both = [[Session("a", prompt(20).tolist(), params)] for _ in range(2)]
+        for _ in range(3):
+            check_alike(*drawn((broken, plain), both, 8))
     assert failing.num_calls == 2
     told = [each.message for each in caplog.records if "CUDA graphs" in each.message]
     assert len(told) == 2
 
 
 def test_a_head_of_nan_drafts_nothing(llama_folder: Path, tmp_path: Path):
-    head = KINDS["eagle3"].random(tmp_path, llama_folder, fill=float("nan"))
-    Inside(config_of(llama_folder, "eagle3", head), Recorder()).check_silent()
+    config = KINDS["eagle3"].config(llama_folder, tmp_path, float("nan"))
+    Inside(config, Recorder()).check_silent()

@@ -19,8 +19,8 @@ from cluster.engine.engine import Engine
 from cluster.errors import ConfigError
 from cluster.worker.host import EngineHost
 from tests.support.choices import by_day
-from tests.support.draft.author import Author, draft_engine, grow
-from tests.support.draft.inside import GREEDY, LAWS, Inside, config_of
+from tests.support.draft.author import Author, draft_engine, write
+from tests.support.draft.inside import GREEDY, LAWS, Inside, alike, config_of
 from tests.support.engine.driver import prompt
 from tests.support.engine.integrity import check_integrity
 from tests.support.engine.native import needs_native
@@ -28,7 +28,7 @@ from tests.support.engine.parts import plain
 from tests.support.worker.rounds import Session
 
 PROMPT = [5, 6, 7, 90, 91, 5, 6, 7]
-DRAFTS: dict[str, dict[str, Any]] = {
+DRAFTS = {
     "early_exit": {"exit_layer": 2},
     "layer_skip": {"skip_layers": [1], "num_pages": 64},
 }
@@ -39,9 +39,7 @@ def made(engine: Engine, kind: str, **options: Any) -> LMDrafter:
     settings = DrafterConfig(kind=kind, options=options)
     host = EngineHost(engine, Config(drafters={"own": settings}), "own")
     context = DrafterContext("own", 16, 4, engine.vocab_size, engine.tokenizer_hash, host)
-    drafter = registry.create("own", settings, context)
-    assert isinstance(drafter, LMDrafter)
-    return drafter
+    return registry.create("own", settings, context)
 
 
 @pytest.fixture(scope="module", params=["llama", "gemma2"])
@@ -53,12 +51,10 @@ def test_the_likeliest_drafts_are_the_text_of_these_layers(folder: Path):
     target = draft_engine(folder)
     layers = [0, *range(2, len(target.layers))]
     drafter = made(target, "layer_skip", min_survival=1e-4, **DRAFTS["layer_skip"])
-    author = Author(PROMPT)
-    drafter.observe([author.opening()])
-    tree = grow(drafter, author)["a"].tree
+    tree = write(drafter, Author(PROMPT), []).tree
     path = greedy_path(tree.token_ids.tolist(), tree.parents.tolist())
     assert len(path) >= 2
-    assert path == greedy_text(folder, layers, len(path))
+    assert path == greedy_text(folder, layers, PROMPT, len(path))
     drafter.release(["a"])
     assert drafter.pages_in_use == 0
 
@@ -72,11 +68,11 @@ def greedy_path(tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
     return path
 
 
-def greedy_text(folder: Path, layers: Sequence[int], count: int) -> list[int]:
-    text = list(PROMPT)
+def greedy_text(folder: Path, layers: Sequence[int], start: Sequence[int], count: int) -> list[int]:
+    text = list(start)
     for _ in range(count):
         text.append(int(plain(folder, layers, token_array(text)).argmax()))
-    return text[len(PROMPT) :]
+    return text[len(start) :]
 
 
 @pytest.mark.parametrize("kind", DRAFTS)
@@ -129,10 +125,10 @@ def opened(folder: Path, *, native: bool = True, **settings: Any) -> Inside:
 def recorded(inside: Inside) -> list[tuple[list[int], torch.Tensor]]:
     """Every row that drafts: the text it stands for, and its logits.  Rows of a native call are
     not seen."""
-    found: list[tuple[list[int], torch.Tensor]] = []
+    found = []
     expand = inside.drafter._expand
 
-    def expanded(rows: Sequence[Any], logits: torch.Tensor) -> None:
+    def expanded(rows, logits):
         for (request, node), each in zip(rows, logits, strict=True):
             text = request.text.token_ids[: request.root_len].tolist()
             found.append(([*text, *request.tree.path_tokens(node)], each.clone()))
@@ -142,12 +138,12 @@ def recorded(inside: Inside) -> list[tuple[list[int], torch.Tensor]]:
     return found
 
 
-CASES: Any = [
-    *product(
+CASES = list(
+    product(
         ("llama", "gemma2", "mistral-sliding"),
         ({}, {"num_pages": 24}, {"prefix_cache": False, "attention": "sdpa"}),
     )
-]
+)
 
 
 @pytest.mark.parametrize(("architecture", "settings"), by_day(CASES[::4], CASES))
@@ -158,8 +154,7 @@ def test_every_row_is_that_of_these_layers_alone(
     folder = checkpoint_factory(architecture)
     inside = opened(folder, native=False, max_batch_tokens=24, **settings)
     rows = recorded(inside)
-    shared = prompt(30, seed=5).tolist()
-    sessions = [Session(str(i), shared + prompt(i * 9, seed=i).tolist(), GREEDY) for i in range(3)]
+    sessions = alike()
     inside.decode(sessions[:1], 6)
     inside.decode(sessions[1:], 8)
     assert len(rows) > 40
@@ -200,8 +195,7 @@ def test_a_text_that_the_target_does_not_hold_is_left_alone(llama_folder: Path):
     inside = opened(llama_folder)
     session = Session("a", prompt(9).tolist(), GREEDY)
     assert len(inside.tree(session, 4)) == 0
-    inside.verifier.submit([session.item()])
-    session.take(inside.verifier.step().verdicts[0])
+    inside.draw(session)
     assert len(inside.tree(session, 4)) > 0
     held = inside.engine.page_owners.sequences["a"]
     held.tree = TokenTree.of([7], [-1])

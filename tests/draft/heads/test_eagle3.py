@@ -1,8 +1,8 @@
-"""EAGLE-3 heads, in every variant, against a plain implementation written from the paper."""
+"""EAGLE-3 and P-EAGLE heads, in every variant, against a plain implementation written from the
+papers, and the traps of their folders."""
 
 import json
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from cluster.draft.heads.checkpoint import HeadTarget
-from cluster.draft.heads.eagle3 import Eagle3Head
+from cluster.draft.heads.eagle3 import DEFAULT_DRAFTS, Eagle3Head
 from cluster.draft.heads.load import load_draft_head
 from cluster.errors import ConfigError
-from tests.support.draft.heads import eagle3_tensors
-from tests.support.draft.heads import written as write_head
+from tests.support.draft.heads import eagle3_tensors, written
 from tests.support.draft.plain import (
     CAUSAL,
     Held,
     attend,
+    behind,
     behind_attention,
     part_of,
     projected,
@@ -28,7 +28,7 @@ from tests.support.draft.plain import (
 
 HIDDEN, HEADS, KV_HEADS, DIM, INNER = 32, 4, 2, 8, 48
 VOCAB, DRAFT_VOCAB, LAYERS, ROWS = 50, 20, 9, 7
-NUM_LAYERS = 3  # of a P-EAGLE head
+NUM_LAYERS, MASK_TOKEN, NUM_DRAFTS = 3, 7, 4  # of a P-EAGLE head
 LAYER = {
     "hidden_size": HIDDEN,
     "intermediate_size": INNER,
@@ -54,46 +54,66 @@ SPECULATORS = {
     "transformer_layer_config": LAYER,
     "draft_vocab_size": DRAFT_VOCAB,
 }
+SEVERAL = {"num_hidden_layers": NUM_LAYERS, "attention_bias": True}
+PARALLEL = {**AUTHORS, **SEVERAL, "ptd_token_id": MASK_TOKEN}
+PARALLEL_SPECULATORS = {
+    **SPECULATORS,
+    "speculators_model_type": "peagle",
+    "mask_token_id": MASK_TOKEN,
+    "transformer_layer_config": {**LAYER, **SEVERAL},
+    "speculators_config": {
+        "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": NUM_DRAFTS}],
+        "default_proposal_method": "greedy",
+    },
+}
 
 
-def tensors(
-    prefix: str, *, num_layers: int = 1, has_bias: bool = False, **extra: torch.Tensor
-) -> Held:
+def is_parallel(config: Mapping[str, Any]) -> bool:
+    return config.get("transformer_layer_config", config).get("attention_bias", False)
+
+
+def tensors(config: Mapping[str, Any]) -> Held:
+    """Random ones, as the configuration wants them; a parallel head has several layers with biases,
+    and the mask row is written in two ways."""
+    is_authors, parallel = "transformer_layer_config" not in config, is_parallel(config)
     held = eagle3_tensors(
-        HIDDEN, INNER, DRAFT_VOCAB, prefix, num_layers=num_layers, has_bias=has_bias
+        HIDDEN,
+        INNER,
+        DRAFT_VOCAB,
+        "midlayer." if is_authors else "layers.0.",
+        num_layers=NUM_LAYERS if parallel else 1,
+        has_bias=parallel,
     )
     # Target id = 2 i.
     held |= {"d2t": torch.arange(DRAFT_VOCAB), "t2d": torch.zeros(VOCAB, dtype=torch.bool)}
-    return held | extra
+    if parallel:
+        mask = torch.randn(1, 3 * HIDDEN, generator=torch.Generator().manual_seed(6))
+        held["mask_hidden"] = mask if is_authors else mask[None]
+    return held
 
 
-written = partial(write_head, name="model.safetensors")
-
-
-def loaded(folder: Path) -> Eagle3Head:
-    head = load_draft_head(folder, TARGET)
-    assert isinstance(head, Eagle3Head)
-    return head
+def loaded(
+    folder: Path, config: Mapping[str, Any], change: Mapping[str, torch.Tensor | None] | None = None
+) -> Eagle3Head:
+    """change: tensors in place of the configuration's, None = left out."""
+    held = {**tensors(config), **(change or {})}
+    return load_draft_head(written(folder, config, held), TARGET)
 
 
 TOKENS = torch.tensor([3, 1, 4, 1, 5, 9, 2])
 TAPS = torch.randn(ROWS, 3 * HIDDEN, generator=torch.Generator().manual_seed(3))
 
 
-def fused(held: Held, taps: torch.Tensor, config: Mapping[str, Any]) -> torch.Tensor:
+def plain_logits(
+    held: Held, config: Mapping[str, Any], ids: torch.Tensor, taps: torch.Tensor
+) -> torch.Tensor:
+    """Of all rows, by all layers that are there."""
     if config.get("norm_before_fc"):
         taps = rms(taps, held["input_norm.weight"])
     if config.get("fc_norm"):
         parts = enumerate(taps.split(HIDDEN, dim=1))
         taps = torch.cat([rms(part, held[f"fc_norm.{i}.weight"]) for i, part in parts], dim=1)
-    return taps @ held["fc.weight"].T
-
-
-def plain_logits(
-    held: Held, config: Mapping[str, Any], ids: torch.Tensor, taps: torch.Tensor
-) -> torch.Tensor:
-    """Of all rows, by all layers that are there."""
-    hidden, places = fused(held, taps, config), torch.arange(len(ids))
+    hidden, places = taps @ held["fc.weight"].T, torch.arange(len(ids))
     names = {name.replace("midlayer.", "layers.0."): each for name, each in held.items()}
     for layer in range(NUM_LAYERS):
         of = part_of(names, f"layers.{layer}.")
@@ -112,16 +132,30 @@ def plain_logits(
     return rms(hidden, held["norm.weight"]) @ held["lm_head.weight"].T
 
 
+@torch.no_grad()
 def check_logits(head: Eagle3Head, held: Held, config: Mapping[str, Any]) -> torch.Tensor:
     """Compare them with a plain implementation's; returns what the layers gave."""
-    with torch.no_grad():
-        hidden = head(TOKENS, head.fuse(TAPS), torch.arange(ROWS), CAUSAL)
-        expected = plain_logits(held, config, TOKENS, TAPS)
-        torch.testing.assert_close(head.logits(hidden), expected, rtol=1e-4, atol=1e-4)
+    hidden = head(TOKENS, head.fuse(TAPS), torch.arange(ROWS), CAUSAL)
+    expected = plain_logits(held, config, TOKENS, TAPS)
+    torch.testing.assert_close(head.logits(hidden), expected, rtol=1e-4, atol=1e-4)
     return hidden
 
 
-def norms(*names: str) -> dict[str, torch.Tensor]:
+@torch.no_grad()
+def check_drafts(head: Eagle3Head, held: Held, config: Mapping[str, Any]) -> None:
+    """What a parallel head drafts behind a text of ROWS rows, whose last one is the first of the
+    pass."""
+    fused, before = head.fuse(TAPS), slice(0, ROWS - 1)
+    kept = head.keys_values(TOKENS[before], fused[before], torch.arange(ROWS - 1), CAUSAL)
+    place, plan = torch.tensor([ROWS - 1]), behind(kept, head.sights)
+    rows = head.block(TOKENS[-1:], fused[-1:], place, NUM_DRAFTS, plan)
+    ids = torch.cat((TOKENS, torch.full((NUM_DRAFTS - 1,), MASK_TOKEN)))
+    taps = torch.cat((TAPS, held["mask_hidden"].flatten().expand(NUM_DRAFTS - 1, -1)))
+    expected = plain_logits(held, config, ids, taps)[ROWS - 1 :]
+    torch.testing.assert_close(head.lm_head(rows[0]), expected, rtol=1e-4, atol=1e-4)
+
+
+def norms(*names: str) -> Held:
     sizes = {"input_norm.weight": 3 * HIDDEN}
     generator = torch.Generator().manual_seed(4)
     return {
@@ -138,16 +172,15 @@ VARIANTS = [
 ]
 
 
-@pytest.mark.parametrize("form", ["authors", "speculators"])
+@pytest.mark.parametrize("form", [AUTHORS, SPECULATORS, PARALLEL, PARALLEL_SPECULATORS])
 @pytest.mark.parametrize(("keys", "extra"), VARIANTS)
-def test_logits_equal_a_plain_implementation(
-    form: str, keys: dict[str, bool], extra: tuple[str, ...], tmp_path: Path
+def test_what_it_computes_equals_a_plain_implementation(
+    form: dict[str, Any], keys: dict[str, bool], extra: tuple[str, ...], tmp_path: Path
 ):
-    prefix = "midlayer." if form == "authors" else "layers.0."
-    config = {**(AUTHORS if form == "authors" else SPECULATORS), **keys}
-    held = tensors(prefix, **norms(*extra))
-    head = loaded(written(tmp_path, config, held))
-    check_logits(head, held, config)
+    config = form | keys
+    held = tensors(config) | norms(*extra)
+    head = loaded(tmp_path, config, held)
+    (check_drafts if is_parallel(config) else check_logits)(head, held, config)
     assert torch.equal(head.token_map, 2 * torch.arange(DRAFT_VOCAB))
 
 
@@ -177,12 +210,12 @@ PUBLISHED = AUTHORS | {
 
 @pytest.mark.parametrize("prefix", ["", "model."])
 def test_eagle_3_1_is_read_as_published(prefix: str, tmp_path: Path):
-    held = tensors("midlayer.", **norms(*PER_TAP))
+    held = tensors(PUBLISHED) | norms(*PER_TAP)
     stored = {
         name if name in ("lm_head.weight", "d2t", "t2d") else prefix + name: each
         for name, each in held.items()
     }
-    head = loaded(written(tmp_path, PUBLISHED, stored))
+    head = load_draft_head(written(tmp_path, PUBLISHED, stored), TARGET)
     assert head.spec.taps == (1, 4, 7)
     hidden = check_logits(head, held, PUBLISHED)
     with torch.no_grad():
@@ -193,27 +226,43 @@ def test_eagle_3_1_is_read_as_published(prefix: str, tmp_path: Path):
 def test_norms_and_taps_are_read_from_eagle_config_too(tmp_path: Path):
     """Norms as NVIDIA's heads of gpt-oss have them; taps that nobody names are the inputs of three
     layers."""
-    head = loaded(written(tmp_path, AUTHORS, tensors("midlayer.")))
-    assert (head.spec.taps, head.spec.norms_all_taps) == ((2, 4, 6), False)
+    spec = loaded(tmp_path, AUTHORS).spec
+    assert (spec.taps, spec.norms_all_taps) == ((2, 4, 6), False)
     own = {"norm_before_fc": True, "eagle_aux_hidden_state_layer_ids": [1, 3, 8]}
-    held = tensors("midlayer.", **norms("input_norm.weight"))
-    named = loaded(written(tmp_path, {**AUTHORS, "eagle_config": own}, held))
-    assert (named.spec.taps, named.spec.norms_all_taps) == ((1, 3, 8), True)
+    named = loaded(tmp_path, {**AUTHORS, "eagle_config": own}, norms("input_norm.weight")).spec
+    assert (named.taps, named.norms_all_taps) == ((1, 3, 8), True)
 
 
 def test_equal_vocabularies_need_no_map(tmp_path: Path):
-    held = tensors("midlayer.")
-    held["lm_head.weight"] = torch.randn(VOCAB, HIDDEN)
-    del held["d2t"], held["t2d"]
+    whole = {"lm_head.weight": torch.randn(VOCAB, HIDDEN), "d2t": None, "t2d": None}
     config = {key: value for key, value in AUTHORS.items() if key != "draft_vocab_size"}
-    head = loaded(written(tmp_path, config, held))
-    assert torch.equal(head.token_map, torch.arange(VOCAB))
+    assert torch.equal(loaded(tmp_path, config, whole).token_map, torch.arange(VOCAB))
 
 
 def test_an_embedding_of_its_own_is_used(tmp_path: Path):
     own = torch.randn(VOCAB, HIDDEN)
-    folder = written(tmp_path, AUTHORS, tensors("midlayer.", **{"embed_tokens.weight": own}))
-    assert torch.equal(loaded(folder).embed_tokens.weight, own)
+    head = loaded(tmp_path, AUTHORS, {"embed_tokens.weight": own})
+    assert torch.equal(head.embed_tokens.weight, own)
+
+
+@pytest.mark.parametrize("key", ["pard_token", "ptd_token_id", "mask_token_id"])
+def test_the_mask_token_is_found_under_every_name(key: str, tmp_path: Path):
+    keys = {"ptd_token_id": None, "parallel_drafting": True, key: 9}
+    assert loaded(tmp_path, PARALLEL | keys).spec.mask_token_id == 9
+
+
+@pytest.mark.parametrize(
+    ("config", "count"), [(PARALLEL_SPECULATORS, NUM_DRAFTS), (PARALLEL, DEFAULT_DRAFTS)]
+)
+def test_the_folder_says_how_many_tokens_a_pass_drafts(
+    config: dict[str, Any], count: int, tmp_path: Path
+):
+    assert loaded(tmp_path, config).spec.num_drafts == count
+
+
+def test_a_norm_that_deeper_layers_do_not_use_may_be_there(tmp_path: Path):
+    held = tensors(PARALLEL) | {"layers.1.hidden_norm.weight": torch.ones(HIDDEN)}
+    check_drafts(loaded(tmp_path, PARALLEL, held), held, PARALLEL)
 
 
 @pytest.mark.parametrize(
@@ -260,19 +309,32 @@ def test_an_embedding_of_its_own_is_used(tmp_path: Path):
         ),
         ({"architectures": ["EagleLlamaForCausalLM"]}, {}, "EAGLE head of the first or second"),
         ({"speculators_model_type": "mtp"}, {}, "multi-token prediction"),
+        (
+            {**PARALLEL, "ptd_token_id": None, "parallel_drafting": True},
+            {},
+            r"names no mask token \(pard_token, ptd_token_id, mask_token_id\)",
+        ),
+        ({**PARALLEL, "ptd_token_id": VOCAB}, {}, "mask token 50 is none of the target's 50"),
+        ({**PARALLEL, "num_hidden_layers": 2}, {}, r"nothing is known of layers\.2"),
+        ({**PARALLEL, "num_hidden_layers": 4}, {}, r"it lacks layers\.3"),
+        (PARALLEL, {"mask_hidden": None}, "it lacks mask_hidden"),
+        (PARALLEL, {"mask_hidden": torch.zeros(HIDDEN)}, r"mask_hidden has the shape \[32\]"),
+        (
+            {**PARALLEL, "layer_types": ["full_attention", "sliding_attention"]},
+            {},
+            "sliding window",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(
     config: dict[str, Any], change: dict[str, torch.Tensor | None], said: str, tmp_path: Path
 ):
-    held = {**tensors("midlayer."), **change}
-    kept = {name: tensor for name, tensor in held.items() if tensor is not None}
     with pytest.raises(ConfigError, match=said):
-        loaded(written(tmp_path, config, kept))
+        loaded(tmp_path, config, change)
 
 
 def test_a_pickled_object_is_never_loaded(tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps(AUTHORS))
     torch.save({"fc.weight": Path("/")}, tmp_path / "pytorch_model.bin")
     with pytest.raises(ConfigError, match="more than tensors"):
-        loaded(tmp_path)
+        load_draft_head(tmp_path, TARGET)

@@ -54,10 +54,7 @@ def vllm_names(held: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def loaded(folder: Path, config: dict[str, Any], held: dict[str, torch.Tensor]) -> MedusaHead:
-    written(folder, config, held, "medusa_lm_head.safetensors")
-    head = load_draft_head(folder, TARGET)
-    assert isinstance(head, MedusaHead)
-    return head
+    return load_draft_head(written(folder, config, held, "medusa_lm_head.safetensors"), TARGET)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -79,32 +76,35 @@ def test_logits_equal_the_heads_written_out(form: str, bias: bool, tmp_path: Pat
         torch.testing.assert_close(found[:, index], wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_the_target_may_read_the_drafts_out(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("keys", "extra"),
+    [
+        ({"original_lm_head": True}, {}),
+        (
+            {"truncated_vocab_size": 10},
+            {"lm_head.weight": OUTPUT[:10].clone(), "token_map": torch.arange(10) * 3},
+        ),
+    ],
+)
+def test_one_output_layer_may_serve_all_heads(
+    keys: dict[str, Any], extra: dict[str, torch.Tensor], tmp_path: Path
+):
+    """The target's, or one of its own with fewer tokens."""
     held = weights()
     named = {name: each for name, each in vllm_names(held).items() if "lm_heads" not in name}
-    head = loaded(tmp_path, {"model_type": "medusa", "original_lm_head": True}, named)
-    with torch.no_grad():
-        found = head(ROWS)[:, 1]
-    torch.testing.assert_close(found, plain(held, 1, OUTPUT), rtol=1e-4, atol=1e-4)
-
-
-def test_one_output_layer_may_serve_all_heads_with_fewer_tokens(tmp_path: Path):
-    held = weights()
-    named = {name: each for name, each in vllm_names(held).items() if "lm_heads" not in name}
-    named["lm_head.weight"] = OUTPUT[:10].clone()
-    named["token_map"] = torch.arange(10) * 3
-    head = loaded(tmp_path, {"model_type": "medusa", "truncated_vocab_size": 10}, named)
+    named |= extra
+    head = loaded(tmp_path, {"model_type": "medusa", **keys}, named)
     with torch.no_grad():
         found = head(ROWS)[:, 2]
-    torch.testing.assert_close(found, plain(held, 2, OUTPUT[:10]), rtol=1e-4, atol=1e-4)
-    assert head.token_map.tolist() == list(range(0, 30, 3))
-    del named["token_map"]
-    with pytest.raises(ConfigError, match="it has no token_map"):
-        loaded(tmp_path, {"model_type": "medusa"}, named)
+    wanted = plain(held, 2, extra.get("lm_head.weight", OUTPUT))
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    assert torch.equal(head.token_map, extra.get("token_map", torch.arange(VOCAB)))
+    if extra:
+        with pytest.raises(ConfigError, match="it has no token_map"):
+            loaded(tmp_path, {"model_type": "medusa"}, named | {"token_map": None})
 
 
 def test_a_lost_tensor_is_named(tmp_path: Path):
-    held = weights()
-    del held["1.0.linear.weight"]
+    held = weights() | {"1.0.linear.weight": None}
     with pytest.raises(ConfigError, match=r"lacks 1\.0\.linear\.weight"):
         loaded(tmp_path, {"medusa_num_heads": 3}, held)

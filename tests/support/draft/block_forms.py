@@ -1,21 +1,19 @@
 """Block drafters of random weights in every published form, read from their files."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
-from cluster.draft.heads.block import BlockHead
 from cluster.draft.heads.checkpoint import HeadTarget
 from cluster.draft.heads.load import load_draft_head
+from tests.support.draft.heads import written
 
 HIDDEN, HEADS, KV_HEADS, DIM, INNER, LAYERS = 32, 4, 2, 16, 48, 2
 VOCAB, DRAFT_VOCAB, TARGET_LAYERS, BLOCK, MASK, RANK = 50, 20, 9, 4, 49, 6
 THETA = 5000.0
-OWN: dict[str, Any] = {
+OWN = {
     "hidden_size": HIDDEN,
     "intermediate_size": INNER,
     "num_hidden_layers": LAYERS,
@@ -81,7 +79,7 @@ TARGET = HeadTarget(HIDDEN, VOCAB, TARGET_LAYERS, _SHARED.__getitem__)
 CONTEXT = 7
 TAPS = torch.randn(CONTEXT, 3 * HIDDEN, generator=torch.Generator().manual_seed(3))
 TOKENS = [3, 17, 8, 11, 30]  # the last known one, then what is drafted
-VARIANTS: dict[str, dict[str, Any]] = {
+VARIANTS = {
     "dflash": DFLASH,
     "dflash with biases": {**DFLASH, "attention_bias": True},
     "dflash of speculators": SPECULATORS,
@@ -181,10 +179,10 @@ def tensors(config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def loaded(
-    folder: Path, config: Mapping[str, Any], held: Mapping[str, torch.Tensor] | None = None
-) -> BlockHead:
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file(dict(tensors(config) if held is None else held), folder / "model.safetensors")
-    head = load_draft_head(folder, TARGET)
-    assert isinstance(head, BlockHead)
-    return head
+    folder: Path,
+    config: Mapping[str, Any],
+    change: Mapping[str, torch.Tensor | None] | None = None,
+) -> Any:
+    """A head with the tensors of `config`.  change: others in their place, None = left out."""
+    held = {**tensors(config), **(change or {})}
+    return load_draft_head(written(folder, config, held), TARGET)

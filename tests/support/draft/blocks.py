@@ -30,7 +30,7 @@ def random_block(
         held["d2t"] = 2 * torch.arange(reduced)
     if fill is not None:
         held["layers.0.self_attn.o_proj.weight"].fill_(fill)
-    return written(folder, said, held, "model.safetensors")
+    return written(folder, said, held)
 
 
 def right_block(folder: Path) -> Path:
@@ -45,7 +45,7 @@ def right_block(folder: Path) -> Path:
     # The confidence head is sure of nothing but its bias.
     held["confidence_head.proj.weight"].zero_()
     held["confidence_head.proj.bias"].fill_(3.0)
-    return written(folder, said, held, "model.safetensors")
+    return written(folder, said, held)
 
 
 def _config(

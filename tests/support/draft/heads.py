@@ -1,12 +1,12 @@
 """Draft heads for tiny targets, in the published forms: random ones, and ones that are right."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from cluster.engine.types import AttentionOptions
@@ -46,7 +46,7 @@ def cyclic_target(folder: Path, model_type: str = "llama", **settings: Any) -> P
     and its hidden row after the final norm says which token stands there.
 
     settings: of its configuration."""
-    sizes: dict[str, Any] = {
+    sizes = {
         "hidden_size": HIDDEN,
         "intermediate_size": 32,
         "num_hidden_layers": 3,
@@ -92,12 +92,12 @@ def right_eagle3(folder: Path) -> Path:
     tensors["midlayer.mlp.down_proj.weight"] = shift * scale / inner
     config = _eagle3_config(HIDDEN, HIDDEN, VOCAB_SIZE, VOCAB_SIZE)
     config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [3, 3, 3]}
-    return written(folder, config, tensors, "model.safetensors")
+    return written(folder, config, tensors)
 
 
 def right_medusa(folder: Path, num_heads: int = 3) -> Path:
     """Heads that know how `cyclic_target` goes on."""
-    tensors: dict[str, torch.Tensor] = {}
+    tensors = {}
     for head in range(num_heads):
         tensors[f"{head}.0.linear.weight"] = torch.zeros(HIDDEN, HIDDEN)
         tensors[f"{head}.1.weight"] = _after(head + 2)
@@ -124,7 +124,7 @@ def random_eagle3(
     if fill is not None:
         tensors["lm_head.weight"].fill_(fill)
     said = _eagle3_config(size, 2 * size, vocab_size, reduced) | keys
-    return written(folder, said | {"num_hidden_layers": num_layers}, tensors, "model.safetensors")
+    return written(folder, said | {"num_hidden_layers": num_layers}, tensors)
 
 
 def random_peagle(folder: Path, target: Path, *, fill: float | None = None) -> Path:
@@ -145,20 +145,18 @@ def random_peagle(folder: Path, target: Path, *, fill: float | None = None) -> P
 
 def right_peagle(folder: Path) -> Path:
     """One whose first row knows how `cyclic_target` goes on; all others know nothing."""
-    from safetensors.torch import load_file
-
     right_eagle3(folder)
     config = json.loads((folder / "config.json").read_text()) | {"ptd_token_id": 3}
     tensors = load_file(folder / "model.safetensors")
     tensors["mask_hidden"] = torch.zeros(1, 3 * HIDDEN)
-    return written(folder, config, tensors, "model.safetensors")
+    return written(folder, config, tensors)
 
 
 def random_medusa(folder: Path, target: Path, *, fill: float | None = None) -> Path:
     """Three heads of random weights for a target's sizes."""
     config = AutoConfig.from_pretrained(target)
     generator = torch.Generator().manual_seed(1)
-    tensors: dict[str, torch.Tensor] = {}
+    tensors = {}
     for head in range(3):
         size = config.hidden_size
         tensors[f"{head}.0.linear.weight"] = torch.randn(size, size, generator=generator) / 8
@@ -236,9 +234,14 @@ def _eagle3_config(size: int, inner: int, vocab_size: int, draft_vocab: int) -> 
 
 
 def written(
-    folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor], name: str
+    folder: Path,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, torch.Tensor | None],
+    name: str = "model.safetensors",
 ) -> Path:
+    """Write a folder of a head; returns it.  Tensors that are None are left out."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    save_file({key: each.contiguous() for key, each in tensors.items()}, folder / name)
+    held = {key: each.contiguous() for key, each in tensors.items() if each is not None}
+    save_file(held, folder / name)
     return folder

@@ -62,12 +62,10 @@ class Inside:
         host = EngineHost(self.engine, config, name)
         host.capture = capture
         context = DrafterContext(name, 32, 64, self.engine.vocab_size, "", host)
-        self.drafter: Any = registry.create(name, config.drafters[name], context)
+        self.drafter = registry.create(name, config.drafters[name], context)
         self.verifier = Verifier(self.engine, wants=getattr(self.drafter, "wants", StepWants()))
-        self.after_step: Callable[[Sequence[StepRows]], None] = getattr(
-            self.drafter, "read", lambda rows: None
-        )
-        self.trees: list[TokenTree] = []
+        self.after_step = getattr(self.drafter, "read", lambda rows: None)
+        self.trees = []
         self._step = self.verifier.step
         self.verifier.step = self._stepped  # type: ignore[method-assign]
 
@@ -78,7 +76,9 @@ class Inside:
 
     def decode(self, sessions: Sequence[Session], num_tokens: int, max_nodes: int = 8) -> None:
         """Rounds over all sessions until each has num_tokens tokens of output; then they end."""
-        drafters = [self._drafts_for(session, max_nodes) for session in sessions]
+        drafters = [
+            lambda tokens, session=session: self.tree(session, max_nodes) for session in sessions
+        ]
         decode_all(self.verifier, sessions, drafters, num_tokens, release=True)
         self.drafter.release([session.request_id for session in sessions])
 
@@ -93,7 +93,7 @@ class Inside:
         """From here on the drafter does not see the steps of these numbers, counted from 1."""
         steps = itertools.count(1)
 
-        def lossy(rows: Sequence[StepRows]) -> None:
+        def lossy(rows):
             if next(steps) not in numbers:
                 self.drafter.read(rows)
 
@@ -103,12 +103,9 @@ class Inside:
         """Three texts with one beginning, read in chunks and behind prefix hits, and decoded.
 
         check: called after every step with what it drew for a text, and the text up to there."""
-        shared = prompt(30, seed=5).tolist()
-        prompts = [shared + prompt(i * 9, seed=i).tolist() for i in range(3)]
-        sessions = [Session(str(i), ids, GREEDY) for i, ids in enumerate(prompts)]
-        num_checked = 0
+        sessions, num_checked = alike(), 0
 
-        def checked(rows: Sequence[StepRows]) -> None:
+        def checked(rows):
             nonlocal num_checked
             self.drafter.read(rows)
             for each in rows:
@@ -128,9 +125,6 @@ class Inside:
         self.decode([Session("a", prompt(9).tolist(), GREEDY)], 10)
         assert self.trees
         assert all(len(tree) == 0 for tree in self.trees)
-
-    def _drafts_for(self, session: Session, max_nodes: int) -> Callable[[Sequence[int]], TokenTree]:
-        return lambda tokens: self.tree(session, max_nodes)
 
     def told(self, session: Session, max_nodes: int) -> DraftTask:
         """Tell the drafter the session's text as it stands; returns what it is to draft then."""
@@ -155,6 +149,12 @@ class Inside:
                 break
         self.trees.append(tree)
         return tree
+
+
+def alike() -> list[Session]:
+    """Three texts with one beginning."""
+    shared = prompt(30, seed=5).tolist()
+    return [Session(str(i), shared + prompt(i * 9, seed=i).tolist(), GREEDY) for i in range(3)]
 
 
 def mean_accepted(session: Session) -> float:

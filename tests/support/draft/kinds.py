@@ -1,6 +1,6 @@
 """The kinds of drafters with a draft head, each with tiny heads and what it keeps of a text."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,23 +30,24 @@ class Kind:
     least: tuple[float, float]
     called: str = ""
 
-    def inside(self, target: Path, folder: Path, fill: float | None = None, **settings: Any) -> Any:
-        """A random head in its target."""
+    def config(self, target: Path, folder: Path, fill: float | None = None, **settings: Any) -> Any:
+        """Of a random head in its target."""
         head = self.random(folder, target, fill=fill)
-        return Inside(
-            config_of(head if self.kind == "mtp" else target, self.kind, head, **settings)
-        )
+        return config_of(head if self.kind == "mtp" else target, self.kind, head, **settings)
+
+    def inside(self, *given: Any, **settings: Any) -> Inside:
+        return Inside(self.config(*given, **settings))
 
 
 def _random_mtp(
     folder: Path, target: Path, *, architecture: str = "glm4-moe", fill: float | None = None
 ) -> Path:
-    change = {"eh_proj__weight": torch.full((mtp.SIZE, 2 * mtp.SIZE), fill)} if fill else {}
+    change = {"eh_proj.weight": torch.full((mtp.SIZE, 2 * mtp.SIZE), fill)} if fill else {}
     mtp.with_mtp(folder, architecture, **change)
     return folder
 
 
-KINDS: Mapping[str, Kind] = {
+KINDS = {
     "eagle3": Kind("eagle3", heads.random_eagle3, heads.right_eagle3, (5.0, 1.5), "EAGLE-3 head"),
     "peagle": Kind("peagle", heads.random_peagle, heads.right_peagle, (0.9, 0.9), "P-EAGLE head"),
     "medusa": Kind("medusa", heads.random_medusa, heads.right_medusa, (2.8, 1.0), "Medusa heads"),

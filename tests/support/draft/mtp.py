@@ -27,7 +27,7 @@ def with_mtp(
 ) -> dict[str, torch.Tensor]:
     """Write the checkpoint; returns the layer's tensors by GLM's names behind their prefix.
 
-    change: tensors to put in place of those or, where None, to leave out; __ stands for a dot."""
+    change: tensors to put in place of those or, where None, to leave out; __ or . is a dot."""
     tiny_checkpoint(architecture, folder, rms_norm_eps=1e-5)
     config = json.loads((folder / "config.json").read_text("utf-8"))
     (folder / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
@@ -37,7 +37,7 @@ def with_mtp(
     def drawn(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator) / shape[-1] ** 0.5
 
-    given: dict[str, torch.Tensor | None] = {
+    given = {
         name: drawn(*shape) * 2 if len(shape) > 1 else drawn(*shape) + name.endswith("weight")
         for name, shape in _shapes(folder, own_vocabulary).items()
     }

@@ -1,7 +1,10 @@
 """What draft heads compute, written out once more from the papers, with nothing shared."""
 
+from collections.abc import Sequence
+
 import torch
 
+from cluster.draft.heads.head import Sight
 from tests.support.draft.heads import ByRows
 
 Held = dict[str, torch.Tensor]
@@ -35,7 +38,24 @@ def attend(
 CAUSAL = ByRows(lambda layer, *rows: attend(*rows))
 
 
-def part_of(held: Held, prefix: str) -> dict[str, torch.Tensor]:
+def behind(kept: Sequence[tuple[torch.Tensor, torch.Tensor]], sights: Sequence[Sight]) -> ByRows:
+    """Rows of a pass attend to the keys and values kept of a text, and to each other.
+
+    sights: of each layer."""
+
+    def see(layer, query, key, value):
+        keys, values = (torch.cat(pair) for pair in zip(kept[layer], (key, value), strict=True))
+        places, sight = torch.arange(len(keys)), sights[layer]
+        distance = places[-len(query) :, None] - places
+        seen = (distance >= 0) | (not sight.is_causal)
+        if sight.window:
+            seen &= distance < sight.window
+        return attend(query, keys, values, seen)
+
+    return ByRows(see)
+
+
+def part_of(held: Held, prefix: str) -> Held:
     return {
         name.removeprefix(prefix): each for name, each in held.items() if name.startswith(prefix)
     }
