@@ -17,6 +17,9 @@ from cluster.spec.token_log import prefix_hash
 from tests.support.choices import by_day
 from tests.support.draft.author import (
     GREEDY,
+    NATIVELY,
+    PROMPT,
+    VOCAB,
     Author,
     draft_engine,
     grow,
@@ -25,9 +28,6 @@ from tests.support.draft.author import (
     write,
 )
 from tests.support.engine.integrity import check_integrity
-
-VOCAB = 288
-PROMPT = np.random.default_rng(7).integers(4, VOCAB, 21).tolist()
 
 
 class Unlearning(Sharpness):
@@ -50,8 +50,9 @@ def test_no_prefix_of_another_tenant_is_used(llama_folder: Path, prompt_len: int
     for name, tenant in (("first", b"a"), ("other", b"b"), ("own", b"a")):
         author = Author(PROMPT[:prompt_len], request_id=name, tenant=tenant)
         drafts[name] = write(drafter, author, [])
-        pages = {entry.pages[0] for entry in engine.page_owners.sequences[name].shared}
-        drafts[name, "pages"] = pages
+        drafts[name, "pages"] = {
+            entry.pages[0] for entry in engine.page_owners.sequences[name].shared
+        }
     assert drafts["first", "pages"]
     assert not drafts["first", "pages"] & drafts["other", "pages"]
     assert_same_proposal(drafts["first"], drafts["other"])
@@ -175,11 +176,9 @@ def test_commits_that_arrive_during_a_prefill_are_not_lost(llama_folder: Path):
     drafter.propose([author.task()])
     drafter.observe([author.commit([5, 6])])
     drafter.propose([author.task()])
-    drafter.observe([author.commit([7])])
-    proposal = grow(drafter, author).get("a")
-    fresh, twin = unlearning(lm_drafter(engine)), Author(author.tokens, request_id="fresh")
-    fresh.observe([dataclasses.replace(twin.opening(), prompt_len=len(PROMPT) * 4)])
-    assert_same_proposal(proposal, grow(fresh, twin).get("fresh"))
+    proposal = write(drafter, author, [7])
+    fresh = write(unlearning(lm_drafter(engine)), Author(author.tokens, request_id="fresh"), [])
+    assert_same_proposal(proposal, fresh)
 
 
 def test_a_rollback_during_a_prefill_is_applied(llama_folder: Path):
@@ -198,7 +197,7 @@ def test_a_rollback_during_a_prefill_is_applied(llama_folder: Path):
 def test_a_growing_tree_is_sent_again_only_after_a_sufficient_gain(exact_engine: Engine):
     drafter, author = lm_drafter(exact_engine), Author(PROMPT)
     drafter.observe([author.opening()])
-    sent: list[Proposal] = []
+    sent = []
     while proposals := drafter.propose([author.task()]):
         if len(proposals[0].tree) and (not sent or proposals[0] is not sent[-1]):
             sent.append(proposals[0])
@@ -219,11 +218,11 @@ def proposal_of(author: Author, tree: TokenTree) -> Proposal:
     return Proposal("a", 1, len(tokens), prefix_hash(tokens), tree, survival, "other")
 
 
-@pytest.mark.parametrize("natively", [True, False], ids=["natively", "in steps"])
-def test_one_pass_judges_a_whole_path(exact_engine: Engine, *, natively: bool):
+@NATIVELY
+def test_one_pass_judges_a_whole_path(exact_engine: Engine, natively: bool):
     text = target_text(exact_engine, PROMPT, GREEDY, 8).tolist()
-    drafter, author = lm_drafter(exact_engine, min_survival=1e-9), Author(PROMPT)
-    drafter._rules = drafter._rules if natively else None
+    drafter = lm_drafter(exact_engine, natively=natively, min_survival=1e-9)
+    author = Author(PROMPT)
     drafter.observe([author.opening()])
     wrong = (text[3] + 1) % VOCAB
     path = TokenTree.chain([*text[:3], wrong, 5])
@@ -268,9 +267,8 @@ def test_drafting_goes_on_after_a_graft_that_the_model_rejects(exact_engine: Eng
     drafter.observe([author.opening()])
     drafter.graft([proposal_of(author, TokenTree.chain([VOCAB - 1, 7, 8]))])
     rejected = grow(drafter, author)["a"]
-    fresh, twin = lm_drafter(exact_engine, num_candidates=4, num_children=2), Author(PROMPT)
-    twin.request_id = "b"
-    expected = write(fresh, twin, [])
+    fresh = lm_drafter(exact_engine, num_candidates=4, num_children=2)
+    expected = write(fresh, Author(PROMPT, request_id="b"), [])
     assert rejected.tree.token_ids.tolist() == expected.tree.token_ids.tolist()
     text = target_text(exact_engine, PROMPT, GREEDY, 3).tolist()
     assert write(drafter, author, text) is not None

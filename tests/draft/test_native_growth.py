@@ -8,13 +8,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cluster.core import Proposal, SamplingParams
+from cluster.core import SamplingParams
 from cluster.draft.lm import LMDrafter
 from cluster.draft.lm_request import LMRequest
 from cluster.engine.engine import Engine
 from tests.support.checkpoints import noisy_copy
 from tests.support.choices import pairwise
-from tests.support.draft.author import GREEDY, Author, draft_engine, grow, lm_drafter, target_text
+from tests.support.draft.author import (
+    GREEDY,
+    PROMPT,
+    Author,
+    draft_engine,
+    grow,
+    lm_drafter,
+    target_text,
+    write,
+)
 from tests.support.engine.integrity import check_integrity
 from tests.support.engine.native import needs_native
 
@@ -22,9 +31,6 @@ pytestmark = needs_native
 
 # Tiny models whose heads native attention takes: plain, and with a window.
 MODELS = ("qwen3", "mistral-sliding")
-VOCAB = 288
-PROMPT = np.random.default_rng(7).integers(4, VOCAB, 21).tolist()
-
 LAWS = {
     "greedy": GREEDY,
     "temperature 0.8": dataclasses.replace(GREEDY, temperature=0.8, seed=11, stream=2),
@@ -56,9 +62,7 @@ def drafting(folders: dict[str, tuple[Path, Path]]) -> Path:
 
 
 def python_drafter(engine: Engine, **options: int | float) -> LMDrafter:
-    drafter = lm_drafter(engine, max_nodes=48, **options)
-    drafter._rules = None
-    return drafter
+    return lm_drafter(engine, max_nodes=48, natively=False, **options)
 
 
 def native_drafter(engine: Engine, **options: int | float) -> LMDrafter:
@@ -74,9 +78,7 @@ def unbounded(drafter: LMDrafter) -> LMDrafter:
 
 
 def request_of(drafter: LMDrafter, name: str = "a") -> LMRequest:
-    request = drafter._requests.find(name)
-    assert request is not None
-    return request
+    return drafter._requests.find(name)
 
 
 def assert_same_state(left: LMRequest, right: LMRequest) -> None:
@@ -151,7 +153,6 @@ def test_one_slice_grows_the_tree_and_an_interruption_ends_it_after_a_pass(
     drafter.observe([author.opening()])
     drafter.interrupt()
     drafter.propose([author.task()])
-    assert request_of(drafter).tree is not None
     assert len(request_of(drafter).tree.expanded) == 0  # the text was read
     drafter.interrupt()
     drafter.propose([author.task()])
@@ -184,11 +185,9 @@ def test_a_drafter_that_lost_its_cache_prefills_again(drafting: Path):
     engine = draft_engine(drafting)
     drafter = native_drafter(engine)
     author = Author(PROMPT, LAWS["temperature 0.8"], max_nodes=8)
-    drafter.observe([author.opening()])
-    (expected,) = grow(drafter, author).values()
+    expected = write(drafter, author, [])
     engine.release("a")
-    drafter.observe([author.commit(expected.tree.token_ids[:1].tolist())])
-    (proposal,) = grow(drafter, author).values()
+    proposal = write(drafter, author, expected.tree.token_ids[:1].tolist())
     assert (proposal.base_len, len(proposal.tree)) == (len(author.tokens), 8)
     check_integrity(engine)
 
@@ -198,7 +197,7 @@ def test_a_tree_without_free_pages_waits(drafting: Path):
     drafter = native_drafter(draft_engine(drafting, num_pages=12), min_survival=1e-9)
     authors = [Author(PROMPT, GREEDY, name, max_nodes=32) for name in ("a", "b")]
     drafter.observe([author.opening() for author in authors])
-    proposals: dict[str, Proposal] = grow(drafter, *authors)
+    proposals = grow(drafter, *authors)
     assert max(len(proposal.tree) for proposal in proposals.values()) == 32
     assert drafter.pages_in_use <= 12
     check_integrity(drafter.engine)
@@ -206,18 +205,16 @@ def test_a_tree_without_free_pages_waits(drafting: Path):
     assert drafter.pages_in_use == 0
 
 
-@pytest.mark.parametrize("params", [GREEDY, SamplingParams(temperature=1.0, seed=3)])
+@pytest.mark.parametrize(
+    "params", [GREEDY, SamplingParams(temperature=1.0, seed=3, max_tokens=1000)]
+)
 def test_a_context_at_its_limit_has_no_children_beyond(drafting: Path, params: SamplingParams):
-    params = dataclasses.replace(params, max_tokens=1000)
-    drafters = (
-        native_drafter(draft_engine(drafting, max_context_len=32), min_survival=1e-6),
-        python_drafter(draft_engine(drafting, max_context_len=32), min_survival=1e-6),
-    )
-    author = Author([*PROMPT, *PROMPT[:9]], params, max_nodes=12)
-    opening = author.opening()
-    for drafter in drafters:
-        drafter.observe([opening])
-        grow(drafter, author)
+    prompt = [*PROMPT, *PROMPT[:9]]
+    drafters = [
+        made(draft_engine(drafting, max_context_len=32), min_survival=1e-6)
+        for made in (native_drafter, python_drafter)
+    ]
+    follow(drafters, Author(prompt, params, max_nodes=12), prompt)
     assert_same_state(*(request_of(drafter) for drafter in drafters))
     assert max(node.depth for node in request_of(drafters[0]).tree.nodes) <= 3
 
@@ -227,12 +224,8 @@ def test_a_resident_expands_no_leaf_whose_children_nobody_would_see(drafting: Pa
     resident._is_resident = True
     trees = []
     for drafter in (pooled, resident):
-        author = Author(PROMPT[:8], max_nodes=6)
-        unbounded(drafter).observe([author.opening()])
-        grow(drafter, author)
-        tree = request_of(drafter).tree
-        assert tree is not None
-        trees.append(tree)
+        write(unbounded(drafter), Author(PROMPT[:8], max_nodes=6), [])
+        trees.append(request_of(drafter).tree)
     in_pool, inside = trees
     assert len(inside.expanded) < 6 < len(in_pool.expanded)
     assert inside.best_leaf_survival() < inside.least_worth(6)

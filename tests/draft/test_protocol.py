@@ -13,16 +13,15 @@ from hypothesis.stateful import (
 
 from cluster.core import Commit, DraftTask, Proposal, SamplingParams, token_array
 from cluster.draft.base import Drafter, DrafterContext
-from cluster.draft.lm import LMDrafter
 from cluster.draft.suffix import SuffixDrafter, SuffixOptions
 from cluster.engine.engine import Engine
 from cluster.spec.token_log import prefix_hash
 from cluster.spec.tree_check import check_tree
 from tests.support.choices import by_day
-from tests.support.draft.author import Author, grow, lm_drafter, write
+from tests.support.draft.author import VOCAB, Author, grow, lm_drafter, write
 from tests.support.engine.integrity import check_integrity
+from tests.support.spec.trees import paths
 
-VOCAB = 288
 MAX_NODES = 12
 MAX_REQUESTS = 2
 NAMES = ("a", "b", "c")
@@ -32,11 +31,11 @@ tokens = st.lists(st.integers(4, 9), min_size=1, max_size=7)
 class Conversation(RuleBasedStateMachine):
     """Requests a, b and c (one more than fits); the model is what each should hold."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.drafter = self.make()
-        self.held: dict[str, tuple[int, list[int]]] = {}  # name -> generation, tokens
-        self.sent: list[Commit] = []
+        self.held = {}  # name -> generation, tokens
+        self.sent = []
 
     def make(self) -> Drafter:
         raise AssertionError("each drafter's machine says how it is made")
@@ -59,7 +58,7 @@ class Conversation(RuleBasedStateMachine):
             params if base_len == 0 else None,
         )
 
-    def send(self, commit: Commit) -> None:
+    def send(self, commit: Commit):
         """Compare the drafter's answer with the protocol's rule."""
         (observation,) = self.drafter.observe([commit])
         self.sent.append(commit)
@@ -69,7 +68,7 @@ class Conversation(RuleBasedStateMachine):
             if commit.base_len or len(self.held) == MAX_REQUESTS:
                 assert observation.have_len == 0
                 return
-            text: list[int] = []
+            text = []
         else:
             generation, text = known
             stale = commit.generation < generation
@@ -84,39 +83,36 @@ class Conversation(RuleBasedStateMachine):
         assert observation.have_len == len(text)
 
     @rule(name=st.sampled_from(NAMES), new=tokens)
-    def append(self, name: str, new: list[int]) -> None:
+    def append(self, name: str, new: list[int]):
         generation, text = self.held.get(name, (1, []))
         self.send(self.commit(name, generation, len(text), text + new))
 
     @rule(name=st.sampled_from(NAMES), slices=st.integers(1, 3), data=st.data())
-    def accept_part_of_the_proposal(self, name: str, slices: int, data: st.DataObject) -> None:
+    def accept_part_of_the_proposal(self, name: str, slices: int, data: st.DataObject):
         if name not in self.held:
             return
         generation, text = self.held[name]
-        proposal: Proposal | None = None
+        proposal = None
         for _ in range(slices):
             for each in self.drafter.propose([DraftTask(name, generation, MAX_NODES)]):
                 proposal = each
         if proposal is None or len(proposal.tree) == 0:
             return
-        node, path = data.draw(st.integers(0, len(proposal.tree) - 1)), []
-        while node >= 0:
-            path.append(int(proposal.tree.token_ids[node]))
-            node = int(proposal.tree.parents[node])
-        self.send(self.commit(name, generation, len(text), [*text, *reversed(path), 4]))
+        path = data.draw(st.sampled_from(paths(proposal.tree)))
+        self.send(self.commit(name, generation, len(text), [*text, *path, 4]))
 
     @rule(index=st.integers(0, 50))
-    def repeat_an_old_commit(self, index: int) -> None:
+    def repeat_an_old_commit(self, index: int):
         if self.sent:
             self.send(self.sent[index % len(self.sent)])
 
     @rule(name=st.sampled_from(NAMES), ahead=st.integers(1, 3))
-    def lose_a_commit(self, name: str, ahead: int) -> None:
+    def lose_a_commit(self, name: str, ahead: int):
         generation, text = self.held.get(name, (1, []))
         self.send(self.commit(name, generation, len(text) + ahead, text + [5] * (ahead + 1)))
 
     @rule(name=st.sampled_from(NAMES), keep=st.integers(0, 10), new=tokens)
-    def move_to_a_new_owner(self, name: str, keep: int, new: list[int]) -> None:
+    def move_to_a_new_owner(self, name: str, keep: int, new: list[int]):
         if name not in self.held:
             return
         generation, text = self.held[name]
@@ -124,17 +120,17 @@ class Conversation(RuleBasedStateMachine):
         self.send(self.commit(name, generation + 1, len(kept), kept + new))
 
     @rule(name=st.sampled_from(NAMES), new=tokens)
-    def start_another_text_under_the_name(self, name: str, new: list[int]) -> None:
+    def start_another_text_under_the_name(self, name: str, new: list[int]):
         generation, _ = self.held.get(name, (1, []))
         self.send(self.commit(name, generation, 0, new))
 
     @rule(name=st.sampled_from(NAMES))
-    def end(self, name: str) -> None:
+    def end(self, name: str):
         self.drafter.release([name, "never heard of"])
         self.held.pop(name, None)
 
     @rule(names=st.sets(st.sampled_from(NAMES)), slices=st.integers(1, 4))
-    def grow(self, names: set[str], slices: int) -> None:
+    def grow(self, names: set[str], slices: int):
         tasks = [
             DraftTask(name, self.held[name][0] if name in self.held else 1, MAX_NODES)
             for name in sorted(names)
@@ -144,7 +140,7 @@ class Conversation(RuleBasedStateMachine):
                 assert proposal.request_id in names
                 self.check(proposal)
 
-    def check(self, proposal: Proposal) -> None:
+    def check(self, proposal: Proposal):
         generation, text = self.held[proposal.request_id]
         assert proposal.generation == generation
         assert proposal.base_len == len(text)
@@ -156,7 +152,7 @@ class Conversation(RuleBasedStateMachine):
         assert (proposal.survival > 0.0).all()
 
     @rule()
-    def grow_until_content(self) -> None:
+    def grow_until_content(self):
         tasks = [DraftTask(name, held[0], MAX_NODES) for name, held in self.held.items()]
         for _ in range(200):
             proposals = self.drafter.propose(tasks)
@@ -166,7 +162,7 @@ class Conversation(RuleBasedStateMachine):
                 return
         raise AssertionError("200 slices and still growing")
 
-    def teardown(self) -> None:
+    def teardown(self):
         self.drafter.release(NAMES)
         super().teardown()
 
@@ -187,8 +183,6 @@ TestSuffix.settings = MANY
 
 def test_the_lm_drafter_follows_the_protocol(noisy_engine: Engine):
     class LMConversation(Conversation):
-        drafter: LMDrafter
-
         def make(self) -> Drafter:
             return lm_drafter(
                 noisy_engine,
@@ -200,10 +194,10 @@ def test_the_lm_drafter_follows_the_protocol(noisy_engine: Engine):
             )
 
         @invariant()
-        def pages_are_accounted_for(self) -> None:
+        def pages_are_accounted_for(self):
             check_integrity(noisy_engine)
 
-        def teardown(self) -> None:
+        def teardown(self):
             super().teardown()
             assert noisy_engine.pages_in_use == 0
 
@@ -234,7 +228,6 @@ def test_new_parameters_for_the_same_text_give_another_tree(noisy_engine: Engine
     prompt = [3, 5, 6, 70, 4, 5, 6, 80, 9, 5, 6]
     drafter, author = MAKERS[kind](noisy_engine), Author(prompt)
     greedy = write(drafter, author, [])
-    assert greedy is not None
     proposals = []
     for seed in range(6):
         params = SamplingParams(temperature=1.0, seed=seed, max_tokens=99)

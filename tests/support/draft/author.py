@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
+
 from cluster.core import (
     Commit,
     DraftTask,
@@ -21,10 +24,19 @@ from cluster.engine.engine import Engine
 from cluster.models.made_for import MadeFor
 from cluster.spec.token_log import prefix_hash
 from cluster.worker.verifier import Verifier
+from tests.support.engine.native import needs_native
 from tests.support.engine.tiny import tiny
 from tests.support.worker.rounds import Session, decode_all, no_drafts
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=1000)
+VOCAB = 288
+PROMPT = np.random.default_rng(7).integers(4, VOCAB, 21).tolist()
+# Of drafters that grow natively, and by steps of their engine.
+NATIVELY = pytest.mark.parametrize(
+    "natively",
+    [pytest.param(True, marks=needs_native), False],
+    ids=["natively", "in steps"],
+)
 
 
 class Author:
@@ -39,7 +51,7 @@ class Author:
         max_nodes: int = 16,
         tenant: bytes = b"",
     ) -> None:
-        self.tokens: list[int] = []
+        self.tokens = []
         self.generation = 1
         self.request_id = request_id
         self._prompt = list(prompt)
@@ -78,7 +90,7 @@ class Author:
 
 def grow(drafter: Drafter, *authors: Author) -> dict[str, Proposal]:
     """Propose until the drafter has nothing left to grow; the newest proposal per request."""
-    newest: dict[str, Proposal] = {}
+    newest = {}
     for _ in range(1000):
         proposals = drafter.propose([author.task() for author in authors])
         if not proposals:
@@ -98,13 +110,22 @@ def draft_engine(folder: Path, **settings: Any) -> Engine:
 
 
 def lm_drafter(
-    engine: Engine, max_nodes: int = 16, max_requests: int = 8, **options: Any
+    engine: Engine,
+    max_nodes: int = 16,
+    max_requests: int = 8,
+    *,
+    natively: bool = True,
+    **options: Any,
 ) -> LMDrafter:
+    """natively: as far as it can; else it grows by steps of its engine."""
     context = DrafterContext("lm", max_nodes, max_requests)
     vocabulary = load_draft_vocabulary(Path(engine.config.model))
     size = engine.num_columns if vocabulary is None else len(vocabulary.draft_ids)
     model = DraftModel(engine, MadeFor(), vocabulary, engine.tokenizer_hash, size)
-    return LMDrafter(context, LMOptions(**options), model)
+    drafter = LMDrafter(context, LMOptions(**options), model)
+    if not natively:
+        drafter._rules = None
+    return drafter
 
 
 def target_text(
