@@ -9,6 +9,7 @@ from cluster.core import SamplingParams
 from cluster.draft.candidates import RowContext, Sharpness, rank_rows
 from cluster.engine.cpu import kernels
 from cluster.spec.noise import gumbel
+from tests.support.engine.native import needs_native
 
 VOCAB = 64
 
@@ -77,10 +78,9 @@ def test_a_bias_adds_a_candidate_and_does_not_change_the_logits():
     assert ranking.scores[0] == pytest.approx(float(rows[0, least]) + 100.0, abs=1e-4)
 
 
+@needs_native
 @pytest.mark.parametrize("vocab_size", [40, 1000, 4099])
 def test_kernels_rank_as_numpy_does(vocab_size: int, monkeypatch: pytest.MonkeyPatch):
-    if kernels.load() is None:
-        pytest.skip("no compiler")
     torch.manual_seed(vocab_size)
     padded = 3.0 * torch.randn(8, vocab_size + 5)
     padded[2, : vocab_size - 20] = -torch.inf  # fewer possible tokens than candidates
@@ -99,9 +99,8 @@ def test_kernels_rank_as_numpy_does(vocab_size: int, monkeypatch: pytest.MonkeyP
     np.testing.assert_allclose(found.scores[possible], expected.scores[possible], atol=1e-4)
 
 
+@needs_native
 def test_equal_logits_are_ordered_by_token_id():
-    if kernels.load() is None:
-        pytest.skip("no compiler")
     ranked = rank_rows(torch.zeros(1, 100), [RowContext(SamplingParams(temperature=0.0), 0)], 8)
     assert ranked.token_ids[0].tolist() == list(range(8))
     assert not ranked.scores.any()

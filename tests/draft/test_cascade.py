@@ -14,7 +14,7 @@ from cluster.config.schema import (
     EngineConfig,
     TargetConfig,
 )
-from cluster.core import Commit, DraftTask, Observation, Proposal, TokenTree
+from cluster.core import Commit, Observation, Proposal, TokenTree
 from cluster.draft import registry
 from cluster.draft.base import DrafterContext
 from cluster.draft.cascade import CascadeDrafter
@@ -22,7 +22,7 @@ from cluster.draft.options import CascadeOptions
 from cluster.draft.plugin import Draft, RequestState, TextDrafter
 from cluster.errors import ConfigError
 from tests.support.clock import FakeClock
-from tests.support.draft.author import Author, grow
+from tests.support.draft.author import Author, write
 
 
 class Chain(TextDrafter):
@@ -51,7 +51,7 @@ class Judge(Chain):
 
     def __init__(self, name: str, tokens: Sequence[int], first: float) -> None:
         super().__init__(name, tokens, first)
-        self.grafts: list[list[int]] = []
+        self.grafts = []
 
     def graft(self, trees: Sequence[Proposal]) -> None:
         self.grafts += [each.tree.token_ids.tolist() for each in trees]
@@ -63,11 +63,6 @@ def cascade_of(*stages: Chain, **options: Any) -> CascadeDrafter:
     return CascadeDrafter(context, CascadeOptions(tuple(named), **options), FakeClock())
 
 
-def drafted(drafter: CascadeDrafter, author: Author, tokens: Sequence[int]) -> Proposal | None:
-    drafter.observe([author.commit(tokens) if author.tokens else author.opening()])
-    return grow(drafter, author).get("a")
-
-
 @pytest.mark.parametrize(
     ("survival", "tokens", "grafts"),
     [(0.9, [5, 6, 7, 8], []), (0.4, [1, 2], [[5, 6, 7]])],
@@ -77,7 +72,7 @@ def test_a_stage_below_its_threshold_hands_its_tree_to_the_next_one(
     survival: float, tokens: list[int], grafts: list[list[int]]
 ):
     first, model = Chain("first", [5, 6, 7, 8], survival), Judge("model", [1, 2], 0.3)
-    proposal = drafted(cascade_of(first, model, max_graft=3), Author([3, 4]), [])
+    proposal = write(cascade_of(first, model, max_graft=3), Author([3, 4]), [])
     assert proposal.tree.token_ids.tolist() == tokens
     assert (proposal.drafter, proposal.is_complete) == ("cascade", True)
     assert (model.num_drafts, model.grafts) == (len(grafts), grafts)
@@ -86,7 +81,7 @@ def test_a_stage_below_its_threshold_hands_its_tree_to_the_next_one(
 def test_texts_go_through_three_stages():
     stages = Chain("a", [5], 0.1), Judge("b", [6], 0.3), Judge("c", [7], 0.2)
     drafter = cascade_of(*stages, thresholds=(0.2, 0.4))
-    assert drafted(drafter, Author([3, 4]), []) is not None
+    assert write(drafter, Author([3, 4]), []) is not None
     assert [stage.num_drafts for stage in stages] == [1, 1, 1]
     assert stages[2].grafts == [[6]]
     assert not drafter.is_look_up
@@ -96,7 +91,7 @@ def test_the_next_commit_begins_at_the_first_stage_again():
     unsure, model = Chain("unsure", [5], 0.4), Judge("model", [1], 0.9)
     drafter, author = cascade_of(unsure, model), Author([3, 4])
     for tokens in ([], [5], [6, 7]):
-        proposal = drafted(drafter, author, tokens)
+        proposal = write(drafter, author, tokens)
         assert (proposal.base_len, proposal.tree.token_ids.tolist()) == (len(author.tokens), [1])
     assert (unsure.num_drafts, model.num_drafts) == (3, 3)
 
@@ -106,7 +101,7 @@ def test_a_stage_that_raises_is_passed_over_and_left_alone_for_a_while():
     broken.fails = True
     drafter, author = cascade_of(broken, model), Author([3, 4])
     for position in range(10):
-        proposal = drafted(drafter, author, [position])
+        proposal = write(drafter, author, [position])
         assert proposal.tree.token_ids.tolist() == [1]
     assert broken.num_drafts == 3, "its breaker is open"
     assert drafter.stages[0].breaker.faults["refused"] == 3
@@ -134,17 +129,17 @@ def test_a_stage_that_fails_for_one_of_two_texts_is_left_alone_too():
 def test_what_a_broken_last_stage_should_have_judged_is_drafted_as_it_is():
     unsure, broken = Chain("unsure", [5, 6], 0.4), Judge("broken", [1], 0.9)
     broken.fails = True
-    proposal = drafted(cascade_of(unsure, broken), Author([3, 4]), [])
+    proposal = write(cascade_of(unsure, broken), Author([3, 4]), [])
     assert proposal.tree.token_ids.tolist() == [5, 6]
 
 
 def test_a_released_text_is_forgotten_by_all_stages():
     stages = Chain("a", [5], 0.4), Judge("b", [6], 0.9)
     drafter, author = cascade_of(*stages), Author([3, 4])
-    assert drafted(drafter, author, []) is not None
+    write(drafter, author, [])
     drafter.release(["a"])
     assert drafter.propose([author.task()]) == []
-    observation: Observation = drafter.observe([author.commit([5])])[0]
+    (observation,) = drafter.observe([author.commit([5])])
     assert observation.have_len == 0
     assert all(not stage.held for stage in drafter.stages)
 
@@ -152,30 +147,30 @@ def test_a_released_text_is_forgotten_by_all_stages():
 def test_a_stage_that_lost_a_text_is_sent_all_of_it():
     first, model = Chain("first", [5], 0.4), Judge("model", [1], 0.9)
     drafter, author = cascade_of(first, model), Author([3, 4])
-    assert drafted(drafter, author, []) is not None
+    write(drafter, author, [])
     model.release(["a"])
     for tokens in ([7], [8]):
-        proposal = drafted(drafter, author, tokens)
+        proposal = write(drafter, author, tokens)
     assert proposal.tree.token_ids.tolist() == [1]
 
 
 def test_a_text_that_is_cut_and_goes_on_otherwise_is_drafted_anew():
     stages = Chain("a", [5], 0.4), Judge("b", [6], 0.9)
     drafter, author = cascade_of(*stages), Author([3, 4, 9, 9])
-    assert drafted(drafter, author, []) is not None
+    write(drafter, author, [])
     author.tokens = author.tokens[:2]
-    commit: Commit = replace(author.commit([8]), prompt_len=2)
-    drafter.observe([commit])
-    tasks: list[DraftTask] = [author.task()]
-    assert drafter.propose(tasks)[-1].base_len == 3
+    drafter.observe([replace(author.commit([8]), prompt_len=2)])
+    assert drafter.propose([author.task()])[-1].base_len == 3
 
 
 LM = DrafterConfig(kind="lm")
-SUFFIX = DrafterConfig(kind="suffix")
 
 
 def config_of(stages: Sequence[str], **more: DrafterConfig) -> Config:
-    drafters = {"suffix": SUFFIX, "recycling": DrafterConfig(kind="token_recycling")}
+    drafters = {
+        "suffix": DrafterConfig(kind="suffix"),
+        "recycling": DrafterConfig(kind="token_recycling"),
+    }
     cascade = DrafterConfig(kind="cascade", options={"stages": list(stages)})
     target = TargetConfig(engine=EngineConfig(model="demo"))
     return Config(target=target, drafters={**drafters, "cascade": cascade, **more})

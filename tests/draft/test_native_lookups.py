@@ -24,8 +24,8 @@ class Text:
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.counted = native.CountedText(sizes)
-        self.tokens: list[int] = []
-        self.known: dict[Words, Found] = {}
+        self.tokens = []
+        self.known = {}
 
     def set_law(self, seed: int) -> None:
         self.params = SamplingParams(
@@ -45,7 +45,7 @@ class Outputs:
     def __init__(self, sizes: Sequence[int], max_tokens: int = 300) -> None:
         self.source = native.PastOutputs(sizes, max_tokens, 5)
         self.sizes, self.half = sizes, max_tokens // 2
-        self.shelves: list[list[int]] = [[]]
+        self.shelves = [[]]
 
     def learn(self, text: Text, random: np.random.Generator) -> None:
         tokens = text.tokens[-(random.integers(1, 15) ** 2) :]
@@ -86,7 +86,7 @@ class Recycled:
 
     def __init__(self) -> None:
         self.source = native.Adjacency(60, 3)
-        self.likely: dict[Words, list[tuple[int, float]]] = {}
+        self.likely = {}
 
     def learn(self, text: Text, random: np.random.Generator) -> None:
         """From a step that verified a random tree behind the text."""
@@ -119,8 +119,7 @@ class Recycled:
 
 def words(random: np.random.Generator, count: Any) -> list[int]:
     """Few words, often the same ones."""
-    drawn: list[int] = (random.zipf(1.6, count) % 12).tolist()
-    return drawn
+    return (random.zipf(1.6, count) % 12).tolist()
 
 
 def agreement(one: Sequence[int], other: Sequence[int]) -> int:
@@ -143,14 +142,14 @@ def shares(
     noise = gumbel(params.noise_key, position, np.array([*counts]), params.stream)
     scores = np.log(mass * values / total) + noise
     weights = np.exp(trust * (scores - scores.max(axis=-1, keepdims=True)))
-    found: FloatArray = rate / mass * weights / weights.sum(axis=-1, keepdims=True)
+    found = rate / mass * weights / weights.sum(axis=-1, keepdims=True)
     return found * np.exp((mass - 1.0) * np.exp(-scores))
 
 
 def grown(text: Text, looked_up: Any, wish: native.Wish) -> dict[Words, float]:
     """The most likely paths, best first, with their survival."""
-    tree: dict[Words, float] = {}
-    frontier: list[tuple[float, int, Words]] = [(-1.0, 0, ())]
+    tree = {}
+    frontier = [(-1.0, 0, ())]
     discovered = 0
     while frontier and len(tree) <= wish.max_nodes:
         negative, _, path = heapq.heappop(frontier)
@@ -168,7 +167,7 @@ def grown(text: Text, looked_up: Any, wish: native.Wish) -> dict[Words, float]:
 
 def learn(text: Text, token_ids: Sequence[int], counts: FloatArray) -> None:
     """Enter the hits and misses of the newest tree into hits and trials."""
-    path: Words = ()
+    path = ()
     for token in token_ids:
         evidence, known, _ = text.known.get(path, (0, {}, 0.0))
         if not known:

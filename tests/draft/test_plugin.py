@@ -25,7 +25,7 @@ from cluster.draft.base import Drafter, DrafterContext
 from cluster.draft.registry import create, search_in
 from cluster.local import LLM
 from tests.draft.test_protocol import MAX_NODES, MAX_REQUESTS, Conversation
-from tests.support.draft.author import Author, grow
+from tests.support.draft.author import Author, write
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "own-drafter.md"
 CONTEXT = DrafterContext("echo", MAX_NODES, MAX_REQUESTS)
@@ -33,8 +33,7 @@ CONTEXT = DrafterContext("echo", MAX_NODES, MAX_REQUESTS)
 
 def block(language: str) -> str:
     """The page's only block of that language."""
-    found = re.findall(rf"```{language}\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)[0]
-    return str(found)
+    return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)[0]
 
 
 @pytest.fixture
@@ -52,10 +51,7 @@ def drafter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Drafter
 
 
 def test_the_pages_drafter_drafts_what_followed_before(drafter: DrafterConfig):
-    made = create("echo", drafter, CONTEXT)
-    author = Author([1, 2, 3, 4, 5, 9, 1, 2, 3])
-    made.observe([author.opening()])
-    proposal = grow(made, author)["a"]
+    proposal = write(create("echo", drafter, CONTEXT), Author([1, 2, 3, 4, 5, 9, 1, 2, 3]), [])
     assert proposal.tree.token_ids.tolist() == [4, 5, 9, 1, 2, 3]
     assert proposal.is_complete
 

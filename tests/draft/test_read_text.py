@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from cluster.core import token_array
-from cluster.draft.intersection import Intersection, RewrittenText, intersection
+from cluster.draft.intersection import RewrittenText, intersection
 from cluster.models.fingerprint import load_pretrained_tokenizer
 from cluster.models.token_bytes import TokenBytes
 from tests.support.checkpoints import byte_tokenizer
@@ -54,7 +55,7 @@ class Pair:
     def __init__(self, target: TokenBytes, draft: TokenBytes, specials: Any = "drop") -> None:
         sizes = len(target.bytes_of), len(draft.bytes_of)
         self.target, self.draft = target, draft
-        self.shared: Intersection = intersection(target, draft, *sizes, specials)
+        self.shared = intersection(target, draft, *sizes, specials)
 
     def bytes_of(self, read: RewrittenText) -> bytes:
         return self.draft.decode(self.shared.order[read.log.token_ids].tolist())
@@ -65,7 +66,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     demo = TokenBytes.load(DEMO)
     of_bytes = TokenBytes.load(byte_level_folder(tmp_path_factory.mktemp("bytes")))
     of_pieces = TokenBytes.load(byte_fallback_folder(tmp_path_factory.mktemp("pieces")))
-    found: dict[str, tuple[TokenBytes, TokenBytes]] = {
+    found = {
         "bytes": (of_bytes, demo),
         "pieces": (demo, of_pieces),
         "from pieces": (of_pieces, of_bytes),
@@ -182,8 +183,6 @@ def test_the_end_of_a_turn_is_read_and_written_whatever_it_is_called(specials: s
 
 
 def test_the_models_opening_mark_stands_before_every_text_once(tmp_path: Path):
-    from tokenizers.processors import TemplateProcessing
-
     tokenizer = byte_tokenizer()
     start = tokenizer.backend_tokenizer.token_to_id("<|im_start|>")
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(

@@ -26,20 +26,20 @@ from cluster.draft.recorded import (
 from cluster.draft.recorder import RELEASE, SPILL, Keeper
 from cluster.errors import ConfigError
 from cluster.worker.residents import Residents
+from tests.support.clock import FakeClock
 from tests.support.draft.recording import ORIGIN, PER_TENANT, STOP, K, World, law
 from tests.support.worker.residents import LONG_STEP, resident, resident_text
 
 
-def recorded(world: World, *, num_texts: int = 12, num_tenants: int = 3) -> World:
-    """Closed behind texts of some tenants, side by side."""
-    names = [f"r{index}" for index in range(num_texts)]
+def recorded(world: World) -> World:
+    """Closed behind texts of three tenants, side by side."""
+    names = [f"r{index}" for index in range(12)]
     for index, name in enumerate(names):
-        world.open(name, index % num_tenants, prompt_len=3 + index)
+        world.open(name, index % 3, prompt_len=3 + index)
     for _ in range(4):
         for name in names:
             world.step(name)
-    world.end(*names)
-    world.close()
+    world.close(*names)
     return world
 
 
@@ -152,8 +152,7 @@ def test_what_the_target_did_not_write_for_a_client_is_not_recorded(
     world = World(tmp_path)
     world.open("a")
     world.step("a", **changes)
-    world.end("a")
-    world.close()
+    world.close("a")
     assert not list(tmp_path.iterdir())
 
 
@@ -183,34 +182,25 @@ def test_an_answer_ends_with_its_stop_token_and_before_steps_that_were_missed(
     world.step("missed", num_nodes=0)
     world.texts["missed"].tokens += [9, 9]
     world.step("missed")
-    world.end("stopped", "missed")
-    world.close()
+    world.close("stopped", "missed")
     stopped, missed = read_folder(tmp_path, ORIGIN)
     assert stopped.token_ids[-1] == STOP
     assert len(missed.token_ids) == 1
 
 
-def answer(world: World, name: str = "a") -> RecordedAnswer:
+def answer(folder: Path) -> RecordedAnswer:
     """One whose tokens are 12 at least."""
-    world.open(name)
+    world = World(folder / "other")
+    world.open("a")
     for _ in range(4):
-        world.step(name)
-    recording = world.recorder._recordings[name]
-    return recording.answer()
-
-
-class Clock:
-    now = 1e9
-
-    def __call__(self) -> float:
-        self.now += 1.0
-        return self.now
+        world.step("a")
+    return world.recorder._recordings["a"].answer()
 
 
 @pytest.mark.parametrize("keep", ["disk", "memory"])
 def test_each_tenant_keeps_the_newest_within_the_bounds(tmp_path: Path, keep: Any):
-    one = answer(World(tmp_path / "other"))
-    clock = Clock()
+    one = answer(tmp_path)
+    clock = FakeClock(1e9, tick_s=1.0)
     options = RecorderOptions(
         "all", 1.0, keep, str(tmp_path / "here"), 5 * one.num_tokens, 1.0, max_tenants=2
     )
@@ -219,7 +209,7 @@ def test_each_tenant_keeps_the_newest_within_the_bounds(tmp_path: Path, keep: An
         for _ in range(8):
             keeper.keep(tenant, one)
     keeper.close(60.0)
-    kept: Any = keeper._folder if keep == "disk" else keeper._memory
+    kept = keeper._folder if keep == "disk" else keeper._memory
     assert sorted(kept.tenants()) == sorted([UNSALTED, (b"b" * 16).hex()])
     for tenant in kept.tenants():
         names = kept.names(tenant)
@@ -234,7 +224,7 @@ def test_one_that_is_refused_in_a_live_change_deletes_nothing(tmp_path: Path):
     recorded(World(tmp_path))
     kept = sorted(tmp_path.rglob("*.npz"))
     other = World(tmp_path, tenants="none")
-    other.recorder.keeper.close(60.0)
+    other.close()
     assert sorted(tmp_path.rglob("*.npz")) == kept
     other.recorder.begin()
     other.close()
@@ -244,7 +234,7 @@ def test_one_that_is_refused_in_a_live_change_deletes_nothing(tmp_path: Path):
 def test_an_answer_that_cannot_be_kept_does_not_end_the_recorder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    one, outcomes = answer(World(tmp_path / "other")), iter([ValueError("no such array"), b"bytes"])
+    one, outcomes = answer(tmp_path), iter([ValueError("no such array"), b"bytes"])
     monkeypatch.setattr("cluster.draft.recorder.encode", Mock(side_effect=outcomes))
     keeper = Keeper(RecorderOptions("all", 1.0, "memory", str(tmp_path), 1000, 1.0), ORIGIN)
     keeper.keep(b"", one)
@@ -283,19 +273,16 @@ def test_a_disk_that_takes_nothing_costs_the_recording_alone(
 
 def _flipped(path: Path) -> None:
     data = bytearray(path.read_bytes())
-    place = data.index(b"candidates.npy") + 200
-    data[place] ^= 0xFF
+    data[data.index(b"candidates.npy") + 200] ^= 0xFF
     path.write_bytes(data)
 
 
 def _foreign(path: Path) -> None:
-    with path.open("wb") as file:
-        np.savez(file, answers=np.arange(3))
+    np.savez(path, answers=np.arange(3))
 
 
 def _pickled(path: Path) -> None:
-    with path.open("wb") as file:
-        np.savez(file, format=np.array([{}], object))
+    np.savez(path, format=np.array([{}], object))
 
 
 @pytest.mark.parametrize(
@@ -330,7 +317,7 @@ def test_a_damaged_or_foreign_file_is_refused_by_name(
 )
 def test_another_targets_answers_are_refused_by_name(tmp_path: Path, origin: Origin):
     path = tmp_path / "answer.npz"
-    path.write_bytes(encode(answer(World(tmp_path / "other")), ORIGIN))
+    path.write_bytes(encode(answer(tmp_path), ORIGIN))
     with pytest.raises(ConfigError, match="another target wrote it") as raised:
         read_answer(path, origin)
     assert str(path) in raised.value.message
@@ -340,7 +327,7 @@ def test_another_targets_answers_are_refused_by_name(tmp_path: Path, origin: Ori
 
 
 def test_ids_outside_the_vocabulary_are_refused(tmp_path: Path):
-    found = answer(World(tmp_path / "other"))
+    found = answer(tmp_path)
     found.token_ids[0] = ORIGIN.vocab_size
     path = tmp_path / "answer.npz"
     path.write_bytes(encode(found, ORIGIN))

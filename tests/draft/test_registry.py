@@ -1,13 +1,11 @@
 """Which drafters a configuration may name, and what is said of those that it may not."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from cluster.config.schema import DrafterConfig, DrafterPlacement
-from cluster.core import Commit, DraftTask, Observation, Proposal
 from cluster.draft.base import DrafterContext
 from cluster.draft.plugin import Draft, RequestState, TextDrafter
 from cluster.draft.registry import KINDS, REMOVED, check, create, drafter_class
@@ -50,7 +48,7 @@ def test_a_kind_that_is_gone_says_what_replaces_it(kind: str):
 
 
 # What has no default: which head it is, and which layers draft.
-REQUIRED: dict[str, dict[str, object]] = {
+REQUIRED = {
     **{key: {"model": "h"} for key in ("eagle3", "peagle", "medusa", "block", "mtp")},
     "early_exit": {"exit_layer": 1},
     "layer_skip": {"skip_layers": [1]},
@@ -96,22 +94,6 @@ class SilentOptions:
     volume: int = 0
 
 
-class SilentDrafter:
-    """A minimal drafter."""
-
-    def __init__(self, context: DrafterContext, options: SilentOptions) -> None:
-        self.options = options
-
-    def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:
-        return [Observation(c.request_id, c.generation, c.base_len) for c in commits]
-
-    def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
-        return []
-
-    def release(self, request_ids: Sequence[str]) -> None:
-        """Nothing is held."""
-
-
 def test_a_drafter_without_native_code_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(trees, "is_available", lambda: False)
     with pytest.raises(ConfigError, match=r"drafts need native code: .*apt install g") as found:
@@ -119,18 +101,12 @@ def test_a_drafter_without_native_code_is_refused(monkeypatch: pytest.MonkeyPatc
     assert found.value.param == "drafters.x.kind"
 
 
-class ForeignDrafter(SilentDrafter):
-    """An external drafter, which has its own options class."""
-
-    Options = SilentOptions
-
-
 def test_an_external_drafter_is_named_by_module_and_class():
-    created = create("x", config_of(ForeignDrafter, volume=3), CONTEXT)
-    assert isinstance(created, ForeignDrafter)
+    created = create("x", config_of(WithOptions, volume=3), CONTEXT)
+    assert isinstance(created, WithOptions)
     assert created.options == SilentOptions(3)
     with pytest.raises(ConfigError, match=r"drafters.x.options.volum: .*did you mean volume\?"):
-        check("x", config_of(ForeignDrafter, volum=3))
+        check("x", config_of(WithOptions, volum=3))
 
 
 @pytest.mark.parametrize("kind", ["no.such.module:Drafter", f"{__name__}:NoSuchDrafter"])
@@ -181,25 +157,19 @@ class DraftsWithoutBound(TextDrafter):
 
 
 class ObservesNothing:
-    def observe(self) -> Sequence[Observation]:
-        return []
+    """Of its other methods nobody knows the signatures."""
 
-    def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
-        return []
+    propose = release = max
 
-    def release(self, request_ids: Sequence[str]) -> None: ...
+    def observe(self): ...
 
 
 class Described(ObservesNothing):
     def __init__(self, context: DrafterContext, options: Any) -> None: ...
 
 
-class ByInstance:
-    """Its methods are functions whose signatures nobody knows."""
-
-    def __init__(self, context: DrafterContext, options: Any) -> None: ...
-
-    observe = propose = release = max
+class ByInstance(Described):
+    observe = max
 
 
 def config_of(kind: type[Any], **options: Any) -> DrafterConfig:

@@ -1,7 +1,7 @@
 """A recorder driven by hand: random texts of several tenants, with trees that partly come true."""
 
 import zlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +10,6 @@ import numpy as np
 
 from cluster.core import SamplingParams, TokenArray, token_array
 from cluster.draft.base import DrafterContext
-from cluster.draft.inside import StepRows
 from cluster.draft.options import RecorderOptions
 from cluster.draft.recorded import Origin, RecordedAnswer, read_folder
 from cluster.draft.recorder import RecorderDrafter
@@ -36,7 +35,7 @@ class Text:
 
     tenant: int
     tokens: list[int]
-    prompt: list[int] = field(default_factory=list)
+    prompt: list[int]
 
 
 class World:
@@ -44,8 +43,8 @@ class World:
 
     def __init__(self, folder: Path, seed: int = 0, **options: Any) -> None:
         self.random = np.random.default_rng(seed)
-        self.texts: dict[str, Text] = {}
-        host: Any = SimpleNamespace(
+        self.texts = {}
+        host = SimpleNamespace(
             model_hash=ORIGIN.model_hash,
             token_ids=lambda name: token_array(self.texts[name].tokens),
         )
@@ -55,21 +54,19 @@ class World:
         given = {"tenants": "all", "share": 1.0, "keep": "disk", "folder": str(folder), **options}
         self.recorder = RecorderDrafter(context, RecorderOptions(**given))
 
-    def open(self, name: str, tenant: int = 0, prompt_len: int = 5) -> Text:
-        text = Text(tenant, self._ids(tenant, prompt_len).tolist())
-        text.prompt = text.tokens.copy()
-        self.texts[name] = text
-        return text
+    def open(self, name: str, tenant: int = 0, prompt_len: int = 5) -> None:
+        prompt = self._ids(tenant, prompt_len).tolist()
+        self.texts[name] = Text(tenant, prompt.copy(), prompt)
 
     def _ids(self, tenant: int, count: int) -> TokenArray:
         return token_array(self.random.integers(8, PER_TENANT, count) + tenant * PER_TENANT)
 
-    def step(self, name: str, num_nodes: int = 6, **changes: Any) -> StepRows:
+    def step(self, name: str, num_nodes: int = 6, **changes: Any) -> None:
         """A step of a text, of which the recorder reads: a random tree and a random path in it."""
         text = self.texts[name]
         parents = [int(self.random.integers(-1, node)) for node in range(num_nodes)]
         nodes = self._ids(text.tenant, num_nodes)
-        path: list[int] = []
+        path = []
         for node, parent in enumerate(parents):
             if parent == (path[-1] if path else -1) and self.random.random() < 0.5:
                 path.append(node)
@@ -95,13 +92,10 @@ class World:
         text.tokens += nodes[path].tolist()
         self.recorder.read([replace(rows, **changes)])
         text.tokens.append(next_token)
-        return rows
 
-    def end(self, *names: str) -> None:
+    def close(self, *names: str) -> None:
+        """These end; all that was recorded is written, and the bounds hold."""
         self.recorder.release(names)
-
-    def close(self) -> None:
-        """All that was recorded is written, and the bounds hold."""
         self.recorder.keeper.close(60.0)
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from cluster.core import Commit, DraftTask, Observation, Proposal, SamplingParams
+from cluster.core import Commit, DraftTask, Observation, Proposal
 from cluster.draft.base import DrafterContext
 from cluster.draft.tree_drafter import TreeDrafter, TreeRequest
 
@@ -23,7 +23,7 @@ class ToyLM(TreeDrafter[TreeRequest]):
         self._vocabulary = None
         self._logits = torch.from_numpy(np.log(law).astype(np.float32))
         self._max_depth = max_depth
-        self.params: list[SamplingParams] = []  # of the requests, as they were told
+        self.params = []  # of the requests, as they were told
 
     def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:
         self.params += [each.params for each in commits if each.params is not None]
