@@ -1,4 +1,5 @@
-"""A chat model's own answers, and the drafter that learns from them."""
+"""A chat model's own answers, and the drafter that learns from them; with a tokenizer of its own it
+reads the same text, and learns the laws it can."""
 
 import dataclasses
 from pathlib import Path
@@ -6,25 +7,30 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.replay.along import Recording, replay
+from benchmarks.support.options import DEMO_TARGET
 from cluster.core import token_array
-from cluster.draft.vocabulary import DraftVocabulary
+from cluster.draft.vocabulary import load_draft_vocabulary
 from cluster.errors import ConfigError
-from cluster.models.made_for import MadeFor
+from cluster.models.fingerprint import folder_tokenizer_hash
+from cluster.models.made_for import MadeFor, folder_made_for
+from cluster.models.token_bytes import TokenBytes
 from cluster.train import chat_answers
 from cluster.train.chat_answers import AnswerSettings, ChatModel, draw_shards, read_shards
 from cluster.train.chat_drafter import (
     DraftModelLearner,
+    Rereading,
     frequent_vocabulary,
     smaller_copy,
 )
-from cluster.train.chat_heads import HeadLoss, HeadOrder
+from cluster.train.chat_heads import HeadLoss, HeadOrder, HeadSettings, evaluate
 from cluster.train.generate import GeneratedAnswer
-from tests.support.draft.author import GREEDY, draft_engine, lm_drafter
+from cluster.train.heads import train_head
+from cluster.train.trainer import Budget
+from tests.support.draft.author import GREEDY, VOCAB, draft_engine, lm_drafter
 
-VOCAB = 288
 ANSWERS = AnswerSettings(6, max_question_tokens=10, max_answer_tokens=12, follow_up_share=0.5)
 
 
@@ -33,10 +39,6 @@ def shards(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     work = tmp_path_factory.mktemp("answers")
     draw_shards(folder, work, 200, 0, ANSWERS)
     return work
-
-
-def order_of(answers: list[GeneratedAnswer], vocabulary: DraftVocabulary) -> HeadOrder:
-    return HeadOrder(answers, vocabulary, 3)
 
 
 def test_answers_carry_the_law_by_which_the_target_wrote_them(
@@ -77,8 +79,7 @@ def test_a_continued_run_keeps_its_shards_and_draws_the_ones_that_are_missing(
     time = first[0].stat().st_mtime_ns
     draw_shards(folder, tmp_path, 200, 0, ANSWERS)
     assert first[0].stat().st_mtime_ns == time
-    same = zip(read_shards(tmp_path), read_shards(shards), strict=True)
-    for one, other in same:
+    for one, other in zip(read_shards(tmp_path), read_shards(shards), strict=True):
         assert one.prompt.tolist() == other.prompt.tolist()
         assert one.token_ids.tolist() == other.token_ids.tolist()
     # What is there needs no model.
@@ -126,8 +127,7 @@ def test_the_draft_vocabulary_holds_what_is_written_most(network: PreTrainedMode
     for answer in answers:
         np.add.at(expected, answer.candidates, np.exp(answer.log_probs.astype(float)))
     inside = np.isin(np.arange(VOCAB), reduced.target_ids)
-    special = [0, 1]
-    expected[special] = 0.0
+    expected[[0, 1]] = 0.0  # special ones
     assert expected[inside].sum() > expected[~inside].sum()
     assert np.sort(expected[inside])[2:].min() >= expected[~inside].max() - 1.0
 
@@ -153,7 +153,7 @@ def test_the_loss_is_least_where_the_drafter_has_the_targets_law(
 ):
     answers = read_shards(shards)[:1]
     reduced = frequent_vocabulary(answers, network, VOCAB, "")
-    batch = order_of(answers, reduced).batch(answers[0])
+    batch = HeadOrder(answers, reduced, 3).batch(answers[0])
     exact, smaller = (
         HeadLoss(DraftModelLearner(smaller_copy(network, reduced, num_layers), reduced))
         for num_layers in (network.config.num_hidden_layers, 1)
@@ -178,3 +178,88 @@ def test_a_drafter_drafts_alike_however_it_is_written(
     drafted = replay(lm_drafter(draft_engine(tmp_path / weights)), recording, 4)
     assert drafted.num_draft_tokens > 0
     assert (tmp_path / weights / "model.int8.safetensors").exists() == (weights == "int8")
+
+
+# Of another tokenizer.
+
+SETTINGS = HeadSettings(
+    depth=2, num_answer_tokens=200, answers=ANSWERS, num_layers=2, tokenizer=str(DEMO_TARGET)
+)
+
+
+@pytest.fixture(scope="module")
+def reading(folder: Path, network: PreTrainedModel) -> Rereading:
+    return Rereading(folder, DEMO_TARGET, network)
+
+
+def answer_of(target: TokenBytes, prompt: str, text: str) -> GeneratedAnswer:
+    """An answer with the target's law on itself and on a token after it."""
+    written = np.array(target.encode(text), np.int32)
+    candidates = np.stack([written, (written + 1) % len(target.bytes_of)], axis=1)
+    log_probs = np.log(np.tile(np.float16([0.75, 0.25]), (len(written), 1)))
+    ids = np.array(target.encode(prompt), np.int32)
+    return GeneratedAnswer(ids, written, candidates, log_probs.astype(np.float16))
+
+
+@pytest.mark.parametrize(
+    "text", ["for each in names:\n    print(each)", "naïve 漢字 🙂🙂 end", "\r\n\t"]
+)
+def test_the_text_is_the_same_and_known_laws_are_the_targets(
+    folder: Path, reading: Rereading, text: str
+):
+    target, drafter = TokenBytes.load(folder), reading.drafter
+    answer = answer_of(target, f"Say {text}", text)
+    found = reading(answer)
+    assert found.prompt.tolist() == drafter.encode(f"Say {text}")
+    assert drafter.decode(found.token_ids.tolist()) == text.encode()
+    assert len(found.token_ids) == len(found.candidates) == len(found.log_probs)
+
+    known, num_known, written = np.isfinite(found.log_probs), 0, b""
+    starts = {target.decode(answer.token_ids[:each]): each for each in range(len(answer.token_ids))}
+    for row, token_id in enumerate(found.token_ids.tolist()):
+        for place in np.flatnonzero(known[row]):
+            law = answer.candidates[starts[written]]
+            same = drafter.bytes_of[found.candidates[row, place]]
+            assert same == target.bytes_of[law[place]]
+            num_known += 1
+        written += drafter.bytes_of[token_id]
+    shared = set(drafter.bytes_of)
+    lone = [each for each in answer.token_ids.tolist() if target.bytes_of[each] in shared]
+    assert num_known >= len(lone) > 0
+
+
+def test_the_first_weights_are_the_targets_where_tokens_are_the_same(
+    folder: Path, network: PreTrainedModel, reading: Rereading
+):
+    renamed = reading.renamed(network)
+    assert renamed.config.vocab_size == len(reading.drafter.bytes_of)
+    ours, theirs = renamed.get_output_embeddings().weight, network.get_output_embeddings().weight
+    assert torch.isfinite(ours).all()
+    (letter,), (draft_letter,) = TokenBytes.load(folder).encode("e"), reading.drafter.encode("e")
+    torch.testing.assert_close(ours[draft_letter], theirs[letter])
+    torch.testing.assert_close(
+        renamed.get_input_embeddings().weight[draft_letter],
+        network.get_input_embeddings().weight[letter],
+    )
+    assert len(network.get_input_embeddings().weight) != len(reading.drafter.bytes_of), "unchanged"
+
+
+def test_training_gives_an_ordinary_model_with_the_other_tokenizer(
+    folder: Path, network: PreTrainedModel, reading: Rereading, tmp_path: Path
+):
+    out = tmp_path / "out"
+    trained = train_head("drafter", str(folder), tmp_path / "work", out, SETTINGS, Budget(steps=30))
+    assert folder_tokenizer_hash(out) == folder_tokenizer_hash(DEMO_TARGET)
+    assert load_draft_vocabulary(out) is None
+    assert folder_made_for(out).name
+    saved = AutoModelForCausalLM.from_pretrained(out)
+    assert saved.config.vocab_size == len(reading.drafter.bytes_of)
+    assert saved.config.num_hidden_layers == 2
+    assert TokenBytes.load(out).ends == reading.drafter.ends, "not the target's ids"
+
+    draw_shards(folder, tmp_path / "work" / "answers", 1, 0, ANSWERS)
+    held_out = list(map(reading, read_shards(tmp_path / "work" / "answers")[::20]))
+    vocabulary = reading.vocabulary
+    untrained = smaller_copy(reading.renamed(network), vocabulary, 2)
+    before = evaluate(DraftModelLearner(untrained, vocabulary), vocabulary, held_out)
+    assert trained.loss_nats[0] < before.loss_nats[0]

@@ -63,7 +63,7 @@ def recorded(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def learn(
     folder: Path, recorded: Path, current: Path, work: Path, mix: float = 0.5
 ) -> traffic.Learned:
-    found = learn_from_traffic(
+    return learn_from_traffic(
         str(folder),
         Traffic(recorded, str(current), mix, is_accepting=True),
         work,
@@ -71,8 +71,6 @@ def learn(
         replace(SETTINGS, weights=""),
         STEPS,
     )
-    assert found is not None
-    return found
 
 
 def test_a_drafter_learns_from_what_was_served(

@@ -109,7 +109,7 @@ class DtypesOfProducts(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: set[torch.dtype] = set()
+        self.seen = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
