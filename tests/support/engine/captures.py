@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 
 class _Storages(TorchDispatchMode):
@@ -17,21 +18,18 @@ class _Storages(TorchDispatchMode):
         self._own: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {_address(each) for each in _tensors((args, kwargs))}
+        given = {_address(each) for each in tensors((args, kwargs))}
         self.found |= given - self._own
         result = func(*args, **(kwargs or {}))
-        made = [each for each in _tensors(result) if _address(each) not in given]
+        made = [each for each in tensors(result) if _address(each) not in given]
         self._own |= {_address(each) for each in made} - self.found
         self._kept += made
         return result
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    return [t for each in value for t in _tensors(each)] if isinstance(value, list | tuple) else []
+def tensors(value: Any) -> list[torch.Tensor]:
+    """In whatever holds them."""
+    return [each for each in tree_leaves(value) if isinstance(each, torch.Tensor)]
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -15,9 +15,8 @@ from cluster.engine.engine import Engine
 from cluster.engine.parallel import RankGroup
 from cluster.engine.work import Work
 from tests.support.engine.driver import prompt
-from tests.support.gpu import steps
 from tests.support.gpu.counting import Counting
-from tests.support.gpu.steps import Counts
+from tests.support.gpu.steps import FEW, MORE, Counts, by_layer, step_of
 
 
 @contextmanager
@@ -33,7 +32,11 @@ def ranks(count: int) -> Iterator[None]:
 def of_architecture(name: str, count: int) -> Counts:
     """Kernels and all-reduces a layer, and all else outside of layers, of one of so many ranks."""
     with ranks(count):
-        return steps.of_ranks(name, count)
+        few, more = (step_of(name, layers, count) for layers in (FEW, MORE))
+    return {
+        **by_layer(few.operators, more.operators, "kernels"),
+        **by_layer(few.collectives, more.collectives, "collectives"),
+    }
 
 
 def of_commands(engine: Engine) -> Counter[str]:

@@ -15,8 +15,8 @@ from typing import Any, Self
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from tests.support.engine.captures import tensors
 from tests.support.gpu.launches import Launch, launches
 
 META = torch.device("meta")
@@ -39,7 +39,7 @@ class Counting:
     copies: from the host to the device.  pageable: copies in either direction that stop the host,
     which asks for that by leaving out non_blocking.  waits: for results on the host.  peak_bytes:
     of the memory that was made inside, the most there was at a time.  collectives: calls by their
-    names.
+    names.  launched: the launches of our kernels so far.
     """
 
     def __init__(self, capability: int = 90, *, answer: Answer | None = None) -> None:
@@ -51,20 +51,15 @@ class Counting:
         self._known: set[int] = set()
         self._operators: Counter[str] = Counter()
         self._capability = capability
-        self._launched: list[Launch] = []
+        self.launched: Sequence[Launch] = []
         self._contexts = ExitStack()
-
-    @property
-    def launched(self) -> Sequence[Launch]:
-        """The launches of our kernels so far."""
-        return self._launched
 
     def counted(self) -> Counter[str]:
         """The kernels so far, by their names."""
-        return self._operators + Counter(each.name for each in self._launched)
+        return self._operators + Counter(each.name for each in self.launched)
 
     def __enter__(self) -> Self:
-        self._launched = self._contexts.enter_context(launches(self._capability))
+        self.launched = self._contexts.enter_context(launches(self._capability))
         self._contexts.enter_context(_Made(self))
         self._contexts.enter_context(_Mode(self))
         return self
@@ -78,8 +73,9 @@ class Counting:
         space, _, word = name.rpartition("::")
         if space in _COLLECTIVES and word not in _NO_COLLECTIVES:
             self.collectives[word] += 1
-        given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
-        from_host = any(_is_on_host(each) for each in given)
+        given = tensors((args, kwargs))
+        # Numbers are a kernel's arguments, and not copied.
+        from_host = any(each.device.type == "cpu" and each.dim() > 0 for each in given)
         on_device = any(each.device == META for each in given)
         device = kwargs.get("device")
         # Each way is one that the host can be told not to wait for.
@@ -91,7 +87,7 @@ class Counting:
         if name == "index_put_" and _must_count_rows(*args):
             raise RuntimeError("values by a mask: the host waits for how many there are")
         result = func(*args, **kwargs)
-        made = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
+        made = tensors(result)
         if not on_device and all(each.device != META for each in made):
             return result  # the host's own affair
         old = {each.untyped_storage()._cdata for each in given}
@@ -161,11 +157,6 @@ class _Mode(TorchDispatchMode):
         with self:  # in inference mode what consists of other operators comes whole
             parts = func.decompose(*args, **kwargs)
         return self._counting.run(func, args, kwargs) if parts is NotImplemented else parts
-
-
-def _is_on_host(tensor: torch.Tensor) -> bool:
-    """True of tensors that would be copied to the device; numbers are a kernel's arguments."""
-    return tensor.device.type == "cpu" and tensor.dim() > 0
 
 
 def _must_count_rows(

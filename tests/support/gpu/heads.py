@@ -25,7 +25,7 @@ from tests.support.gpu.counting import META, Counting
 _NAME = "text"
 _LENGTH = 40
 _NODES = 8
-_KINDS: dict[str, tuple[Any, Any, Any]] = {
+_KINDS = {
     "EAGLE-3": (Eagle3Drafter, Eagle3Options, random_eagle3),
     "Medusa": (MedusaDrafter, MedusaOptions, random_medusa),
 }

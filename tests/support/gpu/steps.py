@@ -53,7 +53,7 @@ _PAGE = 16
 _PROGRAMS = 264  # two for each multiprocessor of an H100
 # Of a step of eight texts.
 _WIDTH = 8
-_FEW, _MORE = 2, 4  # layers
+FEW, MORE = 2, 4  # layers
 MANY = 2048  # rows of a step, where as many are configured
 
 
@@ -135,16 +135,6 @@ def cache_of(model: LoadedModel) -> KVCache:
     return KVCache(model.layers, [1] * groups, _PAGE)
 
 
-def inputs(model: LoadedModel, shape: Shape, num_rows: int, num_logits: int) -> StepInputs:
-    """Of an eager step: one prompt's chunk."""
-    form, cache = Forms(shape).form(num_rows, num_rows), cache_of(model)
-    words = torch.zeros(form.frame.rest, dtype=torch.int32, device=META)
-    rows = torch.zeros(num_rows, dtype=torch.int64, device=META)
-    count = len(cache.groups)
-    plan = seam.AttentionStep(cache, model.layers, [form.plan(words)] * count, [rows] * count)
-    return StepInputs(rows, rows, rows[:num_logits], plan)
-
-
 @record
 class Step:
     """A step of eight rows.  operators, collectives, launched: of its graph, the latter our
@@ -180,26 +170,17 @@ def step_of(name: str, num_layers: int, num_ranks: int = 1) -> Step:
 
 def by_layer(few: Counter[str], more: Counter[str], what: str) -> Counts:
     """What is counted of a layer, and outside of layers."""
-    layer, rest = divmod(more.total() - few.total(), _MORE - _FEW)
+    layer, rest = divmod(more.total() - few.total(), MORE - FEW)
     assert rest == 0, "layers of one kind differ"
     return {
         f"{what} a layer": layer,
-        f"{what} outside of layers": few.total() - _FEW * layer,
-    }
-
-
-def of_ranks(name: str, num_ranks: int) -> Counts:
-    """What one of so many ranks is asked for; inside of `collectives.ranks`."""
-    few, more = (step_of(name, layers, num_ranks) for layers in (_FEW, _MORE))
-    return {
-        **by_layer(few.operators, more.operators, "kernels"),
-        **by_layer(few.collectives, more.collectives, "collectives"),
+        f"{what} outside of layers": few.total() - FEW * layer,
     }
 
 
 def of_architecture(name: str) -> Counts:
     """The row of a model: see the names."""
-    few, more = step_of(name, _FEW), step_of(name, _MORE)
+    few, more = step_of(name, FEW), step_of(name, MORE)
     return {
         **by_layer(few.operators, more.operators, "kernels"),
         **few.beside,
@@ -214,7 +195,7 @@ def memory_of(name: str, max_batch_tokens: int = 0) -> Counts:
     engine = EngineConfig(model="any")
     if max_batch_tokens:
         engine = replace(engine, max_batch_tokens=max_batch_tokens)
-    config = config_of(name, _FEW)
+    config = config_of(name, FEW)
     model, rows = built(config), engine.max_batch_tokens
     drawn = num_logit_rows(engine)
     forward = _forward_bytes(model, config, rows, drawn)
@@ -239,9 +220,14 @@ def memory_of(name: str, max_batch_tokens: int = 0) -> Counts:
 
 
 def _forward_bytes(model: LoadedModel, config: Any, num_rows: int, num_logits: int) -> int:
-    given = inputs(model, shape_of(config), num_rows, num_logits)
+    """Of an eager step: one prompt's chunk."""
+    form, cache = Forms(shape_of(config)).form(num_rows, num_rows), cache_of(model)
+    words = torch.zeros(form.frame.rest, dtype=torch.int32, device=META)
+    rows = torch.zeros(num_rows, dtype=torch.int64, device=META)
+    count = len(cache.groups)
+    plan = seam.AttentionStep(cache, model.layers, [form.plan(words)] * count, [rows] * count)
     with torch.no_grad(), Counting() as counting:
-        model.forward(given)
+        model.forward(StepInputs(rows, rows, rows[:num_logits], plan))
     return counting.peak_bytes
 
 
@@ -287,7 +273,7 @@ _LAWS = {
 
 def move() -> Counts:
     """Of the keys of the accepted nodes of 32 texts, to where they stay."""
-    cache = cache_of(built(config_of("Llama-3.1-8B", _FEW)))
+    cache = cache_of(built(config_of("Llama-3.1-8B", FEW)))
     with torch.no_grad(), Counting() as counting:
         for first in range(0, 32 * _PAGE, _PAGE):
             cache.move(0, [first + 3, first + 5], [first + 2, first + 3])
