@@ -9,6 +9,7 @@ import pytest
 from cluster.errors import ConfigError
 from cluster.models.cache import cache_folder, fill
 from tests.conftest import python
+from tests.support.clock import wait_until
 
 KILLED = """
 import os, sys
@@ -67,31 +68,19 @@ def test_a_killed_process_leaves_nothing_that_the_next_one_takes_for_a_model(cac
 
 
 def test_two_at_the_same_time_make_it_once(cache: Path, caplog: pytest.LogCaptureFixture):
-    making, waiting = threading.Event(), threading.Event()
-
-    class Heard(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            waiting.set()
+    making = threading.Event()
 
     def slowly(scratch: Path) -> Path:
         making.set()
-        assert waiting.wait(30)
+        wait_until(lambda: "another process makes" in caplog.text)
         return make(scratch)
 
-    logger = logging.getLogger("cluster.models.cache")
-    handler = Heard()
-    logger.addHandler(handler)
-    caplog.set_level(logging.INFO, logger.name)
+    caplog.set_level(logging.INFO, "cluster.models.cache")
     first = threading.Thread(target=fill, args=(cache / "a", slowly))
-    try:
-        first.start()
-        assert making.wait(30)
-        assert (fill(cache / "a", never) / "weights").read_text() == "whole"
-    finally:
-        waiting.set()
-        first.join()
-        logger.removeHandler(handler)
-    assert "another process makes" in caplog.text
+    first.start()
+    assert making.wait(30)
+    assert (fill(cache / "a", never) / "weights").read_text() == "whole"
+    first.join()
 
 
 def test_a_cache_that_cannot_be_written_is_named_with_the_remedy(tmp_path: Path):

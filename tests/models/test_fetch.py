@@ -107,12 +107,9 @@ def test_serving_fetches_what_is_missing_and_says_so_once(
     wheel: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     model = make_known(wheel, monkeypatch)
-    engine = {"model": NAME}
-    config = Config(
-        target=TargetConfig(engine=EngineConfig(model=NAME)),
-        drafters={"lm": DrafterConfig(kind="lm", options={"engine": engine})},
-    )
-    fetch_models(config)
+    drafter = DrafterConfig(kind="lm", options={"engine": {"model": NAME}})
+    target = TargetConfig(engine=EngineConfig(model=NAME))
+    fetch_models(Config(target=target, drafters={"lm": drafter}))
     assert capsys.readouterr().err.count(f"getting {NAME} (") == 1
     assert find(model.source) is not None
 
@@ -166,7 +163,7 @@ def test_an_interrupted_fetch_leaves_nothing(cache: Path):
 REVISION = "a" * 40
 
 
-def in_hub(hub: Path, name: str, files: Iterable[Path] = ()) -> Path:
+def in_hub(hub: Path, name: str, files: Iterable[Path]) -> Path:
     """The snapshot of org/NAME in the hub's own cache, with links to these files."""
     repository = hub / f"models--org--{name}"
     snapshot = repository / "snapshots" / REVISION
@@ -176,11 +173,6 @@ def in_hub(hub: Path, name: str, files: Iterable[Path] = ()) -> Path:
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(REVISION)
     return snapshot
-
-
-def resolved(hub: Path, *words: str) -> list[str]:
-    """What is said of each, without a network."""
-    return named(*words, HF_HUB_CACHE=str(hub), HF_HUB_OFFLINE="1").stdout.splitlines()
 
 
 def test_models_and_heads_are_taken_from_the_hubs_own_cache_or_named_with_the_remedy(
@@ -196,12 +188,13 @@ def test_models_and_heads_are_taken_from_the_hubs_own_cache_or_named_with_the_re
     pickled, head = (in_hub(hub, name, [llama_folder / "config.json"]) for name in ("pt", "head"))
     (pickled / "medusa_lm_head.pt").write_text("")
     (head / "model.safetensors").write_text("")
-    said = resolved(
-        hub,
+    said = named(
         *(f"model:org/{each}" for each in ("tiny", "tiny@main", f"tiny@{REVISION}", "whole")),
         *(f"model:org/{each}" for each in ("other", "tiny@v2", "partial")),
         *(f"head:org/{each}" for each in ("head", "pt@main")),
-    )
+        HF_HUB_CACHE=str(hub),
+        HF_HUB_OFFLINE="1",
+    ).stdout.splitlines()
     assert said[:4] == [*[str(tiny)] * 3, str(whole)]
     for name, line in zip(("org/other", "org/tiny@v2"), said[4:6], strict=True):
         assert f"the model {name} is no folder here and cannot be fetched" in line
@@ -213,9 +206,10 @@ def test_models_and_heads_are_taken_from_the_hubs_own_cache_or_named_with_the_re
 
 def test_the_largest_file_says_how_far_a_download_is(tmp_path: Path):
     assert size_so_far(tmp_path) == 0
-    (tmp_path / "pip-unpack-a").mkdir()
-    (tmp_path / "pip-unpack-a" / "model.whl").write_bytes(bytes(20))
-    (tmp_path / "pip-unpack-a" / "other.whl").write_bytes(bytes(10))
+    unpacked = tmp_path / "pip-unpack-a"
+    unpacked.mkdir()
+    (unpacked / "model.whl").write_bytes(bytes(20))
+    (unpacked / "other.whl").write_bytes(bytes(10))
     assert size_so_far(tmp_path) == 20
 
 

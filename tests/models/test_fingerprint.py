@@ -33,7 +33,7 @@ def checkpoint(folder: Path, config: dict[str, object], weights: bytes) -> Path:
 
 def test_a_checkpoint_is_recognised_by_its_weights_and_config_in_any_folder(tmp_path: Path):
     weights = bytes(range(256)) * 1000
-    config: dict[str, object] = {"hidden_size": 8, "transformers_version": "5.0"}
+    config = {"hidden_size": 8, "transformers_version": "5.0"}
     here, there, *others = (
         model_hash(checkpoint(tmp_path / str(number), config | changes, given))
         for number, (changes, given) in enumerate(

@@ -59,8 +59,7 @@ def test_every_layer_keeps_its_blocks_in_the_order_of_its_rows(
 def test_every_expert_keeps_its_blocks_and_what_weighs_experts_has_none(
     kind: GGMLQuantizationType, checkpoint_factory: Factory, tmp_path: Path
 ):
-    checkpoint = checkpoint_factory("qwen2-moe", hidden_size=64)
-    folder = converted(checkpoint, tmp_path / "x", kind=kind)
+    folder = converted(checkpoint_factory("qwen2-moe", hidden_size=64), tmp_path / "x", kind=kind)
     found, wanted = StoredGroups(folder), layers(folder)
     assert len([name for name in found if ".experts." in name]) == 3 * 4 * 3
     wide = {f"model.layers.{index}.mlp.shared_expert_gate" for index in range(3)}
@@ -98,8 +97,7 @@ def test_the_blocks_are_no_part_of_a_checkpoints_identity_and_must_be_whole(
     checkpoint = checkpoint_factory("llama", hidden_size=64)
     folder = converted(checkpoint, tmp_path / "x", kind=GGMLQuantizationType.Q4_1)
     check_weights(folder)
-    with_blocks = model_hash(folder)
-    kept = folder / GROUPED
+    with_blocks, kept = model_hash(folder), folder / GROUPED
     kept.write_bytes(kept.read_bytes()[:-1])
     with pytest.raises(ConfigError, match="is damaged"):
         check_weights(folder)

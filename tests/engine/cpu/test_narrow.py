@@ -1,18 +1,16 @@
 """bfloat16 by our own kernels: what is kept in it, what is rounded, and nothing else."""
 
-import logging
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from cluster.engine.cpu.kernels import Format, Kernels
 from cluster.engine.engine import Work
-from cluster.models.grouped import load_int8, save_int8
+from cluster.models.grouped import load_int8
+from tests.support.engine.altered import altered, in_int8
 from tests.support.engine.driver import (
     Factory,
     last_logits,
@@ -28,31 +26,17 @@ from tests.support.engine.products import rounding_rows
 pytestmark = [needs_native, pytest.mark.usefixtures("several_threads")]
 
 
-def in_int8(folder: Path, target: Path) -> Path:
-    """A copy of the checkpoint with its weights in int8."""
-    target.mkdir(parents=True, exist_ok=True)
-    shutil.copy(folder / "config.json", target)
-    save_int8(load_file(folder / "model.safetensors"), target)
-    return target
-
-
 def test_a_model_stored_in_int8_stays_in_it_and_computes_the_same(
     checkpoint_factory: Factory, tmp_path: Path
 ):
-    folder = in_int8(
-        checkpoint_factory("llama", head_dim=16, dtype=torch.bfloat16), tmp_path / "int8"
-    )
-    unpacked = tmp_path / "unpacked"
-    unpacked.mkdir()
-    shutil.copy(folder / "config.json", unpacked)
-    state = load_int8(folder)
-    assert state is not None
-    save_file(
-        {name: each.bfloat16() for name, each in state.items()},
-        unpacked / "model.safetensors",
-        {"format": "pt"},
-    )
-    engine, oracle = load_engine(folder, dtype="bfloat16"), load_oracle(unpacked)
+    source = checkpoint_factory("llama", head_dim=16, dtype=torch.bfloat16)
+    folder = in_int8(source, tmp_path / "int8")
+
+    def unpack(state: dict[str, torch.Tensor]) -> None:
+        state |= {name: each.bfloat16() for name, each in load_int8(folder).items()}
+
+    engine = load_engine(folder, dtype="bfloat16")
+    oracle = load_oracle(altered(source, tmp_path / "unpacked", change=unpack))
     assert formats(engine) == {Format.GROUPS}
     found, explained = [], []
     for seed in range(12):
@@ -81,7 +65,7 @@ def test_rounded_products_that_are_wrong_are_not_used(
     wrong_format = Format.BF16_PRODUCTS
     assert formats(load_engine(folder, dtype="bfloat16")) == {Format.BF16}
     wrong_format = Format.GROUPS
-    packed = in_int8(folder, tmp_path)
+    packed = in_int8(folder, tmp_path / "int8")
     assert formats(load_engine(packed, dtype="bfloat16")) == {Format.BF16_PRODUCTS}
 
 
@@ -94,10 +78,7 @@ def test_without_instructions_products_are_exact_and_nothing_is_called_slow(
     monkeypatch.setattr(kernels, "multiplies_bf16", False)
     monkeypatch.setattr("cluster.engine.device.cpu_flags", lambda: frozenset({"avx2"}))
     folder = checkpoint_factory("llama", head_dim=16, dtype=torch.bfloat16)
-    with caplog.at_level(logging.WARNING):
-        engine = load_engine(folder, dtype="bfloat16")
-    assert formats(engine) == {Format.BF16}
+    assert formats(load_engine(folder, dtype="bfloat16")) == {Format.BF16}
     assert "emulated" not in caplog.text
-    with caplog.at_level(logging.WARNING):
-        load_engine(folder, dtype="bfloat16", attention="sdpa")
+    load_engine(folder, dtype="bfloat16", attention="sdpa")
     assert "dtype bfloat16 is emulated" in caplog.text

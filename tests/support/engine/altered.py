@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from cluster.models.grouped import save_int8
+
 
 def altered(
     checkpoint: Path,
@@ -26,4 +28,11 @@ def altered(
         state = load_file(folder / "model.safetensors")
         change(state)
         save_file(state, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def in_int8(checkpoint: Path, folder: Path) -> Path:
+    """A copy of the checkpoint in `folder`, with its weights in int8."""
+    shutil.copytree(checkpoint, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    save_int8(load_file(checkpoint / "model.safetensors"), folder)
     return folder
