@@ -8,6 +8,9 @@ DEFAULT_VOCAB_SIZE = 288
 MAX_POSITIONS = 512
 SLIDING_WINDOW = 12
 
+# transformers' model_type and its configuration, by our name.
+Architectures = Mapping[str, tuple[str, Mapping[str, Any]]]
+
 _DENSE: dict[str, Any] = {
     "hidden_size": 48,
     "intermediate_size": 96,
@@ -18,7 +21,7 @@ _DENSE: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 
-_GEMMA4: dict[str, Any] = _DENSE | {
+_GEMMA4 = _DENSE | {
     "num_hidden_layers": 6,
     "head_dim": 16,
     "global_head_dim": 32,
@@ -29,7 +32,7 @@ _GEMMA4: dict[str, Any] = _DENSE | {
     "final_logit_softcapping": 30.0,
 }
 
-_DELTA: dict[str, Any] = _DENSE | {
+_DELTA = _DENSE | {
     "num_hidden_layers": 4,
     "head_dim": 16,
     "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
@@ -51,7 +54,7 @@ _YARN = {
     "original_max_position_embeddings": 32,
 }
 # Latents of 16 numbers, of which keys of 12 and values of 8 are made, and rotated parts of 8.
-_LATENT: dict[str, Any] = _DENSE | {
+_LATENT = _DENSE | {
     "num_key_value_heads": 4,
     "q_lora_rank": 16,
     "kv_lora_rank": 16,
@@ -67,13 +70,13 @@ _LATENT: dict[str, Any] = _DENSE | {
     "first_k_dense_replace": 1,
 }
 
-_HEADS: dict[str, Any] = _DENSE | {"head_dim": 16}
-_SLIDING: dict[str, Any] = _HEADS | {"sliding_window": SLIDING_WINDOW}
+_HEADS = _DENSE | {"head_dim": 16}
+_SLIDING = _HEADS | {"sliding_window": SLIDING_WINDOW}
 _LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 _ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
 
-# What the engine serves.  Each entry: transformers' model_type and its configuration.
-SERVED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+# What the engine serves.
+SERVED: Architectures = {
     "llama": ("llama", _DENSE),
     "qwen2": ("qwen2", _HEADS),
     "qwen3": ("qwen3", _HEADS),
@@ -91,8 +94,12 @@ SERVED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "starcoder2": (
         "starcoder2",
         _DENSE
-        | {"sliding_window": None, "use_bias": True}
-        | {"embedding_dropout": 0.0, "residual_dropout": 0.0},
+        | {
+            "sliding_window": None,
+            "use_bias": True,
+            "embedding_dropout": 0.0,
+            "residual_dropout": 0.0,
+        },
     ),
     "gemma2": ("gemma2", _SLIDING | {"num_hidden_layers": 4, "query_pre_attn_scalar": 16}),
     "gemma3": ("gemma3_text", _SLIDING | {"layer_types": _ALTERNATING}),
@@ -102,30 +109,47 @@ SERVED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "gemma3n": (
         "gemma3n_text",
         _GEMMA4
-        | {"num_kv_shared_layers": 3, "laurel_rank": 4, "altup_num_inputs": 2}
-        | {"activation_sparsity_pattern": [0.5] * 6},
+        | {
+            "num_kv_shared_layers": 3,
+            "laurel_rank": 4,
+            "altup_num_inputs": 2,
+            "activation_sparsity_pattern": [0.5] * 6,
+        },
     ),
     # As the large ones are: fewer key heads where there is no window, whose keys are the values.
     "gemma4-large": (
         "gemma4_text",
         _GEMMA4
-        | {"hidden_size_per_layer_input": 0, "attention_k_eq_v": True}
-        | {"num_global_key_value_heads": 1, "enable_moe_block": True}
-        | {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16},
+        | {
+            "hidden_size_per_layer_input": 0,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 16,
+        },
     ),
     "gpt-oss": (
         "gpt_oss",
         _SLIDING
         | _LOCAL_EXPERTS
-        | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
-        | {"layer_types": _ALTERNATING},
+        | {
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            "layer_types": _ALTERNATING,
+        },
     ),
     # Its layers do not name their window; only the mask knows it.
     "phimoe": ("phimoe", _DENSE | _LOCAL_EXPERTS | {"sliding_window": SLIDING_WINDOW}),
     "gpt2": (
         "gpt2",
-        {"n_embd": 48, "n_layer": 3, "n_head": 4}
-        | {"n_positions": MAX_POSITIONS, "tie_word_embeddings": False},
+        {
+            "n_embd": 48,
+            "n_layer": 3,
+            "n_head": 4,
+            "n_positions": MAX_POSITIONS,
+            "tie_word_embeddings": False,
+        },
     ),
     "gpt-neox": ("gpt_neox", _DENSE | {"rotary_pct": 0.5}),
     "olmo2": ("olmo2", _DENSE),
@@ -136,8 +160,14 @@ SERVED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "glm4-moe": (
         "glm4_moe",
         _HEADS
-        | {"attention_bias": True, "use_qk_norm": True, "n_routed_experts": 4}
-        | {"num_experts_per_tok": 2, "moe_intermediate_size": 16, "routed_scaling_factor": 1.5},
+        | {
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "routed_scaling_factor": 1.5,
+        },
     ),
     # Layers of the gated delta rule beside attention.
     "qwen3-next": ("qwen3_next", _DELTA | _SHARED_EXPERT),
@@ -153,14 +183,19 @@ SERVED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "lfm2_moe",
         _DENSE
         | _EXPERTS
-        | {"layer_types": ["conv", "full_attention", "conv"]}
-        | {"conv_bias": True, "num_dense_layers": 1},
+        | {
+            "layer_types": ["conv", "full_attention", "conv"],
+            "conv_bias": True,
+            "num_dense_layers": 1,
+        },
     ),
     "lfm3": (
         "lfm3",
         _SLIDING
-        | {"num_hidden_layers": 4}
-        | {"layer_types": ["conv", "sliding_attention", "conv", "full_attention"]},
+        | {
+            "num_hidden_layers": 4,
+            "layer_types": ["conv", "sliding_attention", "conv", "full_attention"],
+        },
     ),
     # DeepSeek V3: its scores are scaled once more where its rotation is stretched.
     "deepseek-v3": ("deepseek_v3", _LATENT | {"rope_parameters": _YARN}),
@@ -208,7 +243,7 @@ _QWEN_VISION = {
 }
 
 # Models of images and text, of which the text's part is served.
-BY_TEXT: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+BY_TEXT: Architectures = {
     "gemma3-vision": (
         "gemma3",
         {"text_config": SERVED["gemma3"][1], "vision_config": _VISION, "mm_tokens_per_image": 4},
@@ -241,7 +276,7 @@ BY_TEXT: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 
 # What it refuses, by name.
-REFUSED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+REFUSED: Architectures = {
     "mamba": ("mamba", {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}),
     "llama4": (
         "llama4_text",

@@ -71,14 +71,14 @@ def tiny_checkpoint(
     return folder
 
 
-def noisy_copy(checkpoint: Path, folder: Path, *, noise: float = 0.05, seed: int = 1) -> Path:
+def noisy_copy(checkpoint: Path, folder: Path) -> Path:
     """A drafter that often agrees with `checkpoint`: its weights plus relative Gaussian noise."""
     model = AutoModelForCausalLM.from_pretrained(checkpoint)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:
-                scale = noise * float(parameter.float().std())
+                scale = 0.05 * float(parameter.float().std())
                 drawn = torch.randn(parameter.shape, generator=generator)
                 parameter.add_((drawn * scale).to(parameter.dtype))
     folder.mkdir(parents=True, exist_ok=True)
