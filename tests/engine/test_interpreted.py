@@ -16,7 +16,6 @@ INTERPRETED = (
     "draw/test_triton.py::test_the_kernel_draws_what_the_reference_draws",
     "fused/test_forward.py",
     "fused/test_kernels.py",
-    "graphs/test_captures.py",
     "graphs/test_graphs.py",
     "test_gpu_load.py",
     *by_day((), ("test_gpu_shapes.py",)),

@@ -5,6 +5,7 @@ import ctypes
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,50 @@ from cluster.engine.cpu.packed_linear import PackedLinear
 from cluster.errors import ConfigError
 from tests.support.choices import absent
 from tests.support.compiled import SOURCES, ahead, program
-from tests.support.engine import groups
 from tests.support.models.grouped_weights import grouped_weight
 
 pytestmark = pytest.mark.usefixtures("several_threads")
+
+TESTS = Path(__file__).parents[2]
+SHAPES = ((7, 16), (40, 64), (16, 144), (33, 576), (5, 1536))  # outputs and inputs
+ROW_COUNTS = (*range(1, 18), 31, 63, 64, 65, 70)
+
+
+def differing(kernels: Kernels, products: str) -> list[str]:
+    """Cases in which these products, and those in plain C, are not the same bits: all formats, 1 to
+    70 rows of all sizes, extreme weights, inputs and scales."""
+    torch.manual_seed(0)
+    found = []
+    for bits, group, has_minimum in product((4, 8), (16, 32), (True, False)):
+        for outputs, inputs in SHAPES:
+            if inputs % group:
+                continue
+            weight = grouped_weight(outputs, inputs, bits, group, has_minimum=has_minimum)
+            weight.q[1], weight.q[2] = (15, 0) if bits == 4 else (-128, 127)
+            weight.scale[3], weight.scale[4] = 65504.0, 6e-8  # float16's greatest and least
+            packed, bias = kernels.pack_groups(weight), torch.randn(outputs)
+            rows = varied_rows(inputs)
+            kernels.choose_products("c")
+            expected = kernels.linear(rows, packed, bias, outputs, Format.GROUPS)
+            assert expected.isfinite().all()
+            kernels.choose_products(products)
+            for count in ROW_COUNTS:
+                given = rows[:count].contiguous()
+                got = kernels.linear(given, packed, bias, outputs, Format.GROUPS)
+                if not torch.equal(got.view(torch.int32), expected[:count].view(torch.int32)):
+                    name = f"{bits} bits in {group}s, minimum {has_minimum}"
+                    found.append(f"{name}, {outputs} x {inputs}, {count} rows")
+    return found
+
+
+def varied_rows(inputs: int) -> torch.Tensor:
+    rows = torch.randn(70, inputs) * torch.logspace(-6, 6, 70)[:, None]
+    rows[3], rows[4], rows[5] = 0.0, 1.0, -1.0
+    rows[6] = rows[6].sign() * 5.0  # whose sums are as great as they can be
+    rows[7, :16], rows[8] = 1e-35, 1e-31  # of no size; and of all but none
+    rows[9] = torch.arange(inputs) % 255 - 127.0
+    rows[10] = rows[9] + 0.5  # between two integers
+    return rows
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +74,7 @@ def _as_before(kernels: Kernels) -> Iterator[None]:
 @pytest.mark.parametrize("products", [each for each in cpp.products() if each != "c"])
 def test_products_are_those_of_plain_c_to_the_bit(kernels: Kernels, products: str):
     assert kernels.choose_products(products)
-    assert groups.differing(kernels, products) == []
+    assert differing(kernels, products) == []
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +82,7 @@ def spelled() -> Kernels:
     """A library in which the instructions that a machine may lack are loops."""
     if shutil.which("g++") is None or "avx2" not in cpp.products():
         pytest.skip("needs g++ and an x86-64 processor with AVX2")
-    header = Path(groups.__file__).with_name("spelled.h")
+    header = TESTS / "support" / "engine" / "spelled.h"
     options = ["-std=c++17", "-O1", "-march=native", "-fPIC", "-shared", "-pthread"]
     spelled = f'-DDRAFTHOUSE_SPELLED="{header}"'
     library = program("g++", *options, spelled, *SOURCES, header=header)
@@ -55,7 +96,7 @@ def test_products_of_other_x86_processors_are_those_of_plain_c_to_the_bit(
     spelled: Kernels, products: str
 ):
     assert spelled.choose_products(products)
-    assert groups.differing(spelled, products) == []
+    assert differing(spelled, products) == []
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +109,7 @@ def on_arm() -> Callable[[str, str], tuple[int, bytes]]:
     made = [ahead(each, cpp.PROCESSORS, "aarch64") for each in folders]
     libraries = [library for each in made for library in each.glob("ahead/*.so")]
     assert len(libraries) == len(folders) == 3
-    native = Path(__file__).parents[2] / "native" / "groups.cpp"
-    test = program(compiler, "-std=c++17", "-O2", native, "-ldl")
+    test = program(compiler, "-std=c++17", "-O2", TESTS / "native" / "groups.cpp", "-ldl")
 
     def run(processor: str, products: str) -> tuple[int, bytes]:
         emulated = [machine, "-L", "/usr/aarch64-linux-gnu", "-cpu", processor]

@@ -1,8 +1,11 @@
-"""Pages are never lost, never held twice, and every slot holds the token it should."""
+"""Pages are never lost, never held twice, and every slot holds the token it should.
+
+Ranks that hold other pages, in whichever kind of layer, are told apart before they compute."""
 
 from collections.abc import Iterable
 from dataclasses import replace
 
+import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -13,6 +16,8 @@ from cluster.core import TokenTree, token_array
 from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.memory.page_owners import PageOwners
 from cluster.engine.memory.sequence import Sequence
+from cluster.engine.schedule.batch import Pick
+from cluster.engine.schedule.scheduler import Schedule
 from cluster.engine.types import LayerSpec
 from cluster.engine.work import Work
 from cluster.spec.token_log import prefix_hash
@@ -227,3 +232,31 @@ def test_an_entry_gets_its_page_back_from_who_computes_it_again():
         write(page_owners, name, range(8))
         page_owners.leave(name)
     assert page_owners.pools[0].num_idle == 4
+
+
+def _told(*, taken: int | None = None, num_pages: tuple[int, int] = (16, 16)) -> str:
+    """Of one rank's step.  taken: the group whose first page somebody else holds there."""
+    layers = [LAYER, replace(LAYER, window=8)]
+    page_owners = PageOwners(
+        KVCache(layers, num_pages, PAGE_SIZE), EngineConfig(prefix_cache=False)
+    )
+    if taken is not None:
+        page_owners.pools[taken].allocate()
+    sequence = page_owners.enter("a")
+    page_owners.reserve(sequence, 6)
+    if taken is not None:
+        # The pools count alike again: the step's slots alone differ.
+        page_owners.pools[taken].drop(0)
+    pick = Pick(sequence, Work("a", 0, token_array(range(6))), 6, completes=True)
+    return repr(Schedule([pick], num_rows=6).told(page_owners.pools))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"taken": 0}, {"taken": 1}, {"num_pages": (15, 16)}, {"num_pages": (16, 15)}],
+    ids=str,
+)
+def test_other_slots_or_another_number_of_free_pages_of_either_kind_are_another_step(
+    other: dict[str, object],
+):
+    assert _told(**other) != _told() == _told()
