@@ -6,12 +6,6 @@ import pytest
 
 from cluster.engine.cpu.kernels import Kernels, load
 from tests.support.engine.driver import Factory
-from tests.support.engine.native import needs_native
-
-
-@pytest.fixture(scope="module", params=["sdpa", pytest.param("native", marks=needs_native)])
-def attention(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 @pytest.fixture(scope="session")

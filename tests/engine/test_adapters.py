@@ -4,10 +4,10 @@ import itertools
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -29,13 +29,14 @@ from tests.support.engine.driver import (
     run,
 )
 from tests.support.engine.integrity import check_integrity
+from tests.support.engine.taps import expected_taps
 
 
 @pytest.fixture(scope="module")
 def adapters(native_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Of different layers, ranks and scalings."""
     root = tmp_path_factory.mktemp("adapters")
-    kinds: dict[str, dict[str, Any]] = {
+    kinds = {
         "all": {"targets": EVERYTHING, "rank": 4},
         "attention": {"targets": ATTENTION, "rank": 2},
         "scaled": {
@@ -56,15 +57,11 @@ def engine(native_llama: Path, adapters: dict[str, str]) -> Engine:
     return load_engine(native_llama, adapters=adapters)
 
 
-def oracles(base: Path, adapters: dict[str, str]) -> list[Any]:
-    """By the index of the adapter."""
-    return [load_oracle(base), *(merged_oracle(base, Path(each)) for each in adapters.values())]
-
-
 def test_no_adapter_uses_the_prefixes_of_another(native_llama: Path, adapters: dict[str, str]):
     engine = load_engine(native_llama, adapters=adapters)
     text = prompt(33)
-    for index, oracle in enumerate(oracles(native_llama, adapters)):
+    merged = [merged_oracle(native_llama, Path(each)) for each in adapters.values()]
+    for index, oracle in enumerate([load_oracle(native_llama), *merged]):
         name = f"first-{index}"
         check_rows(run(engine, Work(name, 0, text, adapter=index)), oracle, text, bound=1e-4)
         assert engine.last_step.num_prefix_hit_tokens == 0
@@ -131,7 +128,7 @@ MISFITS = {
     "alpha": (_settings(lora_alpha="8"), "lora_alpha is '8'"),
     "no config": (lambda folder: (folder / "adapter_config.json").unlink(), "cannot be read"),
     "no weights": (lambda folder: (folder / "adapter_model.safetensors").unlink(), "safetensors"),
-    "no tensors": (_tensors(lambda tensors: tensors.clear()), "no weights"),
+    "no tensors": (_tensors(dict.clear), "no weights"),
     "half a pair": (_tensors(lambda t: t.pop(_first(t, "B"))), "but one of lora_A"),
     "another tensor": (_tensors(lambda t: t.update(x=torch.ones(1))), "'x' is no part"),
     "not finite": (_tensors(_break), "not finite"),
@@ -154,23 +151,19 @@ def test_a_misfit_is_refused_by_name_and_reason(
     spoil: Callable[[Path], None],
     reason: str,
 ):
+    """By the check, and at load."""
     folder = shutil.copytree(adapters["attention"], tmp_path / "bad")
     spoil(folder)
-    config = EngineConfig(model=str(native_llama), adapters={"bad": str(folder)})
-    with pytest.raises(ConfigError, match="adapter 'bad' cannot be served") as caught:
-        check_loadable(native_llama, config, is_here=True)
-    assert reason in caught.value.message
-    assert caught.value.param == "adapters.bad"
-
-
-def test_a_misfit_is_refused_at_load_too(
-    native_llama: Path, adapters: dict[str, str], tmp_path: Path
-):
-    folder = shutil.copytree(adapters["attention"], tmp_path / "bad")
-    spoil, reason = MISFITS["another size"]
-    spoil(folder)
-    with pytest.raises(ConfigError, match=f"adapter 'bad' cannot be served.*{reason}"):
-        load_engine(native_llama, adapters={"bad": str(folder)})
+    own = {"bad": str(folder)}
+    config = EngineConfig(model=str(native_llama), adapters=own)
+    for load in (
+        partial(check_loadable, native_llama, config, is_here=True),
+        partial(load_engine, native_llama, adapters=own),
+    ):
+        with pytest.raises(ConfigError, match="adapter 'bad' cannot be served") as caught:
+            load()
+        assert reason in caught.value.message
+        assert caught.value.param == "adapters.bad"
 
 
 @pytest.mark.parametrize(
@@ -194,13 +187,8 @@ def test_taps_of_a_step_with_adapters_are_those_of_the_adapted_model(
     text = prompt(9, seed=77)
     engine.submit(Work("tapped", 0, text, adapter=1))
     engine.step(taps=(1, -1))
-    taps = engine.last_step.taps
-    assert taps is not None
-    ids = torch.from_numpy(text.astype(np.int64)).unsqueeze(0)
-    with torch.inference_mode():
-        states = merged_oracle(native_llama, Path(adapters["all"]))(ids, output_hidden_states=True)
-    expected = torch.stack([states.hidden_states[tap][0] for tap in (1, -1)], dim=1)
-    torch.testing.assert_close(taps.rows, expected, atol=1e-4, rtol=1e-4)
+    expected = expected_taps(merged_oracle(native_llama, Path(adapters["all"])), text, (1, -1))
+    torch.testing.assert_close(engine.last_step.taps.rows, expected, atol=1e-4, rtol=1e-4)
     engine.release("tapped")
 
 
@@ -227,6 +215,5 @@ def test_every_row_of_a_work_has_its_adapter():
 
     shape = {"min_rows": 16, "scratch_slot": 0, "max_context_len": 64}
     batch = build_batch([pick("a", 0), pick("b", 2)], **shape)
-    assert batch.adapters is not None
     assert batch.adapters.tolist() == [0] * 7 + [2] * 7 + [0] * 2
     assert build_batch([pick("a", 0)], **shape).adapters is None

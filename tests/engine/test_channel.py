@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import TypeVar
 
 import pytest
@@ -34,10 +35,7 @@ def on_all(*calls: Callable[[], T]) -> list[T]:
 
 
 def connected(store: HashStore, host: str) -> list[Channel]:
-    def rank(number: int) -> Callable[[], Channel]:
-        return lambda: connect(number, NUM_RANKS, host, store)
-
-    return on_all(*map(rank, range(NUM_RANKS)))
+    return on_all(*(partial(connect, rank, NUM_RANKS, host, store) for rank in range(NUM_RANKS)))
 
 
 def has_ipv6() -> bool:
@@ -63,10 +61,8 @@ def test_all_ranks_have_what_the_leader_says(channels: list[Channel], body: byte
 
 @pytest.mark.parametrize("values", [(5, 0, 9), (-(2**63), 2**63 - 1, 0), (3, 4, 2)])
 def test_all_ranks_have_the_least_value(channels: list[Channel], values: tuple[int, ...]):
-    def rank(number: int) -> Callable[[], int]:
-        return lambda: channels[number].least(values[number])
-
-    assert on_all(*map(rank, range(NUM_RANKS))) == [min(values)] * 3
+    calls = map(partial, [each.least for each in channels], values)
+    assert on_all(*calls) == [min(values)] * 3
 
 
 def test_the_leader_notices_a_rank_that_has_gone_before_it_says_anything(

@@ -23,7 +23,7 @@ WORK = Work(
     2**64 - 1,
     b"\x00\xffwhose",
 )
-SAID: list[Call] = [
+SAID = [
     ("submit", [WORK]),
     ("retain", ["a", tuple(np.arange(2)), np.arange(2)]),
     ("release", ["c"]),

@@ -5,7 +5,6 @@ A GPU that torch does not see is refused with both versions, as is a Triton with
 The machines are folders and little programs.
 """
 
-import logging
 from pathlib import Path
 
 import pytest
@@ -70,10 +69,9 @@ def test_auto_is_refused_with_both_versions_where_torch_sees_no_gpu(
 ):
     with pytest.raises(ConfigError) as caught:
         resolve_device("auto", machine(tmp_path, cuda="12.8", **has))  # type: ignore[arg-type]
-    message = caught.value.message
     assert caught.value.param == "device"
     for word in (f"driver {version}", "CUDA 12.8", torch.__version__, "device: cpu"):
-        assert word in message
+        assert word in caught.value.message
 
 
 @no_gpu
@@ -99,10 +97,9 @@ def test_a_gpu_that_is_hidden_on_purpose_is_not_refused_but_said(
     visible: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     hiding = machine(tmp_path, smi=SMI, CUDA_VISIBLE_DEVICES=visible)
-    with caplog.at_level(logging.WARNING):
-        assert resolve_device("auto", hiding).type == "cpu"
-        warn_of_hidden_gpu(hiding)
-        warn_of_hidden_gpu(machine(tmp_path, CUDA_VISIBLE_DEVICES="0"))
+    assert resolve_device("auto", hiding).type == "cpu"
+    warn_of_hidden_gpu(hiding)
+    warn_of_hidden_gpu(machine(tmp_path, CUDA_VISIBLE_DEVICES="0"))
     assert ["CUDA_VISIBLE_DEVICES" in line for line in caplog.messages] == [True]
 
 
@@ -140,9 +137,8 @@ def test_what_triton_lacks_is_named_with_the_package(
     packages: str,
     tmp_path: Path,
 ):
-    lacking = building(tmp_path, compiler=compiler, headers=headers, **environment)
     with pytest.raises(ConfigError) as caught:
-        check_can_compile(lacking)
+        check_can_compile(building(tmp_path, compiler=compiler, headers=headers, **environment))
     assert caught.value.param == "attention"
     assert missing in caught.value.message
     assert packages in caught.value.message
@@ -151,28 +147,23 @@ def test_what_triton_lacks_is_named_with_the_package(
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(params=[True, False])
-def has_bfloat16(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    flags = frozenset({"avx512_bf16"} if request.param else {"avx2"})
-    monkeypatch.setattr(device, "cpu_flags", lambda: flags)
-    return bool(request.param)
-
-
-def test_a_format_that_is_emulated_is_taken_at_its_word_with_a_warning(
-    has_bfloat16: bool, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("flag", "best", "warned"),
+    [("avx512_bf16", torch.bfloat16, []), ("avx2", torch.float32, [True])],
+)
+def test_a_format_that_is_emulated_is_not_auto_and_at_its_word_taken_with_a_warning(
+    flag: str,
+    best: torch.dtype,
+    warned: list[bool],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ):
-    assert resolve_dtype("bfloat16", CPU, torch.bfloat16) is torch.bfloat16
-    assert resolve_dtype("float32", CPU, torch.bfloat16) is torch.float32
-    with caplog.at_level(logging.WARNING):
-        warn_of_emulation(torch.bfloat16)
-        warn_of_emulation(torch.float32)
-    assert ["dtype bfloat16 is emulated" in line for line in caplog.messages] == (
-        [] if has_bfloat16 else [True]
-    )
-
-
-def test_auto_computes_an_emulated_format_in_float32(has_bfloat16: bool):
-    expected = torch.bfloat16 if has_bfloat16 else torch.float32
-    assert resolve_dtype("auto", CPU, torch.bfloat16) == expected
+    monkeypatch.setattr(device, "cpu_flags", lambda: frozenset({flag}))
+    assert resolve_dtype("auto", CPU, torch.bfloat16) == best
     assert resolve_dtype("auto", CPU, None) is None
     assert resolve_dtype("auto", torch.device("cuda"), torch.bfloat16) == torch.bfloat16
+    assert resolve_dtype("bfloat16", CPU, torch.bfloat16) is torch.bfloat16
+    assert resolve_dtype("float32", CPU, torch.bfloat16) is torch.float32
+    warn_of_emulation(torch.bfloat16)
+    warn_of_emulation(torch.float32)
+    assert ["dtype bfloat16 is emulated" in line for line in caplog.messages] == warned

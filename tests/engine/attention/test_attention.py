@@ -1,7 +1,6 @@
 """Every attention backend computes what a loop over rows and their visible keys computes."""
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -12,21 +11,26 @@ from cluster.engine.cpu.kernels import load as load_kernels
 from cluster.engine.schedule.batch import Share
 from cluster.errors import ConfigError
 from tests.support.choices import pairwise
-from tests.support.engine.triton_cases import SCRATCH_SLOT, Case, lay_out
-from tests.support.engine.triton_cases import tree_of_size as tree
+from tests.support.engine.triton_cases import Case, lay_out, tree_of_size
 
 CPU = torch.device("cpu")
-OPTIONS: dict[str, Any] = {"plain": {}, "softcap": {"softcap": 3.0}, "sinks": {"sinks": True}}
+OPTIONS = {"plain": {}, "softcap": {"softcap": 3.0}, "sinks": {"sinks": True}}
 BATCHES = {
     "one decoding row": lay_out((20, 1, EMPTY_TREE, 0)),
     "a whole prompt": lay_out((0, 40, EMPTY_TREE, 0)),
-    "a whole prompt with a tree": lay_out((0, 9, tree(6), 0)),
+    "a whole prompt with a tree": lay_out((0, 9, tree_of_size(6), 0)),
     "a later chunk": lay_out((50, 30, EMPTY_TREE, 0)),
-    "a drafter's growth": lay_out((11, 0, tree(9), 5)),
-    "a first token with a tree": lay_out((0, 1, tree(3), 0)),
-    "ragged": lay_out((3, 1, tree(5), 0), (9, 2, EMPTY_TREE, 0), (30, 0, tree(7), 3)),
-    "equal widths": lay_out((3, 1, tree(4), 0), (9, 1, tree(4), 0), (200, 1, tree(4), 0)),
-    "short and long": lay_out((3, 1, tree(5), 0), (5, 90, EMPTY_TREE, 0), (900, 1, tree(2), 0)),
+    "a drafter's growth": lay_out((11, 0, tree_of_size(9), 5)),
+    "a first token with a tree": lay_out((0, 1, tree_of_size(3), 0)),
+    "ragged": lay_out(
+        (3, 1, tree_of_size(5), 0), (9, 2, EMPTY_TREE, 0), (30, 0, tree_of_size(7), 3)
+    ),
+    "equal widths": lay_out(
+        (3, 1, tree_of_size(4), 0), (9, 1, tree_of_size(4), 0), (200, 1, tree_of_size(4), 0)
+    ),
+    "short and long": lay_out(
+        (3, 1, tree_of_size(5), 0), (5, 90, EMPTY_TREE, 0), (900, 1, tree_of_size(2), 0)
+    ),
     "padded": lay_out((5, 1, EMPTY_TREE, 0), min_rows=4),
 }
 
@@ -44,8 +48,7 @@ def test_backend_equals_the_naive_loop(
     if backend == "native" and load_kernels() is None:
         pytest.skip("needs a C++ compiler")
     case = Case(BATCHES[name], 4, kv_heads, 32, window=window, **OPTIONS[option])
-    plan = create_backend(backend, CPU).plan(case.batch, SCRATCH_SLOT)
-    found = plan.attend(case.query(), case.kv(), window, case.options())
+    found = case.attended(create_backend(backend, CPU))
     assert found.shape == (case.batch.num_rows, case.heads, case.head_dim)
     for share in case.batch.shares:
         own = found[share.row_start : share.row_stop]

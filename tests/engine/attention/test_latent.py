@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -12,10 +11,8 @@ from cluster.errors import ConfigError
 from tests.support.engine.adapters import check_adapter, write_adapter
 from tests.support.engine.driver import (
     Factory,
-    alike_prompts,
     check_crowd,
     check_near,
-    generate_all,
     load_engine,
     load_oracle,
     prompt,
@@ -29,8 +26,7 @@ def folder(checkpoint_factory: Factory) -> Path:
 
 
 def test_greedy_text_of_thirty_prompts_equals_transformers(folder: Path):
-    prompts = alike_prompts((2, 9, 22, 37, 50), range(10, 16))
-    check_crowd(folder, generate_all(load_oracle(folder), prompts, 12), prompts)
+    check_crowd(folder, range(10, 16))
 
 
 def test_queries_of_other_heads_are_found_at_load(folder: Path, monkeypatch: pytest.MonkeyPatch):
@@ -56,9 +52,9 @@ class InEightBits(torch.nn.Module):
 
     def __init__(self, linear: torch.nn.Linear) -> None:
         super().__init__()
-        scale = linear.weight.abs().max() / 127
-        self.weight = torch.nn.Parameter((linear.weight / scale).round().to(torch.int8), False)
-        self.scale = scale
+        self.scale = linear.weight.abs().max() / 127
+        integers = (linear.weight / self.scale).round().to(torch.int8)
+        self.weight = torch.nn.Parameter(integers, False)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         return rows @ (self.weight.float() * self.scale).T
@@ -68,7 +64,7 @@ def test_quantised_weights_of_keys_and_values_are_widened(folder: Path):
     module = load_oracle(folder)
     for layer in module.model.layers:
         layer.self_attn.kv_b_proj = InEightBits(layer.self_attn.kv_b_proj)
-    ids = torch.from_numpy(prompt(20).astype(np.int64))[None]
+    ids = torch.as_tensor(prompt(20), dtype=torch.int64)[None]
     with torch.inference_mode():
         expected = module(ids).logits
         adopt(module)

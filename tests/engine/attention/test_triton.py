@@ -123,12 +123,7 @@ def test_the_triton_backend_leaves_layers_on_a_cpu_to_the_reference(
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     case = Case(DECODING)
-    found = (
-        TritonBackend()
-        .plan(case.batch, SCRATCH_SLOT)
-        .attend(case.query(), case.kv(), None, case.options())
-    )
-    assert torch.equal(found, _expected(case))
+    assert torch.equal(case.attended(TritonBackend()), _expected(case))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

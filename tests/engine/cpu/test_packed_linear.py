@@ -1,11 +1,8 @@
 """Packed linear layers: the plain ones' products, and nothing replaced that must stay."""
 
-from typing import Any
-
 import pytest
 import torch
 
-from cluster.engine.cpu import packed_linear
 from cluster.engine.cpu.packed_linear import PackedLinear, pack_linears
 
 
@@ -13,18 +10,10 @@ class Special(torch.nn.Linear):
     """Somebody's own linear layer, as quantisers make them."""
 
 
-def network(dtype: torch.dtype) -> torch.nn.Sequential:
-    torch.manual_seed(0)
-    return torch.nn.Sequential(
-        torch.nn.Linear(24, 40, bias=False),
-        torch.nn.Sequential(torch.nn.GELU(), torch.nn.Linear(40, 16)),
-    ).to(dtype)
-
-
 def test_other_layers_and_those_with_hooks_stay():
     hooked = torch.nn.Linear(4, 4)
     hooked.register_forward_hook(lambda module, inputs, output: output)
-    offloaded: Any = torch.nn.Linear(4, 4)
+    offloaded = torch.nn.Linear(4, 4)
     offloaded.forward = offloaded.forward  # as accelerate replaces it
     module = torch.nn.Sequential(Special(4, 4), hooked, offloaded, torch.nn.Linear(4, 4).half())
     kinds = [type(child) for child in module]
@@ -36,7 +25,8 @@ def test_a_library_that_computes_something_else_is_not_trusted(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(PackedLinear, "forward", lambda self, rows: rows.new_ones(len(rows), 40))
-    module = network(torch.float32)
+    within = torch.nn.Sequential(torch.nn.GELU(), torch.nn.Linear(40, 16))
+    module = torch.nn.Sequential(torch.nn.Linear(24, 40, bias=False), within)
     assert pack_linears(module) == 0
     assert not any(isinstance(child, PackedLinear) for child in module.modules())
 
@@ -47,7 +37,7 @@ def test_a_shared_weight_stays_with_the_layer_that_is_not_packed():
     output.weight = embedding.weight
     expected = embedding.weight.detach().clone()
     module = torch.nn.Sequential(embedding, output)
-    assert packed_linear.pack_linears(module) == 1
+    assert pack_linears(module) == 1
     assert torch.equal(embedding.weight, expected)
     with torch.inference_mode():
         ids = torch.tensor([1, 5])

@@ -38,9 +38,11 @@ def evaluated(
     return sequence
 
 
-def assert_equal_draws(kernels: Kernels, batch: list[TargetSequence]) -> None:
+def drawn(kernels: Kernels, batch: list[TargetSequence]) -> list[TokenArray]:
+    """Its draws, which are those of the whole noise."""
     expected, found = BatchDraws(batch).taken(), BatchDraws(batch, kernels).taken()
     assert [each.tolist() for each in found] == [each.tolist() for each in expected]
+    return found
 
 
 def test_many_rows_are_drawn_from_in_parts_as_each_by_itself():
@@ -74,9 +76,7 @@ def test_draws_are_those_of_the_whole_noise(kernels: Kernels, vocab_size: int, s
         )
         parents = [-1, 0, 0, -1, 3, 4, 2, 0]
         batch.append(evaluated(params, logits, parents, int(generator.integers(5000))))
-    assert_equal_draws(kernels, batch)
-    found = BatchDraws(batch, kernels).taken()
-    assert all(each[[3, 4, 6]].tolist() == [-1, -1, -1] for each in found)
+    assert all(each[[3, 4, 6]].tolist() == [-1, -1, -1] for each in drawn(kernels, batch))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -89,8 +89,8 @@ def test_what_is_done_to_the_logits_before_the_draw_is_done(kernels: Kernels, te
         SamplingParams(temperature, seed=5, repetition_penalty=1.5, presence_penalty=2.0),
         SamplingParams(temperature, seed=5, min_tokens=9, stop_token_ids=(3, 4)),
     ]
-    assert_equal_draws(kernels, [evaluated(params, logits) for params in (plain, *adjusted)])
-    assert BatchDraws([evaluated(adjusted[0], logits)], kernels).taken()[0].tolist() == [7] * 5
+    found = drawn(kernels, [evaluated(params, logits) for params in (*adjusted, plain)])
+    assert found[0].tolist() == [7] * 5
     assert torch.equal(logits, untouched)
 
 
@@ -99,10 +99,9 @@ class Fixed:
 
     def __init__(self, allowed: npt.NDArray[np.bool_]) -> None:
         """allowed: bool[rows, vocab]."""
-        bits = np.zeros((len(allowed), -(-allowed.shape[1] // 32) * 32), dtype=np.bool_)
-        bits[:, : allowed.shape[1]] = allowed
         # The bits beyond the vocabulary are no tokens, whatever they say.
-        bits[:, allowed.shape[1] :] = True
+        bits = np.ones((len(allowed), -(-allowed.shape[1] // 32) * 32), dtype=np.bool_)
+        bits[:, : allowed.shape[1]] = allowed
         self._masks = np.packbits(bits, axis=1, bitorder="little").view(np.uint32)
 
     def extend(self, base_len: int, token_ids: TokenArray) -> None: ...
@@ -133,8 +132,7 @@ def test_masked_draws_are_those_of_the_masked_law(
     masked.hook = Fixed(allowed)
     untouched = logits.clone()
     batch = [masked, evaluated(params, logits), evaluated(replace(params, seed=6), logits)]
-    assert_equal_draws(kernels, batch)
-    found = BatchDraws(batch, kernels).taken()[0].tolist()
+    found = drawn(kernels, batch)[0].tolist()
     assert allowed[0, found[0]]
     assert found[1] == vocab_size - 1
     assert found[3] == found[4] == -1
@@ -144,23 +142,19 @@ def test_masked_draws_are_those_of_the_masked_law(
 def test_laws_that_truncate_are_drawn_as_before(kernels: Kernels):
     logits = torch.randn(5, 50, generator=torch.Generator().manual_seed(2))
     laws = [SamplingParams(0.8, top_p=0.5, seed=1), SamplingParams(0.8, seed=2)]
-    assert_equal_draws(kernels, [evaluated(params, logits) for params in laws])
+    drawn(kernels, [evaluated(params, logits) for params in laws])
     # Nothing is truncated where the law is greedy.
-    assert_equal_draws(kernels, [evaluated(SamplingParams(0.0, top_p=0.5), logits)])
-
-
-def near_ties(num_rows: int, vocab_size: int) -> TargetSequence:
-    """Logits that undo the noise but for a rounding error: everybody may win."""
-    exact = np.stack([gumbel_row(3, row, 0, vocab_size) for row in range(num_rows)])
-    return evaluated(SamplingParams(1.0, seed=3), torch.from_numpy(-exact))
+    drawn(kernels, [evaluated(SamplingParams(0.0, top_p=0.5), logits)])
 
 
 @pytest.mark.parametrize(("num_rows", "vocab_size"), [(400, 8), (2, 300)])
 def test_near_ties_are_decided_by_the_exact_noise(kernels: Kernels, num_rows: int, vocab_size: int):
     """Also where more come into question than are kept."""
-    entry = near_ties(num_rows, vocab_size)
+    exact = np.stack([gumbel_row(3, row, 0, vocab_size) for row in range(num_rows)])
+    # Logits that undo the noise but for a rounding error: everybody may win.
+    entry = evaluated(SamplingParams(1.0, seed=3), torch.from_numpy(-exact))
     other = evaluated(SamplingParams(1.0, seed=4), torch.randn(3, vocab_size))
-    assert_equal_draws(kernels, [other, entry, other])
+    drawn(kernels, [other, entry, other])
 
 
 def test_its_noise_is_far_more_exact_than_the_margin_asks(kernels: Kernels):

@@ -12,10 +12,11 @@ from cluster.errors import ConfigError
 from tests.support.architectures import BY_TEXT, REFUSED, SERVED
 from tests.support.choices import by_day
 from tests.support.engine.driver import (
+    TREE,
     Factory,
     GreedyDecoder,
     expected_rows,
-    generate,
+    generate_all,
     load_engine,
     load_oracle,
     prompt,
@@ -50,13 +51,11 @@ def _known() -> list[str]:
 def test_greedy_text_equals_transformers_generate(architecture: str, checkpoint_factory: Factory):
     """Two prompts at once, one longer than the window and than a chunk, plain and with trees."""
     folder = checkpoint_factory(architecture)
-    oracle = load_oracle(folder)
     prompts = {"short": prompt(5, seed=1), "long": prompt(43, seed=2)}
-    texts = {name: generate(oracle, ids, 24) for name, ids in prompts.items()}
+    texts = generate_all(load_oracle(folder), prompts, 24)
     engine = load_engine(folder, max_batch_tokens=32)
     assert GreedyDecoder(engine, prompts, 24).run() == texts
-    generator = np.random.default_rng(3)
-    drafted = GreedyDecoder(engine, prompts, 24, generator, texts)
+    drafted = GreedyDecoder(engine, prompts, 24, np.random.default_rng(3), texts)
     assert drafted.run() == texts
     assert drafted.num_accepted > 0
     assert engine.pages_in_use == 0
@@ -66,10 +65,9 @@ def test_greedy_text_equals_transformers_generate(architecture: str, checkpoint_
 def test_a_tree_may_reach_beyond_the_context_limit(architecture: str, checkpoint_factory: Factory):
     """Learned position tables end there; rows up to the limit are right all the same."""
     folder = checkpoint_factory(architecture, max_position_embeddings=32, n_positions=32)
-    oracle, engine = load_oracle(folder), load_engine(folder)
-    context, tree = prompt(30), TokenTree.chain([5, 6, 7, 8])
-    found = rows(run(engine, Work("a", 0, context, tree)))
-    expected = expected_rows(oracle, context, TokenTree.chain([5, 6]))
+    work = Work("a", 0, prompt(30), TokenTree.chain([5, 6, 7, 8]))
+    found = rows(run(load_engine(folder), work))
+    expected = expected_rows(load_oracle(folder), prompt(30), TokenTree.chain([5, 6]))
     torch.testing.assert_close(found[:3], expected, atol=2e-5, rtol=2e-5)
 
 
@@ -85,9 +83,7 @@ def test_what_cannot_be_served_is_refused_by_name(architecture: str, checkpoint_
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_rows_stay_close_to_float32(dtype: str, checkpoint_factory: Factory):
     folder = checkpoint_factory("llama", init_std=0.05)
-    oracle, engine = load_oracle(folder), load_engine(folder, dtype=dtype)
-    tree = TokenTree.of([10, 11, 12], [-1, 0, 0])
-    found = rows(run(engine, Work("a", 0, prompt(20), tree)))
-    expected = expected_rows(oracle, prompt(20), tree)
+    found = rows(run(load_engine(folder, dtype=dtype), Work("a", 0, prompt(20), TREE)))
+    expected = expected_rows(load_oracle(folder), prompt(20), TREE)
     assert found.dtype == torch.float32
     assert float((found - expected).norm() / expected.norm()) < 0.05

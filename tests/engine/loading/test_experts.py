@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from cluster import cpp
-from cluster.engine.cpu import kernels as native
 from cluster.engine.cpu.kernels import Format, Kernels
 from cluster.engine.cpu.layers import NativeMLP, NativeRouter
 from cluster.engine.cpu.narrow import are_same_experts
@@ -55,16 +54,15 @@ def test_a_router_that_widens_its_weight_keeps_its_numbers(checkpoint_factory: F
     ],
 )
 def test_experts_have_the_weights_that_are_asked_for_and_what_routes_to_them_stays_wide(
-    architecture: str, weights: str, name: str, checkpoint_factory: Factory
+    architecture: str, weights: str, name: str, kernels: Kernels, checkpoint_factory: Factory
 ):
     engine = load(mixture(checkpoint_factory, architecture), weights=weights)
     assert engine.model.weights == name
     assert engine_state(engine).kernels == "packed"
     modules = list(engine.model.module.modules())
     experts = [each for group in modules if isinstance(group, Experts) for each in group.children()]
-    expected = Format.GROUPS if name else Format.BF16_PRODUCTS
-    if not name and not native.load().multiplies_bf16:  # type: ignore[union-attr]
-        expected = Format.BF16
+    products = Format.BF16_PRODUCTS if kernels.multiplies_bf16 else Format.BF16
+    expected = Format.GROUPS if name else products
     assert experts
     for each in experts:
         assert isinstance(each, NativeMLP)

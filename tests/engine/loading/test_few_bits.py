@@ -31,8 +31,8 @@ from tests.support.engine.few_bits import check_texts, widened
 from tests.support.engine.native import needs_native
 from tests.support.models.gguf_files import converted
 
-LLAMA = [("llama", each) for each in ("int8", "int4", "Q4_1")]
-FEW = [*LLAMA, ("mixtral", "int8"), ("qwen2-moe", "int4")]
+FEW = [("llama", "int8"), ("llama", "int4"), ("llama", "Q4_1")]
+FEW += [("mixtral", "int8"), ("qwen2-moe", "int4")]
 MORE = [("llama", "Q4_0"), ("llama", "Q8_0"), ("qwen2-moe", "Q4_1")]
 
 
@@ -76,23 +76,14 @@ def test_a_model_has_the_weights_that_are_asked_for_and_is_named_by_them(
 @needs_native
 def test_a_file_keeps_its_blocks_unless_other_weights_are_asked_for(folder: Path, tmp_path: Path):
     blocks = converted(folder, tmp_path / "blocks", kind=GGMLQuantizationType.Q4_1)
-    found = {
-        str(settings): load(blocks, **settings).model.weights
-        for settings in (
-            {},
-            {"output_weights": "bf16"},
-            {"weights": "bf16"},
-            {"weights": "int8"},
-            {"dtype": "float32"},
-        )
-    }
-    assert list(found.values()) == [
-        "int4g32|output=int4g32",
-        "int4g32|output=bf16",
-        "",
-        "int8g32|output=int8g32",
-        "",
-    ]
+    for settings, weights in (
+        ({}, "int4g32|output=int4g32"),
+        ({"output_weights": "bf16"}, "int4g32|output=bf16"),
+        ({"weights": "bf16"}, ""),
+        ({"weights": "int8"}, "int8g32|output=int8g32"),
+        ({"dtype": "float32"}, ""),
+    ):
+        assert load(blocks, **settings).model.weights == weights, settings
 
 
 @needs_native
@@ -133,19 +124,17 @@ def test_what_few_bits_cannot_hold_stays_wide_with_one_warning(
     caplog: pytest.LogCaptureFixture,
 ):
     biased = checkpoint_factory("gpt-oss", dtype=torch.bfloat16)
-    cases: list[tuple[Path, dict[str, Any], str]] = [
+    for checkpoint, settings, reason in (
         (biased, {}, "plain linear layers"),
         (folder, {"dtype": "float32"}, "plain linear layers, in bfloat16"),
         (folder, {"attention": "sdpa"}, "plain linear layers"),
-    ]
-    with caplog.at_level(logging.WARNING):
-        for model, settings, reason in cases:
-            engine = load(model, weights="int4", **settings)
-            (told,) = caplog.messages
-            assert "weights int4 are widened to bfloat16" in told
-            assert reason in told
-            assert engine.model_hash == model_hash(model)
-            caplog.clear()
+    ):
+        engine = load(checkpoint, weights="int4", **settings)
+        (told,) = caplog.messages
+        assert "weights int4 are widened to bfloat16" in told
+        assert reason in told
+        assert engine.model_hash == model_hash(checkpoint)
+        caplog.clear()
 
 
 def test_without_our_kernels_the_log_check_and_health_say_one_thing(
@@ -156,8 +145,7 @@ def test_without_our_kernels_the_log_check_and_health_say_one_thing(
     monkeypatch.setattr(native, "load", lambda: None)
     model = checkpoint_factory("llama", dtype=torch.bfloat16)
     config = EngineConfig(model=str(model), device="cpu", weights="int4", num_pages=64)
-    with caplog.at_level(logging.WARNING):
-        engine = Engine.load(config)
+    engine = Engine.load(config)
     told = (
         "weights int4 are widened to bfloat16: our kernels (which need a C++ compiler) take models "
         "of plain linear layers, in bfloat16"
@@ -169,21 +157,19 @@ def test_without_our_kernels_the_log_check_and_health_say_one_thing(
 
 
 def test_check_says_which_weights_a_model_will_have(folder: Path, checkpoint_factory: Factory):
-    def told(model: Path, **settings: Any) -> str:
+    def told(model: Path, *, is_here: bool = False, **settings: Any) -> str:
         config = EngineConfig(model=str(model), device="cpu", **settings)
-        return check_loadable(model, config, is_here=False).weights
+        return check_loadable(model, config, is_here=is_here).weights
 
     assert told(folder) == told(folder, weights="bf16") == ""
     assert "in int8, in groups of 32 inputs, the output layer's in bfloat16" in told(
         folder, weights="int8", output_weights="bf16"
     )
     assert "in int4, in groups of 32 inputs" in told(folder, weights="int4")
-    here = EngineConfig(model=str(folder), device="cpu", weights="int4")
-    line = check_loadable(folder, here, is_here=True).weights
+    line = told(folder, is_here=True, weights="int4")
     assert line.endswith(f"; products: {cpp.products()[0]}") or native.load() is None
     for other in ({"dtype": "float32"}, {"attention": "sdpa"}):
-        config = replace(here, **other)
-        assert "are widened" in check_loadable(folder, config, is_here=True).weights
+        assert "are widened" in told(folder, is_here=True, weights="int4", **other)
     assert "in int4, in groups" in told(checkpoint_factory("mixtral"), weights="int4")
     assert "stay wide, not int4" in told(checkpoint_factory("gpt-oss"), weights="int4")
 

@@ -3,9 +3,7 @@
 import logging
 import mmap
 import shutil
-import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -26,8 +24,10 @@ from cluster.engine.loading.model import load_model
 from cluster.engine.loading.planned import planned
 from cluster.errors import ConfigError
 from cluster.models.fingerprint import folder_tokenizer_hash
+from tests.conftest import said_by
 from tests.support.architectures import EOS_TOKEN_ID, MAX_POSITIONS
 from tests.support.choices import by_night
+from tests.support.clock import wait_until
 from tests.support.engine.altered import altered
 from tests.support.engine.driver import (
     Factory,
@@ -100,10 +100,8 @@ def test_dtype_auto_is_the_checkpoints_own_unless_the_cpu_can_only_emulate_it(
 ):
     monkeypatch.setattr(device, "cpu_flags", lambda: frozenset(flags))
     folder = checkpoint_factory("llama", dtype=torch.bfloat16)
-    engine = load_engine(folder, dtype="auto", device="cpu")
-    assert {layer.dtype for layer in engine.layers} == {expected}
-    named = load_engine(folder, dtype="bfloat16", device="cpu")
-    assert {layer.dtype for layer in named.layers} == {torch.bfloat16}
+    for dtype, served in (("auto", expected), ("bfloat16", torch.bfloat16)):
+        assert {each.dtype for each in load_engine(folder, dtype=dtype).layers} == {served}
 
 
 def test_a_device_map_spreads_one_process(llama_folder: Path):
@@ -114,16 +112,14 @@ def test_a_device_map_spreads_one_process(llama_folder: Path):
 
 
 def test_sliding_windows_are_learned_from_the_masks(checkpoint_factory: Factory):
-    windows = {
-        name: [layer.window for layer in load_engine(checkpoint_factory(name)).layers]
-        for name in ("llama", "mistral-sliding", "gemma3", "phimoe")
-    }
-    assert windows == {
+    for name, windows in {
         "llama": [None] * 3,
         "mistral-sliding": [12] * 3,
         "gemma3": [12, None, 12],
         "phimoe": [12] * 3,
-    }
+    }.items():
+        engine = load_engine(checkpoint_factory(name))
+        assert [layer.window for layer in engine.layers] == windows
 
 
 def test_the_self_check_refuses_attention_it_does_not_know(llama_folder: Path, tmp_path: Path):
@@ -193,9 +189,8 @@ def test_loading_never_holds_the_weights_three_times(checkpoint_factory: Factory
     small = checkpoint_factory("llama", head_dim=16, dtype=torch.bfloat16)
     large = checkpoint_factory("llama", dtype=torch.bfloat16, **fields)
     weights = (large / "model.safetensors").stat().st_size
-    command = [sys.executable, "-m", "tests.support.engine.loading_process", str(small), str(large)]
-    done = subprocess.run([*command, "bfloat16"], check=True, capture_output=True, text=True)
-    peak, after = map(int, done.stdout.split())
+    said = said_by(sys.executable, "-m", "tests.support.engine.loading_process", small, large)
+    peak, after = map(int, said.split())
     assert peak < 3.0 * weights
     assert after < 1.5 * weights
 
@@ -208,7 +203,7 @@ def test_beside_another_engine_it_is_the_same_model_and_torchs_default_stays(
     folder = checkpoint_factory(architecture, dtype=torch.bfloat16)
     config = EngineConfig(model=str(folder), device="cpu", dtype="bfloat16", num_pages=16)
     expected = load_model(config).module.state_dict()
-    defaults: list[torch.dtype] = []
+    defaults = []
     set_default = torch.set_default_dtype
     monkeypatch.setattr(
         torch, "set_default_dtype", lambda dtype: (defaults.append(dtype), set_default(dtype))
@@ -216,24 +211,13 @@ def test_beside_another_engine_it_is_the_same_model_and_torchs_default_stays(
     planned(folder, describe(folder, config), config, is_here=True)
     found = load_model(config, beside=True).module.state_dict()
     assert set(defaults) <= {torch.float32}
-    assert found.keys() == expected.keys()
-    for name, tensor in found.items():
-        assert tensor.dtype == expected[name].dtype, name
-        assert torch.equal(tensor, expected[name]), name
+    torch.testing.assert_close(found, expected, rtol=0.0, atol=0.0)
 
 
 def test_how_much_of_the_weights_is_mapped_and_read_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    said = threading.Event()
-
-    class Listener(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if record.getMessage() == "phase load: 4 of 4 MB of weights read":
-                said.set()
-
     monkeypatch.setattr(progress, "_EVERY_S", 0.01)
-    monkeypatch.setattr(progress.log, "handlers", [Listener()])
     caplog.set_level(logging.INFO)
     file = tmp_path / "model.safetensors"
     file.write_bytes(bytes(4 * 10**6))
@@ -243,7 +227,7 @@ def test_how_much_of_the_weights_is_mapped_and_read_is_told(
         mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
     ):
         assert len(mapped[:]) == 4 * 10**6
-        assert said.wait(60.0)
+        wait_until(lambda: "phase load: 4 of 4 MB of weights read" in caplog.messages)
     assert caplog.messages[0] == "phase load"
 
 

@@ -2,13 +2,11 @@
 
 import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
 
 from cluster.config.schema import EngineConfig
 from cluster.engine.loading.inspection import check_loadable, describe
@@ -81,15 +79,19 @@ def test_an_output_layer_that_only_the_weights_tell_of_is_kept(
 
 def test_the_whole_need_not_be_buildable(checkpoint_factory: Factory, tmp_path: Path):
     """Gemma 3n sees by a package of its own, which its text does without."""
+
+    def nest(stored: dict[str, torch.Tensor]) -> None:
+        for name in list(stored):
+            nested = re.sub(r"^model\.", "model.language_model.", name)
+            stored[nested] = stored.pop(name)
+        stored["model.vision_tower.x"] = torch.zeros(2)
+
     source = checkpoint_factory("gemma3n")
-    folder = Path(shutil.copytree(source, tmp_path / "model"))
-    weights = folder / "model.safetensors"
-    stored = load_file(weights)
-    own = {re.sub(r"^model\.", "model.language_model.", name): stored[name] for name in stored}
-    save_file({**own, "model.vision_tower.x": torch.zeros(2)}, weights, {"format": "pt"})
-    text = json.loads((folder / "config.json").read_text("utf-8"))
+    folder = altered(source, tmp_path / "model", change=nest)
+    file = folder / "config.json"
+    text = json.loads(file.read_text("utf-8"))
     whole = {"model_type": "gemma3n", "text_config": text, "tie_word_embeddings": False}
-    (folder / "config.json").write_text(json.dumps(whole), "utf-8")
+    file.write_text(json.dumps(whole), "utf-8")
     check_loadable(folder, settings(folder), is_here=True)
     check_text(load_engine(folder), load_oracle(source), prompt(9), 12)
 

@@ -34,7 +34,6 @@ class Clocked:
 
     def step(self) -> list[Output]:
         work = self._work
-        assert work is not None
         num_rows = len(work.delta) + len(work.tree)
         if len(work.tree) > self._max_nodes:
             return [Output(work.request_id, have_len=0)]
@@ -54,14 +53,12 @@ class Clocked:
 
 def profiled(engine: Clocked, max_rows: int) -> StepProfile:
     found = profile_steps(engine, max_rows, engine.clock)
-    assert found is not None
     assert engine.released == ["step-profile"]
     return found
 
 
 def test_the_profile_is_what_steps_take_by_their_rows_once_warm():
-    engine = Clocked()
-    found = profiled(engine, 64)
+    found = profiled(Clocked(), 64)
     assert found.rows == (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 64)
     expected = [0.001 * (1 + max(size - 12, 0)) for size in found.rows]
     assert found.times_s == pytest.approx(expected)
@@ -70,25 +67,18 @@ def test_the_profile_is_what_steps_take_by_their_rows_once_warm():
 def test_the_profile_goes_as_far_as_a_gpus_graphs_and_on_a_cpu_half_as_far(
     llama_folder: Path,
 ):
-    engine = Clocked(row_s=1e-5)
-    found = profiled(engine, 2048)
-    assert found.rows[-3:] == (256, 384, WIDTHS[-1])
-    served = load_engine(llama_folder, max_batch_tokens=512, num_pages=256).profile_steps()
-    assert served is not None
-    assert served.rows[-1] <= 256
+    assert profiled(Clocked(row_s=1e-5), 2048).rows[-3:] == (256, 384, WIDTHS[-1])
+    assert load_engine(llama_folder, max_batch_tokens=512).profile_steps().rows[-1] <= 256
 
 
 def test_it_ends_in_time_and_says_what_it_knows_by_then():
     engine = Clocked(slow_from=1)
-    found = profiled(engine, 256)
-    assert found.rows == (1, 32)
+    assert profiled(engine, 256).rows == (1, 32)
     assert engine.sizes == [1, 32, 1, 32]
 
 
 def test_sizes_that_the_cache_has_no_room_for_are_left_out():
-    engine = Clocked(max_nodes=20)
-    found = profiled(engine, 256)
-    assert found.rows[-1] == 20
+    assert profiled(Clocked(max_nodes=20), 256).rows[-1] == 20
 
 
 def test_an_engine_without_room_for_anything_has_none():
@@ -98,7 +88,6 @@ def test_an_engine_without_room_for_anything_has_none():
 def test_a_real_engine_is_left_as_it_was(llama_folder: Path):
     engine, other = load_engine(llama_folder), load_engine(llama_folder)
     found = engine.profile_steps()
-    assert found is not None
     assert found.rows[0] == 1
     assert found.rows[-1] <= engine.config.max_batch_tokens
     assert (engine.pages_in_use, num_cached(engine)) == (0, 0)

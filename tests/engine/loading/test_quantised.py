@@ -62,7 +62,7 @@ PACKAGES = [
     "sinq",
     "mlx",
 ]
-SETTINGS: dict[str, dict[str, Any]] = {
+SETTINGS = {
     "auto-round": {"bits": 4},
     "awq": {"bits": 4},
     "bitsandbytes_4bit": {"load_in_4bit": True},

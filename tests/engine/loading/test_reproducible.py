@@ -13,8 +13,7 @@ from cluster.engine.engine import Engine, Work
 from cluster.errors import ConfigError
 from cluster.worker.devices import native_build
 from tests.support.choices import by_day
-from tests.support.engine.driver import Factory, load_engine, prompt, rows, run
-from tests.support.engine.driver import random_tree as tree_of
+from tests.support.engine.driver import Factory, load_engine, prompt, random_tree, rows, run
 from tests.support.engine.native import needs_native
 
 pytestmark = needs_native
@@ -55,10 +54,9 @@ def one_torch_thread() -> Iterator[None]:
 
 def plainly(engine: Engine, text: np.ndarray, start: int) -> torch.Tensor:
     """Logits after text[:start], text[:start + 1] and so on, one token per step."""
-    found = [rows(run(engine, Work("plain", 0, text[:start])))[-1:]]
-    found += [
-        rows(run(engine, Work("plain", at, text[at : at + 1]))) for at in range(start, len(text))
-    ]
+    works = [Work("plain", 0, text[:start])]
+    works += [Work("plain", at, text[at : at + 1]) for at in range(start, len(text))]
+    found = [rows(run(engine, work))[-1:] for work in works]
     engine.release("plain")
     return torch.cat(found)
 
@@ -69,7 +67,7 @@ def test_a_path_of_a_tree_gives_the_bits_of_plain_decoding(engine: Engine):
     for depth in (1, 2, 5, 12, 20):
         start = LENGTH - 20
         # The text as one branch, strangers' branches before and behind it.
-        others = tree_of(6, np.random.default_rng(depth))
+        others = random_tree(6, np.random.default_rng(depth))
         chain = [-1, *range(len(others), len(others) + depth - 1)]
         tree = TokenTree.of(
             [*others.token_ids.tolist(), *text[start : start + depth].tolist(), 5, 6],
@@ -91,7 +89,7 @@ def test_a_prompts_chunks_and_neighbours_change_no_bit(engine: Engine):
         neighbours = [f"n{index}" for index in range(int(generator.integers(1, 7)))]
         for index, name in enumerate(neighbours):
             length = int(generator.integers(1, 90))
-            tree = tree_of(int(generator.integers(0, 9)), generator)
+            tree = random_tree(int(generator.integers(0, 9)), generator)
             engine.submit(Work(name, 0, prompt(length, seed=index), tree))
         cut = int(generator.integers(1, LENGTH))
         run(engine, Work("cut", 0, text[:cut]))
@@ -114,7 +112,7 @@ def test_a_rows_place_among_many_changes_no_bit(engine: Engine):
             engine.step()
         for name in names:
             engine.submit(Work(name, 39, text[39:]))
-        outputs = list(engine.step())
+        outputs = engine.step()
         assert len(outputs) == count
         for output in outputs:
             assert torch.equal(rows(output)[-1], expected), count
@@ -124,7 +122,6 @@ def test_a_rows_place_among_many_changes_no_bit(engine: Engine):
 def test_targets_on_other_processors_are_built_alike(engine: Engine):
     """So that they may serve the same texts; where torch computes a part, the build must be one."""
     native = kernels.load()
-    assert native is not None
     whole = f"sources-{native.sources}"
     assert native_build(engine) == (native.build if engine.model.native is None else whole)
 

@@ -23,15 +23,10 @@ TRAINED = Path("models/demo-target")
 CPU = torch.device("cpu")
 
 
-def decoder_layers(engine: Engine) -> list[Any]:
-    return list(engine.model.module.model.layers)
-
-
 @needs_native
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_native_layer_with_anothers_weights_is_refused(dtype: str):
     engine = load_engine(TRAINED, dtype=dtype)
-    assert engine.model.native is not None
     self_check.check(engine, engine.model)
     other, wrong = (each.contents for each in engine.model.native._weights[2:4])
     wrong.out, wrong.down = other.out, other.down
@@ -47,7 +42,7 @@ def test_a_step_that_skips_a_layer_is_refused(dtype: str):
     def skip(module: Any, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> Any:
         return given[0] if named.get("plan") is not None else output  # the reference has none
 
-    decoder_layers(engine)[3].register_forward_hook(skip, with_kwargs=True)
+    engine.model.module.model.layers[3].register_forward_hook(skip, with_kwargs=True)
     with pytest.raises(ConfigError, match="logits are off by"):
         self_check.check(engine, engine.model)
 
@@ -93,8 +88,7 @@ def test_in_coarse_formats_both_forwards_are_measured_against_float32(long_folde
 
 def test_the_pages_of_the_long_case_lie_apart(long_folder: Path, monkeypatch: pytest.MonkeyPatch):
     engine = plain_engine(long_folder, num_pages=512)
-    slots: list[Any] = []
-    release = engine.release
+    slots, release = [], engine.release
 
     def noting(name: str) -> None:
         slots.append(engine.slots(name, 1))  # the layer without a window

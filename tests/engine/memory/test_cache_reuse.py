@@ -19,7 +19,7 @@ from tests.support.engine.driver import (
     PAGE_SIZE,
     TREE,
     Factory,
-    GreedyDecoder,
+    check_text,
     last_logits,
     most_pages,
     num_cached,
@@ -33,11 +33,7 @@ from tests.support.engine.integrity import check_integrity
 Make = partial[Checked]
 # Each layer has a window, some have, some are convolutions and keep states; by night also no layer
 # has one, and some are convolutions alone.
-CACHES = [
-    ("mistral-sliding", "sdpa"),
-    ("gemma3", "native"),
-    ("qwen3.5", "native"),
-]
+CACHES = [("mistral-sliding", "sdpa"), ("gemma3", "native"), ("qwen3.5", "native")]
 OTHERS = [
     ("llama", "native"),
     ("lfm2", "native"),
@@ -83,10 +79,7 @@ def check_most(cached: Checked, num_rows: int, length: int) -> None:
 def test_long_texts_hold_the_pages_of_their_windows(make: Make):
     for generator in (None, np.random.default_rng(3)):
         cached = make(max_batch_tokens=16)
-        texts = cached.texts({"a": prompt(9)}, 90)
-        decoder = GreedyDecoder(cached.engine, {"a": prompt(9)}, 90, generator, texts)
-        assert decoder.run() == texts
-        assert decoder.num_misses == 0
+        assert check_text(cached.engine, cached.oracle, prompt(9), 90, generator).num_misses == 0
         # Before it retains a path, a sequence holds its tree's slots as well.
         check_most(cached, 1 + (7 if generator else 0), 98)
         assert not any(cached.held)

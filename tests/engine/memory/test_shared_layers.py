@@ -13,11 +13,11 @@ from tests.support.engine.driver import (
     Factory,
     GreedyDecoder,
     check_text,
-    generate,
+    generate_all,
     load_engine,
+    load_oracle,
     prompt,
 )
-from tests.support.engine.driver import load_oracle as oracle_of
 
 # Three layers, then three that read those of their kind.
 SHARED_WITH = [None, None, None, 1, 1, 2]
@@ -32,7 +32,7 @@ def test_they_are_found_and_stand_where_the_others_do(
     assert [each.shared_with for each in engine.model.layers] == SHARED_WITH
     places = [layer.data_ptr() for layer in engine.cache.layers]
     assert len(set(places)) == 3
-    assert [places[index] for index in (3, 4, 5)] == [places[index] for index in (1, 1, 2)]
+    assert places[3:] == [places[1], places[1], places[2]]
     # What `check` says of a token's memory is what a page of the cache takes.
     config = EngineConfig(model=str(folder), device="cpu", page_size=PAGE_SIZE)
     sizes = planned(folder, describe(folder, config), config, is_here=True)
@@ -41,13 +41,11 @@ def test_they_are_found_and_stand_where_the_others_do(
 
 
 def test_a_text_survives_preemption_and_hits_of_its_prefix(checkpoint_factory: Factory):
-    folder = checkpoint_factory("gemma4")
-    oracle, common = oracle_of(folder), prompt(40, seed=5)
+    folder, common = checkpoint_factory("gemma4"), prompt(40, seed=5)
     prompts = {
-        name: np.concatenate((common, prompt(5, seed=seed)))
-        for seed, name in enumerate(("a", "b", "c"))
+        name: np.concatenate((common, prompt(5, seed=seed))) for seed, name in enumerate("abc")
     }
-    texts = {name: generate(oracle, ids, 24) for name, ids in prompts.items()}
+    texts = generate_all(load_oracle(folder), prompts, 24)
     # They hold one text or two of the three.
     engine = load_engine(folder, num_pages=26, max_context_len=80, max_running_sequences=3)
     decoder = GreedyDecoder(engine, prompts, 24, np.random.default_rng(1), texts)
@@ -59,12 +57,11 @@ def test_a_text_survives_preemption_and_hits_of_its_prefix(checkpoint_factory: F
 def test_a_layer_that_wrote_nothing_is_not_read(checkpoint_factory: Factory):
     """The negative control: read as the keys of a layer of its own, the text is another."""
     folder = checkpoint_factory("gemma4")
-    engine = load_engine(folder)
-    check_text(engine, oracle_of(folder), prompt(30), 16)
+    engine, oracle = load_engine(folder), load_oracle(folder)
+    check_text(engine, oracle, prompt(30), 16)
     engine.cache.layers[5] = torch.zeros_like(engine.cache.layers[5])
-    assert GreedyDecoder(engine, {"a": prompt(31, seed=1)}, 16).run()["a"] != generate(
-        oracle_of(folder), prompt(31, seed=1), 16
-    )
+    with pytest.raises(AssertionError):
+        check_text(engine, oracle, prompt(31, seed=1), 16)
 
 
 def test_ranks_take_whole_key_heads_of_every_kind_of_layer(checkpoint_factory: Factory):

@@ -15,8 +15,7 @@ from tests.support.engine.driver import (
     PAGE_SIZE,
     TREE,
     Factory,
-    GreedyDecoder,
-    generate,
+    check_text,
     load_engine,
     most_pages,
     prompt,
@@ -39,16 +38,19 @@ def mixed(request: pytest.FixtureRequest, checkpoint_factory: Factory) -> Path:
     return checkpoint_factory(request.param)
 
 
-def num_bytes(cache: KVCache) -> int:
-    return sum(kv.nbytes for kv in cache.layers)
+def roomy(folder: Path) -> Checked:
+    """An engine whose windows leave memory to its layers without one."""
+    return Checked(
+        folder, num_pages=20, max_batch_tokens=8, max_running_sequences=1, max_context_len=160
+    )
 
 
 def test_what_the_window_itself_does_not_fit_is_refused(folder: Path):
-    engine = load_engine(folder, num_pages=14, max_batch_tokens=64)
+    engine = load_engine(folder, num_pages=14)
     assert run(engine, Work("a", 0, prompt(57))).error is not None
     assert engine.longest_context == 56
-    roomy = load_engine(folder, num_pages=64, max_batch_tokens=64)
-    assert roomy.longest_context == roomy.max_context_len > 64 * PAGE_SIZE
+    other = load_engine(folder, num_pages=64)
+    assert other.longest_context == other.max_context_len > 64 * PAGE_SIZE
 
 
 @pytest.mark.parametrize("num_pages", by_day((6, 10, 11), range(6, 15)))
@@ -75,9 +77,7 @@ def test_pages_are_derived_from_the_window_instead_of_the_context(folder: Path):
 
 
 def test_a_hit_whose_window_is_gone_is_shortened_to_where_it_is_there(mixed: Path):
-    cached = Checked(
-        mixed, num_pages=20, max_batch_tokens=8, max_running_sequences=1, max_context_len=160
-    )
+    cached = roomy(mixed)
     cached.run("first", 0, prompt(100))
     cached.engine.release("first")
     # Of the few pages of the windows those of the text's beginning were taken for its end.
@@ -92,18 +92,15 @@ def test_memory_that_windows_leave_serves_a_text_that_one_kind_of_layer_could_no
     mixed: Path,
 ):
     """The same bytes; its prompt alone is longer than the share of the layers with a window."""
-    settings = {"num_pages": 20, "max_batch_tokens": 8, "max_running_sequences": 1}
-    cached = Checked(mixed, max_context_len=160, **settings)
-    engine, text = cached.engine, prompt(90)
+    cached = roomy(mixed)
+    engine = cached.engine
     one_kind = [replace(layer, window=None) for layer in engine.layers]
     assert len(layer_groups(one_kind, PAGE_SIZE)) == 1
-    alike, scratch = (num_bytes(KVCache(one_kind, (count,), PAGE_SIZE)) for count in (20, 0))
-    assert num_bytes(engine.cache) <= alike == 21 * scratch
+    alike, scratch = (KVCache(one_kind, (count,), PAGE_SIZE).num_bytes for count in (20, 0))
+    assert engine.cache.num_bytes <= alike == 21 * scratch
     assert [pool.num_pages for pool in engine.page_owners.pools] == [40, 10]
-    assert len(text) > 20 * PAGE_SIZE > 10 * PAGE_SIZE
-    texts = {"a": generate(cached.oracle, text, 60)}
-    decoder = GreedyDecoder(engine, {"a": text}, 60, np.random.default_rng(4), texts)
-    assert decoder.run() == texts
+    # Longer than 20 pages.
+    decoder = check_text(engine, cached.oracle, prompt(90), 60, np.random.default_rng(4))
     assert decoder.num_misses == 0
 
 
@@ -124,6 +121,4 @@ def test_native_layers_with_windows_and_without_read_their_own_pages(
     assert engine.model.native is None
     assert "layers with a window have page tables of their own" in caplog.text
     assert engine.grower is None
-    texts = {"a": generate(cached.oracle, prompt(43), 60)}
-    decoder = GreedyDecoder(engine, {"a": prompt(43)}, 60, np.random.default_rng(3), texts)
-    assert decoder.run() == texts
+    check_text(engine, cached.oracle, prompt(43), 60, np.random.default_rng(3))

@@ -113,7 +113,6 @@ def test_the_first_chunk_goes_by_the_profile_of_the_machine():
     pace = pace_beside_a_text()
     rows = [1, 64, 192]
     profile = StepProfile.of(rows, [SLOW[0] + SLOW[1] * each for each in rows])
-    assert profile is not None
     pace.begin(profile)
     assert pace.beside_others == int(fitting(SLOW))
     assert pace.rows([]) == 4 * int(fitting(SLOW))  # no text is decoded

@@ -8,15 +8,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from cluster.core import TokenTree
 from cluster.engine.work import Work
-from tests.support.engine.driver import (
-    check_rows,
-    load_engine,
-    load_oracle,
-    prompt,
-    run,
-)
+from tests.support.engine.driver import TREE, check_rows, load_engine, load_oracle, prompt, run
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 EVERYTHING = (*ATTENTION, "gate_proj", "up_proj", "down_proj", "lm_head")
@@ -39,8 +32,7 @@ def write_adapter(
             key = f"base_model.model.{name}.lora_"
             sizes = {"A": (rank, module.in_features), "B": (module.out_features, rank)}
             for side, shape in sizes.items():
-                drawn = torch.randn(shape, generator=generator) * 0.3
-                tensors[f"{key}{side}.weight"] = drawn
+                tensors[f"{key}{side}.weight"] = torch.randn(shape, generator=generator) * 0.3
     folder.mkdir(parents=True)
     save_file(tensors, folder / "adapter_model.safetensors")
     written = {
@@ -53,10 +45,6 @@ def write_adapter(
         "base_model_name_or_path": str(base),
         "init_lora_weights": True,
         "use_rslora": False,
-        "megatron_core": "megatron.core",
-        "rank_pattern": {},
-        "modules_to_save": None,
-        "use_dora": False,
     } | settings
     (folder / "adapter_config.json").write_text(json.dumps(written))
     return folder
@@ -64,10 +52,9 @@ def write_adapter(
 
 def check_adapter(folder: Path, adapter: Path) -> None:
     """Rows of a text and of a tree are those of the model with the adapter in its weights."""
-    tree = TokenTree.of([5, 6, 7, 8, 9], [-1, 0, 0, 2, -1])
     engine = load_engine(folder, adapters={"a": str(adapter)})
-    output = run(engine, Work("a", 0, prompt(20), tree, adapter=1))
-    check_rows(output, merged_oracle(folder, adapter), prompt(20), tree, bound=1e-4)
+    output = run(engine, Work("a", 0, prompt(20), TREE, adapter=1))
+    check_rows(output, merged_oracle(folder, adapter), prompt(20), TREE, bound=1e-4)
 
 
 def merged_oracle(base: Path, adapter: Path) -> Any:

@@ -1,23 +1,17 @@
 """An engine whose every answer is compared with transformers' own."""
 
-from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from cluster.core import EMPTY_TREE, TokenArray, TokenTree, token_array
+from cluster.core import EMPTY_TREE, TokenArray, TokenTree
 from cluster.engine.engine import Output, Work
-from tests.support.engine.driver import expected_rows, generate, load_engine, load_oracle, rows, run
+from tests.support.engine.driver import expected_rows, load_engine, load_oracle, rows, run
 from tests.support.engine.integrity import check_integrity
 
 oracle_of = lru_cache(load_oracle)
-
-
-@lru_cache
-def _generated(oracle: Any, prompt_ids: tuple[int, ...], num_tokens: int) -> list[int]:
-    return generate(oracle, token_array(prompt_ids), num_tokens)
 
 
 class Checked:
@@ -31,8 +25,7 @@ class Checked:
         self.engine.step = self._watched  # type: ignore[method-assign]
         # Our kernels do not share the oracle's order of sums, as torch's do: with random experts
         # float32 rounding was seen to reach 3.4e-5, against 0.8e-5; all others keep the bound.
-        is_other = self.oracle.config.model_type == "gpt_oss"
-        self._bound = 5e-5 if is_other else 2e-5
+        self._bound = 5e-5 if self.oracle.config.model_type == "gpt_oss" else 2e-5
 
     @property
     def held(self) -> list[int]:
@@ -54,13 +47,6 @@ class Checked:
             expected = expected_rows(self.oracle, context, tree)[1 + len(tree) - num_rows :]
             self.close(rows(output), expected)
         return output
-
-    def texts(self, prompts: Mapping[str, TokenArray], num_tokens: int) -> dict[str, list[int]]:
-        """transformers' own greedy ones."""
-        return {
-            name: _generated(self.oracle, tuple(ids.tolist()), num_tokens)
-            for name, ids in prompts.items()
-        }
 
     def close(self, found: torch.Tensor, expected: torch.Tensor) -> None:
         torch.testing.assert_close(found, expected, atol=self._bound, rtol=self._bound)

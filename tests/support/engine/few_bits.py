@@ -23,17 +23,16 @@ def widened(folder: Path, settings: Mapping[str, Any]) -> Any:
     for name, layer in oracle.named_modules():
         if in_few_bits(layer):
             weight = rounded(layer.weight) if settings else stored[name]
-            assert weight is not None
             layer.weight.data = weight.dequantized()
     return oracle
 
 
 def check_texts(engine: Engine, oracle: Any) -> None:
     """Greedy text is the oracle's, whose rows are rounded, but for near-ties."""
-    texts = [prompt(8 + seed, seed) for seed in range(10)]
     errors, leads = [], []
     with rounding_rows(oracle), routed_as(oracle, engine.model.module):
-        for number, text in enumerate(texts):
+        for number in range(10):
+            text = prompt(8 + number, number)
             context = [*text.tolist(), *generate(oracle, text, 4)]
             for end in range(len(text), len(context)):
                 given = torch.tensor(context[:end]).numpy().astype("int32")

@@ -82,7 +82,7 @@ FEW_PROGRAMS = {
     "head_dim": 12,
 }
 # The others keep their two key heads, and one layer of each kind.
-FEW_LAYERS: dict[str, dict[str, Any]] = {
+FEW_LAYERS = {
     "llama": FEW_PROGRAMS,
     "mistral-sliding": {"num_hidden_layers": 1},
     "gemma2": {"num_hidden_layers": 2},

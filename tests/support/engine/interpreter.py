@@ -18,8 +18,8 @@ needs_gpu = pytest.mark.skipif(
 )
 
 
-def run_python(module: str, *arguments: str, interpret: bool = True) -> str:
-    """What the module says when it is run with these words."""
-    process = python("-m", module, *arguments, TRITON_INTERPRET=str(int(interpret)))
+def run_python(module: str, *arguments: str) -> str:
+    """What the module says when it is run with these words, by the interpreter."""
+    process = python("-m", module, *arguments, TRITON_INTERPRET="1")
     assert process.returncode == 0, process.stdout + process.stderr
     return process.stdout

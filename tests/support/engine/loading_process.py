@@ -1,6 +1,6 @@
 """Loads a checkpoint in a process of its own and prints how much more memory that took at its peak.
 
-    python -m tests.support.engine.loading_process WARM_FOLDER FOLDER DTYPE
+    python -m tests.support.engine.loading_process WARM_FOLDER FOLDER
 
 WARM_FOLDER is loaded first, so that libraries and threads are there.  Prints bytes: the most that
 was resident while FOLDER was loaded, and what was afterwards, both beyond what was before.
@@ -13,11 +13,11 @@ from tests.support.engine.driver import load_engine
 
 
 def main() -> None:
-    warm, folder, dtype = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
-    load_engine(warm, dtype=dtype)
+    warm, folder = map(Path, sys.argv[1:])
+    load_engine(warm, dtype="bfloat16")
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     before, _ = _resident()
-    engine = load_engine(folder, dtype=dtype)
+    engine = load_engine(folder, dtype="bfloat16")
     after, peak = _resident()
     assert engine.pages_in_use == 0
     sys.stdout.write(f"{peak - before} {after - before}\n")

@@ -5,7 +5,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -28,6 +27,5 @@ def _part(folder: Path, layers: tuple[int, ...]) -> Any:
 def plain(folder: Path, layers: Sequence[int], text: TokenArray) -> torch.Tensor:
     """The last row's logits of transformers' own model, whose other layers were deleted."""
     with torch.no_grad():
-        ids = torch.from_numpy(text.astype(np.int64)).unsqueeze(0)
-        logits: torch.Tensor = _part(folder, tuple(layers))(input_ids=ids, use_cache=False).logits
-    return logits[0, -1]
+        ids = torch.as_tensor(text, dtype=torch.int64)[None]
+        return _part(folder, tuple(layers))(input_ids=ids, use_cache=False).logits[0, -1]

@@ -1,9 +1,12 @@
 """Attention problems for the Triton kernels, small enough for their interpreter."""
 
+from functools import partial
+
 import numpy as np
 import torch
 
 from cluster.core import EMPTY_TREE, SamplingParams, TokenTree, token_array
+from cluster.engine.attention.seam import AttentionBackend
 from cluster.engine.memory.sequence import Sequence
 from cluster.engine.schedule.batch import Batch, Pick, build_batch
 from cluster.engine.types import AttentionOptions
@@ -11,14 +14,11 @@ from cluster.engine.work import Work
 from cluster.records import frozen, record
 from cluster.spec.draw import DrawRows, FusedDraw, begin_draw
 from cluster.spec.sampling import is_truncated, pack
-from cluster.spec.tree import ancestor_mask
 from tests.support.choices import by_day
 from tests.support.engine.driver import random_tree
 
 NUM_SLOTS, PAGE_SIZE = 8192, 16
 SCRATCH_SLOT = NUM_SLOTS - PAGE_SIZE
-# So many that no item has more keys than it must; more would be idle items for the interpreter.
-MANY_PROGRAMS = 32
 
 
 @record
@@ -55,6 +55,11 @@ class Case:
         sinks = torch.linspace(-1, 2, self.heads) if self.sinks else None
         return AttentionOptions(0.3, self.softcap, sinks)
 
+    def attended(self, backend: AttentionBackend) -> torch.Tensor:
+        """What a backend says."""
+        plan = backend.plan(self.batch, SCRATCH_SLOT)
+        return plan.attend(self.query(), self.kv(), self.window, self.options())
+
 
 def lay_out(*specs: tuple[int, int, TokenTree, int], min_rows: int = 0) -> Batch:
     """specs: cached tokens, new tokens, tree, cached nodes; pages are scattered at random."""
@@ -76,14 +81,8 @@ def tree_of_size(size: int) -> TokenTree:
     return random_tree(size, np.random.default_rng(size))
 
 
-def _chain(size: int) -> TokenTree:
-    tree = TokenTree.of(range(4, 4 + size), range(-1, size - 1))
-    assert ancestor_mask(tree.parents).sum() == size * (size + 1) // 2
-    return tree
-
-
 DECODING = lay_out((20, 1, EMPTY_TREE, 0), (275, 1, EMPTY_TREE, 0))
-CHAIN = lay_out((70, 1, _chain(5), 0))
+CHAIN = lay_out((70, 1, TokenTree.chain([4, 5, 6, 7, 8]), 0))
 TREE = lay_out((270, 1, tree_of_size(9), 0))
 LARGE_TREE = lay_out((530, 1, tree_of_size(40), 0))
 GROWTH = lay_out((11, 0, tree_of_size(40), 35))
@@ -94,53 +93,47 @@ LONG = lay_out((5, 1, EMPTY_TREE, 0), (4400, 1, EMPTY_TREE, 0))
 MIXED = lay_out((5, 40, tree_of_size(3), 0), (540, 1, tree_of_size(6), 0))
 PADDED = lay_out((5, 1, tree_of_size(2), 0), (270, 1, EMPTY_TREE, 0), min_rows=21)
 
+# So many that no item has more keys than it must; more would be idle items for the interpreter.
+Split = partial(Case, num_programs=32)
 CASES = {
     "decoding rows of several lengths": Case(DECODING),
-    "decoding rows, keys split": Case(DECODING, num_programs=MANY_PROGRAMS),
+    "decoding rows, keys split": Split(DECODING),
     "a chain": Case(CHAIN),
     "a tree": Case(TREE),
-    "a tree, keys split": Case(TREE, num_programs=MANY_PROGRAMS),
-    "a tree of several words, keys split": Case(LARGE_TREE, num_programs=MANY_PROGRAMS),
+    "a tree, keys split": Split(TREE),
+    "a tree of several words, keys split": Split(LARGE_TREE),
     "a tree beyond the context limit, in a window": Case(LARGE_TREE, window=7),
     "cached nodes": Case(GROWTH),
     "cached nodes in a window": Case(GROWTH, window=3),
     "a whole prompt": Case(PROMPT),
     "a later chunk": Case(CHUNK),
-    "a later chunk, keys split": Case(CHUNK, num_programs=MANY_PROGRAMS),
+    "a later chunk, keys split": Split(CHUNK),
     "a later chunk in a window": Case(CHUNK, window=20),
     "several sequences": Case(RAGGED),
-    "several sequences, keys split": Case(RAGGED, num_programs=MANY_PROGRAMS),
-    "several sequences in a window, keys split": Case(
-        RAGGED, window=70, num_programs=MANY_PROGRAMS
-    ),
-    "more parts than are added up at once": Case(
-        LONG, heads=2, kv_heads=1, num_programs=MANY_PROGRAMS
-    ),
-    "more parts than are added up at once, and sinks": Case(
-        LONG, heads=2, kv_heads=1, sinks=True, num_programs=MANY_PROGRAMS
-    ),
+    "several sequences, keys split": Split(RAGGED),
+    "several sequences in a window, keys split": Split(RAGGED, window=70),
+    "more parts than are added up at once": Split(LONG, heads=2, kv_heads=1),
+    "more parts than are added up at once, and sinks": Split(LONG, heads=2, kv_heads=1, sinks=True),
     "a window of one": Case(RAGGED, window=1),
     "a chunk beside a tree": Case(MIXED),
-    "padding rows": Case(PADDED, num_programs=MANY_PROGRAMS),
+    "padding rows": Split(PADDED),
     "padding rows and sinks": Case(PADDED, sinks=True),
     "capped scores": Case(TREE, softcap=2.0),
     "sinks": Case(RAGGED, sinks=True),
-    "sinks, keys split": Case(RAGGED, sinks=True, num_programs=MANY_PROGRAMS),
-    "caps, sinks and a window, keys split": Case(
-        RAGGED, softcap=2.0, sinks=True, window=30, num_programs=MANY_PROGRAMS
-    ),
+    "sinks, keys split": Split(RAGGED, sinks=True),
+    "caps, sinks and a window, keys split": Split(RAGGED, softcap=2.0, sinks=True, window=30),
     "one query head per key head": Case(TREE, heads=2, kv_heads=2),
     "eight query heads per key head": Case(TREE, heads=8, kv_heads=1),
     "three query heads per key head": Case(RAGGED, heads=6, kv_heads=2),
-    "an odd head dimension": Case(TREE, head_dim=13, num_programs=MANY_PROGRAMS),
+    "an odd head dimension": Split(TREE, head_dim=13),
     "a head dimension of 80": Case(TREE, head_dim=80),
-    "wide heads": Case(TREE, head_dim=256, num_programs=MANY_PROGRAMS),
+    "wide heads": Split(TREE, head_dim=256),
     "heads too wide for the kernels": Case(TREE, head_dim=272),
     # The interpreter cannot multiply it: this one meets the kernels on a GPU only.
-    "bfloat16": Case(RAGGED, dtype=torch.bfloat16, num_programs=MANY_PROGRAMS),
+    "bfloat16": Split(RAGGED, dtype=torch.bfloat16),
     # Whole blocks that every row sees ask for no mask, but in float32.
     "float16": Case(RAGGED, dtype=torch.float16),
-    "float16, keys split": Case(RAGGED, dtype=torch.float16, num_programs=MANY_PROGRAMS),
+    "float16, keys split": Split(RAGGED, dtype=torch.float16),
     "a later chunk in float16": Case(CHUNK, dtype=torch.float16),
 }
 # Each word of a layout at least once: the interpreter takes a second for most of them.
