@@ -11,13 +11,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 from cluster.core import EMPTY_TREE
 from cluster.engine.attention.sdpa import SdpaBackend
 from tests.support.engine.interpreter import interpreted
-from tests.support.engine.triton_cases import (
-    SCRATCH_SLOT,
-    Case,
-    DrawCase,
-    lay_out,
-    tree_of_size,
-)
+from tests.support.engine.triton_cases import Case, DrawCase, lay_out, tree_of_size
 from tests.support.gpu.models import CONFIGS, Attending
 
 _PROGRAMS = 264  # two for each multiprocessor of an H100
@@ -28,29 +22,21 @@ CHUNK = lay_out((30, 1, EMPTY_TREE, 0), (300, 20, EMPTY_TREE, 0))
 KINDS = dict.fromkeys(each for name in CONFIGS for each in Attending.of(name))
 
 
-def _case(own: Attending, *, chunk: bool) -> Case:
-    # Key heads are the grid: two tell what eight do.
-    return Case(
-        CHUNK if chunk else STEP,
-        heads=2 * own.heads // own.kv_heads,
-        kv_heads=2,
-        head_dim=own.head_dim,
-        window=own.window,
-        sinks=own.sinks,
-        num_programs=_PROGRAMS,
-    )
-
-
 @interpreted
 @pytest.mark.parametrize("chunk", [False, True], ids=["a step", "a chunk"])
 @pytest.mark.parametrize("own", KINDS, ids=str)
 def test_attention_of_each_model_equals_the_reference(own: Attending, *, chunk: bool):
     from cluster.engine.attention.triton.backend import TritonBackend
 
-    case = _case(own, chunk=chunk)
-    tensors = case.query(), case.kv(), case.window, case.options()
-    found = TritonBackend(case.num_programs).plan(case.batch, SCRATCH_SLOT).attend(*tensors)
-    expected = SdpaBackend().plan(case.batch, SCRATCH_SLOT).attend(*tensors)
+    # Key heads are the grid: two tell what eight do.
+    case = Case(
+        CHUNK if chunk else STEP,
+        heads=2 * own.heads // own.kv_heads,
+        head_dim=own.head_dim,
+        window=own.window,
+        sinks=own.sinks,
+    )
+    found, expected = case.attended(TritonBackend(_PROGRAMS)), case.attended(SdpaBackend())
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
 
 

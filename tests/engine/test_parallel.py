@@ -1,9 +1,7 @@
-"""Two ranks say what one says, and a dead rank is noticed."""
+"""Two ranks say what one says or notice that one is dead; they fall back together or not at all."""
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,17 +9,21 @@ from typing import Any
 import pytest
 
 from cluster.config.schema import EngineConfig
+from cluster.engine.cpu import kernels
 from cluster.engine.engine import Engine
 from cluster.errors import ConfigError
 from cluster.records import frozen
+from tests.conftest import python
 from tests.support.choices import by_day
 from tests.support.draft.heads import random_eagle3
 from tests.support.draft.inside import Inside, config_of
 from tests.support.engine.driver import Factory, GreedyDecoder, load_engine
 from tests.support.engine.interpreter import needs_triton
+from tests.support.engine.native import needs_native
 from tests.support.engine.rank_process import NUM_TOKENS, PROMPTS, drafted, paced
 from tests.support.engine.ranks import TIMEOUT_S, free_address, two_ranks
 from tests.support.engine.slowed import SLOW
+from tests.support.engine.vote_process import SCENARIOS
 
 # The last one has layers with a window and without.
 ARCHITECTURES = by_day(
@@ -58,7 +60,6 @@ def session(checkpoint_factory: Factory, head: Path) -> Iterator[Session]:
     with two_ranks("rank_process", head, *folders) as (leader, follower):
 
         def said(rank: subprocess.Popen[str], count: int) -> list[str]:
-            assert rank.stdout is not None
             return [rank.stdout.readline() for _ in range(count)]
 
         taps, paces, drafts = (json.loads(line or "null") for line in said(leader, 3))
@@ -126,12 +127,10 @@ def test_ranks_fuse_layers_and_replay_graphs_together_or_not_at_all(
     assert error < 2e-5
     assert num_replays == num_steps
     assert fallbacks == []
-    for reasons, wanted in (
-        (leads, ("another rank cannot capture", "another rank cannot use ours")),
-        (follows, ("no graph today", "no compiler today")),
-    ):
-        for reason, words in zip(reasons, wanted, strict=True):
-            assert words in reason
+    wanted = ("another rank cannot capture", "another rank cannot use ours")
+    wanted += ("no graph today", "no compiler today")
+    for reason, words in zip((*leads, *follows), wanted, strict=True):
+        assert words in reason
 
 
 def test_ranks_that_differ_say_so_and_compute_nothing(session: Session):
@@ -170,12 +169,64 @@ leave_group()
 
 
 def test_a_group_on_loopback_is_reached_from_this_machine_only():
-    said = subprocess.run(
-        [sys.executable, "-c", _LISTENS, free_address()],
-        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=True,
-    )
+    said = python("-c", _LISTENS, free_address(), GLOO_SOCKET_IFNAME="lo")
     assert set(said.stdout.split()) == {"loopback"}, said.stderr
+
+
+@frozen
+class Votes:
+    """settled: what both ranks said of each scenario.  loaded, last_word: of the leader, while the
+    other rank was alive and silent."""
+
+    settled: dict[str, list[dict[str, Any]]]
+    loaded: str
+    last_word: str
+    has_ended: bool
+
+
+@pytest.fixture(scope="module")
+def votes(llama_folder: Path) -> Iterator[Votes]:
+    """Two ranks that settle in every scenario, and then one is late."""
+    scenarios = SCENARIOS if kernels.load() is not None else ()
+    with two_ranks("vote_process", llama_folder, *scenarios) as processes:
+
+        def said() -> list[str]:
+            return [each.stdout.readline().strip() for each in processes]
+
+        settled = {name: [json.loads(line or "{}") for line in said()] for name in scenarios}
+        leader, follower = processes
+        loaded, last_word = (leader.stdout.readline().strip() for _ in range(2))
+        yield Votes(settled, loaded, last_word, follower.poll() is not None)
+
+
+@needs_native
+def test_all_ranks_fall_back_where_the_check_of_one_fails(votes: Votes):
+    first, second = votes.settled["one"]
+    assert first["attention"] == second["attention"] == "sdpa"
+    # Both have run both checks: a collective of one alone would have had no end.
+    assert first["checks"] == second["checks"] == 2
+    assert "another rank" in first["fallbacks"][0]
+    assert "a layer is wrong" in second["fallbacks"][0]
+
+
+@needs_native
+def test_no_rank_falls_back_where_all_are_right(votes: Votes):
+    for each in votes.settled["right"]:
+        assert each == {"attention": "native", "fallbacks": [], "checks": 1}
+
+
+@needs_native
+@pytest.mark.parametrize(("scenario", "checks"), [("chosen", 1), ("never", 2)])
+def test_all_ranks_refuse_where_there_is_nothing_to_fall_back_to(
+    scenario: str, checks: int, votes: Votes
+):
+    first, second = votes.settled[scenario]
+    assert "another rank" in first["error"] or scenario == "never"
+    assert second["error"] == "a layer is wrong"
+    assert first["checks"] == second["checks"] == checks
+
+
+def test_a_rank_may_load_for_longer_than_a_collective_may_take(votes: Votes):
+    assert votes.loaded == "loaded"
+    assert votes.last_word == "worker_error"
+    assert not votes.has_ended

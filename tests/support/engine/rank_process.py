@@ -21,11 +21,11 @@ import numpy as np
 import torch
 
 from cluster.config.schema import EngineConfig
-from cluster.core import SamplingParams, TokenTree, token_array
+from cluster.core import SamplingParams, token_array
 from cluster.engine.engine import Engine, Work
 from cluster.errors import WorkerError
 from tests.support.draft.inside import Inside, config_of
-from tests.support.engine.driver import GreedyDecoder, load_engine, load_oracle, prompt, run
+from tests.support.engine.driver import TREE, GreedyDecoder, load_engine, load_oracle, prompt, run
 from tests.support.engine.ranks import joined, say
 from tests.support.engine.slowed import SLOW, slow_down
 from tests.support.engine.taps import TapLog, errors, expected_nodes, expected_taps
@@ -110,15 +110,14 @@ def _tap(folder: Path, rank: int) -> None:
         engine.follow()
         return
     log, oracle = TapLog(engine, (0, 2, -1)), load_oracle(folder)
-    text, tree = prompt(41), TokenTree.of([5, 6, 7], [-1, 0, -1])
+    text = prompt(41)
     refused = log.run(Work("a", 0, text, adapter=3))
-    log.run(Work("a", 0, text, tree, num_top=2))
+    log.run(Work("a", 0, text, TREE, num_top=2))
     wanted = torch.cat(
-        (expected_taps(oracle, text, log.taps), expected_nodes(oracle, text, tree, log.taps))
+        (expected_taps(oracle, text, log.taps), expected_nodes(oracle, text, TREE, log.taps))
     )
     error = errors(torch.cat((log.text("a", 0, 41), log.nodes["a"])), wanted).max()
-    reason = "" if refused.error is None else refused.error.message
-    say(json.dumps([log.chunks, float(error), reason]))
+    say(json.dumps([log.chunks, float(error), refused.error.message]))
     engine.close()
 
 

@@ -1,19 +1,13 @@
 """Follows an engine's taps as a consumer does, and compares them with transformers' own."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from cluster.core import EMPTY_TREE, TokenArray, TokenTree
 from cluster.engine.engine import Engine, Output, Work
-from cluster.engine.work import StepSummary
-from tests.support.engine.checked import oracle_of
-from tests.support.engine.driver import load_engine, run
+from tests.support.engine.driver import run
 from tests.support.spec.trees import paths
 
 FLOAT32_BOUND = 1e-5
@@ -32,10 +26,6 @@ class TapLog:
         self._step = engine.step
         engine.step = self._logged  # type: ignore[method-assign, assignment]
 
-    @classmethod
-    def of(cls, folder: Path, taps: Sequence[int] = TAPS, **settings: Any) -> TapLog:
-        return cls(load_engine(folder, **settings), taps, oracle_of(folder))
-
     def run(self, work: Work) -> Output:
         return run(self.engine, work)
 
@@ -51,25 +41,21 @@ class TapLog:
 
     def _logged(self) -> list[Output]:
         outputs = self._step(self.taps)
-        self._take(self.engine.last_step)
-        return outputs
-
-    def _take(self, summary: StepSummary) -> None:
+        summary = self.engine.last_step
         if summary.taps is None:
             assert summary.num_rows == 0, "a step without its taps"
-            return
+            return outputs
         assert len(summary.taps.rows) == summary.num_rows
         for each in summary.taps.sequences:
-            found = summary.taps.of(each.request_id)
-            assert found is not None
-            assert found[0] is each
-            rows = found[1]
+            found, rows = summary.taps.of(each.request_id)
+            assert found is each
             assert len(rows) == each.stop - each.start
             self.chunks.append((each.request_id, each.first_position, each.num_context))
             log = self.context.setdefault(each.request_id, {})
             for index in range(each.num_context):
                 log[each.first_position + index] = rows[index]
             self.nodes[each.request_id] = rows[each.num_context :]
+        return outputs
 
     def text(self, request_id: str, start: int, stop: int) -> torch.Tensor:
         """[stop - start, taps, hidden] of those positions of the text."""
@@ -77,9 +63,11 @@ class TapLog:
         return torch.stack([log[position] for position in range(start, stop)])
 
 
-def expected_taps(oracle: Any, token_ids: TokenArray, taps: Sequence[int]) -> torch.Tensor:
+def expected_taps(
+    oracle: Any, token_ids: TokenArray | Sequence[int], taps: Sequence[int]
+) -> torch.Tensor:
     """[tokens, taps, hidden]: of one plain forward of the text."""
-    ids = torch.from_numpy(np.asarray(token_ids, dtype=np.int64)).unsqueeze(0)
+    ids = torch.as_tensor(token_ids, dtype=torch.int64)[None]
     with torch.inference_mode():
         states = oracle(input_ids=ids, use_cache=False, output_hidden_states=True).hidden_states
     return torch.stack([states[tap][0] for tap in taps], dim=1)
@@ -89,7 +77,7 @@ def expected_nodes(
     oracle: Any, context: TokenArray, tree: TokenTree, taps: Sequence[int]
 ) -> torch.Tensor:
     """[nodes, taps, hidden]: of one plain forward of each path, its last row."""
-    texts = [np.array([*context.tolist(), *path]) for path in paths(tree)]
+    texts = [[*context.tolist(), *path] for path in paths(tree)]
     return torch.stack([expected_taps(oracle, text, taps)[-1] for text in texts])
 
 
