@@ -1,16 +1,15 @@
 """Alerts as Prometheus itself decides about them; and the page that tells what to do."""
 
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from k8s.tools.monitoring import MONITORING
-from tests.support.k8s.rendering import REPOSITORY
+from tests.conftest import command
+from tests.support.k8s.rendering import Manifest, Objects, read
 from tests.support.prometheus import program
 
 ALERTS = MONITORING / "alerts.yaml"
@@ -20,7 +19,7 @@ _UP = "drafthouse_target_up"
 
 
 @pytest.fixture(scope="module")
-def rules() -> list[dict[str, Any]]:
+def rules() -> Objects:
     document = yaml.safe_load(ALERTS.read_text("utf-8"))
     return [rule for group in document["groups"] for rule in group["rules"]]
 
@@ -31,7 +30,7 @@ def labelled(series: str) -> str:
     return f"{name}{{{', '.join(filter(None, (_JOB, labels)))}}}"
 
 
-def unit_tests(name: str, case: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def unit_tests(name: str, case: Manifest) -> Iterator[Manifest]:
     """Yield promtool's two tests of a case: its alert fires and no other, and none does."""
     alerts = [name.split(" ")[0], *case.get("also", ())]
     for outcome, firing in (("fires", alerts), ("silent", [])):
@@ -56,9 +55,7 @@ def unit_tests(name: str, case: dict[str, Any]) -> Iterator[dict[str, Any]]:
         }
 
 
-def test_every_alert_fires_on_its_case_and_is_silent_on_the_other(
-    rules: list[dict[str, Any]], tmp_path: Path
-):
+def test_every_alert_fires_on_its_case_and_is_silent_on_the_other(rules: Objects, tmp_path: Path):
     # All values are text: YAML takes 0x20 for a number.
     cases = yaml.load(CASES.read_text("utf-8"), Loader=yaml.BaseLoader)
     assert {name.split(" ")[0] for name in cases} == {rule["alert"] for rule in rules}
@@ -67,21 +64,15 @@ def test_every_alert_fires_on_its_case_and_is_silent_on_the_other(
         "evaluation_interval": "1m",
         "tests": [test for name, case in cases.items() for test in unit_tests(name, case)],
     }
-    (tmp_path / "tests.yaml").write_text(yaml.safe_dump(written), encoding="utf-8")
-    done = subprocess.run(
-        [program("promtool"), "test", "rules", str(tmp_path / "tests.yaml")],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    (tmp_path / "tests.yaml").write_text(yaml.safe_dump(written), "utf-8")
+    done = command(program("promtool"), "test", "rules", tmp_path / "tests.yaml")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_every_alert_says_what_is_wrong_and_leads_to_its_heading_in_the_runbook(
-    rules: list[dict[str, Any]],
+    rules: Objects,
 ):
-    page = (REPOSITORY / "docs" / "runbook.md").read_text("utf-8")
+    page = read("docs/runbook.md")
     entries = dict(re.findall(r"^## (Drafthouse\w+)\n(.*?)(?=^## |\Z)", page, re.M | re.S))
     assert list(entries) == [rule["alert"] for rule in rules], "the same, in the same order"
     for rule in rules:

@@ -20,16 +20,16 @@ from tests.k8s.test_network_policies import DATA_PLANE, DNS, HEAD, INTERNET, WOR
 from tests.support.k8s.network import Peer, may_connect
 from tests.support.k8s.rendering import (
     REPOSITORY,
+    Objects,
     container_of,
     groups,
     labels_of,
     of_kind,
     only,
     pod_of,
+    read,
     rendered,
 )
-
-Objects = list[dict[str, Any]]
 
 _SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
 # Beside the labels of a series: those of a histogram and those that Prometheus adds.
@@ -65,12 +65,12 @@ def grouping_labels(expression: str) -> set[str]:
 
 
 @pytest.fixture(scope="session")
-def alerts(everything: Objects) -> list[dict[str, Any]]:
+def alerts(everything: Objects) -> Objects:
     groups = only("PrometheusRule", everything)["spec"]["groups"]
     return [rule for group in groups for rule in group["rules"]]
 
 
-def test_every_alert_asks_of_series_and_labels_that_exist(alerts: list[dict[str, Any]]):
+def test_every_alert_asks_of_series_and_labels_that_exist(alerts: Objects):
     known, codes = exported(), {each.code for each in ERRORS}
     assert len(alerts) >= 8
     for alert in alerts:
@@ -116,7 +116,7 @@ def test_grafana_finds_every_dashboard(everything: Objects):
 
 
 def test_the_overlay_of_the_page_labels_monitors_and_gives_prometheus_a_key(tmp_path: Path):
-    page = (REPOSITORY / "docs" / "monitoring.md").read_text("utf-8")
+    page = read("docs/monitoring.md")
     fence = re.search(r"```yaml\n# kustomization.yaml\n(.*?)```", page, re.DOTALL)
     there = os.path.relpath(REPOSITORY, tmp_path.resolve())
     (tmp_path / "kustomization.yaml").write_text(fence[1].replace("../..", there), "utf-8")
@@ -155,7 +155,7 @@ def test_the_gateway_leads_to_ports_of_the_service_by_a_listener_each(everything
 def test_the_gateways_services_are_those_of_the_contract(everything: Objects):
     (rule,) = only("GRPCRoute", everything)["spec"]["rules"]
     named = {each["method"]["service"] for each in rule["matches"]}
-    proto = (REPOSITORY / "protos" / "drafthouse" / "v1" / "generation.proto").read_text("utf-8")
+    proto = read("protos/drafthouse/v1/generation.proto")
     (package,) = re.findall(r"^package (.+);", proto, re.MULTILINE)
     services = re.findall(r"^service (\w+)", proto, re.MULTILINE)
     assert named == {*(f"{package}.{each}" for each in services), "grpc.health.v1.Health"}
@@ -189,9 +189,9 @@ def test_the_job_that_trains_is_a_command_of_ours_on_the_volume_of_the_targets(
 
 @pytest.mark.parametrize("overlay", ["base", "overlays/8xh100", "overlays/high-availability"])
 def test_every_pod_has_the_secrets_that_the_page_names(overlay: str):
-    page = (REPOSITORY / "docs" / "kubernetes.md").read_text("utf-8")
+    page = read("docs/kubernetes.md")
     named = re.findall(r"^\| `generic (drafthouse-\S+)", page, re.MULTILINE)
-    objects = rendered(REPOSITORY / "k8s" / overlay)
+    objects = rendered(f"k8s/{overlay}")
     for group in groups(only("RayService", objects)).values():
         (volume,) = (each for each in pod_of(group)["volumes"] if each["name"] == "secrets")
         sources = [source["secret"] for source in volume["projected"]["sources"]]

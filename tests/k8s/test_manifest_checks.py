@@ -11,21 +11,21 @@ import yaml
 from cluster.config.file import load
 from tests.support.k8s.operator_rules import operator_problems
 from tests.support.k8s.placement import NodeShape, placement_problems
-from tests.support.k8s.rendering import REPOSITORY, of_kind, rendered
+from tests.support.k8s.rendering import Manifest, Objects, of_kind, rendered
 from tests.support.k8s.schemas import core_problems, rule_problems, schema_problems
 
 BROKEN = yaml.safe_load(Path(__file__).with_name("broken.yaml").read_text("utf-8"))
 
 
 @pytest.fixture(scope="module")
-def objects() -> list[dict[str, Any]]:
+def objects() -> Objects:
     """Of the base alone: the checks are on trial here, not the manifests."""
-    return rendered(REPOSITORY / "k8s" / "base")
+    return rendered("k8s/base")
 
 
-def broken(case: dict[str, Any], kind: str, objects: list[dict[str, Any]]) -> dict[str, Any]:
+def broken(case: Any, kind: str, objects: Objects) -> Manifest:
     """The first object of the kind, with the mistakes of a case."""
-    manifest: dict[str, Any] = copy.deepcopy(dict(of_kind(kind, objects)[0]))
+    manifest = copy.deepcopy(of_kind(kind, objects)[0])
     for path, value in case["set"].items():
         *way, last = path.split(".")
         node: Any = manifest
@@ -37,13 +37,13 @@ def broken(case: dict[str, Any], kind: str, objects: list[dict[str, Any]]) -> di
     return manifest
 
 
-def told(case: dict[str, Any]) -> str:
+def told(case: Any) -> str:
     return str(case["told"])
 
 
 @pytest.mark.parametrize("case", BROKEN["schema"], ids=told)
 def test_the_schema_and_its_rules_catch_a_broken_manifest(
-    objects: list[dict[str, Any]], schema: dict[str, Any], case: dict[str, Any]
+    objects: Objects, schema: Manifest, case: Any
 ):
     manifest = broken(case, "RayService", objects)
     problems = [*schema_problems(manifest, schema), *rule_problems(manifest, schema)]
@@ -51,15 +51,13 @@ def test_the_schema_and_its_rules_catch_a_broken_manifest(
 
 
 @pytest.mark.parametrize("case", BROKEN["operator"], ids=told)
-def test_the_operators_rules_catch_a_broken_manifest(
-    objects: list[dict[str, Any]], case: dict[str, Any]
-):
+def test_the_operators_rules_catch_a_broken_manifest(objects: Objects, case: Any):
     (problem,) = operator_problems(broken(case, "RayService", objects))
     assert case["told"] in problem
 
 
 @pytest.mark.parametrize("kind", ["NetworkPolicy", "PodDisruptionBudget"])
-def test_the_schemas_of_kubernetes_catch_a_broken_object(objects: list[dict[str, Any]], kind: str):
+def test_the_schemas_of_kubernetes_catch_a_broken_object(objects: Objects, kind: str):
     for case in BROKEN[kind]:
         (problem,) = core_problems(broken(case, kind, objects))
         assert case["told"] in problem
@@ -97,6 +95,6 @@ FULL = [
 def test_the_placement_check_notices_what_does_not_fit(
     nodes: list[NodeShape], override: str, message: str
 ):
-    path = REPOSITORY / "configs" / "llama-70b-8xh100.yaml"
+    path = "configs/llama-70b-8xh100.yaml"
     problems = placement_problems(load(path, [override] if override else []).config, nodes)
     assert any(problem.startswith(message) for problem in problems) == bool(message), problems

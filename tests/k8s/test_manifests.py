@@ -4,7 +4,6 @@ import json
 import re
 import tomllib
 from dataclasses import replace
-from typing import Any
 
 from cluster.config.applications import drafter_deployment
 from cluster.config.file import ServeFile, load
@@ -15,17 +14,18 @@ from tests.support.k8s.rendering import (
     COMPONENTS,
     MANIFESTS,
     REPOSITORY,
+    Manifest,
+    Objects,
     container_of,
     groups,
     labels_of,
     of_kind,
     only,
     pod_of,
+    read,
     rendered,
 )
 from tests.support.k8s.schemas import core_problems, rule_problems, schema_problems
-
-Objects = list[dict[str, Any]]
 
 # Of kinds that no schema here describes; `docs/kubernetes.md` says how they were checked.
 _OTHERS = (
@@ -42,12 +42,12 @@ def test_every_overlay_and_component_is_checked_and_on_the_page():
     )
     assert overlays == {folder for folder, _ in MANIFESTS.values()} - {"k8s/base"}
     assert components == {f"k8s/components/{name}" for name in COMPONENTS}
-    page = (REPOSITORY / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+    page = read("docs/kubernetes.md")
     assert [path for path in (*overlays, *components) if f"| `{path}` |" not in page] == []
 
 
 def test_the_manifest_obeys_kuberays_schema_and_the_operators_own_rules(
-    service: dict[str, Any], schema: dict[str, Any]
+    service: Manifest, schema: Manifest
 ):
     assert schema_problems(service, schema) == []
     assert list(rule_problems(service, schema)) == []
@@ -64,7 +64,7 @@ def check_objects(objects: Objects) -> None:
             assert core_problems(item) == [], item["metadata"]["name"]
 
 
-def test_the_components_go_together(everything: Objects, schema: dict[str, Any]):
+def test_the_components_go_together(everything: Objects, schema: Manifest):
     check_objects(everything)
     service = only("RayService", everything)
     assert schema_problems(service, schema) == []
@@ -72,8 +72,8 @@ def test_the_components_go_together(everything: Objects, schema: dict[str, Any])
     assert len({(item["kind"], item["metadata"]["name"]) for item in everything}) == len(everything)
 
 
-def test_the_rayservice_carries_exactly_the_configuration_file(name: str, service: dict[str, Any]):
-    expected = (REPOSITORY / MANIFESTS[name][1]).read_text(encoding="utf-8")
+def test_the_rayservice_carries_exactly_the_configuration_file(name: str, service: Manifest):
+    expected = read(MANIFESTS[name][1])
     assert service["spec"]["serveConfigV2"] == expected
 
 
@@ -98,13 +98,13 @@ def test_the_application_can_be_imported_and_is_reachable_from_other_pods(
 
 
 def test_everything_the_configuration_reserves_fits_the_worker_groups(
-    service: dict[str, Any], serve_file: ServeFile
+    service: Manifest, serve_file: ServeFile
 ):
     assert placement_problems(serve_file.config, node_shapes(service)) == []
 
 
 def test_the_ports_of_the_configuration_are_those_of_the_pods_and_the_service(
-    service: dict[str, Any], serve_file: ServeFile
+    service: Manifest, serve_file: ServeFile
 ):
     expected = {"serve": serve_file.config.http.port, "serve-grpc": serve_file.config.grpc.port}
     for group in groups(service).values():
@@ -114,13 +114,13 @@ def test_the_ports_of_the_configuration_are_those_of_the_pods_and_the_service(
     assert {port["name"]: port["targetPort"] for port in serve_service["ports"]} == expected
 
 
-def test_the_head_runs_no_replicas(service: dict[str, Any]):
+def test_the_head_runs_no_replicas(service: Manifest):
     parameters = groups(service)["head"]["rayStartParams"]
     assert parameters["num-cpus"] == parameters["num-gpus"] == "0"
 
 
 def test_every_pod_runs_unprivileged_and_writes_to_its_own_volumes_only(
-    service: dict[str, Any],
+    service: Manifest,
 ):
     has_autoscaler = service["spec"]["rayClusterConfig"].get("enableInTreeAutoscaling", False)
     security = pod_of(groups(service)["head"])["securityContext"]
@@ -145,7 +145,7 @@ def test_every_pod_runs_unprivileged_and_writes_to_its_own_volumes_only(
         assert set(container["resources"]) == {"requests", "limits"}
 
 
-def test_a_worker_is_drained_before_its_pod_ends(service: dict[str, Any], serve_file: ServeFile):
+def test_a_worker_is_drained_before_its_pod_ends(service: Manifest, serve_file: ServeFile):
     """The hook fits the pod's grace, and an ingress' own drain fits the hook."""
     application = build(serve_file.document["applications"][0]["args"])
     options = application._bound_deployment._deployment_config
@@ -159,9 +159,7 @@ def test_a_worker_is_drained_before_its_pod_ends(service: dict[str, Any], serve_
         assert within_s >= options.graceful_shutdown_timeout_s + 30
 
 
-def test_the_last_worker_that_serves_is_not_evicted(
-    name: str, objects: Objects, service: dict[str, Any]
-):
+def test_the_last_worker_that_serves_is_not_evicted(name: str, objects: Objects, service: Manifest):
     budgets = of_kind("PodDisruptionBudget", objects)
     covered = {
         group_name
@@ -175,9 +173,7 @@ def test_the_last_worker_that_serves_is_not_evicted(
     assert covered == set(groups(service)) - may_go
 
 
-def test_a_volume_of_one_node_is_mounted_by_pods_of_one_node(
-    objects: Objects, service: dict[str, Any]
-):
+def test_a_volume_of_one_node_is_mounted_by_pods_of_one_node(objects: Objects, service: Manifest):
     claims = {item["metadata"]["name"]: item for item in of_kind("PersistentVolumeClaim", objects)}
     for name, group in groups(service).items():
         for volume in pod_of(group)["volumes"]:
@@ -194,8 +190,8 @@ def test_a_volume_of_one_node_is_mounted_by_pods_of_one_node(
 def test_one_worker_of_two_can_serve_alone():
     folder, file = MANIFESTS["high-availability"]
     parts = ("target", "coordinator", "ingress")
-    config = load(REPOSITORY / file, [f"{part}.replicas=1" for part in parts]).config
-    (shape,) = node_shapes(only("RayService", rendered(REPOSITORY / folder)))
+    config = load(file, [f"{part}.replicas=1" for part in parts]).config
+    (shape,) = node_shapes(only("RayService", rendered(folder)))
     assert shape.count == 2
     assert placement_problems(config, [replace(shape, count=1)]) == []
     assert 2 * config.target.placement.num_cpus > shape.capacity["CPU"], "or one had both targets"
@@ -203,7 +199,7 @@ def test_one_worker_of_two_can_serve_alone():
 
 def test_the_most_replicas_of_the_autoscaling_overlay_fit_its_most_workers():
     folder, path = MANIFESTS["autoscaling"]
-    file = load(REPOSITORY / path)
+    file = load(path)
     most = {
         name: options["autoscaling_config"]["max_replicas"]
         for name, options in file.deployments.items()
@@ -211,26 +207,26 @@ def test_the_most_replicas_of_the_autoscaling_overlay_fit_its_most_workers():
     assert set(most) == {"target", "coordinator", drafter_deployment("lm")}
     keys = {"drafter-lm": "drafters.lm"}
     overrides = [f"{keys.get(name, name)}.replicas={num}" for name, num in most.items()]
-    service = only("RayService", rendered(REPOSITORY / folder))
+    service = only("RayService", rendered(folder))
     (shape,) = node_shapes(service)
     (workers,) = (g["maxReplicas"] for name, g in groups(service).items() if name != "head")
-    config = load(REPOSITORY / path, overrides).config
+    config = load(path, overrides).config
     assert placement_problems(config, [replace(shape, count=workers)]) == []
     seats = config.target.engine.max_running_sequences * most["target"]
     assert config.coordinator.max_running_sequences == seats, "else more targets bring nothing"
 
 
-def test_the_ray_version_is_the_one_the_image_installs(service: dict[str, Any]):
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+def test_the_ray_version_is_the_one_the_image_installs(service: Manifest):
+    project = tomllib.loads(read("pyproject.toml"))
     version = service["spec"]["rayClusterConfig"]["rayVersion"]
     assert f"ray[serve]=={version}" in project["project"]["optional-dependencies"]["serve"]
-    pinned = (REPOSITORY / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = read("constraints.txt").splitlines()
     assert f"ray=={version}" in pinned
 
 
 def test_the_cluster_demonstration_serves_the_embedded_models():
-    local = load(REPOSITORY / "configs" / "tiny.yaml")
-    base = load(REPOSITORY / "k8s" / "base" / "serve.yaml")
+    local = load("configs/tiny.yaml")
+    base = load("k8s/base/serve.yaml")
     assert base.config.grpc.port == local.config.grpc.port
     here, there = local.config, base.config
     assert there.model_name == here.model_name
@@ -244,7 +240,7 @@ def test_the_cluster_demonstration_serves_the_embedded_models():
 
 def _stages() -> dict[str, str]:
     """The stages of the image by name, in their order."""
-    text = (REPOSITORY / "k8s" / "Dockerfile").read_text(encoding="utf-8")
+    text = read("k8s/Dockerfile")
     parts = re.split(r"^FROM \S+ AS (\w+)\n", text, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
@@ -261,11 +257,11 @@ def test_the_image_without_gpus_has_kernels_and_no_compiler():
 
 
 def test_the_image_opens_no_port_but_the_clients():
-    lines = (REPOSITORY / "k8s" / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    lines = read("k8s/Dockerfile").splitlines()
     assert [line for line in lines if line.startswith("EXPOSE")] == ["EXPOSE 8000 9000"]
     (command,) = (json.loads(line[4:]) for line in lines if line.startswith("CMD "))
     overrides = [after for word, after in itertools.pairwise(command) if word == "--set"]
-    config = load(REPOSITORY / command[2], overrides).config
+    config = load(command[2], overrides).config
     assert command[:2] == ["drafthouse", "serve"]
     assert config.http.host == config.grpc.host == "0.0.0.0"
     assert config.network.interface == "loopback"

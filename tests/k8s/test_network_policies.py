@@ -1,11 +1,7 @@
 """Who may reach whom: exactly those who must."""
 
-from typing import Any
-
 from tests.support.k8s.network import Peer, may_connect
-from tests.support.k8s.rendering import MANIFESTS, REPOSITORY, rendered
-
-Objects = list[dict[str, Any]]
+from tests.support.k8s.rendering import MANIFESTS, Objects, rendered
 
 _OURS = {"app.kubernetes.io/name": "drafthouse"}
 HEAD = Peer({**_OURS, "ray.io/node-type": "head"})
@@ -81,15 +77,15 @@ def test_only_workers_of_who_opted_for_it_reach_the_model_hub(everything: Object
 
 
 def test_only_the_head_of_who_wants_an_autoscaler_reaches_kubernetes():
-    found = rendered(REPOSITORY / MANIFESTS["autoscaling"][0])
+    found = rendered(MANIFESTS["autoscaling"][0])
     assert may_connect(found, HEAD, API_SERVER, 6443)
     assert not may_connect(found, HEAD, API_SERVER, 22)
     assert not may_connect(found, WORKER, API_SERVER, 6443)
-    assert not may_connect(rendered(REPOSITORY / "k8s" / "base"), HEAD, API_SERVER, 6443)
+    assert not may_connect(rendered("k8s/base"), HEAD, API_SERVER, 6443)
 
 
 def test_only_the_head_and_the_job_that_cleans_up_reach_redis():
-    found = rendered(REPOSITORY / MANIFESTS["high-availability"][0])
+    found = rendered(MANIFESTS["high-availability"][0])
     cleaner = Peer({**_OURS, "ray.io/node-type": "redis-cleanup"})
     assert [may_connect(found, each, REDIS, 6379) for each in (HEAD, cleaner)] == [True, True]
     strangers = (WORKER, CLIENT, STRANGER, NEIGHBOUR, OPERATOR, PROMETHEUS)

@@ -6,12 +6,12 @@ through.
 """
 
 import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
 
 from cluster.records import frozen
-from tests.support.k8s.rendering import Manifest, of_kind
+from tests.support.k8s.rendering import Objects, of_kind
 
 
 @frozen
@@ -27,7 +27,7 @@ class Peer:
 
 
 def may_connect(
-    objects: Sequence[Manifest], source: Peer, target: Peer, port: int, protocol: str = "TCP"
+    objects: Objects, source: Peer, target: Peer, port: int, protocol: str = "TCP"
 ) -> bool:
     """Return True if the policies let `source` open a connection to `target`."""
     policies = of_kind("NetworkPolicy", objects)
@@ -37,7 +37,7 @@ def may_connect(
 
 
 def _passes(
-    policies: Sequence[Manifest], direction: str, pod: Peer, other: Peer, port: int, protocol: str
+    policies: Objects, direction: str, pod: Peer, other: Peer, port: int, protocol: str
 ) -> bool:
     """Return True if the policies of `pod`, if it has any, let `other` through."""
     selected = [

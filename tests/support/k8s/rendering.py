@@ -2,17 +2,17 @@
 
 import os
 import shutil
-import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from tests.conftest import said_by
 from tests.support.choices import absent
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-SCHEMAS = REPOSITORY.parent / "shared" / "schemas"
+SCHEMAS = REPOSITORY.parent / "shared/schemas"
 
 # Folder of a kustomization and the Serve configuration that its RayService must carry.
 MANIFESTS = {
@@ -32,20 +32,24 @@ MANIFESTS = {
 COMPONENTS = ("gateway", "learning", "model-hub", "monitoring", "ray-tls")
 
 Manifest = Mapping[str, Any]
+Objects = Sequence[Manifest]
 
 
-def rendered(folder: Path) -> list[dict[str, Any]]:
+def read(path: str) -> str:
+    """Return a file of the repository."""
+    return (REPOSITORY / path).read_text("utf-8")
+
+
+def rendered(folder: Path | str) -> Objects:
     """Return the objects of a kustomization."""
     if shutil.which("kubectl") is None:
         absent("kubectl, which renders the manifests, is not here")
-    output = subprocess.run(
-        ["kubectl", "kustomize", str(folder)], check=True, capture_output=True, text=True
-    ).stdout
+    output = said_by("kubectl", "kustomize", folder)
     return [document for document in yaml.safe_load_all(output) if document]
 
 
-def with_components(folder: Path, base: str = "k8s/base") -> list[dict[str, Any]]:
-    """Return the objects of `base` with every component, from an overlay written to `folder`."""
+def with_components(folder: Path) -> Objects:
+    """Return the objects of the base with every component, from an overlay written to `folder`."""
 
     def from_there(path: str) -> str:
         return os.path.relpath(REPOSITORY / path, folder.resolve())
@@ -53,19 +57,19 @@ def with_components(folder: Path, base: str = "k8s/base") -> list[dict[str, Any]
     overlay = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
-        "resources": [from_there(base)],
+        "resources": [from_there("k8s/base")],
         "components": [from_there(f"k8s/components/{name}") for name in COMPONENTS],
     }
-    (folder / "kustomization.yaml").write_text(yaml.safe_dump(overlay), encoding="utf-8")
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(overlay), "utf-8")
     return rendered(folder)
 
 
-def of_kind(kind: str, objects: Iterable[Manifest]) -> list[Manifest]:
+def of_kind(kind: str, objects: Objects) -> list[Manifest]:
     """Return the objects of that kind."""
     return [item for item in objects if item["kind"] == kind]
 
 
-def only(kind: str, objects: Iterable[Manifest]) -> Manifest:
+def only(kind: str, objects: Objects) -> Manifest:
     """Return the one object of that kind."""
     (found,) = of_kind(kind, objects)
     return found

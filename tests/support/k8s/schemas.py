@@ -32,12 +32,10 @@ def _closed(schema: Any) -> Any:
         result["additionalProperties"] = False
     # The API server fills defaults in before it looks for what is required.
     if isinstance(schema.get("required"), list):
-        result["required"] = [name for name in schema["required"] if not _has_default(schema, name)]
+        result["required"] = [
+            name for name in schema["required"] if "default" not in properties.get(name, {})
+        ]
     return result
-
-
-def _has_default(schema: Mapping[str, Any], name: str) -> bool:
-    return "default" in schema["properties"].get(name, {})
 
 
 def schema_problems(manifest: Mapping[str, Any], schema: Mapping[str, Any]) -> list[str]:
