@@ -5,13 +5,11 @@ Ports are free ones, so the tests run beside a server that uses the usual ones.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import secrets
 import shutil
 import socket
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from string import Template
@@ -25,11 +23,12 @@ from cluster.config.schema import ApiConfig, Config, HttpConfig
 from cluster.records import frozen
 from cluster.text.tokenizer import Tokenizer
 from tests.conftest import Run, serve_file
-from tests.support.deployments.api import Api
+from tests.support import clock
+from tests.support.deployments.api import Api, Json
 from tests.support.deployments.metrics import metric
 from tests.support.deployments.shares import before_others
 from tests.support.engine.adapters import write_adapter
-from tests.support.text.tokenizers_for_tests import byte_level_folder
+from tests.support.text.tokenizers_for_tests import small_tokenizer
 
 if TYPE_CHECKING:
     from tests.support.deployments.server import Server
@@ -68,7 +67,7 @@ class Served:
     def api(self) -> Api:
         return Api(self.http)
 
-    def health(self) -> dict[str, Any]:
+    def health(self) -> Json:
         return dict(httpx.get(f"{self.http}/health", timeout=30, verify=False).json())
 
     def metric(self, name: str, **labels: str) -> float:
@@ -79,7 +78,7 @@ class Served:
         return [place["pid"] for place in places(deployment, APPLICATION)]
 
 
-def places(deployment: str, application: str) -> list[dict[str, Any]]:
+def places(deployment: str, application: str) -> list[Json]:
     """Node and devices of every replica, of every rank where there are several."""
     from ray import serve
 
@@ -90,10 +89,23 @@ def places(deployment: str, application: str) -> list[dict[str, Any]]:
 
 def wait_until(condition: Callable[[], bool], deadline_s: float = DEADLINE_S) -> None:
     """Poll until `condition` holds; fails the test at the deadline."""
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end, f"not so within {deadline_s:g} s"
-        time.sleep(0.05)
+    clock.wait_until(condition, deadline_s)
+
+
+def deploy(document: Json) -> None:
+    """Deploy a file as `serve deploy` and KubeRay do."""
+    from ray.serve.context import _get_global_client
+    from ray.serve.schema import ServeDeploySchema
+
+    _get_global_client().deploy_apps(ServeDeploySchema.model_validate(document))
+
+
+def is_served(url: str) -> bool:
+    """Whether a server answers there, and with success."""
+    try:
+        return httpx.get(url, timeout=30).is_success
+    except httpx.TransportError:
+        return False
 
 
 def free_port() -> int:
@@ -115,9 +127,9 @@ def free_ports(count: int) -> list[int]:
 
 
 @pytest.fixture(scope="session")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+def tokenizer() -> Tokenizer:
     """Of every byte, for ingresses in front of toys."""
-    return Tokenizer.load(byte_level_folder(tmp_path_factory.mktemp("tokenizer")))
+    return small_tokenizer()
 
 
 @pytest.fixture
@@ -127,7 +139,7 @@ def write(tmp_path: Path) -> Callable[..., Config]:
     from tests.support.deployments.place import write_keys
 
     def write(
-        classes: dict[str, Any] | None = None, *, http: HttpConfig | None = None, **keys: Any
+        classes: Json | None = None, *, http: HttpConfig | None = None, **keys: Any
     ) -> Config:
         access = write_keys(tmp_path / "keys.yaml", classes, **keys)
         return Config(access=access, http=http or HttpConfig())
@@ -139,6 +151,12 @@ def write(tmp_path: Path) -> Callable[..., Config]:
 def model(llama_folder: Path, tmp_path: Path) -> Path:
     """A copy whose files may be changed."""
     return Path(shutil.copytree(llama_folder, tmp_path / "model"))
+
+
+@pytest.fixture
+def no_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine on which no model was ever fetched."""
+    monkeypatch.setenv("DRAFTHOUSE_MODELS", str(tmp_path / "models"))
 
 
 @pytest.fixture
@@ -180,12 +198,9 @@ def grpc_address(server: Server) -> Iterator[str]:
         await listener.start()
         return listener
 
-    def run(work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, server.loop).result(60)
-
-    listener = run(start())
+    listener = server.run(start())
     yield f"{where.host}:{where.port}"
-    run(listener.stop())
+    server.run(listener.stop())
 
 
 @pytest.fixture(scope="session")
@@ -292,7 +307,7 @@ def served(
     return found
 
 
-def arguments(target: Path, drafter: Path) -> dict[str, Any]:
+def arguments(target: Path, drafter: Path) -> Json:
     http, grpc = free_ports(2)
     source = Template(Path(__file__).with_name("application.yaml").read_text("utf-8"))
     text = source.substitute(target=target, drafter=drafter, http_port=http, grpc_port=grpc)

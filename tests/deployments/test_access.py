@@ -19,7 +19,6 @@ from cluster.client.generated import generation_pb2
 from cluster.config.doors import AccessConfig, AdminConfig, digest_of
 from cluster.config.schema import Config, HttpConfig, IngressConfig
 from cluster.errors import ConfigError
-from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.grpc_api import GENERATION
 from deployments.ingress.http import create_admin_app
 from deployments.ingress.keys import OTHER, KeyRing
@@ -36,10 +35,8 @@ def write(write: Write) -> Write:
 
 
 @pytest.mark.parametrize("key", ["", "wrong", digest_of("alice")])
-async def test_without_a_key_that_is_known_no_page_answers(
-    tokenizer: Tokenizer, write: Write, key: str
-):
-    async with place(tokenizer, write(alice={})) as here:
+async def test_without_a_key_that_is_known_no_page_answers(write: Write, key: str):
+    async with place(write(alice={})) as here:
         answers = {path: await here.ask(path, key=key) for path in BODIES}
         for path in ("/", "/v1/models", "/v1/responses/x", "/openapi.json", "/metrics"):
             answers[path] = await here.client.get(path, headers=bearer(key))
@@ -55,17 +52,13 @@ async def test_without_a_key_that_is_known_no_page_answers(
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_a_key_opens_every_door_by_either_header(
-    tokenizer: Tokenizer, write: Write, path: str
-):
-    async with place(tokenizer, write(alice={}, bob={})) as here:
+async def test_a_key_opens_every_door_by_either_header(write: Write, path: str):
+    async with place(write(alice={}, bob={})) as here:
         assert (await here.ask(path, key="alice")).status_code == 200
         assert (await here.ask(path, headers={"x-api-key": "bob"})).status_code == 200
 
 
-async def test_grpc_asks_for_a_key_whatever_is_called_and_before_the_message_is_read(
-    tokenizer: Tokenizer, write: Write
-):
+async def test_grpc_asks_for_a_key_whatever_is_called_and_before_the_message_is_read(write: Write):
     """A call that sends nothing would else wait for ever in the place of another."""
     config = dataclasses.replace(write(alice={}), ingress=IngressConfig(max_body_bytes=1000))
     kinds = [
@@ -75,7 +68,7 @@ async def test_grpc_asks_for_a_key_whatever_is_called_and_before_the_message_is_
             ((), (("authorization", "Bearer wrong"),)),
         )
     ]
-    async with place(tokenizer, config) as here, here.listening() as (channel, _):
+    async with place(config) as here, here.listening() as (channel, _):
         for method, sent, metadata in kinds:
             path = f"/{GENERATION}/{method}"
             if sent is None:
@@ -88,9 +81,9 @@ async def test_grpc_asks_for_a_key_whatever_is_called_and_before_the_message_is_
         assert refusals in here.ingress.recorder.render().decode()
 
 
-async def test_a_class_that_the_key_may_not_use_is_forbidden(tokenizer: Tokenizer, write: Write):
+async def test_a_class_that_the_key_may_not_use_is_forbidden(write: Write):
     config = write(alice={}, bob={"classes": ["interactive"], "default_class": "interactive"})
-    async with place(tokenizer, config) as here, here.listening() as (channel, _):
+    async with place(config) as here, here.listening() as (channel, _):
         path, wanted = "/v1/completions", {"latency_class": "interactive"}
         answer = await here.ask(path, key="alice", speculation=wanted)
         assert refusal(answer) == (403, "permission_error", "permission_denied")
@@ -113,8 +106,8 @@ def replace(config: Config, text: str | None) -> str:
     return str(path)
 
 
-async def test_keys_change_while_streams_run_and_none_is_lost(tokenizer: Tokenizer, write: Write):
-    async with place(tokenizer, write(alice={}, bob={})) as here:
+async def test_keys_change_while_streams_run_and_none_is_lost(write: Write):
+    async with place(write(alice={}, bob={})) as here:
         here.toy.gate.clear()
         paths = [path for path in BODIES for _ in range(8)]
         running = [here.ask(path, stream=True, key="alice") for path in paths]
@@ -134,10 +127,10 @@ async def test_keys_change_while_streams_run_and_none_is_lost(tokenizer: Tokeniz
 
 
 async def test_a_wrong_file_keeps_the_keys_and_says_so(
-    tokenizer: Tokenizer, write: Write, caplog: pytest.LogCaptureFixture
+    write: Write, caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level(logging.INFO)
-    async with place(tokenizer, write(alice={"admin": True})) as here:
+    async with place(write(alice={"admin": True})) as here:
         for text in ("keys: {mallory: {sha256: secret-word}}", "", None):
             path = replace(here.ingress.config, text)
             await here.ingress.keys.look()
@@ -155,8 +148,8 @@ async def test_a_wrong_file_keeps_the_keys_and_says_so(
     assert "alice's" not in caplog.text
 
 
-async def test_the_keys_tenants_are_apart(tokenizer: Tokenizer, write: Write):
-    async with place(tokenizer, write(alice={}, bob={})) as here:
+async def test_the_keys_tenants_are_apart(write: Write):
+    async with place(write(alice={}, bob={})) as here:
         for key in ("alice", "bob"):
             for more in ({}, {"cache_salt": "s"}):
                 answer = await here.ask("/v1/completions", key=key, **more)
@@ -166,9 +159,9 @@ async def test_the_keys_tenants_are_apart(tokenizer: Tokenizer, write: Write):
     assert all(len(tenant) == 16 for tenant in tenants)
 
 
-async def test_a_stored_answer_belongs_to_its_key(tokenizer: Tokenizer, write: Write):
+async def test_a_stored_answer_belongs_to_its_key(write: Write):
     path = "/v1/responses"
-    async with place(tokenizer, write(alice={}, bob={})) as here:
+    async with place(write(alice={}, bob={})) as here:
         made = (await here.ask(path, key="alice")).json()["id"]
         asks = [
             lambda key: here.client.get(f"{path}/{made}", headers={"x-api-key": key}),
@@ -181,8 +174,8 @@ async def test_a_stored_answer_belongs_to_its_key(tokenizer: Tokenizer, write: W
             assert (await ask("alice")).status_code == 200
 
 
-async def test_what_operators_see_needs_their_key_or_their_port(tokenizer: Tokenizer, write: Write):
-    async with place(tokenizer, write(alice={}, root={"admin": True})) as here:
+async def test_what_operators_see_needs_their_key_or_their_port(write: Write):
+    async with place(write(alice={}, root={"admin": True})) as here:
         await here.ask("/v1/completions", key="alice")
 
         async def seen(key: str = "") -> tuple[int, int, list[str]]:
@@ -219,11 +212,9 @@ async def series(client: httpx.AsyncClient, key: str = "") -> dict[str, set[str]
 BY_KEY = metrics.KEY_TOKENS.name
 
 
-async def test_a_tenants_metrics_are_its_own_and_an_operators_are_everybodys(
-    tokenizer: Tokenizer, write: Write
-):
+async def test_a_tenants_metrics_are_its_own_and_an_operators_are_everybodys(write: Write):
     config = write(alice={}, bob={}, al={}, root={"admin": True})
-    async with place(tokenizer, config) as here:
+    async with place(config) as here:
         for key in ("alice", "bob"):
             await here.ask("/v1/completions", key=key)
         assert await series(here.client, "alice") == {BY_KEY: {"alice"}}
@@ -234,11 +225,9 @@ async def test_a_tenants_metrics_are_its_own_and_an_operators_are_everybodys(
         assert len(seen) > 1
 
 
-async def test_on_loopback_everybody_sees_the_series_of_no_key_and_nobody_anothers(
-    tokenizer: Tokenizer, write: Write
-):
+async def test_on_loopback_everybody_sees_the_series_of_no_key_and_nobody_anothers(write: Write):
     config = Config(access=write(alice={}, bob={}, root={"admin": True}).access)
-    async with place(tokenizer, config) as here:
+    async with place(config) as here:
         for key in ("alice", "bob"):
             await here.ask("/v1/completions", key=key)
         everything = await series(here.client, "root")
@@ -268,9 +257,9 @@ async def test_no_key_has_the_name_of_those_beyond_the_first_hundred(write: Writ
     ],
 )
 async def test_without_keys_metrics_leave_the_public_port_for_one_of_their_own(
-    tokenizer: Tokenizer, config: Config, status: int
+    config: Config, status: int
 ):
-    async with place(tokenizer, config) as here:
+    async with place(config) as here:
         for path in ("/metrics", "/stats"):
             assert (await here.client.get(path)).status_code == status
         shown = (await here.client.get("/health")).json()

@@ -147,10 +147,10 @@ def test_cut_weights_of_pytorch_are_damaged(model: Path, refused: Run):
     assert f"{file} is damaged (" in refused(model)
 
 
+@pytest.mark.usefixtures("no_models")
 def test_a_cut_gguf_file_is_refused_before_it_is_converted(
-    llama_folder: Path, tmp_path: Path, refused: Run, monkeypatch: pytest.MonkeyPatch
+    llama_folder: Path, tmp_path: Path, refused: Run
 ):
-    monkeypatch.setenv("DRAFTHOUSE_MODELS", str(tmp_path / "cache"))
     for num_bytes in (1, 4096, 10**5):
         file = write_gguf(llama_folder, tmp_path / "tiny.gguf")
         cut(file, num_bytes)

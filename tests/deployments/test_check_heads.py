@@ -27,9 +27,13 @@ MAKE = {"eagle3": random_eagle3, "medusa": random_medusa}
 TARGET = HeadTarget(48, 288, 3, lambda name: torch.zeros(288, 48))
 
 
-def config_of(target: Path, kind: str, options: dict[str, object]) -> Config:
+def inspected(target: Path, kind: str, **options: object) -> Any:
+    """What is found of a target with one drafter."""
     drafter = DrafterConfig(kind, options)
-    return Config(target=TargetConfig(EngineConfig(model=str(target))), drafters={"head": drafter})
+    config = Config(
+        target=TargetConfig(EngineConfig(model=str(target))), drafters={"head": drafter}
+    )
+    return inspect(config, is_here=True)
 
 
 def weights_of(folder: Path) -> Path:
@@ -42,7 +46,7 @@ def test_a_head_that_fits_is_passed_without_its_weights(
     kind: str, llama_folder: Path, tmp_path: Path
 ):
     head = MAKE[kind](tmp_path, llama_folder)
-    inspect(config_of(llama_folder, kind, {"model": str(head)}), is_here=True)
+    inspected(llama_folder, kind, model=str(head))
     held = read_tensors(head, device=META).held
     assert all(each.is_meta for name, each in held.items() if name != "d2t")
     assert {name: each.shape for name, each in held.items()} == {
@@ -65,21 +69,21 @@ CHANGES: dict[str, Callable[[dict[str, torch.Tensor], dict[str, Any]], object]] 
 }
 
 
-def text(folder: Path) -> Path:
+def described(folder: Path) -> Path:
     return folder / "config.json"
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_it_says_what_loading_says(change: str, llama_folder: Path, tmp_path: Path):
     head = random_eagle3(tmp_path, llama_folder)
-    tensors, config = load_file(weights_of(head)), json.loads(text(head).read_text())
+    tensors, config = load_file(weights_of(head)), json.loads(described(head).read_text())
     CHANGES[change](tensors, config)
     save_file(tensors, weights_of(head))
-    text(head).write_text(json.dumps(config))
+    described(head).write_text(json.dumps(config))
     with pytest.raises(ConfigError) as loaded:
         load_draft_head(head, TARGET)
     with pytest.raises(ConfigError) as checked:
-        inspect(config_of(llama_folder, "eagle3", {"model": str(head)}), is_here=True)
+        inspected(llama_folder, "eagle3", model=str(head))
     assert checked.value.message == f"drafters.head.options.model: {loaded.value.message}"
 
 
@@ -89,48 +93,47 @@ def test_a_folder_that_is_damaged_or_of_another_kind_is_refused(llama_folder: Pa
         folder.mkdir()
     weights_of(random_eagle3(damaged, llama_folder)).write_bytes(b"no weights")
     random_medusa(medusa, llama_folder)
-    text(fourth).write_text(json.dumps({"architectures": ["LlamaForCausalLMEagle4"]}))
+    described(fourth).write_text(json.dumps({"architectures": ["LlamaForCausalLMEagle4"]}))
     for folder, told in (
         (damaged, r"model\.safetensors is damaged"),
         (medusa, "holds no EAGLE-3 head"),
         (fourth, "it is an EAGLE-4 head, of which neither the format"),
     ):
         with pytest.raises(ConfigError, match=told):
-            inspect(config_of(llama_folder, "eagle3", {"model": str(folder)}), is_here=True)
+            inspected(llama_folder, "eagle3", model=str(folder))
 
 
 @pytest.mark.parametrize("architecture", ["glm4-moe", "qwen3.5"])
 def test_a_prediction_layer_that_the_target_has_not_is_refused(architecture: str, tmp_path: Path):
-    config = config_of(tmp_path, "mtp", {"model": str(tmp_path)})
     with_mtp(tmp_path, architecture)
-    inspect(config, is_here=True)
+    inspected(tmp_path, "mtp", model=str(tmp_path))
     with_mtp(tmp_path, architecture, eh_proj__weight=None)
     with pytest.raises(ConfigError, match=r"options\.model: .* no multi-token-prediction layer"):
-        inspect(config, is_here=True)
+        inspected(tmp_path, "mtp", model=str(tmp_path))
 
 
 def test_layers_that_the_target_has_not_are_refused(llama_folder: Path):
     with pytest.raises(ConfigError, match=r"options\.exit_layer: 3 is not below the 3 layers"):
-        inspect(config_of(llama_folder, "early_exit", {"exit_layer": 3}), is_here=True)
+        inspected(llama_folder, "early_exit", exit_layer=3)
 
 
-def reduced(target: Path, folder: Path, tokenizer_hash: str) -> Config:
-    """With a drafter that has every second token of the target."""
+def reduced(target: Path, folder: Path, tokenizer_hash: str) -> Any:
+    """What is found with a drafter that has every second token of the target."""
     ids = np.arange(0, 288, 2, dtype=np.int32)
     vocabulary = DraftVocabulary(ids, np.arange(288, dtype=np.int32) // 2, tokenizer_hash)
     network = AutoModelForCausalLM.from_pretrained(target)
     DraftModelLearner(smaller_copy(network, vocabulary, 1), vocabulary).save(folder, MadeFor())
-    return config_of(target, "lm", {"engine": {"model": str(folder)}})
+    return inspected(target, "lm", engine={"model": str(folder)})
 
 
 def test_a_drafter_with_fewer_tokens_is_compared_by_what_it_was_made_for(
     llama_folder: Path, tmp_path: Path
 ):
     own, folder = folder_tokenizer_hash(llama_folder), tmp_path / "own"
-    found = inspect(reduced(llama_folder, folder, own), is_here=True)
+    found = reduced(llama_folder, folder, own)
     assert found["drafters.head.options.engine"].described.vocab_size == 144
     with pytest.raises(ConfigError, match="made for another one"):
-        inspect(reduced(llama_folder, tmp_path / "other", "another"), is_here=True)
+        reduced(llama_folder, tmp_path / "other", "another")
     (folder / "draft_vocabulary.safetensors").unlink()
     with pytest.raises(ConfigError, match="144 tokens against 288"):
-        inspect(config_of(llama_folder, "lm", {"engine": {"model": str(folder)}}), is_here=True)
+        inspected(llama_folder, "lm", engine={"model": str(folder)})

@@ -22,6 +22,7 @@ from tests.conftest import Run
 from tests.support.choices import by_day
 from tests.support.draft.other_vocabulary import other_copy
 
+pytestmark = pytest.mark.usefixtures("no_models")
 PUBLISHED = Path(published_models.__file__).with_name("published_configs")
 RECIPE = "configs/llama-70b-8xh100.yaml"
 # As their makers state them.
@@ -41,12 +42,6 @@ SHAPE = (
     "moe_intermediate_size",
     "kv_lora_rank",
 )
-
-
-@pytest.fixture(autouse=True)
-def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine on which no model was ever fetched."""
-    monkeypatch.setenv("DRAFTHOUSE_MODELS", str(tmp_path / "models"))
 
 
 def sized(model: str, **settings: object) -> Planned:

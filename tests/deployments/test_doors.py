@@ -15,8 +15,7 @@ from deployments.app import resolved
 from deployments.preflight import inspect
 from deployments.ray_environment import check_asks_for_token, prepare_to_join, prepare_to_start
 from deployments.replica import address_for
-from tests.conftest import Run, serve_file
-from tests.deployments.conftest import free_ports
+from tests.conftest import Run
 from tests.support.deployments.fake_http import answering
 from tests.support.deployments.server import tiny_config
 from tests.support.rpc.certificates import Authority
@@ -41,23 +40,11 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-@pytest.fixture
-def config_file(tmp_path: Path) -> Path:
-    http, grpc, dashboard = free_ports(3)
-    arguments = {
-        "target": {"engine": {"model": "org/model"}},
-        "http": {"port": http},
-        "grpc": {"port": grpc},
-        "dashboard": {"port": dashboard, "host": "0.0.0.0"},
-    }
-    return serve_file(tmp_path, arguments)
-
-
 def test_a_ray_that_is_joined_without_a_token_is_refused_with_the_remedy(
-    config_file: Path, environment: pytest.MonkeyPatch, run: Run
+    environment: pytest.MonkeyPatch, run: Run
 ):
     environment.setenv("RAY_AUTH_MODE", "disabled")
-    message = run("serve", config_file, "--address", "auto", status=2)
+    message = run("serve", "configs/tiny.yaml", "--address", "auto", status=2)
     assert "RAY_AUTH_MODE=disabled: whoever reaches this machine's ports could run code" in message
     assert "unset it" in message
 
@@ -141,8 +128,8 @@ def test_certificates_and_secrets_are_tried_before_anything_is_started(
     )
     inspect(config, is_here=True)
     for path, message in (
-        (tmp_path / "drafter" / "key.pem", r"data_plane\.tls\.key_file"),
-        (tmp_path / "target" / "cert.pem", r"tls\.cert_file"),
+        (tmp_path / "drafter/key.pem", r"data_plane\.tls\.key_file"),
+        (tmp_path / "target/cert.pem", r"tls\.cert_file"),
         (tmp_path / "secret", r"data_plane\.secret_file"),
     ):
         kept = path.read_bytes()

@@ -15,32 +15,35 @@ from cluster.client.generated import generation_pb2
 from cluster.config.schema import Config, DrafterConfig
 from cluster.core import EMPTY_TOKENS, TokenArray, token_array
 from cluster.requests.fields import DraftStep
-from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.ticket import MAX_NODES, StepTrace, written
 from tests.support.coordinator.toys import ToyDrafter, oracle_chain
-from tests.support.deployments.api import events
+from tests.support.deployments.api import Json, events
 from tests.support.deployments.place import generate, place, write_keys
-from tests.support.text.tokenizers_for_tests import byte_fallback_folder, byte_level_folder
+from tests.support.text.tokenizers_for_tests import (
+    byte_fallback_folder,
+    byte_level_folder,
+    small_tokenizer,
+)
 
 CONFIG = Config(drafters={"right": DrafterConfig(kind="prompt_lookup")})
 PATHS = ["/v1/completions", "/v1/chat/completions"]
-ASKED: dict[str, Any] = {"max_tokens": 24, "temperature": 0, "ignore_eos": True, "seed": 3}
-TREES: dict[str, Any] = {"return_draft_trees": True, "cache_salt": "mine"}
+ASKED: Json = {"max_tokens": 24, "temperature": 0, "ignore_eos": True, "seed": 3}
+TREES: Json = {"return_draft_trees": True, "cache_salt": "mine"}
 
 
-def chunks(answer: httpx.Response) -> list[dict[str, Any]]:
+def chunks(answer: httpx.Response) -> list[Json]:
     assert answer.status_code == 200, answer.text
     return [event["choices"][0] for event in events(answer.text)]
 
 
-def tokens_of(step: dict[str, Any]) -> list[int]:
+def tokens_of(step: Json) -> list[int]:
     path = [step["nodes"][node][1] for node in step["path"]]
     return path if step["own"] is None else [*path, step["own"][0]]
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_the_steps_are_the_text_whole_and_streamed(tokenizer: Tokenizer, path: str):
-    async with place(tokenizer, CONFIG) as here:
+async def test_the_steps_are_the_text_whole_and_streamed(path: str):
+    async with place(CONFIG) as here:
         here.rooms.add_drafter(ToyDrafter("right", oracle_chain(3)))
         plain = (await here.ask(path, **ASKED, return_token_ids=True)).json()["choices"][0]
         shown = (await here.ask(path, **ASKED, **TREES, return_token_ids=True)).json()["choices"][0]
@@ -57,7 +60,7 @@ async def test_the_steps_are_the_text_whole_and_streamed(tokenizer: Tokenizer, p
     }
     for step in steps:
         for parent, token, text, survival, bits in step["nodes"]:
-            assert (text, bits) == (tokenizer.token_text(token), 1)
+            assert (text, bits) == (here.ingress.tokenizer.token_text(token), 1)
             assert -1 <= parent < len(step["nodes"])
             assert 0.0 <= survival <= 1.0
     times = [step["at_ms"] for step in steps]
@@ -67,17 +70,17 @@ async def test_the_steps_are_the_text_whole_and_streamed(tokenizer: Tokenizer, p
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_a_key_is_shown_trees_as_a_salt_is(tokenizer: Tokenizer, path: str, tmp_path: Path):
+async def test_a_key_is_shown_trees_as_a_salt_is(path: str, tmp_path: Path):
     """Nobody else is: bodies.yaml has who asks without."""
     keys = write_keys(tmp_path / "keys.yaml", alice={})
-    async with place(tokenizer, replace(CONFIG, access=keys)) as here:
+    async with place(replace(CONFIG, access=keys)) as here:
         answer = await here.ask(path, key="alice", return_draft_trees=True)
         assert answer.json()["choices"][0]["draft_steps"]
 
 
-async def test_grpc_shows_the_same_to_the_same(tokenizer: Tokenizer):
+async def test_grpc_shows_the_same_to_the_same():
     trees = generation_pb2.SpeculationRequest(return_draft_trees=True)
-    async with place(tokenizer, CONFIG) as here, here.listening() as (channel, _):
+    async with place(CONFIG) as here, here.listening() as (channel, _):
         answers = [
             generation_pb2.GenerateResponse.FromString(answer)
             async for answer in generate(channel, speculation=trees, cache_salt="mine")
@@ -112,11 +115,9 @@ def test_what_a_choice_shows_is_bounded_and_has_no_holes(num_nodes: int):
     assert trace.take([step(())]) == ()
 
 
-async def test_an_answer_says_how_many_steps_it_left_out(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-):
+async def test_an_answer_says_how_many_steps_it_left_out(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("deployments.ingress.ticket.MAX_NODES", 3)
-    async with place(tokenizer, CONFIG) as here:
+    async with place(CONFIG) as here:
         whole = (await here.ask(PATHS[0], **ASKED, **TREES)).json()["choices"][0]
         streamed = chunks(await here.ask(PATHS[0], **ASKED, **TREES, stream=True))
     assert (len(whole["draft_steps"]), whole["draft_steps_dropped"]) == (3, 21)
@@ -125,8 +126,8 @@ async def test_an_answer_says_how_many_steps_it_left_out(
 
 
 @pytest.mark.parametrize("make", [byte_level_folder, byte_fallback_folder])
-def test_a_piece_of_a_character_is_text_in_json(make: Any, tmp_path: Path):
-    tokenizer = Tokenizer.load(make(tmp_path))
+def test_a_piece_of_a_character_is_text_in_json(make: Any):
+    tokenizer = small_tokenizer(make)
     ids = tokenizer.encode("\N{OGHAM LETTER BEITH}", add_special_tokens=False)
     assert len(ids) > 1
     shown = written(step(ids, own=ids[:1]), tokenizer)

@@ -1,40 +1,36 @@
-"""Streams that wait: when their headers go out, and what keeps them open."""
+"""Streams that wait: when their headers go out, and what keeps them open; and a server that stops:
+nothing new begins, and what does not end in time ends with an error."""
 
+import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
-from cluster.config.schema import ApiConfig, Config
-from cluster.text.tokenizer import Tokenizer
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from cluster.config.schema import ApiConfig, Config, IngressConfig
 from tests.support.deployments.asgi import Call, call
-from tests.support.deployments.place import Place, place
+from tests.support.deployments.place import BODIES, Place, generate, held
 
-BODY: dict[str, Any] = {
-    "model": "toy",
-    "prompt": [1, 2, 3],
-    "temperature": 0,
-    "max_tokens": 4,
-    "ignore_eos": True,
-    "stream": True,
-}
+BEATING = Config(api=ApiConfig(heartbeat_s=0.02))
 
 
-@asynccontextmanager
-async def held(tokenizer: Tokenizer, **limits: int) -> AsyncIterator[Place]:
-    """A place whose target waits."""
-    async with place(tokenizer, Config(api=ApiConfig(heartbeat_s=0.02)), **limits) as here:
-        here.toy.gate.clear()
-        yield here
+def ask(here: Place, **fields: Any) -> Call:
+    asked = {
+        "model": "toy",
+        "prompt": [1, 2, 3],
+        "temperature": 0,
+        "max_tokens": 4,
+        "ignore_eos": True,
+        "stream": True,
+        **fields,
+    }
+    return call(here.app, "POST", "/v1/completions", json.dumps(asked).encode())
 
 
-def ask(here: Place, version: str = "1.1", **fields: Any) -> Call:
-    body = json.dumps({**BODY, **fields}).encode()
-    return call(here.app, "POST", "/v1/completions", body, version=version)
-
-
-async def test_a_stream_that_waits_has_its_headers_and_signs_of_life(tokenizer: Tokenizer):
-    async with held(tokenizer) as here:
+async def test_a_stream_that_waits_has_its_headers_and_signs_of_life():
+    async with held(BEATING) as here:
         asked = ask(here)
         await asked.wait_for(b": waiting\n\n: waiting\n\n")
         assert asked.status == 200
@@ -45,10 +41,8 @@ async def test_a_stream_that_waits_has_its_headers_and_signs_of_life(tokenizer: 
         assert asked.sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
 
 
-async def test_a_stream_that_queues_is_admitted_and_one_too_many_is_refused(
-    tokenizer: Tokenizer,
-):
-    async with held(tokenizer, max_running_sequences=1, max_queued_requests=1) as here:
+async def test_a_stream_that_queues_is_admitted_and_one_too_many_is_refused():
+    async with held(BEATING, max_running_sequences=1, max_queued_requests=1) as here:
         running, queued = ask(here), ask(here)
         for asked in (running, queued):
             await asked.wait_for(b": waiting")
@@ -65,24 +59,97 @@ async def test_a_stream_that_queues_is_admitted_and_one_too_many_is_refused(
             await asked.task
 
 
-async def test_a_client_that_leaves_while_it_waits_frees_its_place(tokenizer: Tokenizer):
-    async with held(tokenizer) as here:
-        asked = ask(here)
-        await asked.wait_for(b": waiting")
-        assert here.rooms.coordinator.status()["num_running"] == 1
-        await asked.gone()
-        await here.rooms.settle()
-        assert here.rooms.coordinator.status()["num_running"] == 0
-        assert asked.sent[-1].get("more_body") is True  # nothing is sent to nobody
-
-
-async def test_a_client_that_leaves_before_a_whole_answer_frees_its_place(
-    tokenizer: Tokenizer,
-):
-    async with held(tokenizer) as here:
-        asked = ask(here, stream=False)
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_while_it_waits_frees_its_place(stream: bool):
+    async with held(BEATING) as here:
+        asked = ask(here, stream=stream)
         await here.wait_for_running(1)
+        if stream:
+            await asked.wait_for(b": waiting")
         await asked.gone()
         await here.rooms.settle()
         assert here.rooms.coordinator.status()["num_running"] == 0
-        assert asked.status == 499
+        if stream:
+            assert asked.sent[-1].get("more_body") is True  # nothing is sent to nobody
+        else:
+            assert asked.status == 499
+
+
+AT_ONCE = Config(ingress=IngressConfig(shutdown_grace_s=0.0))
+
+
+async def test_answers_that_are_under_way_may_end():
+    async with held() as here:
+        asked = [here.ask(path, stream=stream) for path in BODIES for stream in (False, True)]
+        await here.wait_for_running(len(asked))
+        draining = asyncio.create_task(here.ingress.drain())
+        await here.rooms.settle()
+        assert not draining.done()
+        here.toy.gate.set()
+        answers = await asyncio.gather(*asked)
+        await draining
+    assert all(answer.status_code == 200 for answer in answers)
+    assert not any("stopping" in answer.text for answer in answers)
+
+
+async def test_streams_that_do_not_end_are_told_so_in_the_words_of_their_api():
+    async with held(AT_ONCE) as here:
+        asked = {path: here.ask(path, stream=True) for path in BODIES}
+        await here.wait_for_running(len(asked))
+        await here.ingress.drain()
+        texts = {path: (await task).text for path, task in asked.items()}
+        await here.rooms.settle()
+        assert here.rooms.coordinator.status()["num_running"] == 0
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        *_, event, done = texts[path].split("\n\n")[:-1]
+        assert done == "data: [DONE]"
+        error = json.loads(event.removeprefix("data: "))["error"]
+        assert error["code"] == "service_unavailable"
+        assert "the server is stopping" in error["message"]
+    *_, error_event, failed = texts["/v1/responses"].split("\n\n")[:-1]
+    assert error_event.startswith("event: error\n")
+    assert failed.startswith("event: response.failed\n")
+    *_, last = texts["/v1/messages"].split("\n\n")[:-1]
+    assert last.startswith("event: error\n")
+    assert "the server is stopping" in last
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_whole_answer_that_is_not_ready_is_503(path: str):
+    async with held(AT_ONCE) as here:
+        asked = here.ask(path, stream=False)
+        await here.wait_for_running(1)
+        await here.ingress.drain()
+        answer = await asked
+    assert answer.status_code == 503
+    assert "the server is stopping" in answer.text
+    assert answer.headers["retry-after"] == "1"
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_nothing_new_begins(path: str):
+    async with held(AT_ONCE) as here:
+        here.toy.gate.set()
+        await here.ingress.drain()
+        answer = await here.ask(path, stream=True)
+        assert answer.status_code == 503
+        health = await here.client.get("/health")
+    assert health.status_code == 503
+    assert health.json()["status"] == "stopping"
+
+
+async def test_grpc_calls_end_with_a_status_and_watchers_are_told():
+    async with held(AT_ONCE) as here, here.listening() as (channel, listener):
+        reading = asyncio.ensure_future(generate(channel).read())
+        watching = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        states = [(await watching.read()).status]
+        await here.wait_for_running(1)
+        await asyncio.gather(here.ingress.drain(), listener.stop())
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await reading
+        states.append((await watching.read()).status)
+        assert await watching.read() is grpc.aio.EOF
+    assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert "the server is stopping" in (ended.value.details() or "")
+    serving = health_pb2.HealthCheckResponse
+    assert states == [serving.SERVING, serving.NOT_SERVING]

@@ -8,23 +8,19 @@ from starlette.testclient import TestClient
 
 from cluster.config.doors import UiConfig
 from cluster.config.schema import Config
-from cluster.core import SamplingParams
-from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.api.pages import ENDPOINTS, PAGES
 from deployments.ingress.http import create_app
-from deployments.ingress.ingress import Ingress
 from deployments.ingress.wording import UNSERVED, reason_of
-from tests.support.deployments.stage import Nowhere
+from tests.support.deployments.stage import toys_ingress
 
 NAME = "tiny & <small>"
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
 
 
 @pytest.fixture(scope="module")
-def http(tokenizer: Tokenizer) -> httpx.Client:
+def http() -> httpx.Client:
     config = Config(model_name=NAME, ui=UiConfig(enabled=False))
-    ingress = Ingress(config, tokenizer, SamplingParams(max_tokens=0), Nowhere())
-    return TestClient(create_app(ingress), base_url="http://localhost")
+    return TestClient(create_app(toys_ingress(config)), base_url="http://localhost")
 
 
 class Read(HTMLParser):

@@ -1,19 +1,25 @@
-"""One request through the ingress, from its specification to text, without Ray."""
+"""One request through the ingress, from its specification to text and its line in the log,
+without Ray."""
 
 import asyncio
-import dataclasses
+import logging
+import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from cluster.config.schema import Config, IngressConfig
 from cluster.core import SamplingParams, token_array
-from cluster.errors import CapacityError, RequestError
-from cluster.text.tokenizer import Tokenizer
+from cluster.errors import CapacityError, DrafthouseError, RequestError
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.generation import Generation
 from deployments.ingress.spec import GenerationSpec, Prompt
-from tests.support.coordinator.toys import plain_text
+from deployments.ingress.tracing import write_line
+from tests.support.coordinator.toys import ToyDrafter, oracle_chain, plain_text
+from tests.support.deployments.place import place
 from tests.support.deployments.stage import alone
+from tests.support.text.tokenizers_for_tests import small_tokenizer
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=12)
 WARM = SamplingParams(temperature=1.0, max_tokens=12)
@@ -47,23 +53,23 @@ async def run_all(generation: Generation) -> dict[int, list[int]]:
     return found
 
 
-def create(asked: GenerationSpec, tokenizer: Tokenizer, ingress: Coordinators) -> Generation:
-    return Generation("name", asked, tokenizer, ingress, max_chars_per_token=16.0)
+def create(asked: GenerationSpec, ingress: Coordinators) -> Generation:
+    return Generation("name", asked, small_tokenizer(), ingress, max_chars_per_token=16.0)
 
 
-async def test_requests_with_the_same_id_are_served_independently(tokenizer: Tokenizer):
+async def test_requests_with_the_same_id_are_served_independently():
     async with alone() as (ingress, *_):
         prompts = ([1, 2, 3], [4, 5])
-        generations = [create(spec(tokens(*prompt)), tokenizer, ingress) for prompt in prompts]
+        generations = [create(spec(tokens(*prompt)), ingress) for prompt in prompts]
         found = await asyncio.gather(*map(run, generations))
-        params = dataclasses.replace(PARAMS, seed=5)
+        params = replace(PARAMS, seed=5)
         assert found == [plain_text(prompt, params) for prompt in prompts]
         assert [generation.id for generation in generations] == ["name", "name"]
 
 
-async def test_a_prompt_without_tokens_is_refused(tokenizer: Tokenizer):
+async def test_a_prompt_without_tokens_is_refused():
     async with alone() as (ingress, *_):
-        generation = create(spec(Prompt(text="")), tokenizer, ingress)
+        generation = create(spec(Prompt(text="")), ingress)
         with pytest.raises(RequestError, match="no tokens"):
             await generation.start()
 
@@ -88,32 +94,30 @@ TOO_LONG = r"prompt is too long: \d+ tokens > 63 maximum"
     ],
 )
 async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(
-    tokenizer: Tokenizer, prompt: Prompt, reason: str
+    prompt: Prompt, reason: str
 ):
     async with alone(context=64) as (ingress, *_):
         with pytest.raises(RequestError, match=reason) as caught:
-            await create(spec(prompt), tokenizer, ingress).start()
+            await create(spec(prompt), ingress).start()
         assert caught.value.param == "prompt"
 
 
-async def test_many_long_prompts_are_encoded_as_each_would_be(tokenizer: Tokenizer):
+async def test_many_long_prompts_are_encoded_as_each_would_be():
     async with alone() as (ingress, *_):
         texts = ["dog " * 700, "fox " * 700, "lazy " * 700]
-        generation = create(spec(*map(Prompt, texts)), tokenizer, ingress)
+        generation = create(spec(*map(Prompt, texts)), ingress)
         await generation.start()
         found = [ids.tolist() for ids in generation.prompt_ids]
         generation.close()
-        assert found == [tokenizer.encode(text).tolist() for text in texts]
+        assert found == [small_tokenizer().encode(text).tolist() for text in texts]
 
 
-async def test_with_a_seed_every_choice_of_every_prompt_has_a_stream_of_its_own(
-    tokenizer: Tokenizer,
-):
+async def test_with_a_seed_every_choice_of_every_prompt_has_a_stream_of_its_own():
     async with alone() as (ingress, *_):
-        asked = dataclasses.replace(spec(*[tokens(1, 2, 3)] * 2, params=WARM), num_choices=2)
-        generation = create(asked, tokenizer, ingress)
+        asked = replace(spec(*[tokens(1, 2, 3)] * 2, params=WARM), num_choices=2)
+        generation = create(asked, ingress)
         found = await run_all(generation)
-        params = [dataclasses.replace(WARM, seed=5, stream=stream) for stream in range(4)]
+        params = [replace(WARM, seed=5, stream=stream) for stream in range(4)]
         assert [found[index] for index in range(4)] == [plain_text([1, 2, 3], p) for p in params]
         assert {generation.seed_of(index) for index in range(4)} == {5}
 
@@ -122,26 +126,24 @@ async def test_with_a_seed_every_choice_of_every_prompt_has_a_stream_of_its_own(
     ("default", "min_tokens", "count"), [(0, 0, 61), (16, 0, 16), (16, 20, 20), (500, 0, 61)]
 )
 async def test_without_max_tokens_the_default_applies_within_the_context(
-    tokenizer: Tokenizer, default: int, min_tokens: int, count: int
+    default: int, min_tokens: int, count: int
 ):
     async with alone(context=64) as (ingress, *_):
-        params = dataclasses.replace(PARAMS, max_tokens=0, min_tokens=min_tokens)
-        asked = dataclasses.replace(
-            spec(tokens(1, 2, 3), params=params), default_max_tokens=default
-        )
-        assert len(await run(create(asked, tokenizer, ingress))) == count
+        params = replace(PARAMS, max_tokens=0, min_tokens=min_tokens)
+        asked = replace(spec(tokens(1, 2, 3), params=params), default_max_tokens=default)
+        assert len(await run(create(asked, ingress))) == count
 
 
-async def test_a_refused_request_gets_a_retry_delay(tokenizer: Tokenizer):
+async def test_a_refused_request_gets_a_retry_delay():
     full = alone(max_running_sequences=1, max_queued_requests=0)
     async with full as (ingress, only, busy):
         asked = spec(tokens(1, 2, 3))
         for _ in range(2):
             busy.gate.clear()
             num_frames = len(busy.frames)
-            running = asyncio.create_task(run(create(asked, tokenizer, ingress)))
+            running = asyncio.create_task(run(create(asked, ingress)))
             await busy.wait_for_frames(num_frames + 1)
-            refused = create(asked, tokenizer, ingress)
+            refused = create(asked, ingress)
             await refused.start()
             with pytest.raises(CapacityError) as caught:
                 await anext(refused.deltas())
@@ -151,3 +153,73 @@ async def test_a_refused_request_gets_a_retry_delay(tokenizer: Tokenizer):
             await running
         # The first request took 40 s, and nothing is known of any other.
         assert caught.value.retry_after_s == pytest.approx(40.0)
+
+
+# The line that every request has in the log.
+SECRET = "quartz xylophone"
+LINE = re.compile(
+    r"request id=(\S+) task=(\S+) prompt_tokens=(\d+) output_tokens=(\d+) queue_ms=(\d+) "
+    r"ttft_ms=(\d+|-) total_ms=(\d+) finish=(\S+) accepted_drafts=(\d+)/(\d+)"
+)
+
+
+@pytest.fixture(autouse=True)
+def _info(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+
+def noted(prompt: Prompt, ingress: Coordinators) -> Generation:
+    generation = create(replace(spec(prompt), num_choices=2), ingress)
+    generation.when_closed.append(write_line)
+    return generation
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[re.Match[str]]:
+    return [found for found in map(LINE.fullmatch, caplog.messages) if found]
+
+
+async def test_a_request_has_one_line_when_it_has_ended(caplog: pytest.LogCaptureFixture):
+    async with alone(["a"]) as (ingress, only, _):
+        only.add_drafter(ToyDrafter("a", oracle_chain()))
+        generation = noted(tokens(1, 2, 3), ingress)
+        await run_all(generation)
+        generation.close()
+        (line,) = lines(caplog)
+        assert line.group(1, 2, 3, 4, 8) == ("name", "default", "3", "24", "length")
+        accepted, drafted = map(int, line.group(9, 10))
+        stats = generation.stats
+        assert (accepted, drafted) == (stats.num_accepted_draft_tokens, stats.num_draft_tokens)
+        assert 0 < accepted <= drafted
+        assert int(line.group(6)) <= int(line.group(7))
+
+
+async def test_the_line_of_a_refused_text_holds_nothing_of_it(caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.DEBUG)
+    async with alone() as (ingress, *_):
+        with pytest.raises(RequestError):  # its tokens are outside the toy's vocabulary
+            await run_all(noted(Prompt(text=SECRET), ingress))
+        (line,) = lines(caplog)
+        assert line.group(8) == "invalid_request_error"
+        assert "xylophone" not in caplog.text
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+async def test_the_switch_keeps_the_log_empty(caplog: pytest.LogCaptureFixture, *, is_on: bool):
+    async with place(Config(ingress=IngressConfig(log_requests=is_on))) as here:
+        answer = await here.ask("/v1/completions", prompt="a", max_tokens=2)
+        assert answer.status_code == 200
+    assert len(lines(caplog)) == int(is_on)
+
+
+async def test_a_client_that_went_and_an_error_are_told_apart(caplog: pytest.LogCaptureFixture):
+    full = alone(max_queued_requests=1, max_running_sequences=1)
+    async with full as (ingress, _, toy):
+        toy.gate.clear()
+        gone = noted(tokens(1, 2), ingress)
+        await gone.start()
+        refused = noted(tokens(3), ingress)
+        with pytest.raises(DrafthouseError) as raised:
+            await run_all(refused)
+        gone.close()
+        codes = [line.group(6, 8) for line in lines(caplog)]
+        assert codes == [("-", raised.value.code), ("-", "cancelled")]

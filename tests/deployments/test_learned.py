@@ -11,7 +11,7 @@ import pytest
 from cluster.config.schema import Config, DrafterConfig
 from cluster.coordinator.coordinator import Coordinator
 from cluster.messages import WorkerDescription
-from deployments import learned
+from deployments.learned import end, keep, learned_file, write, write_forever
 
 TARGET = WorkerDescription("t", "target", "toy", model_hash="abc", devices=("cpu",))
 
@@ -19,27 +19,25 @@ TARGET = WorkerDescription("t", "target", "toy", model_hash="abc", devices=("cpu
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("DRAFTHOUSE_MODELS", str(tmp_path))
-    return learned.learned_file(Config(), TARGET, "1", "target")
+    return learned_file(Config(), TARGET, "1", "target")
 
 
 def test_another_model_drafter_or_version_begins_anew(path: Path):
     others = [
-        learned.learned_file(Config(), replace(TARGET, model_hash="abd"), "1", "target"),
-        learned.learned_file(
-            Config(drafters={"x": DrafterConfig("suffix")}), TARGET, "1", "target"
-        ),
-        learned.learned_file(Config(), TARGET, "2", "target"),
-        learned.learned_file(Config(), TARGET, "1", "coordinator"),
+        learned_file(Config(), replace(TARGET, model_hash="abd"), "1", "target"),
+        learned_file(Config(drafters={"x": DrafterConfig("suffix")}), TARGET, "1", "target"),
+        learned_file(Config(), TARGET, "2", "target"),
+        learned_file(Config(), TARGET, "1", "coordinator"),
     ]
     assert len({path, *others}) == 5
-    assert learned.learned_file(Config(), replace(TARGET, worker_id="u"), "1", "target") == path
+    assert learned_file(Config(), replace(TARGET, worker_id="u"), "1", "target") == path
 
 
 async def test_what_was_learned_is_there_at_the_next_start(path: Path):
     coordinator = Coordinator(Config())
-    keeping = asyncio.create_task(learned.write_forever(path, coordinator.export_learned))
+    keeping = asyncio.create_task(write_forever(path, coordinator.export_learned))
     await asyncio.sleep(0)  # it begins
-    await learned.end(keeping)
+    await end(keeping)
     (file,) = path.parent.iterdir()
     assert file == path
     found = json.loads(file.read_bytes())
@@ -55,10 +53,10 @@ async def test_a_damaged_record_or_one_of_another_form_is_left_aside(
 ):
     version, coordinator = importlib.metadata.version("drafthouse"), Coordinator(Config())
     if text is not None:
-        file = learned.learned_file(Config(), TARGET, version, "target")
+        file = learned_file(Config(), TARGET, version, "target")
         file.parent.mkdir()
         file.write_text(text)
-    await learned.end(learned.keep(Config(), TARGET, "target", coordinator))
+    await end(keep(Config(), TARGET, "target", coordinator))
     assert ("left aside" in caplog.text) == (text is not None)
 
 
@@ -66,5 +64,5 @@ def test_a_disk_that_cannot_be_written_costs_a_warning(
     path: Path, caplog: pytest.LogCaptureFixture
 ):
     path.parent.write_text("a file where the folder should be")
-    learned.write(path, {"version": 1})
+    write(path, {"version": 1})
     assert "cannot be kept" in caplog.text

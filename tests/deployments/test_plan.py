@@ -11,9 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.conftest import Run, serve_file
+from tests.conftest import REPOSITORY, Run, serve_file
 from tests.support.choices import by_day
 
+pytestmark = pytest.mark.usefixtures("no_models")
 PAGES, PAGE_SIZE = 64, 16
 
 
@@ -118,13 +119,7 @@ UNDIVIDED = [
     ("openai/gpt-oss-120b", "no tensor-par", 1, 0.0489),
     ("deepseek-ai/DeepSeek-V3", "the latents", 8, 0.0559),
 ]
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "plan.md"
-
-
-@pytest.fixture
-def no_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine on which no model was ever fetched."""
-    monkeypatch.setenv("DRAFTHOUSE_MODELS", str(tmp_path / "models"))
+DOCUMENT = REPOSITORY / "docs/plan.md"
 
 
 @pytest.mark.parametrize("words", [(UNKNOWN,), ("models/demo-target", "--draft", UNKNOWN)])
@@ -139,7 +134,6 @@ def test_an_unknown_size_gives_no_figure(words: tuple[str, ...], run: Run):
     assert "nothing is known here of its size" in text
 
 
-@pytest.mark.usefixtures("no_models")
 def test_a_model_that_is_not_here_is_planned_for_a_card_that_is_not_here(run: Run):
     words = ("Qwen/Qwen3-8B", "--draft", "Qwen/Qwen3-0.6B", "--gpu", "H100")
     found = planned(run, *words)
@@ -158,7 +152,6 @@ def test_a_model_that_is_not_here_is_planned_for_a_card_that_is_not_here(run: Ru
     assert 0.5 * 80e9 < cache + 2 * 8_190_735_360 < 0.9 * 80e9
 
 
-@pytest.mark.usefixtures("no_models")
 def test_a_large_model_is_divided_between_the_cards_that_are_named(run: Run):
     model = "meta-llama/Llama-3.3-70B-Instruct"
     found = planned(run, model, "--gpu", "h100", "--num-gpus", "8")
@@ -175,7 +168,6 @@ def test_a_large_model_is_divided_between_the_cards_that_are_named(run: Run):
     assert divided["total_bytes"] < 80e9
 
 
-@pytest.mark.usefixtures("no_models")
 @pytest.mark.parametrize(("model", "reason", "least", "active"), by_day(UNDIVIDED[:1], UNDIVIDED))
 def test_what_the_engine_does_not_take_as_ranks_is_said_and_its_layers_spread(
     model: str, reason: str, least: int, active: float, run: Run
@@ -200,7 +192,6 @@ def test_what_the_engine_does_not_take_as_ranks_is_said_and_its_layers_spread(
     assert engine["rank_weights_bytes"] == spread[8]["gpu_weights"]
 
 
-@pytest.mark.usefixtures("no_models")
 def test_a_model_that_is_larger_than_this_machine_is_told(run: Run):
     words = ("--set", "target.engine.device=cpu")
     assert "are free on this machine" in run("plan", "meta-llama/Llama-3.1-405B-Instruct", *words)
@@ -208,7 +199,6 @@ def test_a_model_that_is_larger_than_this_machine_is_told(run: Run):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-@pytest.mark.usefixtures("no_models")
 @pytest.mark.parametrize("named", by_day(["two-node"], ["two-node", "llama-70b-8xh100"]))
 def test_a_configuration_for_gpus_is_planned_where_there_are_none(named: str, run: Run):
     found = planned(run, f"configs/{named}.yaml")
@@ -225,7 +215,6 @@ def test_check_names_options_that_it_has_where_gpus_are_missing(llama_folder: Pa
     run(*words, "--gpu", "l4")
 
 
-@pytest.mark.usefixtures("no_models")
 def test_every_command_of_the_page_works_as_printed(run: Run):
     lines = re.findall(r"^\.venv/bin/drafthouse (plan .*)$", DOCUMENT.read_text(), re.MULTILINE)
     assert len(lines) > 4

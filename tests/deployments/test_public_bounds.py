@@ -11,7 +11,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cluster.client.errors import BusyError, error_of
 from cluster.config.schema import Config
-from cluster.text.tokenizer import Tokenizer
 from tests.support.deployments.place import place
 
 WHOLE = health_pb2.HealthCheckRequest()
@@ -20,9 +19,9 @@ PATIENCE_S = 20.0
 
 
 @asynccontextmanager
-async def listening(tokenizer: Tokenizer) -> AsyncIterator[Config]:
+async def listening() -> AsyncIterator[Config]:
     """A listener, and somebody's stream that is open before and after what happens inside."""
-    async with place(tokenizer, Config()) as here, here.listening() as (own, _):
+    async with place() as here, here.listening() as (own, _):
         watch = health_pb2_grpc.HealthStub(own).Watch(WHOLE)
         await watch.read()
         yield here.ingress.config
@@ -44,10 +43,10 @@ async def status(call: Any) -> tuple[grpc.StatusCode, str]:
     return raised.value.code(), raised.value.details() or ""
 
 
-async def test_what_swells_or_is_too_long_is_refused(tokenizer: Tokenizer):
+async def test_what_swells_or_is_too_long_is_refused():
     bomb = bytes(64 * 2**20)
     async with (
-        listening(tokenizer) as config,
+        listening() as config,
         channel(config, ("grpc.max_send_message_length", -1)) as stranger,
     ):
         generate = stranger.unary_stream(GENERATE)
@@ -61,10 +60,8 @@ async def test_what_swells_or_is_too_long_is_refused(tokenizer: Tokenizer):
         assert "metadata" in details
 
 
-async def test_calls_beyond_the_limit_are_told_that_the_server_is_full(
-    tokenizer: Tokenizer,
-):
-    async with listening(tokenizer) as config, channel(config) as one, channel(config) as other:
+async def test_calls_beyond_the_limit_are_told_that_the_server_is_full():
+    async with listening() as config, channel(config) as one, channel(config) as other:
         # Somebody's stream is there already.
         stubs = [health_pb2_grpc.HealthStub(each) for each in (one, other)]
         watches = []

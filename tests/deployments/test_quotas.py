@@ -1,21 +1,19 @@
 """What a key and a class may have: what is beyond it is refused in shape; others do not see it."""
 
 import asyncio
-import dataclasses
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import pytest
 
-from cluster.client.generated import generation_pb2
 from cluster.config.schema import Config, CoordinatorConfig, IngressConfig
 from cluster.errors import ConfigError
 from cluster.metrics import KEY_TOKENS
-from cluster.text.tokenizer import Tokenizer
-from tests.support.deployments.place import Place, generate, place, refusal
+from tests.support.deployments.place import Place, generate, held, place, refusal
 
 PATH = "/v1/completions"
 Write = Callable[..., Config]
@@ -25,9 +23,9 @@ async def statuses(here: Place, key: str, count: int, **fields: Any) -> list[int
     return [(await here.ask(PATH, key=key, **fields)).status_code for _ in range(count)]
 
 
-async def test_requests_a_minute_are_each_keys_own(tokenizer: Tokenizer, write: Write):
+async def test_requests_a_minute_are_each_keys_own(write: Write):
     config = write(alice={"requests_per_minute": 2}, bob={"requests_per_minute": 1})
-    async with place(tokenizer, config) as here, here.listening() as (channel, _):
+    async with place(config) as here, here.listening() as (channel, _):
         assert await statuses(here, "alice", 2) == [200, 200]
         late = await here.ask(PATH, key="alice", stream=True)
         assert refusal(late) == (429, "rate_limit_error", "rate_limit_exceeded")
@@ -40,8 +38,8 @@ async def test_requests_a_minute_are_each_keys_own(tokenizer: Tokenizer, write: 
         assert len([each for frame in here.toy.frames for each in frame.opens]) == 3
 
 
-async def test_tokens_of_prompts_and_outputs_count(tokenizer: Tokenizer, write: Write):
-    async with place(tokenizer, write(alice={"tokens_per_minute": 30})) as here:
+async def test_tokens_of_prompts_and_outputs_count(write: Write):
+    async with place(write(alice={"tokens_per_minute": 30})) as here:
         ten = {"prompt": list(range(1, 11)), "max_tokens": 4, "ignore_eos": True}
         assert await statuses(here, "alice", 2, **ten) == [200, 200]
         await here.rooms.settle()  # the output is counted when the answer has gone
@@ -52,11 +50,11 @@ async def test_tokens_of_prompts_and_outputs_count(tokenizer: Tokenizer, write: 
 
 
 async def test_a_minute_is_over_after_a_minute_though_the_wall_clock_was_set_back(
-    tokenizer: Tokenizer, write: Write, monkeypatch: pytest.MonkeyPatch
+    write: Write, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("time.time", lambda: 0.0)
     began, passed = time.monotonic(), 0.0
-    async with place(tokenizer, write(alice={"requests_per_minute": 1})) as here:
+    async with place(write(alice={"requests_per_minute": 1})) as here:
         here.ingress._quotas._clock = lambda: began + passed
         assert await statuses(here, "alice", 2) == [200, 429]
         passed = 59.0
@@ -65,8 +63,8 @@ async def test_a_minute_is_over_after_a_minute_though_the_wall_clock_was_set_bac
         assert await statuses(here, "alice", 2) == [200, 429]
 
 
-async def test_requests_at_a_time_are_bounded(tokenizer: Tokenizer, write: Write):
-    async with place(tokenizer, write(alice={"concurrent_requests": 2}, bob={})) as here:
+async def test_requests_at_a_time_are_bounded(write: Write):
+    async with place(write(alice={"concurrent_requests": 2}, bob={})) as here:
         # What is refused later on does not keep its place.
         assert await statuses(here, "alice", 3, prompt="x" * 10**6) == [400] * 3
         here.toy.gate.clear()
@@ -80,35 +78,31 @@ async def test_requests_at_a_time_are_bounded(tokenizer: Tokenizer, write: Write
         assert await statuses(here, "alice", 1) == [200]
 
 
-async def test_a_class_has_limits_for_all_keys_together(tokenizer: Tokenizer, write: Write):
+async def test_a_class_has_limits_for_all_keys_together(write: Write):
     both = {"classes": ["interactive", "throughput"]}
     limits = {"interactive": {"requests_per_minute": 2}}
-    async with place(tokenizer, write(limits, alice=both, bob=both)) as here:
+    async with place(write(limits, alice=both, bob=both)) as here:
         fast = {"speculation": {"latency_class": "interactive"}}
         assert await statuses(here, "alice", 1, **fast) == [200]
         assert await statuses(here, "bob", 2, **fast) == [200, 429]
         assert await statuses(here, "bob", 1) == [200]
 
 
-async def test_ingress_processes_share_a_limit(tokenizer: Tokenizer, write: Write):
+async def test_ingress_processes_share_a_limit(write: Write):
     config = write(alice={"requests_per_minute": 5})
-    config = dataclasses.replace(config, ingress=IngressConfig(replicas=2))
-    async with place(tokenizer, config) as here:
+    config = replace(config, ingress=IngressConfig(replicas=2))
+    async with place(config) as here:
         assert await statuses(here, "alice", 4) == [200, 200, 200, 429]
 
 
-async def test_a_deadline_holds_in_the_queue(tokenizer: Tokenizer):
-    crowded = place(tokenizer, Config(), max_running_sequences=1)
+async def test_a_deadline_holds_in_the_queue():
+    crowded = held(max_running_sequences=1)
     async with crowded as here, here.listening() as (channel, _):
-        here.toy.gate.clear()
         first = here.ask(PATH)
         await here.wait_for_running(1)
         late = await here.ask(PATH, headers={"x-request-timeout-ms": "30"})
         assert refusal(late) == (504, "timeout_error", "deadline_exceeded")
-        sampling = generation_pb2.SamplingOptions(max_tokens=4)
-        asked = generation_pb2.GenerateRequest(model="toy", text="x", sampling=sampling)
-        call = channel.unary_stream("/drafthouse.v1.GenerationService/Generate")
-        late = call(asked.SerializeToString(), timeout=0.05)
+        late = generate(channel, timeout=0.05)
         assert await late.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         async with asyncio.timeout(20):
             while here.rooms.coordinator.status()["num_waiting"]:
@@ -117,21 +111,19 @@ async def test_a_deadline_holds_in_the_queue(tokenizer: Tokenizer):
         assert (await first).status_code == 200
 
 
-async def test_classes_and_limits_change_under_the_keys(tokenizer: Tokenizer, write: Write):
+async def test_classes_and_limits_change_under_the_keys(write: Write):
     config = write({"batch": {"requests_per_minute": 1}}, alice={"classes": ["batch"]})
     classes = {"latency_classes": {"batch": 0.5}}
-    config = dataclasses.replace(config, coordinator=CoordinatorConfig(**classes))
-    async with place(tokenizer, config, **classes) as here:
+    config = replace(config, coordinator=CoordinatorConfig(**classes))
+    async with place(config, **classes) as here:
         other = {"throughput": 1.0}
-        wrong = dataclasses.replace(
-            here.ingress.config, coordinator=CoordinatorConfig(latency_classes=other)
-        )
+        wrong = replace(here.ingress.config, coordinator=CoordinatorConfig(latency_classes=other))
         with pytest.raises(ConfigError, match="'batch' is no class"):
             await here.ingress.use(wrong)
         assert here.ingress.config.coordinator.latency_classes == {"batch": 0.5}
         assert await statuses(here, "alice", 1, n=2) == [200]
-        limits = dataclasses.replace(here.ingress.config.ingress, max_choices=1)
-        await here.ingress.use(dataclasses.replace(here.ingress.config, ingress=limits))
+        limits = replace(here.ingress.config.ingress, max_choices=1)
+        await here.ingress.use(replace(here.ingress.config, ingress=limits))
         assert await statuses(here, "alice", 1, n=2) == [400]
         assert await statuses(here, "alice", 1) == [200]
         here.ingress.refuse_config("a reason")
@@ -139,10 +131,10 @@ async def test_classes_and_limits_change_under_the_keys(tokenizer: Tokenizer, wr
 
 
 async def test_tokens_are_counted_under_the_names_of_keys(
-    tokenizer: Tokenizer, write: Write, monkeypatch: pytest.MonkeyPatch
+    write: Write, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("deployments.ingress.keys.MAX_NAMES", 2)
-    async with place(tokenizer, write(a={}, b={}, c={}, d={})) as here:
+    async with place(write(a={}, b={}, c={}, d={})) as here:
         used = Counter[tuple[str, str]]()
         for key in ("a", "b", "a", "c", "d"):
             usage = (await here.ask(PATH, key=key)).json()["usage"]
@@ -162,7 +154,7 @@ async def test_tokens_are_counted_under_the_names_of_keys(
         assert used["a", "output"] > used["b", "output"] > 0
 
 
-async def test_without_keys_there_is_nobody_to_count_for(tokenizer: Tokenizer):
-    async with place(tokenizer, Config()) as here:
+async def test_without_keys_there_is_nobody_to_count_for():
+    async with place() as here:
         assert (await here.ask(PATH)).status_code == 200
         assert f"{KEY_TOKENS.name}_total{{" not in here.ingress.recorder.render().decode()

@@ -10,7 +10,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from cluster.config.schema import Config, DrafterConfig, IngressConfig
 from cluster.errors import ConfigError
 from cluster.metrics.recorder import side_by_side
-from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.keys import KeyRing
 from tests.support.coordinator.toys import ToyDrafter, oracle_chain
 from tests.support.deployments.place import Place, generate, place, write_keys
@@ -45,8 +44,8 @@ def values(here: Place, name: str) -> dict[str, float]:
     }
 
 
-async def test_header_metadata_and_user_name_it_in_this_order(tokenizer: Tokenizer):
-    async with place(tokenizer, CONFIG) as here:
+async def test_header_metadata_and_user_name_it_in_this_order():
+    async with place(CONFIG) as here:
         assert await ask(here) == "other"
         assert await ask(here, user="app") == "app"
         assert await ask(here, user="app", metadata={"segment": "batch"}) == "batch"
@@ -59,9 +58,9 @@ async def test_header_metadata_and_user_name_it_in_this_order(tokenizer: Tokeniz
         assert values(here, "drafthouse_requests_total")["batch"] == 2
 
 
-async def test_a_key_says_it_for_good(tokenizer: Tokenizer, tmp_path: Path):
+async def test_a_key_says_it_for_good(tmp_path: Path):
     keys = write_keys(tmp_path / "keys.yaml", alice={"segment": "app"}, bob={})
-    async with place(tokenizer, replace(CONFIG, access=keys)) as here:
+    async with place(replace(CONFIG, access=keys)) as here:
         assert await ask(here, "web", "alice", user="batch") == "app"
         assert await ask(here, "web", "bob") == "web"
     keys = write_keys(tmp_path / "keys.yaml", alice={"segment": "apps"})
@@ -69,15 +68,15 @@ async def test_a_key_says_it_for_good(tokenizer: Tokenizer, tmp_path: Path):
         KeyRing(replace(CONFIG, access=keys))
 
 
-async def test_where_none_are_configured_nothing_is_told(tokenizer: Tokenizer):
-    async with place(tokenizer, replace(CONFIG, ingress=IngressConfig())) as here:
+async def test_where_none_are_configured_nothing_is_told():
+    async with place(replace(CONFIG, ingress=IngressConfig())) as here:
         assert await ask(here, "web", user="app") == ""
         assert values(here, "drafthouse_segment_draft_tokens_total") == {}
         assert values(here, "drafthouse_segment_time_to_first_token_seconds_count") == {}
 
 
-async def test_the_metrics_of_segments_add_up(tokenizer: Tokenizer):
-    async with place(tokenizer, CONFIG) as here:
+async def test_the_metrics_of_segments_add_up():
+    async with place(CONFIG) as here:
         here.rooms.add_drafter(ToyDrafter("right", oracle_chain(3)))
         for segment in ("web", "web", "app"):
             await ask(here, segment)

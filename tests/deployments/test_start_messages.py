@@ -1,8 +1,8 @@
 """What is said once is not said twice, and what is taken from serve's word holds for check."""
 
-import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,30 +52,23 @@ def test_a_taken_port_of_rays_own_is_one_line(monkeypatch: pytest.MonkeyPatch):
         check_free(config)
 
 
-def test_a_wrong_folder_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(ConfigError) as refused:
-        source_of(str(tmp_path))
-    assert refused.value.message.count(str(tmp_path)) == 1
-    with pytest.raises(ConfigError) as refused:
-        source_of("/nowhere/m")
-    assert os.getcwd() not in refused.value.message
-    monkeypatch.chdir(REPOSITORY)
-    with pytest.raises(ConfigError) as refused:
-        source_of("models/nothing.gguf")
-    assert refused.value.message.count(str(REPOSITORY)) == 1
-
-
 def test_what_cannot_be_read_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(REPOSITORY)
-    for refuse in (
-        lambda: secrets_of(str(tmp_path)),
-        lambda: read_template(str(tmp_path / "none.jinja")),
-        lambda: read_adapters(EngineConfig(adapters={"a": str(tmp_path)})),
-    ):
-        with pytest.raises(ConfigError) as refused:
-            refuse()
-        assert refused.value.message.count(str(tmp_path)) == 1
-        assert refused.value.message.count(str(REPOSITORY)) <= 1
+    refused: list[tuple[Any, ...]] = [
+        (tmp_path, source_of, str(tmp_path)),
+        (REPOSITORY, source_of, "models/nothing.gguf"),
+        (tmp_path, secrets_of, str(tmp_path)),
+        (tmp_path, read_template, str(tmp_path / "none.jinja")),
+        (tmp_path, read_adapters, EngineConfig(adapters={"a": str(tmp_path)})),
+    ]
+    for named, read, wrong in refused:
+        with pytest.raises(ConfigError) as caught:
+            read(wrong)
+        assert caught.value.message.count(str(named)) == 1
+        assert caught.value.message.count(str(REPOSITORY)) <= 1
+    with pytest.raises(ConfigError) as caught:
+        source_of("/nowhere/m")
+    assert str(REPOSITORY) not in caught.value.message
 
 
 def test_of_three_tracebacks_the_last_error_is_told():

@@ -1,7 +1,5 @@
 """`text_offset` of completions: places in the text that is sent, whatever its tokens are."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,18 +10,16 @@ from cluster.core import EMPTY_TOKENS, TokenLogprob
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.logprob_writer import LogprobWriter, TextOffsets
 from tests.support.deployments.server import Server
-from tests.support.text.tokenizers_for_tests import byte_fallback_folder, byte_level_folder
+from tests.support.text.tokenizers_for_tests import (
+    byte_fallback_folder,
+    byte_level_folder,
+    small_tokenizer,
+)
 
-FOLDERS: dict[str, Callable[[Path], Path]] = {
-    "bytes": byte_level_folder,
-    "fallback": byte_fallback_folder,
-}
 
-
-@pytest.fixture(scope="module", params=FOLDERS)
-def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    folder = tmp_path_factory.mktemp(request.param)
-    return Tokenizer.load(FOLDERS[request.param](folder))
+@pytest.fixture(scope="module", params=[byte_level_folder, byte_fallback_folder])
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    return small_tokenizer(request.param)
 
 
 def of(tokenizer: Tokenizer, *, skips: bool = True) -> TextOffsets:
@@ -85,7 +81,7 @@ def test_a_character_of_several_tokens_has_one_place(server: Server, is_speculat
 @pytest.mark.parametrize("kept", [1, 3, 100, -1])
 def test_the_echo_is_that_of_the_tokens_that_were_used(server: Server, kept: int):
     prompt = "one two 日 four <|end|> six"
-    token_ids = Tokenizer.load(server.folder).encode(prompt).tolist()
+    token_ids = server.ingress.tokenizer.encode(prompt).tolist()
     for choice in answers(
         server,
         prompt=prompt,
@@ -104,7 +100,7 @@ def test_the_echo_is_that_of_the_tokens_that_were_used(server: Server, kept: int
 
 
 def test_an_echo_of_token_ids_leaves_out_special_tokens_and_their_width(server: Server):
-    token_ids = Tokenizer.load(server.folder).encode("a<|end|>b").tolist()
+    token_ids = server.ingress.tokenizer.encode("a<|end|>b").tolist()
     for choice in answers(server, prompt=token_ids, echo=True, max_tokens=1):
         assert choice["text"].startswith("ab")
         *_, last, output = choice["logprobs"]["text_offset"]

@@ -4,7 +4,6 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -13,16 +12,12 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cluster.config.doors import TlsConfig
-from cluster.config.schema import GrpcConfig
-from cluster.core import SamplingParams
-from cluster.text.tokenizer import Tokenizer
+from cluster.config.schema import Config, GrpcConfig
 from deployments.ingress.grpc_listener import GrpcListener
-from deployments.ingress.ingress import Ingress
 from deployments.readiness import base_url, health
 from tests.deployments.conftest import free_port
-from tests.support.deployments.server import tiny_config
-from tests.support.deployments.site import site
-from tests.support.deployments.stage import Nowhere
+from tests.support.deployments.site import Site, site
+from tests.support.deployments.stage import toys_ingress
 from tests.support.rpc.certificates import Authority
 
 AUTHORITY = Authority.new()
@@ -45,56 +40,50 @@ def trusting(authority: Authority = AUTHORITY) -> ssl.SSLContext:
 
 
 @asynccontextmanager
-async def open_streams(port: int) -> AsyncIterator[list[AsyncIterator[bytes]]]:
-    """Streams on connections of their own, each with its first letter read."""
+async def streaming(folder: Path) -> AsyncIterator[Site]:
+    """A site with streams on connections of their own, which go on whatever happens inside."""
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(verify=trusting(), limits=limits, timeout=PATIENCE_S) as client:
-        request = client.build_request("GET", f"https://localhost:{port}/words")
+    async with (
+        site(tls(folder).pem()) as place,
+        httpx.AsyncClient(verify=trusting(), limits=limits, timeout=PATIENCE_S) as client,
+    ):
+        request = client.build_request("GET", f"https://localhost:{place.bounds.port}/words")
         answers = [await client.send(request, stream=True) for _ in range(NUM_STREAMS)]
         readers = [answer.aiter_raw() for answer in answers]
         assert [await anext(reader) for reader in readers] == [b"one "] * NUM_STREAMS
-        yield readers
+        yield place
+        place.application.may_answer.set()
+        assert [await anext(reader) for reader in readers] == [b"two"] * NUM_STREAMS
         for answer in answers:
             await answer.aclose()
 
 
 async def test_http_takes_tls_alone_and_strangers_disturb_nobody(folder: Path):
-    async with (
-        site(tls(folder).pem()) as place,
-        open_streams(port := place.bounds.port) as readers,
-    ):
+    async with streaming(folder) as place:
+        there = f"localhost:{place.bounds.port}/"
         for _ in range(4):
             with pytest.raises(httpx.RemoteProtocolError):
-                await httpx.AsyncClient().get(f"http://localhost:{port}/")
+                await httpx.AsyncClient().get(f"http://{there}")
             with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
-                await httpx.AsyncClient().get(f"https://localhost:{port}/")
+                await httpx.AsyncClient().get(f"https://{there}")
         old = trusting()
         old.minimum_version, old.maximum_version = ssl.TLSVersion.TLSv1_1, ssl.TLSVersion.TLSv1_1
         with pytest.raises((httpx.ConnectError, ssl.SSLError)):
-            await httpx.AsyncClient(verify=old).get(f"https://localhost:{port}/")
-        place.application.may_answer.set()
-        assert [await anext(reader) for reader in readers] == [b"two"] * NUM_STREAMS
+            await httpx.AsyncClient(verify=old).get(f"https://{there}")
 
 
 async def test_a_certificate_is_replaced_under_open_http_streams(folder: Path):
     successor = Authority.new("its successor")
-    async with (
-        site(tls(folder).pem()) as place,
-        open_streams(port := place.bounds.port) as readers,
-    ):
+    async with streaming(folder) as place:
         successor.write(folder, "localhost")
         async with httpx.AsyncClient(verify=trusting(successor)) as fresh:
-            assert (await fresh.get(f"https://localhost:{port}/")).text == "here"
-        place.application.may_answer.set()
-        assert [await anext(reader) for reader in readers] == [b"two"] * NUM_STREAMS
+            answer = await fresh.get(f"https://localhost:{place.bounds.port}/")
+        assert answer.text == "here"
 
 
-async def test_grpc_takes_tls_alone_and_follows_a_replaced_certificate(
-    folder: Path, llama_folder: Path
-):
+async def test_grpc_takes_tls_alone_and_follows_a_replaced_certificate(folder: Path):
     where = GrpcConfig(port=free_port())
-    config = replace(tiny_config(llama_folder), grpc=where, tls=tls(folder))
-    ingress = Ingress(config, Tokenizer.load(llama_folder), SamplingParams(max_tokens=0), Nowhere())
+    ingress = toys_ingress(Config(grpc=where, tls=tls(folder)))
     listener = GrpcListener(ingress, 1.0)
     await listener.start()
     address = f"localhost:{where.port}"
@@ -112,9 +101,7 @@ async def test_grpc_takes_tls_alone_and_follows_a_replaced_certificate(
             client = await stack.enter_async_context(channel(AUTHORITY))
             watches.append(health_pb2_grpc.HealthStub(client).Watch(WHOLE))
             assert (await watches[-1].read()).status == waiting
-        plain = await stack.enter_async_context(
-            grpc.aio.insecure_channel(f"localhost:{where.port}")
-        )
+        plain = await stack.enter_async_context(grpc.aio.insecure_channel(address))
         stranger = await stack.enter_async_context(channel(Authority.new("nobody's")))
         for each in (plain, stranger):
             with pytest.raises(grpc.aio.AioRpcError) as raised:
@@ -130,9 +117,9 @@ async def test_grpc_takes_tls_alone_and_follows_a_replaced_certificate(
             assert await watch.code() is grpc.StatusCode.OK
 
 
-async def test_start_up_asks_over_tls_how_the_server_is(folder: Path, llama_folder: Path):
+async def test_start_up_asks_over_tls_how_the_server_is(folder: Path):
     async with site(tls(folder).pem()) as place:
-        config = replace(tiny_config(llama_folder), http=place.bounds, tls=tls(folder))
+        config = Config(http=place.bounds, tls=tls(folder))
         url = base_url(config)
         assert url == f"https://127.0.0.1:{place.bounds.port}"
         assert (await asyncio.to_thread(health, url))["status"] == "HTTP status 404"

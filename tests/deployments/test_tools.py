@@ -1,7 +1,7 @@
 """Tools and reasoning of chats: what requests may say, and how answers are read."""
 
-import dataclasses
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +10,6 @@ from cluster.errors import RequestError
 from cluster.grammar.json_schema import lenient
 from cluster.requests.fields import GrammarSpec
 from cluster.text.dialect import Dialect, ReasoningMarkers
-from cluster.text.tokenizer import Tokenizer
 from cluster.text.tool_calls.registry import FORMATS
 from deployments.ingress.choice import Delta, skips_specials
 from deployments.ingress.openai_request import Chat
@@ -23,7 +22,7 @@ from tests.support.text.answers import read_text
 
 MARKERS = ReasoningMarkers("<think>", "</think>", (7,), (8,))
 DIALECT = Dialect(FORMATS["hermes"], MARKERS, template="{{ tools }} {{ reasoning_effort }}")
-SERVED = dataclasses.replace(LIMITS, dialect=DIALECT)
+SERVED = replace(LIMITS, dialect=DIALECT)
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 
 
@@ -137,7 +136,7 @@ def test_tools_are_refused_where_the_template_has_none():
 
 def test_models_that_answer_in_channels_are_not_forced():
     dialect = Dialect(FORMATS["harmony"], MARKERS, is_harmony=True, template="tools")
-    limits = dataclasses.replace(LIMITS, dialect=dialect)
+    limits = replace(LIMITS, dialect=dialect)
     Chat.parse(chat(tools=TOOLS), limits)
     with pytest.raises(RequestError, match="in channels"):
         Chat.parse(chat(tools=TOOLS, tool_choice="required"), limits)
@@ -154,12 +153,12 @@ TEXT = (
 )
 
 
-def answer(tokenizer: Tokenizer, use: ChatUse | None) -> list[Delta]:
-    return read_text(tokenizer, reading("hermes", is_reasoning=True, use=use), TEXT)
+def answer(use: ChatUse | None) -> list[Delta]:
+    return read_text(reading("hermes", is_reasoning=True, use=use), TEXT)
 
 
-def test_an_answer_has_its_calls_and_reasoning_beside_its_text(tokenizer: Tokenizer):
-    parts = answer(tokenizer, ChatUse(reads_calls=True))
+def test_an_answer_has_its_calls_and_reasoning_beside_its_text():
+    parts = answer(ChatUse(reads_calls=True))
     message = whole_message(parts)
     assert message["content"] == "Yes."
     assert message["reasoning_content"] == "hm"
@@ -173,24 +172,24 @@ def test_an_answer_has_its_calls_and_reasoning_beside_its_text(tokenizer: Tokeni
     assert finish_reason(parts[0]) is None
 
 
-def test_what_is_not_wanted_is_left_out(tokenizer: Tokenizer):
-    one = whole_message(answer(tokenizer, ChatUse(reads_calls=True, is_parallel=False)))
+def test_what_is_not_wanted_is_left_out():
+    one = whole_message(answer(ChatUse(reads_calls=True, is_parallel=False)))
     assert [call["function"]["name"] for call in one["tool_calls"]] == ["time"]
-    silent = whole_message(answer(tokenizer, ChatUse(reads_calls=True, shows_reasoning=False)))
+    silent = whole_message(answer(ChatUse(reads_calls=True, shows_reasoning=False)))
     assert "reasoning_content" not in silent
-    parts = answer(tokenizer, ChatUse())
+    parts = answer(ChatUse())
     assert whole_message(parts)["content"].startswith("Yes.<tool_call>")
     assert finish_reason(parts[-1]) == "stop"
-    assert whole_message(answer(tokenizer, None))["content"] == TEXT
+    assert whole_message(answer(None))["content"] == TEXT
 
 
 def test_the_grammar_begins_after_the_reasoning():
     spec = GrammarSpec("regex", "a")
     assert DIALECT.held_to(None, [1]) is None
     free = DIALECT.held_to(spec, [1])
-    assert free == dataclasses.replace(spec, reasoning_start=(7,), reasoning_end=(8,))
+    assert free == replace(spec, reasoning_start=(7,), reasoning_end=(8,))
     begun = DIALECT.held_to(spec, [1, 7])
-    assert begun == dataclasses.replace(spec, reasoning_end=(8,))
+    assert begun == replace(spec, reasoning_end=(8,))
     assert DIALECT.held_to(spec, [7, 8]) == spec
     assert Dialect().held_to(spec, [7]) == spec
 
@@ -199,6 +198,6 @@ def test_special_tokens_are_shown_where_markers_are_such():
     use = ChatUse(reads_calls=True)
     assert skips_specials(use, DIALECT)
     assert skips_specials(None, DIALECT)
-    special = dataclasses.replace(DIALECT, special_texts=frozenset({"<tool_call>"}))
+    special = replace(DIALECT, special_texts=frozenset({"<tool_call>"}))
     assert not skips_specials(use, special)
     assert skips_specials(ChatUse(), special)

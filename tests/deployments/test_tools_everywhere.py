@@ -9,7 +9,6 @@ import openai
 import pytest
 
 from cluster.core import FinishReason
-from cluster.text.tokenizer import Tokenizer
 from cluster.text.tool_calls.base import CallPiece
 from deployments.ingress.choice import Delta
 from tests.support.deployments.server import MODEL, Server
@@ -119,9 +118,9 @@ DELTAS = [
 ]
 
 
-def test_reasoning_text_and_calls_stay_in_order(tokenizer: Tokenizer):
-    whole = Apis(tokenizer).whole(DELTAS)
-    assert Apis(tokenizer).streamed(DELTAS) == whole
+def test_reasoning_text_and_calls_stay_in_order():
+    whole = Apis().whole(DELTAS)
+    assert Apis().streamed(DELTAS) == whole
     (content, reasoning, _), _, (items, *_), blocks, _ = whole
     assert (content, reasoning) == ("I ask.", "Let me see.")
     kinds = [kind for kind, *_ in items]

@@ -1,6 +1,5 @@
 """Spans of requests: in the client's own trace, with steps as events, and without any text."""
 
-import subprocess
 import sys
 
 import pytest
@@ -8,21 +7,20 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from cluster.config.schema import Config
 from cluster.errors import ConfigError
-from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.tracing import provider_of
+from tests.conftest import python
 from tests.support.deployments.place import place
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_request_is_a_span_of_the_clients_trace(tokenizer: Tokenizer, stream: bool):
+async def test_a_request_is_a_span_of_the_clients_trace(stream: bool):
     kept = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(kept))
-    async with place(tokenizer, Config()) as here:
+    async with place() as here:
         here.ingress.tracing = provider
         body = {"prompt": "a secret", "max_tokens": 5, "stream": stream}
         headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
@@ -44,7 +42,7 @@ def test_without_the_key_nothing_of_it_is_imported():
         "import sys, deployments.ingress.tracing; "
         "sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert python("-c", code).returncode == 0
 
 
 def test_without_the_extra_the_key_is_an_error_with_its_remedy(

@@ -9,7 +9,6 @@ from typing import Any
 from cluster import metrics
 from cluster.config.schema import Config, DrafterConfig
 from cluster.metrics.recorder import Recorder
-from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.api.writer import TIMES, times_schema
 from deployments.ingress.metrics_page import stats_of
 from tests.support.coordinator.toys import ToyDrafter, oracle_chain
@@ -41,10 +40,10 @@ def spec_decode(page: str) -> Counter[str]:
 
 
 @asynccontextmanager
-async def served(tokenizer: Tokenizer) -> AsyncIterator[Place]:
+async def served() -> AsyncIterator[Place]:
     """A toy target with a drafter that guesses right."""
     config = Config(drafters={"a": DrafterConfig(kind="prompt_lookup")})
-    async with place(tokenizer, config) as here:
+    async with place(config) as here:
         here.rooms.add_drafter(ToyDrafter("a", oracle_chain()))
         yield here
 
@@ -55,10 +54,8 @@ async def get(here: Place, path: str) -> Any:
     return answer
 
 
-async def test_the_benchmarks_way_of_adding_up_and_stats_give_what_the_answers_say(
-    tokenizer: Tokenizer,
-):
-    async with served(tokenizer) as here:
+async def test_the_benchmarks_way_of_adding_up_and_stats_give_what_the_answers_say():
+    async with served() as here:
         before = spec_decode((await get(here, "/metrics")).text)
         assert before == Counter(num_drafts=0, num_draft_tokens=0, num_accepted_tokens=0)
         assert set(before) == {"num_drafts", "num_draft_tokens", "num_accepted_tokens"}
@@ -102,10 +99,8 @@ def test_counts_are_integers_also_where_nothing_was_accepted():
     assert {type(count) for count in counts} == {int}
 
 
-async def test_an_answer_says_its_times_as_vllm_does_and_of_several_choices_nothing(
-    tokenizer: Tokenizer,
-):
-    async with served(tokenizer) as here:
+async def test_an_answer_says_its_times_as_vllm_does_and_of_several_choices_nothing():
+    async with served() as here:
         one, two = [(await here.ask(PATH, n=n)).json()["metrics"] for n in (1, 2)]
     assert list(TIMES) == list(times_schema()) == [name for name in one if name in TIMES]
     assert one["e2e_time_ms"] >= 0.0

@@ -2,46 +2,32 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cluster.config.schema import Config, HttpConfig
-from cluster.core import SamplingParams
 from cluster.errors import WorkerError
 from cluster.messages import WorkerDescription
 from cluster.rpc.connections import Endpoint
 from cluster.rpc.server import serve_coordinator
-from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.event_stream import MAX_WATCHERS
 from deployments.ingress.http import create_app
-from deployments.ingress.ingress import Ingress
 from deployments.ingress.ticket import CoordinatorPeer
+from tests.deployments.test_connections import Listed
 from tests.support.coordinator.house import collect, house, request
 from tests.support.coordinator.toys import ToyTarget
 from tests.support.deployments.asgi import PATIENCE_S, Call, call
 from tests.support.deployments.place import write_keys
+from tests.support.deployments.stage import toys_ingress
 from tests.support.rpc.toys import stopping
+from tests.support.text.tokenizers_for_tests import small_tokenizer
 
 CONFIG = Config(model_name="toy")
-
-
-@dataclass
-class Places:
-    """Where coordinators are; later on, others."""
-
-    found: frozenset[Endpoint] = frozenset()
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def watch(self) -> AsyncIterator[frozenset[Endpoint]]:
-        while True:
-            yield self.found
-            await self.changed.wait()
-            self.changed.clear()
 
 
 def events(seen: Call, name: str) -> list[dict[str, Any]]:
@@ -59,24 +45,13 @@ def viewer(app: Any, key: str = "") -> Call:
     return call(app, "GET", "/ui/events", headers=headers)
 
 
-@asynccontextmanager
-async def ingress_of(
-    tokenizer: Tokenizer, places: Places, config: Config = CONFIG
-) -> AsyncIterator[Ingress]:
-    ingress = Ingress(config, tokenizer, SamplingParams(max_tokens=0), places)
-    ingress.start()
-    try:
-        yield ingress
-    finally:
-        await ingress.stop()
-
-
-async def test_the_events_of_all_coordinators_come_in_one_stream(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(tokenizer, "hash", "t")  # the toy's
-    places = Places()
-    async with house(()) as first, house(()) as second, ingress_of(tokenizer, places) as ingress:
+async def test_the_events_of_all_coordinators_come_in_one_stream(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(small_tokenizer(), "hash", "t")  # the toy's
+    places = Listed()
+    async with house(()) as first, house(()) as second, AsyncExitStack() as stack:
+        ingress = toys_ingress(CONFIG, places)
+        ingress.start()
+        stack.push_async_callback(ingress.stop)
         for stage in (first, second):
             stage.add_target(ToyTarget())
         seen = viewer(create_app(ingress))
@@ -92,8 +67,7 @@ async def test_the_events_of_all_coordinators_come_in_one_stream(
                 for name, server in zip(ids, servers, strict=True)
             ]
             for count in (1, 2):  # the second one comes while it is watched
-                places.found = frozenset(endpoints[:count])
-                places.changed.set()
+                await places.say(*endpoints[:count])
                 await seen.until(
                     lambda count=count: coordinators(seen, "scores") == set(ids[:count])
                 )
@@ -122,8 +96,8 @@ class Quiet:
         await asyncio.Event().wait()
 
 
-async def test_the_ninth_is_told_why_not_and_a_place_is_free_again(tokenizer: Tokenizer):
-    ingress = Ingress(CONFIG, tokenizer, SamplingParams(max_tokens=0), Places())
+async def test_the_ninth_is_told_why_not_and_a_place_is_free_again():
+    ingress = toys_ingress(CONFIG)
     description = WorkerDescription("c", "coordinator", "c")
     for name in "ab":
         link: Any = Quiet(breaks=name == "b")
@@ -149,9 +123,7 @@ async def test_the_ninth_is_told_why_not_and_a_place_is_free_again(tokenizer: To
     assert late.status == 503
 
 
-async def test_only_operators_watch_and_only_where_the_page_is(
-    tokenizer: Tokenizer, tmp_path: Path
-):
+async def test_only_operators_watch_and_only_where_the_page_is(tmp_path: Path):
     keys = write_keys(tmp_path / "keys.yaml", alice={}, root={"admin": True})
     here = replace(CONFIG, access=keys)
     for config, key, status in (
@@ -159,7 +131,7 @@ async def test_only_operators_watch_and_only_where_the_page_is(
         (here, "", 401),
         (replace(here, http=HttpConfig(host="0.0.0.0")), "root", 404),
     ):
-        app = create_app(Ingress(config, tokenizer, SamplingParams(max_tokens=0), Places()))
+        app = create_app(toys_ingress(config))
         seen = viewer(app, key)
         await seen.until(lambda seen=seen: seen.status is not None)
         await seen.gone()

@@ -97,8 +97,7 @@ def test_the_mask_of_a_node_is_that_of_its_path_whatever_stands_beside_it(beside
 
 def test_what_the_mask_forbids_is_refused_and_changes_nothing():
     text = open_text(SPECS["regex"])
-    for token in ids_of("ab"):
-        assert text.push(token)
+    assert all(map(text.push, ids_of("ab")))
     before = allowed(text)
     for token in range(0, VOCAB_SIZE, 7):
         if token in before:
@@ -111,8 +110,7 @@ def test_what_the_mask_forbids_is_refused_and_changes_nothing():
 
 def test_after_the_end_only_ends_follow():
     text = open_text(SPECS["choice"])
-    for token in [*ids_of("yes"), *eos(), *eos()]:
-        assert text.push(token)
+    assert all(map(text.push, [*ids_of("yes"), *eos(), *eos()]))
     assert allowed(text) == set(eos())
     assert not text.push(ids_of("a")[0])
 
@@ -121,8 +119,7 @@ def test_a_tree_has_a_mask_per_node_and_leaves_the_text_as_it_was():
     spec = SPECS["json_schema"]
     tokens = walk_at_random(open_text(spec), 3)
     text = open_text(spec)
-    for token in tokens[:4]:
-        assert text.push(token)
+    assert all(map(text.push, tokens[:4]))
     right = tokens[4:9]
     wrong = next(i for i in range(VOCAB_SIZE) if i not in allowed(text))
     #  the right chain, a forbidden child of the root with one of its own, and an end too soon
@@ -144,8 +141,7 @@ def test_forced_tokens_are_the_only_beginning_of_what_follows():
     forced = list(text.forced())
     assert '{"name": "'.startswith(tokenizer().decode(forced))
     assert len(forced) >= 2
-    for token in forced:
-        assert text.push(token)
+    assert all(map(text.push, forced))
 
 
 REASONING = ids_of("</t>")
@@ -162,11 +158,9 @@ def test_reasoning_is_free_and_what_follows_it_is_not():
         assert len(allowed(text)) >= VOCAB_SIZE
         assert text.push(token)
     assert list(text.forced()) == []
-    for token in REASONING:
-        assert text.push(token)
+    assert all(map(text.push, REASONING))
     assert allowed(text) == allowed(open_text(SPECS["choice"]))
-    for token in [*ids_of("yes"), *eos()]:
-        assert text.push(token)
+    assert all(map(text.push, [*ids_of("yes"), *eos()]))
 
 
 def test_a_text_may_leave_its_reasoning_out():

@@ -5,7 +5,11 @@ from pathlib import Path
 import pytest
 
 from cluster.text.tokenizer import Tokenizer
-from tests.support.text.tokenizers_for_tests import byte_fallback_folder, byte_level_folder
+from tests.support.text.tokenizers_for_tests import (
+    byte_fallback_folder,
+    byte_level_folder,
+    small_tokenizer,
+)
 
 FOLDERS = {"byte_level": byte_level_folder, "byte_fallback": byte_fallback_folder}
 
@@ -22,5 +26,5 @@ def tokenizer(folder: Path) -> Tokenizer:
 
 
 @pytest.fixture(scope="session")
-def byte_level(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer.load(byte_level_folder(tmp_path_factory.mktemp("tokenizer")))
+def byte_level() -> Tokenizer:
+    return small_tokenizer()

@@ -80,26 +80,20 @@ CASES: list[tuple[str, str, str, Calls]] = [
     ("mistral", '[TOOL_CALLS] [{"name": "time", "arguments": {}}] tail', " tail", TWO[1:]),
     (
         "deepseek",
-        "Sure. "
-        + deepseek("<|tool_calls_begin|><|tool_call_begin|>")
-        + "function"
-        + deepseek("<|tool_sep|>")
-        + f"weather\n```json\n{WRITTEN}\n```"
-        + deepseek("<|tool_call_end|>\n<|tool_call_begin|>")
-        + "function"
-        + deepseek("<|tool_sep|>")
-        + "time\n```json\n{}\n```"
-        + deepseek("<|tool_call_end|><|tool_calls_end|>"),
+        deepseek(
+            "Sure. <|tool_calls_begin|><|tool_call_begin|>function<|tool_sep|>weather\n"
+            f"```json\n{WRITTEN}\n```<|tool_call_end|>\n<|tool_call_begin|>function<|tool_sep|>"
+            "time\n```json\n{}\n```<|tool_call_end|><|tool_calls_end|>"
+        ),
         "Sure. ",
         TWO,
     ),
     (
         "deepseek",
-        deepseek("<|tool_calls_begin|><|tool_call_begin|>")
-        + "weather"
-        + deepseek("<|tool_sep|>")
-        + WRITTEN
-        + deepseek("<|tool_call_end|><|tool_calls_end|>"),
+        deepseek(
+            "<|tool_calls_begin|><|tool_call_begin|>weather<|tool_sep|>"
+            f"{WRITTEN}<|tool_call_end|><|tool_calls_end|>"
+        ),
         "",
         TWO[:1],
     ),
@@ -169,7 +163,7 @@ WRITTEN_ODDLY: list[tuple[str, str]] = [
     ("llama3", f'{{"name": "f", "parameters": {ODD}}}'),
     ("mistral", f'[TOOL_CALLS][{{"arguments": {ODD}, "name": "f"}}]'),
     ("mistral", f"[TOOL_CALLS]f[ARGS]{ODD}"),
-    ("deepseek", deepseek("<|tool_call_begin|>") + "f" + deepseek("<|tool_sep|>") + ODD),
+    ("deepseek", deepseek(f"<|tool_call_begin|>f<|tool_sep|>{ODD}")),
     ("harmony", f"<|channel|>commentary to=functions.f <|constrain|>json<|message|>{ODD}<|call|>"),
 ]
 
@@ -206,7 +200,7 @@ TEMPLATES = {
     "hermes": "{% if tools %}<tool_call>{% endif %}",
     "llama3": "{% if tools %}<|python_tag|>{% endif %}",
     "mistral": "{% if tools %}[TOOL_CALLS]{% endif %}",
-    "deepseek": "{% if tools %}" + deepseek("<|tool_calls_begin|>") + "{% endif %}",
+    "deepseek": deepseek("{% if tools %}<|tool_calls_begin|>{% endif %}"),
     "harmony": "{% if tools %}<|channel|>commentary{% endif %}",
 }
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.support.deployments.api import Json
+
 PATIENCE_S = 60.0
 
 
@@ -14,7 +16,7 @@ class Call:
     """leave: the client goes."""
 
     task: asyncio.Task[None] = field(init=False)
-    sent: list[dict[str, Any]] = field(default_factory=list)
+    sent: list[Json] = field(default_factory=list)
     leave: asyncio.Event = field(default_factory=asyncio.Event)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -39,7 +41,7 @@ class Call:
         self.leave.set()
         await self.task
 
-    def keep(self, message: dict[str, Any]) -> None:
+    def keep(self, message: Json) -> None:
         self.sent.append(message)
         self._changed.set()
 
@@ -50,18 +52,17 @@ def call(
     path: str,
     body: bytes = b"",
     *,
-    version: str = "1.1",
     headers: Sequence[tuple[bytes, bytes]] = (),
 ) -> Call:
     made, parts = Call(), [{"type": "http.request", "body": body, "more_body": False}]
 
-    async def receive() -> dict[str, Any]:
+    async def receive() -> Json:
         if parts:
             return parts.pop()
         await made.leave.wait()
         return {"type": "http.disconnect"}
 
-    async def send(message: dict[str, Any]) -> None:
+    async def send(message: Json) -> None:
         made.keep(message)
 
     scope = {
@@ -71,7 +72,7 @@ def call(
         "headers": list(headers),
         "query_string": b"",
         "root_path": "",
-        "http_version": version,
+        "http_version": "1.1",
     }
     made.task = asyncio.ensure_future(app(scope, receive, send))
     return made

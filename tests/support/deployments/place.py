@@ -16,8 +16,6 @@ import yaml
 from cluster.client.generated import generation_pb2
 from cluster.config.doors import AccessConfig, digest_of
 from cluster.config.schema import Config, GrpcConfig
-from cluster.core import SamplingParams
-from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.grpc_api import GENERATION
 from deployments.ingress.grpc_listener import GrpcListener
 from deployments.ingress.http import create_app
@@ -26,8 +24,9 @@ from tests.deployments.conftest import free_port
 from tests.support.coordinator import toy_law, toy_target
 from tests.support.coordinator.house import House, house
 from tests.support.coordinator.toys import ToyTarget
-from tests.support.deployments.stage import Nowhere, Stage
+from tests.support.deployments.stage import Stage, toys_ingress
 
+PLAIN = Config()
 USER = {"role": "user", "content": "hello"}
 # One request for each endpoint that generates.
 BODIES: dict[str, dict[str, Any]] = {
@@ -95,27 +94,29 @@ def refusal(answer: httpx.Response) -> tuple[int, str, str]:
     return answer.status_code, error["type"], error.get("code", "")
 
 
-def generate(channel: grpc.aio.Channel, key: str = "", **fields: Any) -> Any:
+def generate(
+    channel: grpc.aio.Channel, key: str = "", timeout: float | None = None, **fields: Any
+) -> Any:
     """Call Generate for a few tokens."""
     sampling = generation_pb2.SamplingOptions(max_tokens=4)
     request = generation_pb2.GenerateRequest(model="toy", text="x", sampling=sampling, **fields)
     metadata = (("authorization", f"Bearer {key}"),) if key else ()
     calls = channel.unary_stream(f"/{GENERATION}/Generate")
-    return calls(request.SerializeToString(), metadata=metadata)
+    return calls(request.SerializeToString(), metadata=metadata, timeout=timeout)
 
 
 @asynccontextmanager
-async def place(tokenizer: Tokenizer, config: Config, **settings: Any) -> AsyncIterator[Place]:
+async def place(config: Config = PLAIN, **settings: Any) -> AsyncIterator[Place]:
     """Serve the toy until the end of the block.  settings: of its coordinator."""
     config = dataclasses.replace(config, model_name="toy", grpc=GrpcConfig(port=free_port()))
-    ingress = Ingress(config, tokenizer, SamplingParams(max_tokens=0), Nowhere())
+    ingress = toys_ingress(config)
     setting = Stage(ingress.coordinators)
     app = create_app(ingress)
     transport = httpx.ASGITransport(app)
     with pytest.MonkeyPatch.context() as patch:
         # The toy reads whatever the tokenizer writes: conversations are texts.
         for module in (toy_law, toy_target):
-            patch.setattr(module, "VOCAB_SIZE", tokenizer.vocab_size)
+            patch.setattr(module, "VOCAB_SIZE", ingress.tokenizer.vocab_size)
         toy_law.forget()
         async with (
             house(tuple(config.drafters), **settings) as rooms,
@@ -128,3 +129,11 @@ async def place(tokenizer: Tokenizer, config: Config, **settings: Any) -> AsyncI
             finally:
                 await setting.close()
     toy_law.forget()
+
+
+@asynccontextmanager
+async def held(config: Config = PLAIN, **settings: Any) -> AsyncIterator[Place]:
+    """A place whose target waits."""
+    async with place(config, **settings) as here:
+        here.toy.gate.clear()
+        yield here

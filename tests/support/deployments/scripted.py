@@ -1,9 +1,9 @@
 """The HTTP and gRPC API over a real coordinator and a toy target, without Ray."""
 
 import asyncio
-import dataclasses
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from starlette.types import ASGIApp
@@ -72,10 +72,10 @@ async def _served(
     limits: dict[str, int],
 ) -> AsyncIterator[Scripted]:
     http_port, grpc_port = free_ports(2)
-    config = dataclasses.replace(
+    config = replace(
         config,
-        http=dataclasses.replace(config.http, port=http_port),
-        grpc=dataclasses.replace(config.grpc, port=grpc_port),
+        http=replace(config.http, port=http_port),
+        grpc=replace(config.grpc, port=grpc_port),
     )
     ingress = Ingress(config, Tokenizer.load(folder), SamplingParams(max_tokens=0), Nowhere())
     stage = Stage(ingress.coordinators)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from transformers import AutoTokenizer
 
@@ -49,6 +50,10 @@ class Server(Api):
     ingress: Ingress
     coordinator: Coordinator
     loop: asyncio.AbstractEventLoop
+
+    def run(self, work: Any) -> Any:
+        """What comes of a coroutine on its loop."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
 
 
 def tiny_config(folder: Path, api: ApiConfig | None = None) -> Config:

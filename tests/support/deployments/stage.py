@@ -5,13 +5,16 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from cluster.config.schema import CoordinatorConfig
+from cluster.config.schema import Config, CoordinatorConfig
 from cluster.coordinator.coordinator import Coordinator
+from cluster.core import SamplingParams
 from cluster.rpc.connections import Endpoint
 from cluster.rpc.link import Mailbox, MemoryLink
 from deployments.ingress.coordinators import Coordinators
+from deployments.ingress.ingress import Ingress
 from tests.support.coordinator.house import House, house
 from tests.support.coordinator.toys import ToyTarget
+from tests.support.text.tokenizers_for_tests import small_tokenizer
 
 
 class Nowhere:
@@ -19,6 +22,11 @@ class Nowhere:
 
     async def watch(self) -> AsyncIterator[frozenset[Endpoint]]:
         yield frozenset()
+
+
+def toys_ingress(config: Config, places: Any = None) -> Ingress:
+    """An ingress in front of toys.  places: where its coordinators are."""
+    return Ingress(config, small_tokenizer(), SamplingParams(max_tokens=0), places or Nowhere())
 
 
 class Near(MemoryLink[Any, Any]):
@@ -80,11 +88,15 @@ async def stage() -> AsyncIterator[Stage]:
 
 @asynccontextmanager
 async def alone(
-    drafters: Sequence[str] = ("a", "b"), *, context: int | None = None, **settings: Any
+    drafters: Sequence[str] = ("a", "b"),
+    *,
+    toy: ToyTarget | None = None,
+    context: int | None = None,
+    **settings: Any,
 ) -> AsyncIterator[tuple[Coordinators, House, ToyTarget]]:
     """One coordinator with these settings and one target.  context: the target's longest."""
     limits = {} if context is None else {"max_context_len": context}
     async with stage() as setting, house(drafters, **settings) as only:
-        toy = setting.add("a", only, **limits)
+        toy = setting.add("a", only, toy, **limits)
         await asyncio.sleep(0)
         yield setting.ingress, only, toy

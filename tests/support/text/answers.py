@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from deployments.ingress.generation import Generation
 from deployments.ingress.openai_response import delta_fields, finish_reason, whole_message
 from deployments.ingress.spec import ChatUse, GenerationSpec, Limits
 from tests.deployments.test_openai_request import LIMITS, chat
+from tests.support.text.tokenizers_for_tests import small_tokenizer
 
 
 def parts_of(name: str, *pieces: str) -> list[Part]:
@@ -83,16 +85,19 @@ def read_answer(tokenizer: Tokenizer, asked: Asked, events: Sequence[Sequence[in
     return deltas
 
 
-def read_text(tokenizer: Tokenizer, asked: Asked, text: str) -> list[Delta]:
+def read_text(asked: Asked, text: str) -> list[Delta]:
     """The deltas of an answer that comes token by token."""
+    tokenizer = small_tokenizer()
     tokens = tokenizer.encode(text, add_special_tokens=False).tolist()
     return read_answer(tokenizer, asked, [[token] for token in tokens])
 
 
-def response_writer(tokenizer: Tokenizer, limits: Limits = LIMITS, **more: Any) -> ResponseWriter:
+def response_writer(limits: Limits = LIMITS, **more: Any) -> ResponseWriter:
     """What writes an answer of /v1/responses.  more: of its body."""
     request = Response.parse({"model": "demo", "input": "x", **more}, limits)
-    made = Generation("resp_1", request.spec, tokenizer, Coordinators(CoordinatorConfig()), 8.0)
+    made = Generation(
+        "resp_1", request.spec, small_tokenizer(), Coordinators(CoordinatorConfig()), 8.0
+    )
     return ResponseWriter(request, made, "id")
 
 
@@ -100,12 +105,12 @@ def response_writer(tokenizer: Tokenizer, limits: Limits = LIMITS, **more: Any) 
 class Apis:
     """What the three APIs make of an answer, whole and streamed, without what is random in it."""
 
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer = field(default_factory=small_tokenizer)
 
     def whole(self, deltas: Sequence[Delta]) -> list[Any]:
         message = whole_message(deltas)
         calls = [call["function"] for call in message.get("tool_calls", ())]
-        response = json.loads(response_writer(self.tokenizer).whole(deltas))
+        response = json.loads(response_writer().whole(deltas))
         answer = json.loads(self._messages().whole(deltas))
         return [
             (message["content"] or "", message.get("reasoning_content", ""), calls),
@@ -123,7 +128,7 @@ class Apis:
                 calls.append({"name": piece["function"]["name"], "arguments": ""})
             calls[piece["index"]]["arguments"] += piece["function"]["arguments"]
         said = ["".join(c.get(key, "") for c in chunks) for key in ("content", "reasoning_content")]
-        response = streamed(response_writer(self.tokenizer), deltas)
+        response = streamed(response_writer(), deltas)
         answer = streamed(self._messages(), deltas)
         return [
             (*said, calls),

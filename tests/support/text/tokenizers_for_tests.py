@@ -1,7 +1,10 @@
 """Small tokenizers of the two families, as Hugging Face folders."""
 
 import json
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tokenizers import (
     AddedToken,
@@ -13,6 +16,8 @@ from tokenizers import (
     trainers,
 )
 from transformers import PreTrainedTokenizerFast
+
+from cluster.text import tokenizer as ours
 
 SPECIAL_TOKENS = ("<s>", "</s>", "<|user|>", "<|assistant|>")
 TEXTS = [
@@ -74,6 +79,13 @@ def byte_fallback_folder(folder: Path) -> Path:
         token for token in state["added_tokens"] if not token["content"].startswith("<0x")
     ]
     return _save(Tokenizer.from_str(json.dumps(state)), folder)
+
+
+@cache
+def small_tokenizer(make: Callable[[Path], Path] = byte_level_folder) -> ours.Tokenizer:
+    """The tokenizer of such a folder, made once; the folder is gone."""
+    with TemporaryDirectory() as folder:
+        return ours.Tokenizer.load(make(Path(folder)))
 
 
 def _save(tokenizer: Tokenizer, folder: Path) -> Path:
