@@ -21,14 +21,12 @@ import yaml
 
 from cluster.config.schema import ApiConfig, Config, HttpConfig
 from cluster.records import frozen
-from cluster.text.tokenizer import Tokenizer
 from tests.conftest import Run, serve_file
 from tests.support import clock
 from tests.support.deployments.api import Api, Json
 from tests.support.deployments.metrics import metric
 from tests.support.deployments.shares import before_others
 from tests.support.engine.adapters import write_adapter
-from tests.support.text.tokenizers_for_tests import small_tokenizer
 
 if TYPE_CHECKING:
     from tests.support.deployments.server import Server
@@ -124,12 +122,6 @@ def free_ports(count: int) -> list[int]:
                 probe.bind(("127.0.0.1", port))
                 free.append(port)
     return free
-
-
-@pytest.fixture(scope="session")
-def tokenizer() -> Tokenizer:
-    """Of every byte, for ingresses in front of toys."""
-    return small_tokenizer()
 
 
 @pytest.fixture

@@ -1,9 +1,15 @@
-"""Fields of requests over HTTP with a real engine, without Ray."""
+"""Fields of requests and answers over HTTP with a real engine, without Ray; log-probabilities of
+prompts against transformers."""
 
+from pathlib import Path
 from typing import Any
 
-from cluster.text.tokenizer import Tokenizer
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
 from tests.support.deployments.server import Server
+from tests.support.local_models import engine
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
 
@@ -42,7 +48,7 @@ def test_the_text_may_keep_its_stop_string(server: Server):
 
 
 def test_special_tokens_are_text_if_they_are_asked_for(server: Server):
-    special = Tokenizer.load(server.folder).encode("<|im_end|>").tolist()
+    special = server.ingress.tokenizer.encode("<|im_end|>").tolist()
     bias = {"max_tokens": 2, "logit_bias": {str(special[0]): 100}}
     assert whole(server, **bias)["text"] == ""
     shown = whole(server, **bias, skip_special_tokens=False)["text"]
@@ -86,8 +92,175 @@ def test_the_last_message_may_be_continued(server: Server):
     messages = [{"role": "user", "content": "ask"}, {"role": "assistant", "content": "It is"}]
     asked = {"messages": messages, "continue_final_message": True}
     tokens = server.ask("/tokenize", **asked)["tokens"]
-    text = Tokenizer.load(server.folder).decode(tokens, skip_special_tokens=False)
+    text = server.ingress.tokenizer.decode(tokens, skip_special_tokens=False)
     assert text.endswith("<|im_start|>assistant\nIt is")
     bare = server.ask("/tokenize", messages=messages, add_generation_prompt=False)
-    text = Tokenizer.load(server.folder).decode(bare["tokens"], skip_special_tokens=False)
+    text = server.ingress.tokenizer.decode(bare["tokens"], skip_special_tokens=False)
     assert text.endswith("It is<|im_end|>\n")
+
+
+TOLERANCE = 1e-4
+PROMPT = "The river runs past the old mill, and the mill has not run for years. " * 3
+
+
+def laws_of(folder: Path, token_ids: list[int]) -> torch.Tensor:
+    """Row i: the law of the token after the first i + 1."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.inference_mode():
+        return torch.as_tensor(model(torch.tensor([token_ids])).logits[0].log_softmax(dim=1))
+
+
+def values_of(folder: Path, token_ids: list[int]) -> list[float]:
+    laws = laws_of(folder, token_ids)
+    return [float(laws[i, token]) for i, token in enumerate(token_ids[1:])]
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1, 5])
+def test_an_echo_has_log_probabilities_as_lm_eval_reads_them(server: Server, max_tokens: int):
+    choice = whole(
+        server,
+        prompt=PROMPT,
+        max_tokens=max_tokens,
+        echo=True,
+        logprobs=2,
+        return_token_ids=True,
+    )
+    token_ids = [*choice["prompt_token_ids"], *choice["token_ids"]]
+    found = choice["logprobs"]
+    assert len(choice["token_ids"]) == max_tokens
+    assert choice["text"].startswith(PROMPT)
+    assert choice["finish_reason"] == "length"
+    assert {len(values) for values in found.values()} == {len(token_ids)}
+    assert found["token_logprobs"][0] is found["top_logprobs"][0] is None
+    expected = values_of(server.folder, token_ids)
+    assert found["token_logprobs"][1:] == pytest.approx(expected, abs=TOLERANCE)
+    greatest = laws_of(server.folder, token_ids)[:-1].max(dim=1).values.tolist()
+    tops = [max(top.values()) for top in found["top_logprobs"][1:]]
+    assert tops == pytest.approx(greatest, abs=TOLERANCE)
+    # The tiny model writes bytes that are no text; only the prompt's tokens are sure to be some.
+    echoed = zip(choice["prompt_token_ids"], found["tokens"], found["text_offset"], strict=False)
+    for _, token, offset in echoed:
+        assert PROMPT[offset : offset + len(token)] == token
+
+
+def test_prompt_logprobs_have_vllms_shape(server: Server):
+    choice = whole(server, prompt=PROMPT, max_tokens=3, prompt_logprobs=2, return_token_ids=True)
+    entries, token_ids = choice["prompt_logprobs"], choice["prompt_token_ids"]
+    assert choice["logprobs"] is None
+    assert entries[0] is None
+    laws = laws_of(server.folder, token_ids)
+    for index, (entry, token) in enumerate(zip(entries[1:], token_ids[1:], strict=True)):
+        own = entry[str(token)]
+        assert own["logprob"] == pytest.approx(float(laws[index, token]), abs=TOLERANCE)
+        assert own["decoded_token"] == server.ingress.tokenizer.token_text(token)
+        assert 2 <= len(entry) <= 3
+        ranks = sorted(one["rank"] for one in entry.values())
+        assert ranks[:2] == [1, 2]
+        for other, one in entry.items():
+            assert one["logprob"] == pytest.approx(float(laws[index, int(other)]), abs=TOLERANCE)
+
+
+def test_a_chat_has_the_log_probabilities_of_its_prompt(server: Server):
+    answer = server.ask(
+        "/v1/chat/completions",
+        messages=[{"role": "user", "content": "hello there"}],
+        max_completion_tokens=0,
+        prompt_logprobs=1,
+        return_token_ids=True,
+    )
+    token_ids = answer["prompt_token_ids"]
+    found = [
+        entry[str(token)]["logprob"]
+        for entry, token in zip(answer["prompt_logprobs"][1:], token_ids[1:], strict=True)
+    ]
+    assert found == pytest.approx(values_of(server.folder, token_ids), abs=TOLERANCE)
+    assert answer["choices"][0]["message"]["content"] == ""
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["usage"]["completion_tokens"] == 0
+
+
+def test_prompts_of_one_token_and_echoes_alone_are_answered(server: Server):
+    choice = whole(server, prompt=[5], max_tokens=0, prompt_logprobs=1)
+    assert choice["prompt_logprobs"] == [None]
+    choice = whole(server, prompt=PROMPT, max_tokens=0, echo=True)
+    assert (choice["text"], choice["logprobs"]) == (PROMPT, None)
+    choice = whole(server, prompt=[5], max_tokens=2, echo=True, logprobs=0)
+    assert len(choice["logprobs"]["tokens"]) == 3
+    echoed: dict[str, Any] = {**GREEDY, "prompt": PROMPT, "max_tokens": 2, "echo": True}
+    first, *later = server.stream("/v1/completions", **echoed)
+    assert first["choices"][0]["text"] == PROMPT
+    text = "".join(chunk["choices"][0]["text"] for chunk in (first, *later))
+    assert text == whole(server, **echoed)["text"]
+
+
+@pytest.fixture
+def page_size(llama_folder: Path) -> int:
+    return engine(llama_folder).page_size
+
+
+def usage_of(server: Server, prompt: list[int] | list[list[int]], **body: Any) -> dict[str, Any]:
+    asked = {"temperature": 0, "prompt": prompt, "max_tokens": 2}
+    return dict(server.ask("/v1/completions", **asked, **body)["usage"])
+
+
+def cached(usage: dict[str, Any]) -> int:
+    return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+
+def test_full_pages_of_an_earlier_prompt_are_counted(server: Server, page_size: int):
+    prompt = [(7 * i) % 200 + 5 for i in range(5 * page_size + 3)]
+    assert cached(usage_of(server, prompt)) == 0
+    assert cached(usage_of(server, prompt)) == 5 * page_size
+    # What differs is behind the third page.
+    assert cached(usage_of(server, [*prompt[: 3 * page_size + 1], *[9] * 40])) == 3 * page_size
+    assert cached(usage_of(server, prompt, cache_salt="other")) == 0
+
+
+def test_prompts_are_counted_once_each_and_samples_of_one_are_not(server: Server, page_size: int):
+    first = [(11 * i) % 200 + 5 for i in range(2 * page_size + 1)]
+    second = [(13 * i) % 200 + 5 for i in range(3 * page_size + 1)]
+    # The other samples share the first one's pages; what the request itself computed is no hit.
+    assert cached(usage_of(server, first, n=3, seed=1)) == 0
+    usage_of(server, second)
+    assert cached(usage_of(server, [first, second], n=2, seed=1)) == 5 * page_size
+
+
+def test_the_samples_of_a_scored_prompt_find_it_in_the_cache(
+    server: Server, page_size: int, monkeypatch: pytest.MonkeyPatch
+):
+    prompt = [(23 * i) % 200 + 5 for i in range(4 * page_size + 1)]
+    hits: list[int] = []
+    submit = server.ingress.coordinators.submit
+
+    async def spied(request: Any, arrived: Any) -> Any:
+        ticket = await submit(request, arrived)
+        take = ticket.take
+
+        def taken() -> Any:
+            events = take()
+            if not request.params.forced_ids:
+                hits.extend(event.num_cached for event in events)
+            return events
+
+        ticket.take = taken
+        return ticket
+
+    monkeypatch.setattr(server.ingress.coordinators, "submit", spied)
+    usage_of(server, prompt, prompt_logprobs=0)
+    assert set(hits) == {4 * page_size}
+
+
+def test_every_endpoint_says_it_in_its_own_words(server: Server, page_size: int):
+    """The same conversation again: all of it but the last, broken page and what follows it."""
+    text = "Tell me of the river, of the mill, and of the years since. " * 3
+    chat = {"messages": [{"role": "user", "content": text}], "max_tokens": 2}
+    usage = server.ask("/v1/chat/completions", **chat)["usage"]
+    expected = (usage["prompt_tokens"] - 1) // page_size * page_size
+    assert expected > page_size
+    assert cached(server.ask("/v1/chat/completions", **chat)["usage"]) == expected
+    responses = {"input": text, "max_output_tokens": 2, "store": False}
+    found = server.ask("/v1/responses", **responses)["usage"]
+    assert found["input_tokens_details"]["cached_tokens"] == expected
+    found = server.ask("/v1/messages", **chat)["usage"]
+    assert found["cache_read_input_tokens"] == expected
+    assert found["input_tokens"] + expected == usage["prompt_tokens"]

@@ -1,9 +1,9 @@
 """The table of fields: complete, read by the parsers, told by /openapi.json and docs/api.md."""
 
 import copy
-import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import jsonschema
@@ -45,6 +45,7 @@ from tests.deployments.test_openai_request import (
     completion,
     refused,
 )
+from tests.support.deployments.api import Json
 
 
 def parse_for_prompt(body: Any) -> Callable[..., Any]:
@@ -57,7 +58,7 @@ def parse_for_prompt(body: Any) -> Callable[..., Any]:
 
 
 # A body that each endpoint serves, and its parser.
-PARSERS: Mapping[PostEndpoint, tuple[dict[str, Any], Callable[..., Any]]] = {
+PARSERS: Mapping[PostEndpoint, tuple[Json, Callable[..., Any]]] = {
     COMPLETIONS: (completion(), CompletionBody.parse),
     CHAT: (chat(), Chat.parse),
     TOKENIZE: ({"prompt": "x"}, parse_for_prompt(TOKENIZE.body)),
@@ -67,7 +68,7 @@ PARSERS: Mapping[PostEndpoint, tuple[dict[str, Any], Callable[..., Any]]] = {
     DETOKENIZE: ({"tokens": [1]}, DETOKENIZE.body.read),
 }
 # What a field needs beside it.
-NEEDS: Mapping[str, dict[str, Any]] = {
+NEEDS: Mapping[str, Json] = {
     "top_logprobs": {"logprobs": True},
     "stream_options": {"stream": True},
     "max_tokens": {"prompt_logprobs": 0},
@@ -86,11 +87,11 @@ def rules(status: Status) -> list[Any]:
     return [each for each in ALL_RULES if each.values[1].status is status]  # type: ignore[union-attr]
 
 
-def body_with(endpoint: PostEndpoint, name: str, value: Any) -> dict[str, Any]:
+def body_with(endpoint: PostEndpoint, name: str, value: Any) -> Json:
     """A good body with `value` at the path `name`."""
     needed = copy.deepcopy(NEEDS.get(name.partition(".")[0], {}))
     usable = {key: value for key, value in needed.items() if key in endpoint.body.rules()}
-    body: dict[str, Any] = {**PARSERS[endpoint][0], **usable}
+    body: Json = {**PARSERS[endpoint][0], **usable}
     if name.startswith("messages"):
         body.pop("prompt", None)
     place, (*above, last) = body, name.replace("[]", "").split(".")
@@ -142,12 +143,12 @@ def test_a_field_that_changes_nothing_is_ignored_and_named_or_refused_by_a_stric
 
 
 def test_a_field_without_effect_has_one_line_of_the_log(caplog: pytest.LogCaptureFixture):
-    limits = dataclasses.replace(LENIENT, logged=set())
+    limits = replace(LENIENT, logged=set())
     turns = [{"role": "user", "content": "x", "mood": "good\r\n"}] * 3
     with caplog.at_level("INFO"):
         for _ in range(3):
             assert Chat.parse(chat(messages=turns), limits).ignored == ("messages[].mood",)
-            Chat.parse(chat(temprature=1), dataclasses.replace(limits, segment="another"))
+            Chat.parse(chat(temprature=1), replace(limits, segment="another"))
         # A client may invent any number of names.
         for number in range(2000):
             Chat.parse(chat(**{f"made\nup{number}": 1}), limits)
@@ -192,10 +193,10 @@ def test_the_required_fields_suffice(endpoint: PostEndpoint):
 @pytest.mark.parametrize("endpoint", [one for one in ENDPOINTS if "model" in PARSERS[one][0]])
 def test_a_body_needs_no_model_where_one_is_served(endpoint: PostEndpoint):
     body = {key: value for key, value in PARSERS[endpoint][0].items() if key != "model"}
-    other = dataclasses.replace(CONFIG, api=ApiConfig(served_model_names=("other",)))
-    named = parse(endpoint, body, dataclasses.replace(LENIENT, config=other))
+    other = replace(CONFIG, api=ApiConfig(served_model_names=("other",)))
+    named = parse(endpoint, body, replace(LENIENT, config=other))
     assert getattr(named, "model", "demo") == "demo"
-    for limits in (LIMITS, dataclasses.replace(LENIENT, adapters={"poems": "poems"})):
+    for limits in (LIMITS, replace(LENIENT, adapters={"poems": "poems"})):
         assert refused(parse, endpoint, body, limits).param == "model"
 
 

@@ -3,23 +3,21 @@
 DRAFTHOUSE_COUNTED says over how many mixed requests.
 """
 
-import asyncio
 import json
 import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
 
 import httpx
 import pytest
 
 from cluster.metrics import KEY_TOKENS, REJECTED, REQUESTS, vllm_metrics
 from deployments.metrics_reader import Page
-from tests.support.deployments.api import events
+from tests.support.deployments.api import Json, events
 from tests.support.deployments.place import bearer, write_keys
 from tests.support.deployments.server import MODEL, Server, serving, tiny_config
 
@@ -33,13 +31,12 @@ PROMPTS = (
 )
 # The columns of every count.
 KINDS = ("prompt", "cached", "output", "requests")
-T = TypeVar("T")
 Counts = Counter[str]
 
 
 @pytest.fixture(scope="module")
 def server(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    keys = {name: dict[str, Any]() for name in KEYS}
+    keys = {name: Json() for name in KEYS}
     access = write_keys(tmp_path_factory.mktemp("keys") / "keys.yaml", **keys)
     with serving(replace(tiny_config(llama_folder), access=access)) as running:
         yield running
@@ -49,7 +46,7 @@ def server(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 class Asked:
     """path, body: the request.  how: whole, streamed, or cancelled in the middle of its stream."""
 
-    body: dict[str, Any]
+    body: Json
     path: str = "/v1/completions"
     how: str = "whole"
     key: str = "alice"
@@ -60,18 +57,14 @@ class Said:
     """An answer.  usage: None where there was none.  stats: its speculative_decoding."""
 
     status: int
-    usage: dict[str, Any] | None = None
-    stats: dict[str, Any] = field(default_factory=dict)
-
-
-def on_loop(server: Server, coroutine: Coroutine[Any, Any, T]) -> T:
-    return asyncio.run_coroutine_threadsafe(coroutine, server.loop).result(PATIENCE_S)
+    usage: Json | None = None
+    stats: Json = field(default_factory=dict)
 
 
 def counts(server: Server) -> dict[str, Counts]:
     """What was counted so far, by who says it: our names, vLLM's, /stats, and each key."""
-    text = on_loop(server, server.ingress.render_metrics()).decode()
-    page, stats = Page.read(text), on_loop(server, server.ingress.stats())
+    text = server.run(server.ingress.render_metrics()).decode()
+    page, stats = Page.read(text), server.run(server.ingress.stats())
 
     def total(name: str) -> int:
         return _whole(page.total(name) or 0.0)
@@ -134,7 +127,7 @@ def ask(server: Server, asked: Asked) -> Said:
     return Said(200, last["usage"], last["metrics"]["speculative_decoding"])
 
 
-def usage_of(usage: dict[str, Any]) -> Counts:
+def usage_of(usage: Json) -> Counts:
     """In the words of any endpoint."""
     if "prompt_tokens" in usage:
         details = usage["prompt_tokens_details"]["cached_tokens"]
@@ -207,7 +200,7 @@ def mixed(count: int, stop: str) -> Iterator[Asked]:
     rng = random.Random(14)
     answered = ("whole", "streamed")
     message = {"messages": [{"role": "user", "content": PROMPTS[1]}]}
-    chat: dict[str, dict[str, Any]] = {
+    chat: dict[str, Json] = {
         "/v1/chat/completions": {**message, "max_tokens": 9, "stop": [stop]},
         "/v1/messages": {**message, "max_tokens": 9, "stop_sequences": [stop]},
         "/v1/responses": {"input": PROMPTS[1], "max_output_tokens": 9, "store": False},

@@ -1,25 +1,12 @@
 """An error names the field of the body that it is about, whatever else is made of that body."""
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from cluster.client import (
-    ChatMessage,
-    ChatMessages,
-    GenerateRequest,
-    Grammar,
-    ResumedChoice,
-    SamplingOptions,
-    TokenIds,
-)
-from cluster.client.generated.common_pb2 import BeamSearch
 from cluster.errors import RequestError
-from deployments.ingress.grpc_request import prompt_of, to_spec
 from deployments.ingress.wording import Names
-from tests.deployments.test_openai_request import LIMITS, refused
 from tests.deployments.test_wrong_fields import BODIES
 from tests.support.choices import pairwise
 from tests.support.deployments.server import Server
@@ -27,7 +14,7 @@ from tests.support.deployments.server import Server
 USER: Any = {"role": "user", "content": "hi"}
 LONG = "word " * 9000
 # What is found when a prompt is rendered and counted, and a grammar compiled; what the body alone
-# shows is in test_wrong_fields.py and test_error_places.py.
+# shows is in test_wrong_fields.py.
 CASES = [(path, *case) for path, listed in BODIES["served"].items() for case in listed]
 CASES += [
     ("/tokenize", "messages", {"messages": [{**USER, "content": LONG}]}),
@@ -103,52 +90,3 @@ def test_only_the_name_in_front_is_the_bodys_own():
     assert caught.value.message == "input[4].role: messages stop: here"
     assert names.of("stop_token_ids") == "stop_token_ids"
     assert names.of("messages[10].content") == "input[10].content"
-
-
-def call(
-    resume: Sequence[tuple[int, list[int]]] = (), n: int = 1, **sampling: Any
-) -> GenerateRequest:
-    choices = [ResumedChoice(index=index, token_ids=ids) for index, ids in resume]
-    options = SamplingOptions(**sampling)
-    return GenerateRequest(model="demo", text="x", sampling=options, n=n, resume=choices)
-
-
-BEAMS: dict[str, Any] = {"beam_search": BeamSearch(num_beams=2), "max_tokens": 5}
-
-
-@pytest.mark.parametrize(
-    ("asked", "param"),
-    [
-        (call(temperature=9.0), "sampling.temperature"),
-        (call(max_tokens=0), "sampling.max_tokens"),
-        (call(stop=[""]), "sampling.stop"),
-        (call(logit_bias={999: 1.0}), "sampling.logit_bias"),
-        (call(grammar=Grammar(kind="poem", source="x")), "sampling.grammar.kind"),
-        (call([(0, [5]), (0, [6])], n=2), "resume"),
-        (call([(2, [5])], n=2), "resume"),
-        (call([(1, [5]), (0, [5, LIMITS.vocab_size])], n=2), "resume[1].token_ids"),
-        (call([(0, [-1])], n=2), "resume[0].token_ids"),
-        (call([(0, [1])], **BEAMS), "resume"),
-        (call(n=3, **BEAMS), "sampling.beam_search.num_beams"),
-    ],
-)
-def test_a_call_names_the_field_of_its_message(asked: GenerateRequest, param: str):
-    error = refused(to_spec, asked, LIMITS)
-    assert error.param == param
-    assert error.message.startswith(f"{param}: ")
-
-
-def test_what_a_call_turns_out_to_lack_later_has_its_messages_name():
-    names = to_spec(call(grammar=Grammar(kind="regex", source="(a")), LIMITS).names
-    known = ("grammar", "prompt", "max_tokens")
-    assert [names.of(name) for name in known] == [
-        "sampling.grammar.source",
-        "text",
-        "sampling.max_tokens",
-    ]
-    tokens = GenerateRequest(tokens=TokenIds(token_ids=[1]))
-    assert prompt_of(tokens, LIMITS).names.of("prompt") == "tokens"
-    turns = [ChatMessage(role=role, content="x") for role in ("user", "function")]
-    chats = [GenerateRequest(chat=ChatMessages(messages=each)) for each in (turns, turns[:1])]
-    assert refused(prompt_of, chats[0], LIMITS).param == "chat.messages[1].role"
-    assert prompt_of(chats[1], LIMITS).names.of("messages[0].role") == "chat.messages[0].role"

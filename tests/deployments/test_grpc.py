@@ -1,4 +1,4 @@
-"""The gRPC API: generation, errors, health and reflection."""
+"""The gRPC API: generation, errors, what is logged of either API, health and reflection."""
 
 import re
 from collections.abc import Iterator
@@ -7,10 +7,13 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc import StatusCode
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from cluster.client import (
+    ChatMessage,
+    ChatMessages,
     Client,
     FinishReason,
     GenerateRequest,
@@ -67,22 +70,20 @@ def test_a_stream_is_resumed_where_it_broke_off(client: Client):
 
 UNKNOWN = GenerateRequest(model="gpt-5", text="x")
 OUTSIDE = GenerateRequest(model=MODEL, tokens=TokenIds(token_ids=[999]))
-BAD: list[tuple[bytes, grpc.StatusCode]] = [
-    (UNKNOWN.SerializeToString(), grpc.StatusCode.NOT_FOUND),
-    (asked("x", TOO_HOT).SerializeToString(), grpc.StatusCode.INVALID_ARGUMENT),
-    (OUTSIDE.SerializeToString(), grpc.StatusCode.INVALID_ARGUMENT),
-    (asked("x" * 5_000_000).SerializeToString(), grpc.StatusCode.OUT_OF_RANGE),
+BAD: list[tuple[bytes, StatusCode]] = [
+    (UNKNOWN.SerializeToString(), StatusCode.NOT_FOUND),
+    (asked("x", TOO_HOT).SerializeToString(), StatusCode.INVALID_ARGUMENT),
+    (OUTSIDE.SerializeToString(), StatusCode.INVALID_ARGUMENT),
+    (asked("x" * 5_000_000).SerializeToString(), StatusCode.OUT_OF_RANGE),
     # It does not reach the ingress.
-    (asked("x" * 10_000_000).SerializeToString(), grpc.StatusCode.RESOURCE_EXHAUSTED),
-    (b"\x0a\x02\xff\xfe", grpc.StatusCode.INVALID_ARGUMENT),
-    (b"\xff\xff\xff", grpc.StatusCode.INVALID_ARGUMENT),
+    (asked("x" * 10_000_000).SerializeToString(), StatusCode.RESOURCE_EXHAUSTED),
+    (b"\x0a\x02\xff\xfe", StatusCode.INVALID_ARGUMENT),
+    (b"\xff\xff\xff", StatusCode.INVALID_ARGUMENT),
 ]
 
 
 @pytest.mark.parametrize(("body", "status"), BAD)
-def test_bad_input_has_the_matching_status(
-    channel: grpc.Channel, body: bytes, status: grpc.StatusCode
-):
+def test_bad_input_has_the_matching_status(channel: grpc.Channel, body: bytes, status: StatusCode):
     call: Any = channel.unary_stream("/drafthouse.v1.GenerationService/Generate")(body, timeout=120)
     with pytest.raises(grpc.RpcError):
         next(call)
@@ -102,16 +103,44 @@ def test_an_error_brings_its_code_and_field_and_leaves_no_traceback(client: Clie
     assert errors_logged() == before
 
 
-def errors_logged() -> int:
-    """How often a DrafthouseError occurs in the logs of the session."""
+def logs() -> dict[Path, bytes]:
+    """What the logs of the session hold."""
     import ray
 
-    logs = Path(ray._private.worker._global_node.get_session_dir_path()) / "logs"
-    return sum(
-        len(re.findall(b"(?:Request|NotFound)Error", path.read_bytes()))
-        for path in logs.rglob("*")
-        if path.is_file()
-    )
+    folder = Path(ray._private.worker._global_node.get_session_dir_path()) / "logs"
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def errors_logged() -> int:
+    """How often a DrafthouseError occurs in them."""
+    return sum(len(re.findall(b"(?:Request|NotFound)Error", text)) for text in logs().values())
+
+
+SECRET = "quartz xylophone seventy-seven"
+
+
+def test_no_log_holds_prompt_text(served: Served, client: Client):
+    """Neither of what is answered nor of what is refused."""
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/completions", {"prompt": SECRET}),
+        ("/v1/completions", {"prompt": SECRET, "stream": True}),
+        ("/v1/completions", {"prompt": SECRET * 1000}),
+        ("/v1/completions", {"prompt": SECRET, "temperature": "hot"}),
+        ("/v1/completions", {"prompt": {"text": SECRET}}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": SECRET}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "wizard", "content": SECRET}]}),
+        ("/v1/chat/completions", {"messages": [SECRET]}),
+    ]
+    for path, body in bodies:
+        assert served.api.post(path, **body, max_tokens=4).status_code in (200, 400)
+    client.complete(asked(SECRET))
+    wizard = ChatMessages(messages=[ChatMessage(role="wizard", content=SECRET)])
+    for refused in (GenerateRequest(model=MODEL, chat=wizard), asked(SECRET * 1000)):
+        with pytest.raises(InvalidRequestError):
+            client.complete(refused)
+    found = logs()
+    assert not [path for path, text in found.items() if b"xylophone" in text]
+    assert any(b": request id=" in text for text in found.values())
 
 
 def test_a_cancelled_call_frees_its_pages(channel: grpc.Channel, served: Served):
@@ -134,7 +163,7 @@ def test_health_is_answered_for_the_server_and_the_service(channel: grpc.Channel
         assert health.Check(health_pb2.HealthCheckRequest(service=name)).status == serving
     with pytest.raises(grpc.RpcError) as caught:
         health.Check(health_pb2.HealthCheckRequest(service="nobody"))
-    assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+    assert caught.value.code() == StatusCode.NOT_FOUND
     watch = health.Watch(health_pb2.HealthCheckRequest())
     assert next(watch).status == serving
     watch.cancel()

@@ -1,5 +1,6 @@
 """gRPC requests to validated specifications, and what calls are answered."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from cluster.client import (
     ChatMessages,
     DrafterNames,
     GenerateRequest,
+    Grammar,
     ResumedChoice,
     SamplingOptions,
     SpeculationRequest,
@@ -24,10 +26,11 @@ from deployments.ingress.grpc_api import DELTA, STATS
 from deployments.ingress.grpc_request import prompt_of, request_name, to_spec
 from deployments.ingress.openai_request import CompletionBody
 from tests.deployments.test_openai_request import LIMITS, completion, refused
+from tests.support.deployments.api import Json
 from tests.support.rpc.frames_strategy import same
 
 # What a call and a body may say alike.
-SAMPLING: dict[str, Any] = {
+SAMPLING: Json = {
     "temperature": 0.5,
     "top_p": 0.9,
     "top_k": 7,
@@ -44,9 +47,9 @@ SAMPLING: dict[str, Any] = {
     "stop": ["x", "y"],
     "stop_token_ids": [3],
 }
-SPECULATION: dict[str, Any] = {"max_draft_tokens": 0}
-ASKED: dict[str, Any] = {"return_draft_sources": True, "return_draft_trees": True}
-SAID: dict[str, Any] = {"n": 2, "metadata": {"task": "code"}, "cache_salt": "secret"}
+SPECULATION: Json = {"max_draft_tokens": 0}
+ASKED: Json = {"return_draft_sources": True, "return_draft_trees": True}
+SAID: Json = {"n": 2, "metadata": {"task": "code"}, "cache_salt": "secret"}
 CALL = GenerateRequest(
     model="demo",
     text="hello",
@@ -135,25 +138,70 @@ def test_what_is_no_prompt_is_refused_by_name(message: Any, said: str):
 FORMER = SpeculationRequest.FromString(b"\x31" + bytes(8))
 
 
+def call(
+    resume: Sequence[tuple[int, list[int]]] = (),
+    n: int = 1,
+    speculation: SpeculationRequest | None = None,
+    **sampling: Any,
+) -> GenerateRequest:
+    choices = [ResumedChoice(index=index, token_ids=ids) for index, ids in resume]
+    options = SamplingOptions(**sampling)
+    return GenerateRequest(
+        model="demo", text="x", sampling=options, n=n, resume=choices, speculation=speculation
+    )
+
+
+BEAMS: Json = {"beam_search": BeamSearch(num_beams=2), "max_tokens": 5}
+
+
 @pytest.mark.parametrize(
-    ("said", "param", "reason"),
+    ("asked", "told"),
     [
-        ({"speculation": FORMER}, "speculation.min_tokens_per_s", "use speculation.latency_class"),
-        ({"speculation": SpeculationRequest(law=9)}, "speculation.law", "law is 9"),  # type: ignore[arg-type]
+        (call(temperature=9.0), "sampling.temperature"),
+        (call(max_tokens=0), "sampling.max_tokens"),
+        (call(stop=[""]), "sampling.stop"),
+        (call(logit_bias={999: 1.0}), "sampling.logit_bias"),
+        (call(grammar=Grammar(kind="poem", source="x")), "sampling.grammar.kind"),
+        (call([(0, [5]), (0, [6])], n=2), "resume"),
+        (call([(2, [5])], n=2), "resume"),
+        (call([(1, [5]), (0, [5, LIMITS.vocab_size])], n=2), "resume[1].token_ids"),
+        (call([(0, [-1])], n=2), "resume[0].token_ids"),
+        (call([(0, [1])], **BEAMS), "resume"),
+        (call(n=3, **BEAMS), "sampling.beam_search.num_beams"),
+        # What this version does not know.
         (
-            {"sampling": SamplingOptions(beam_search=BeamSearch(early_stopping=9))},  # type: ignore[arg-type]
-            "sampling.beam_search.early_stopping",
-            "early_stopping is 9",
+            call(speculation=FORMER),
+            "speculation.min_tokens_per_s ... use speculation.latency_class",
+        ),
+        (call(speculation=SpeculationRequest(law=9)), "speculation.law ... law is 9"),  # type: ignore[arg-type]
+        (
+            call(beam_search=BeamSearch(early_stopping=9)),  # type: ignore[arg-type]
+            "sampling.beam_search.early_stopping ... early_stopping is 9",
         ),
     ],
 )
-def test_what_this_version_does_not_know_is_refused_by_name(
-    said: dict[str, Any], param: str, reason: str
-):
-    error = refused(to_spec, GenerateRequest(model="demo", text="x", **said), LIMITS)
+def test_a_call_names_the_field_of_its_message(asked: GenerateRequest, told: str):
+    param, *words = told.split(" ... ")
+    error = refused(to_spec, asked, LIMITS)
     assert error.param == param
     assert error.message.startswith(f"{param}: ")
-    assert reason in error.message
+    assert all(word in error.message for word in words)
+
+
+def test_what_a_call_turns_out_to_lack_later_has_its_messages_name():
+    names = to_spec(call(grammar=Grammar(kind="regex", source="(a")), LIMITS).names
+    known = ("grammar", "prompt", "max_tokens")
+    assert [names.of(name) for name in known] == [
+        "sampling.grammar.source",
+        "text",
+        "sampling.max_tokens",
+    ]
+    tokens = GenerateRequest(tokens=TokenIds(token_ids=[1]))
+    assert prompt_of(tokens, LIMITS).names.of("prompt") == "tokens"
+    turns = [ChatMessage(role=role, content="x") for role in ("user", "function")]
+    chats = [GenerateRequest(chat=ChatMessages(messages=each)) for each in (turns, turns[:1])]
+    assert refused(prompt_of, chats[0], LIMITS).param == "chat.messages[1].role"
+    assert prompt_of(chats[1], LIMITS).names.of("messages[0].role") == "chat.messages[0].role"
 
 
 def test_a_choice_travels_with_its_tokens_and_says_nothing_of_what_it_lacks():

@@ -9,7 +9,6 @@ import httpx
 import pytest
 from openapi_spec_validator import validate
 
-from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.http import create_app
 from tests.support.deployments.server import MODEL, Server
 
@@ -27,11 +26,6 @@ ORIGIN = "https://page.example"
 def http(tool_server: Server) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=tool_server.url, timeout=60) as client:
         yield client
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tool_server: Server) -> Tokenizer:
-    return Tokenizer.load(tool_server.folder)
 
 
 def test_every_name_is_listed_with_the_length_of_the_context(http: httpx.Client):
@@ -65,10 +59,10 @@ def test_the_document_names_every_path_and_no_other(tool_server: Server, http: h
     assert found == routes
 
 
-def test_tokens_go_to_text_and_back(http: httpx.Client, tokenizer: Tokenizer):
+def test_tokens_go_to_text_and_back(tool_server: Server, http: httpx.Client):
     text = "Naïve text, <|end|> included."
     answer = http.post("/tokenize", json={"prompt": text, "return_token_strs": True}).json()
-    assert answer["tokens"] == tokenizer.encode(text).tolist()
+    assert answer["tokens"] == tool_server.ingress.tokenizer.encode(text).tolist()
     assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
     assert answer["max_model_len"] == 512
     assert "<|end|>" in answer["token_strs"]

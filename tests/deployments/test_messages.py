@@ -5,10 +5,11 @@ from typing import Any
 import anthropic
 import pytest
 
+from tests.support.deployments.api import Json
 from tests.support.deployments.server import MODEL, Server
 
-USER: dict[str, Any] = {"role": "user", "content": "hello"}
-ASKED: dict[str, Any] = {
+USER: Json = {"role": "user", "content": "hello"}
+ASKED: Json = {
     "model": MODEL,
     "max_tokens": 12,
     "messages": [USER],
@@ -21,7 +22,7 @@ def client(server: Server) -> anthropic.Anthropic:
     return anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=60)
 
 
-def chat(server: Server, messages: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
+def chat(server: Server, messages: list[Json], **fields: Any) -> Json:
     """What the chat endpoint answers to the same conversation."""
     asked = {"temperature": 0, "max_tokens": 12, "messages": messages, **fields}
     return server.ask("/v1/chat/completions", **asked)

@@ -1,6 +1,6 @@
 """Parsing of OpenAI bodies: accepted fields, and errors for all others."""
 
-import dataclasses
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from deployments.ingress.api.response_store import ResponseStore
 from deployments.ingress.grpc_request import to_spec
 from deployments.ingress.openai_request import Chat, CompletionBody
 from deployments.ingress.spec import Limits
+from tests.support.deployments.api import Json
 from tests.support.text.tokenizers_for_tests import byte_level_folder
 
 CONFIG = parse(
@@ -42,14 +43,14 @@ CONFIG = parse(
     },
 )
 LIMITS = Limits(CONFIG, 100, Dialect(), SamplingParams(max_tokens=0), ResponseStore(0, 0))
-LENIENT = dataclasses.replace(LIMITS, config=dataclasses.replace(CONFIG, api=ApiConfig()))
+LENIENT = replace(LIMITS, config=replace(CONFIG, api=ApiConfig()))
 
 
-def completion(**fields: Any) -> dict[str, Any]:
+def completion(**fields: Any) -> Json:
     return {"model": "demo", "prompt": "hello", **fields}
 
 
-def chat(**fields: Any) -> dict[str, Any]:
+def chat(**fields: Any) -> Json:
     return {"model": "demo", "messages": [{"role": "user", "content": "hello"}], **fields}
 
 
@@ -64,9 +65,9 @@ def test_the_checkpoints_defaults_apply_unless_the_request_overrides_them():
     defaults = SamplingParams(
         temperature=0.7, top_p=0.8, top_k=20, min_p=0.1, repetition_penalty=1.1, max_tokens=64
     )
-    limits = dataclasses.replace(LIMITS, defaults=defaults)
+    limits = replace(LIMITS, defaults=defaults)
     for request in (Chat.parse(chat(), limits), CompletionBody.parse(completion(), limits)):
-        assert request.spec.params == dataclasses.replace(defaults, max_tokens=0)
+        assert request.spec.params == replace(defaults, max_tokens=0)
     assert Chat.parse(chat(), limits).spec.default_max_tokens == 64
     assert CompletionBody.parse(completion(), limits).spec.default_max_tokens == 16
     said = {"temperature": 1, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
@@ -92,7 +93,7 @@ def test_messages_are_rendered_as_without_the_ingress(tmp_path: Path, knows_deve
     pretrained.chat_template = template
     tokenizer = Tokenizer(pretrained)
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    messages: list[dict[str, Any]] = [
+    messages: list[Json] = [
         {"role": "developer", "content": "x"},
         {"role": "user", "content": parts, "name": "ann"},
     ]
@@ -129,7 +130,7 @@ def test_a_request_may_name_what_is_open_to_requests(
         if face == "http":
             body = CompletionBody.parse(completion(speculation={name: value}), LIMITS)
             return body.spec.speculation
-        laws: dict[str, Any] = {"rejection": 1, "multi_step": 2, "block": 3}
+        laws: Json = {"rejection": 1, "multi_step": 2, "block": 3}
         options = SpeculationRequest(**{name: laws.get(value, value)})
         call = GenerateRequest(model="demo", text="x", speculation=options)
         return to_spec(call, LIMITS).speculation
@@ -143,8 +144,8 @@ def test_a_request_may_name_what_is_open_to_requests(
 
 
 def test_the_sequences_of_one_request_are_limited():
-    few = dataclasses.replace(CONFIG.ingress, max_sequences_per_request=3)
-    narrow = dataclasses.replace(LIMITS, config=dataclasses.replace(CONFIG, ingress=few))
+    few = replace(CONFIG.ingress, max_sequences_per_request=3)
+    narrow = replace(LIMITS, config=replace(CONFIG, ingress=few))
     CompletionBody.parse(completion(prompt=["a"] * 3), narrow)
     for read, body, param in (
         (CompletionBody.parse, completion(prompt=["a"] * 4), "prompt"),

@@ -9,10 +9,11 @@ import pytest
 
 from cluster.config.schema import DrafterConfig, DrafterPlacement
 from cluster.spec.params import MAX_PREDICTION_TOKENS
+from tests.support.deployments.api import Json
 from tests.support.deployments.server import Server, serving, tiny_config
 
 CHAT = [{"role": "user", "content": "the same again, please"}]
-ASKED: dict[str, Any] = {"messages": CHAT, "max_tokens": 48, "ignore_eos": True}
+ASKED: Json = {"messages": CHAT, "max_tokens": 48, "ignore_eos": True}
 SAMPLINGS = [{"temperature": 0}, {"temperature": 0.9, "seed": 4}]
 
 
@@ -26,7 +27,7 @@ def predicting(llama_folder: Path) -> Iterator[Server]:
         yield running
 
 
-def ask(server: Server, **body: Any) -> dict[str, Any]:
+def ask(server: Server, **body: Any) -> Json:
     return server.ask("/v1/chat/completions", **ASKED, **body)
 
 
@@ -34,18 +35,18 @@ def predicted(text: str) -> dict[str, str]:
     return {"type": "content", "content": text}
 
 
-def text_of(answer: dict[str, Any]) -> str:
+def text_of(answer: Json) -> str:
     return str(answer["choices"][0]["message"]["content"])
 
 
-def counts(answer: dict[str, Any]) -> tuple[int, int]:
+def counts(answer: Json) -> tuple[int, int]:
     details = answer["usage"]["completion_tokens_details"]
     return details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "seeded"])
 def test_a_prediction_is_accepted_where_it_is_right_and_changes_no_text(
-    predicting: Server, sampling: dict[str, Any]
+    predicting: Server, sampling: Json
 ):
     # A bias that makes the tiny model, which writes bytes, write letters.
     token_ids = predicting.ingress.tokenizer.encode("abcdefgh ").tolist()

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable
 from importlib.resources import files
 from itertools import count
-from typing import Any
 
 import httpx
 import pytest
@@ -18,6 +17,7 @@ from deployments.command_line import parser_for
 from deployments.try_command import compare
 from tests.conftest import Run
 from tests.deployments.conftest import Served
+from tests.support.deployments.api import Json
 from tests.support.deployments.drafting_server import Answer, Answering, DraftingServer, Terminal
 
 URL = "http://server:8000"
@@ -39,11 +39,11 @@ IDLE = {
 }
 
 
-def told(statistics: dict[str, Any]) -> dict[str, Any]:
+def told(statistics: Json) -> Json:
     return {"metrics": {"speculative_decoding": statistics}}
 
 
-def honest(body: dict[str, Any]) -> Answer:
+def honest(body: Json) -> Answer:
     if not body["speculation"]["enabled"]:
         return [("a", []), (" b", []), (" c", [])], told(IDLE | {"idle_because": "disabled"})
     return [("a", []), (" b", ["lm"]), (" c", ["suffix", "lm"])], told(STATISTICS)
@@ -67,7 +67,7 @@ def ask(server: DraftingServer, *words: str) -> tuple[int, str]:
 def answering(num_tokens: int, drafted_s: float | None, plain_s: float) -> Answering:
     """So many tokens both ways; how long the server says that they took, None = it does not."""
 
-    def answer(body: dict[str, Any]) -> Answer:
+    def answer(body: Json) -> Answer:
         if body["speculation"]["enabled"]:
             statistics = {**STATISTICS, "decode_time_s": drafted_s}
         else:
@@ -137,7 +137,7 @@ def test_on_a_terminal_the_text_has_colours():
 
 
 def test_answers_that_differ_are_said_loudly_and_are_a_failure():
-    def lying(body: dict[str, Any]) -> Answer:
+    def lying(body: Json) -> Answer:
         return ([("x", [])], told(IDLE)) if body["speculation"]["enabled"] else honest(body)
 
     status, text = ask(DraftingServer(lying))
@@ -147,7 +147,7 @@ def test_answers_that_differ_are_said_loudly_and_are_a_failure():
 
 
 def test_without_a_question_it_asks_one_of_the_page_s_as_the_page_does():
-    presets = json.loads((files("deployments.page") / "static" / "presets.json").read_text())
+    presets = json.loads((files("deployments.page") / "static/presets.json").read_text())
     server = DraftingServer(honest)
     assert tried(server) == 0
     asked = server.bodies[0]["messages"][0]["content"]
@@ -157,7 +157,7 @@ def test_without_a_question_it_asks_one_of_the_page_s_as_the_page_does():
 
 
 def test_a_request_without_a_draft_says_why():
-    def idle(body: dict[str, Any]) -> Answer:
+    def idle(body: Json) -> Answer:
         return [("a", [])], told(IDLE)
 
     status, text = ask(DraftingServer(idle))

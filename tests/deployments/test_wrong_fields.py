@@ -1,12 +1,15 @@
 """Bodies of requests: refused by the name of the field that is wrong, ignored by name, or told to
 the model.  The cases are those of bodies.yaml."""
 
-import dataclasses
 import json
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
@@ -24,11 +27,13 @@ from tests.deployments.test_contract import PARSERS, parse
 from tests.deployments.test_openai_request import LENIENT as PLAIN
 from tests.deployments.test_openai_request import LIMITS, chat, completion, refused
 from tests.deployments.test_tools import SERVED
+from tests.support.choices import by_day
+from tests.support.deployments.api import MODEL, Json
 
 BODIES = yaml.safe_load(Path(__file__).with_name("bodies.yaml").read_text("utf-8"))
 ENDPOINTS = {endpoint.path: endpoint for endpoint in PARSERS}
-STRICT = dataclasses.replace(LIMITS, dialect=Dialect(FORMATS["hermes"], template="{{ tools }}"))
-LENIENT = dataclasses.replace(STRICT, config=PLAIN.config)
+STRICT = replace(LIMITS, dialect=Dialect(FORMATS["hermes"], template="{{ tools }}"))
+LENIENT = replace(STRICT, config=PLAIN.config)
 
 
 def cases(section: str) -> list[Any]:
@@ -39,15 +44,13 @@ def cases(section: str) -> list[Any]:
     ]
 
 
-def with_fields(endpoint: PostEndpoint, fields: dict[str, Any]) -> dict[str, Any]:
+def with_fields(endpoint: PostEndpoint, fields: Json) -> Json:
     return {**PARSERS[endpoint][0], **fields}
 
 
 @pytest.mark.parametrize(("endpoint", "told", "fields"), cases("refused"))
-def test_an_error_names_the_field_and_the_remedy(
-    endpoint: PostEndpoint, told: str, fields: dict[str, Any]
-):
-    """Types and bounds are in test_contract.py, test_error_places.py and test_number_fields.py."""
+def test_an_error_names_the_field_and_the_remedy(endpoint: PostEndpoint, told: str, fields: Json):
+    """Types and bounds are below, and in test_contract.py."""
     param, *words = told.split(" ... ")
     error = refused(parse, endpoint, with_fields(endpoint, fields), SERVED)
     assert error.param == param
@@ -60,7 +63,7 @@ def test_an_error_names_the_field_and_the_remedy(
 
 @pytest.mark.parametrize(("endpoint", "names", "fields"), cases("ignored"))
 def test_what_changes_nothing_is_ignored_and_named(
-    endpoint: PostEndpoint, names: list[str], fields: dict[str, Any]
+    endpoint: PostEndpoint, names: list[str], fields: Json
 ):
     body = with_fields(endpoint, fields)
     assert set(names) <= set(parse(endpoint, body, LENIENT).ignored)
@@ -70,15 +73,13 @@ def test_what_changes_nothing_is_ignored_and_named(
 
 @pytest.mark.parametrize(("endpoint", "param", "fields"), cases("never"))
 def test_what_would_change_the_answer_is_refused_however_lenient(
-    endpoint: PostEndpoint, param: str, fields: dict[str, Any]
+    endpoint: PostEndpoint, param: str, fields: Json
 ):
     assert refused(parse, endpoint, with_fields(endpoint, fields), LENIENT).param == param
 
 
 @pytest.mark.parametrize(("endpoint", "fields", "parts"), cases("parsed"))
-def test_every_field_reaches_what_is_asked_for(
-    endpoint: PostEndpoint, fields: dict[str, Any], parts: dict[str, Any]
-):
+def test_every_field_reaches_what_is_asked_for(endpoint: PostEndpoint, fields: Json, parts: Json):
     asked = parse(endpoint, with_fields(endpoint, fields), LIMITS)
     found = {path: attrgetter(path)(asked) for path in parts}
     assert json.loads(json.dumps(found)) == parts
@@ -86,14 +87,14 @@ def test_every_field_reaches_what_is_asked_for(
 
 @pytest.mark.parametrize(("endpoint", "fields", "messages"), cases("conversations"))
 def test_a_conversation_reaches_the_template(
-    endpoint: PostEndpoint, fields: dict[str, Any], messages: list[Any]
+    endpoint: PostEndpoint, fields: Json, messages: list[Any]
 ):
     (prompt,) = parse(endpoint, with_fields(endpoint, fields), LENIENT).spec.prompts
     assert [dict(message) for message in prompt.messages] == messages
 
 
 @pytest.mark.parametrize(("fields", "kind", "source"), BODIES["forms"])
-def test_each_form_becomes_a_grammar(fields: dict[str, Any], kind: str, source: Any):
+def test_each_form_becomes_a_grammar(fields: Json, kind: str, source: Any):
     for request in (
         Chat.parse(chat(**fields), LIMITS),
         CompletionBody.parse(completion(**fields), LIMITS),
@@ -158,7 +159,7 @@ def test_fields_that_are_null_are_absent():
 
 def test_a_call_over_grpc_needs_no_model_where_one_is_served():
     assert to_spec(GenerateRequest(text="x"), LENIENT).adapter == ""
-    for limits in (STRICT, dataclasses.replace(LENIENT, adapters={"poems": "poems"})):
+    for limits in (STRICT, replace(LENIENT, adapters={"poems": "poems"})):
         assert "model" in refused(to_spec, GenerateRequest(text="x"), limits).message
 
 
@@ -176,3 +177,105 @@ def test_a_source_over_grpc_is_a_grammar_or_refused_by_its_name(kind: str, sourc
     for source in bad:
         error = refused(to_spec, with_grammar(kind, source), LIMITS)
         assert error.param == "sampling.grammar.source"
+
+
+# Whatever is wrong at one place of a whole body, the error names that place.
+WHOLE = {ENDPOINTS[path]: body for path, body in BODIES["whole"].items()}
+WRONG: tuple[Any, ...] = (5, -1, True, "x", "", [], {}, [5], [""], [{}], {"type": "x"}, 1e300, None)
+# A field that only makes sense with another one may be named for it.
+TOGETHER = {("tools", "tool_choice"), ("logprobs", "top_logprobs"), ("messages", "prompt")}
+
+
+def places(value: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Every path in a body, with the object or list that has it, and its key there."""
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, inner in items:
+        name = f"{path}[{key}]" if isinstance(value, list) else f"{path}.{key}".lstrip(".")
+        yield name, value, key
+        if isinstance(inner, dict | list):
+            yield from places(inner, name)
+
+
+def top(path: str) -> str:
+    return path.partition(".")[0].partition("[")[0]
+
+
+def is_near(param: str, path: str) -> bool:
+    """Whether one is within the other, or a sibling of it in the same object."""
+    around = path.rpartition(".")[0]
+    return (
+        param.startswith(path)
+        or path.startswith(param)
+        or bool(around and param.startswith(around))
+        or (top(path), top(param)) in TOGETHER
+    )
+
+
+def errors(endpoint: PostEndpoint) -> Iterator[tuple[str, RequestError]]:
+    """What each wrong value at each place is refused with."""
+    for number, (path, *_) in enumerate(places(WHOLE[endpoint])):
+        for value in WRONG:
+            body = json.loads(json.dumps(WHOLE[endpoint]))  # nothing of it is there twice
+            _, holder, key = list(places(body))[number]
+            holder[key] = value
+            try:
+                parse(endpoint, body, SERVED)
+            except RequestError as error:
+                yield path, error
+
+
+@pytest.mark.parametrize("endpoint", WHOLE, ids=lambda endpoint: endpoint.path)
+def test_an_error_names_the_place_that_is_wrong(endpoint: PostEndpoint):
+    """For some value of each place exactly that, or the list of texts that it is in, or what an
+    object lacks: the name of a function."""
+    parse(endpoint, WHOLE[endpoint], SERVED)
+    named: dict[str, set[str]] = defaultdict(set)
+    for path, error in errors(endpoint):
+        param = error.param or ""
+        assert is_near(param, path), (path, error.message)
+        assert error.message.startswith(f"{param}: ")
+        named[path].add(param)
+    assert len(named) > 25
+    for path, params in named.items():
+        owner = path.rpartition("[")[0] if path.endswith("]") else f"{path}.name"
+        assert params & {path, owner}, path
+
+
+# Every number of a request at the edges of its type: a text, or a 400 that names the field.
+NUMBERS = BODIES["numbers"]
+EDGES = (*NUMBERS["edges"], "9" * 5000)
+OTHERS = (*NUMBERS["others"], "9" * 400)
+MEMBERS = {name: f'"{name}": %s' for name in NUMBERS["plain"]} | NUMBERS["members"]
+
+
+@pytest.mark.parametrize("field", MEMBERS)
+def test_a_completion_has_a_text_or_names_the_field(http: httpx.Client, field: str):
+    start = f'{{"model": "{MODEL}", "prompt": "x y", "max_tokens": 2, '
+    for number in by_day(EDGES, EDGES + OTHERS):
+        text = start + MEMBERS[field] % number + "}"
+        answer = http.post("/v1/completions", content=text)
+        assert answer.status_code in (200, 400), (text[:200], answer.text)
+        if answer.status_code == 400:
+            assert answer.json()["error"]["param"].startswith(field), (text[:200], answer.text)
+        else:
+            assert "NaN" not in answer.text, text[:200]
+            assert "Infinity" not in answer.text, text[:200]
+            json.loads(answer.text)
+
+
+@pytest.mark.parametrize("number", ["1e400", "NaN", "-Infinity", "9" * 5000])
+def test_a_number_in_a_schema_is_one(http: httpx.Client, number: str):
+    schema = f'{{"type": "number", "maximum": {number}}}'
+    for form, field in (
+        (f'"structured_outputs": {{"json": {schema}}}', "structured_outputs.json"),
+        (f'"structured_outputs": {{"json": {json.dumps(schema)}}}', "structured_outputs.json"),
+        (
+            f'"response_format": {{"type": "json_schema", "json_schema": {{"schema": {schema}}}}}',
+            "response_format.json_schema.schema",
+        ),
+    ):
+        answer = http.post(
+            "/v1/completions", content=f'{{"model": "{MODEL}", "prompt": "x", {form}}}'
+        )
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"].startswith(field)

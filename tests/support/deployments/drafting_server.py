@@ -4,9 +4,10 @@ import io
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import httpx
+
+from tests.support.deployments.api import Json
 
 
 class Terminal(io.StringIO):
@@ -16,8 +17,8 @@ class Terminal(io.StringIO):
         return True
 
 
-Answer = tuple[Sequence[tuple[str, list[str]]], dict[str, Any]]
-Answering = Callable[[dict[str, Any]], Answer]
+Answer = tuple[Sequence[tuple[str, list[str]]], Json]
+Answering = Callable[[Json], Answer]
 REFUSED = "refuse"
 
 
@@ -28,7 +29,7 @@ class DraftingServer:
     answering: Answering
     owner: str = "drafthouse"
     has_template: bool = True
-    bodies: list[dict[str, Any]] = field(default_factory=list)
+    bodies: list[Json] = field(default_factory=list)
     headers: list[httpx.Headers] = field(default_factory=list)
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
@@ -44,9 +45,9 @@ class DraftingServer:
         if is_chat and body["messages"][-1]["content"] == REFUSED:
             return _refused("not this")
         tokens, last = self.answering(body)
-        events: list[dict[str, Any]] = [{"choices": [{"delta": {"role": "assistant"}}]}]
+        events: list[Json] = [{"choices": [{"delta": {"role": "assistant"}}]}]
         for text, drafters in tokens:
-            choice: dict[str, Any] = {"delta": {"content": text}} if is_chat else {"text": text}
+            choice: Json = {"delta": {"content": text}} if is_chat else {"text": text}
             if body.get("return_draft_sources"):
                 choice["draft_sources"] = [{"bytes": list(text.encode()), "drafters": drafters}]
             events.append({"choices": [choice]})

@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 
 import httpx
 
+from tests.support.deployments.api import Json
+
 PROMPT_TOKENS = 4
 MODELS = {"data": [{"id": "scripted", "root": "scripted", "owned_by": "a test"}]}
 T = TypeVar("T")
@@ -27,7 +29,7 @@ class ScriptedServer(httpx.AsyncBaseTransport):
     is_ours: bool = False
     refusing: tuple[str, ...] = ()
     metrics: str = ""
-    bodies: list[dict[str, Any]] = field(default_factory=list)
+    bodies: list[Json] = field(default_factory=list)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         if request.url.path == "/v1/models":
@@ -51,13 +53,13 @@ class _Stream(httpx.AsyncByteStream):
             yield chunk
 
 
-def prompt_of(body: dict[str, Any]) -> str:
+def prompt_of(body: Json) -> str:
     """The text of a request; a chat's content may be a list of parts."""
     content = body["messages"][-1]["content"] if "messages" in body else body["prompt"]
     return str(content if isinstance(content, str) else content[0]["text"])
 
 
-async def pieces(body: dict[str, Any]) -> AsyncIterator[bytes]:
+async def pieces(body: Json) -> AsyncIterator[bytes]:
     """The events of an answer at their times, counted from the first look at them."""
     clock = asyncio.get_running_loop().time
     began = clock()
@@ -76,7 +78,7 @@ async def pieces(body: dict[str, Any]) -> AsyncIterator[bytes]:
     yield b"data: [DONE]\n\n"
 
 
-def _event(data: dict[str, Any]) -> bytes:
+def _event(data: Json) -> bytes:
     return f"data: {json.dumps(data)}\n\n".encode()
 
 
