@@ -1,72 +1,34 @@
 """A pool of drafters on a real Serve follows the load, and the controller's log says why."""
 
-import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx
 import pytest
 
 from cluster.config.applications import POLICY, drafter_deployment
-from tests.deployments.conftest import Served, arguments, wait_until
+from tests.deployments.conftest import Served, arguments, deploy, is_served, wait_until
 from tests.support.choices import by_night
-from tests.support.deployments.api import MODEL
+from tests.support.deployments.writers import Writers
 
 APPLICATION = "scaled"
 NAME = "ngram"
 NUM_TEXTS = 6
-DOWN_S = 3
 # Serve's defaults would take a minute to see the load and ten to forget it.
 SCALED = {
     "min_replicas": 1,
     "max_replicas": 3,
     "upscale_delay_s": 1,
-    "downscale_delay_s": DOWN_S,
+    "downscale_delay_s": 3,
     "look_back_period_s": 5,
     "metrics_interval_s": 1,
     "policy": {"policy_function": POLICY},
 }
 
 
-@dataclass
-class Readers:
-    """Texts that are asked for again and again until the load is over."""
-
-    url: str
-    is_over: threading.Event = field(default_factory=threading.Event)
-    threads: list[threading.Thread] = field(default_factory=list)
-
-    def start(self, count: int) -> None:
-        self.threads = [threading.Thread(target=self._read) for _ in range(count)]
-        for thread in self.threads:
-            thread.start()
-
-    def stop(self) -> None:
-        self.is_over.set()
-        for thread in self.threads:
-            thread.join()
-
-    def _read(self) -> None:
-        body = {
-            "model": MODEL,
-            "prompt": [9, 8, 7, 6, 5] * 8,
-            "max_tokens": 2000,
-            "stream": True,
-            "ignore_eos": True,
-        }
-        while not self.is_over.is_set():
-            with httpx.stream("POST", f"{self.url}/completions", json=body, timeout=120) as answer:
-                for _ in answer.iter_lines():
-                    if self.is_over.is_set():
-                        return
-
-
 @pytest.fixture
-def readers(served: Served, long_folder: Path, long_draft_folder: Path) -> Iterator[Readers]:
+def url(served: Served, long_folder: Path, long_draft_folder: Path) -> Iterator[str]:
+    """Of an application whose pool follows the load."""
     from ray import serve
-    from ray.serve.context import _get_global_client
-    from ray.serve.schema import ServeDeploySchema
 
     settings = arguments(long_folder, long_draft_folder)
     settings["drafters"] = {
@@ -81,21 +43,12 @@ def readers(served: Served, long_folder: Path, long_draft_folder: Path) -> Itera
         "deployments": [{"name": drafter_deployment(NAME), "autoscaling_config": SCALED}],
         "runtime_env": {"env_vars": {"PYTHONPATH": str(Path(__file__).parents[2])}},
     }
-    schema = ServeDeploySchema.model_validate({"applications": [application]})
-    _get_global_client().deploy_apps(schema)
+    deploy({"applications": [application]})
     wait_until(lambda: num_running() == 1)
-    found = Readers(f"http://127.0.0.1:{settings['http']['port']}/v1")
-    wait_until(lambda: is_served(found.url))
-    yield found
-    found.stop()
+    url = f"http://127.0.0.1:{settings['http']['port']}"
+    wait_until(lambda: is_served(f"{url}/v1/models"))
+    yield url
     serve.delete(APPLICATION)
-
-
-def is_served(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/models", timeout=30).is_success
-    except httpx.TransportError:
-        return False
 
 
 def num_running() -> int:
@@ -114,10 +67,9 @@ def controller_log() -> str:
 
 
 @by_night
-def test_a_pool_grows_under_load_and_shrinks_when_it_is_over(readers: Readers):
-    readers.start(NUM_TEXTS)
-    wait_until(lambda: num_running() == 3)
-    readers.stop()
+def test_a_pool_grows_under_load_and_shrinks_when_it_is_over(url: str):
+    with Writers([], [url], 0, NUM_TEXTS, 2000, http_timeout_s=120.0, rest_s=0.0).running():
+        wait_until(lambda: num_running() == 3)
     wait_until(lambda: num_running() == 1)
     name = f"replicas of {drafter_deployment(NAME)}"
     log = controller_log()

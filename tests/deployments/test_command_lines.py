@@ -1,9 +1,7 @@
 """What no command can do anything with: one line on stderr, before any work, and the exit code."""
 
 import io
-import os
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,10 +14,8 @@ from deployments.chat_command import ChatHistory
 from deployments.cli import EXIT_BAD_CONFIG, EXIT_FAILED, EXIT_UNREAD
 from deployments.command_line import parser_for
 from deployments.openai_client import OpenAIServer
-from tests.conftest import Run, python
-from tests.deployments.conftest import DEADLINE_S
+from tests.conftest import Run, command, python
 from tests.support.choices import by_day
-from tests.support.deployments.command import REPOSITORY
 from tests.support.deployments.scripted_server import in_virtual_time
 
 # Nothing listens there; a value that is taken ends in a connection refused.
@@ -52,16 +48,8 @@ SHELL = [
 def test_files_and_pipes_that_cannot_be_used_are_said_in_one_line(
     shell: str, status: int, told: str
 ):
-    environment = {**os.environ, "DRAFTHOUSE": f"{sys.executable} -m deployments.cli"}
-    found = subprocess.run(
-        ["bash", "-c", f"$DRAFTHOUSE {shell}"],
-        cwd=REPOSITORY,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
+    found = command(
+        "bash", "-c", f"$DRAFTHOUSE {shell}", DRAFTHOUSE=f"{sys.executable} -m deployments.cli"
     )
     assert found.returncode == status, found.stderr
     assert told in found.stderr

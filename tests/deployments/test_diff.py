@@ -33,7 +33,7 @@ def changed(document: Any, changes: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["told"])
 def test_a_changed_key_is_told_with_what_it_restarts(case: dict[str, Any]):
-    before = changed(load(REPOSITORY / "k8s/base/serve.yaml").document, case.get("before", {}))
+    before = changed(load("k8s/base/serve.yaml").document, case.get("before", {}))
     found = difference(before, changed(before, case["change"]))
     assert found.startswith(case["told"])
     # Whole outputs have all their lines.
@@ -51,14 +51,14 @@ def test_serve_itself_restarts_all_for_the_other_keys_of_an_application_alone():
 
 
 def test_what_serve_does_not_take_is_refused_with_its_reason():
-    document = load(REPOSITORY / "k8s/base/serve.yaml").document
+    document = load("k8s/base/serve.yaml").document
     scaled = {"name": "target", "autoscaling_config": {"min_replicas": 3, "max_replicas": 2}}
     with pytest.raises(ConfigError, match=r"deployments\[target\]: Ray Serve does not take it"):
         difference(document, changed(document, {"main.deployments": [scaled]}))
 
 
 def test_what_stands_in_another_application_is_not_touched():
-    document = changed(load(REPOSITORY / "k8s/base/serve.yaml").document, {})
+    document = changed(load("k8s/base/serve.yaml").document, {})
     other = document["applications"][0] | {"name": "other", "route_prefix": "/other"}
     document["applications"].append(copy.deepcopy(other))
     after = copy.deepcopy(document)

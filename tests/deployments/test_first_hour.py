@@ -18,15 +18,14 @@ import yaml
 from deployments import cli
 from tests.config.test_refused import change
 from tests.conftest import Run, python, serve_file
-from tests.deployments.conftest import free_ports
 from tests.deployments.test_doors import environment
 from tests.support.choices import by_day
+from tests.support.deployments.command import FACES, on_free_ports
 from tests.support.models.wheels import look_only_in
 
 __all__ = ["environment"]
 
 MISTAKES = yaml.safe_load(Path(__file__).with_name("first_hour.yaml").read_text("utf-8"))
-FACES = ("http", "grpc", "dashboard")
 
 
 @dataclass
@@ -44,7 +43,7 @@ class Beginner:
         self.args = {
             "target": {"engine": {"model": str(self.model), "device": "cpu", "threads": 1}},
             "drafters": {"lookup": {"kind": "prompt_lookup"}},
-            **{face: {"port": port} for face, port in zip(FACES, free_ports(3), strict=True)},
+            **on_free_ports(),
         }
 
     def make(self, name: str) -> tuple[Path, list[str]]:

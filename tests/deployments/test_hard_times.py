@@ -11,13 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import httpx
 import pytest
 
 from cluster.engine.engine import Engine
 from cluster.engine.work import Output
 from tests.support.choices import by_night
-from tests.support.deployments.api import MODEL, events
 from tests.support.deployments.server import Server
 
 NUM_BUSY = 4
@@ -25,7 +23,7 @@ BUSY = "while True: pass"
 # A step takes longer than the silence after which a target is left, and has a core to fight for.
 STEP_S, COMPUTED_S, NUM_STRETCHED = 4.5, 0.5, 2
 HOUR_S = 3600.0
-BODY = {"prompt": "abc abc abc", "temperature": 0.7, "seed": 3, "ignore_eos": True}
+BODY: dict[str, Any] = {"prompt": "abc abc abc", "temperature": 0.7, "seed": 3, "ignore_eos": True}
 
 
 @pytest.fixture
@@ -50,14 +48,10 @@ def busy_processes() -> Iterator[None]:
 
 def read(server: Server, then: Callable[[int], Any] = lambda place: None, **body: Any) -> str:
     """A streamed text, which may take a minute; `then` is called after each of its pieces."""
-    asked, text = {"model": MODEL, "stream": True, **BODY, **body}, ""
-    headers, url = {"x-request-timeout-ms": "60000"}, f"{server.url}/v1/completions"
-    with httpx.stream("POST", url, json=asked, headers=headers, timeout=120) as answer:
-        said = (event for line in answer.iter_lines() for event in events(line))
-        for place, event in enumerate(said):
-            assert "error" not in event, event
-            text += event["choices"][0]["text"] if event["choices"] else ""
-            then(place)
+    text, headers = "", {"x-request-timeout-ms": "60000"}
+    for place, event in enumerate(server.read("/v1/completions", headers, **BODY, **body)):
+        text += event["choices"][0]["text"]
+        then(place)
     return text
 
 

@@ -4,6 +4,7 @@ The edits are applied as `serve deploy` and KubeRay apply them.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from cluster.config.live import COORDINATOR, INGRESS, READ_BY, TARGET, _told
 from cluster.config.schema import Config
 from cluster.core import token_array
 from cluster.records import frozen
-from tests.deployments.conftest import Served, arguments, places, wait_until
+from tests.deployments.conftest import Served, arguments, deploy, places, wait_until
 from tests.support.choices import by_day, by_night
 from tests.support.deployments.api import MODEL
 from tests.support.deployments.writers import Writers
@@ -49,13 +50,7 @@ class Live:
                     deployment = name if is_own else f"drafter-{name}"
                     named[deployment] = {"name": deployment, "user_config": told}
             application["deployments"] = list(named.values())
-        self.deploy()
-
-    def deploy(self) -> None:
-        from ray.serve.context import _get_global_client
-        from ray.serve.schema import ServeDeploySchema
-
-        _get_global_client().deploy_apps(ServeDeploySchema.model_validate(self.document))
+        deploy(self.document)
 
     def refused(self) -> dict[str, str]:
         return dict(self.served.health()["refused"])
@@ -81,9 +76,6 @@ class Live:
         return list(
             self.served.api.complete(**body, ignore_eos=True, return_token_ids=True)["token_ids"]
         )
-
-    def writers(self) -> Writers:
-        return Writers([self.served.grpc], [self.served.http], NUM_GRPC, NUM_HTTP, NUM_TOKENS)
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +130,22 @@ def is_whole(live: Live) -> bool:
         return False
 
 
+@contextmanager
+def undisturbed(live: Live) -> Iterator[Writers]:
+    """Texts are written, of which no edit of the block breaks one or replaces the target's
+    processes; it begins when each writer has ended a text."""
+    before = live.pids()
+    writers = Writers([live.served.grpc], [live.served.http], NUM_GRPC, NUM_HTTP, NUM_TOKENS)
+    with writers.running():
+        writers.wait()
+        yield writers
+        writers.wait()
+    assert not writers.wrong
+    assert not writers.errors
+    assert live.pids() == before
+    assert live.served.metric("drafthouse_failovers_total") == 0
+
+
 @by_night
 def test_streams_survive_every_edit_and_a_wrong_one_leaves_all_as_it_was(
     live: Live, long_folder: Path, tmp_path: Path
@@ -145,9 +153,7 @@ def test_streams_survive_every_edit_and_a_wrong_one_leaves_all_as_it_was(
     assert {known for _, (known, _) in _told(EDITS)} == READ_BY.keys() - {"adapters"}
     adapter = write_adapter(long_folder, tmp_path / "a")
     told = EDITS | {"adapters": {"pirate": str(adapter)}}
-    before, writers = live.pids(), live.writers()
-    with writers.running():
-        writers.wait()
+    with undisturbed(live) as writers:
         live.tell(**dict.fromkeys(OTHERS, told))
         wait_until(lambda: set(live.served_names()) == {MODEL, "alias", "pirate"})
         wait_until(lambda: live.drafters() == {"suffix": 1, "ngram": 1, "more": 1})
@@ -174,19 +180,12 @@ def test_streams_survive_every_edit_and_a_wrong_one_leaves_all_as_it_was(
         live.tell(ingress={}, coordinator={}, target={})
         wait_until(lambda: live.refused() == {} and live.drafters() == {"suffix": 1, "ngram": 1})
         assert live.status_of(n=3) == 200
-        writers.wait()
-    assert not writers.wrong
-    assert not writers.errors
-    assert live.pids() == before
-    assert live.served.metric("drafthouse_failovers_total") == 0
 
 
 @by_night
 def test_edits_of_the_pool_touch_no_target(live: Live):
-    before, writers = live.pids(), live.writers()
     drafting = places("drafter-ngram", POOL)[0]["pid"]
-    with writers.running():
-        writers.wait()
+    with undisturbed(live) as writers:
         live.tell(ngram={"kind": "ngram_cash"})
         wait_until(lambda: "drafter-ngram.user_config" in live.refused())
         assert "did you mean ngram_cache?" in live.refused()["drafter-ngram.user_config"]
@@ -198,13 +197,8 @@ def test_edits_of_the_pool_touch_no_target(live: Live):
 
         (pool,) = (each for each in live.document["applications"] if each["name"] == POOL)
         del pool["args"]["drafters"]["more"]
-        live.deploy()
+        deploy(live.document)
         wait_until(lambda: is_replaced(drafting) and is_whole(live))
-        writers.wait()
-    assert not writers.wrong
-    assert not writers.errors
-    assert live.pids() == before
-    assert live.served.metric("drafthouse_failovers_total") == 0
 
 
 def is_replaced(pid: int) -> bool:

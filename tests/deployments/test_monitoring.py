@@ -13,10 +13,10 @@ import pytest
 import yaml
 
 from k8s.tools.monitoring import DASHBOARDS, MONITORING
-from tests.deployments.conftest import Served, free_port, wait_until
+from tests.conftest import REPOSITORY
+from tests.deployments.conftest import Served, free_port, is_served, wait_until
 from tests.support.prometheus import program
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 ALERTS = MONITORING / "alerts.yaml"
 # What Grafana would put there; every scrape of the test lies within a minute.
 _FILLED_IN = {"$job": ".+", "$__rate_interval": "1m"}
@@ -27,7 +27,7 @@ def prometheus(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iter
     """A client of a Prometheus that scrapes the application every second."""
     folder = tmp_path_factory.mktemp("prometheus")
     config = config_of_the_page(served.http.removeprefix("http://"))
-    (folder / "prometheus.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    (folder / "prometheus.yaml").write_text(yaml.safe_dump(config), "utf-8")
     address = f"127.0.0.1:{free_port()}"
     process = subprocess.Popen(
         [
@@ -39,7 +39,7 @@ def prometheus(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iter
         ]
     )
     try:
-        wait_until(lambda: process.poll() is not None or _is_ready(address))
+        wait_until(lambda: process.poll() is not None or is_served(f"http://{address}/-/ready"))
         assert process.poll() is None, "Prometheus has ended"
         with httpx.Client(base_url=f"http://{address}/api/v1", timeout=60) as client:
             yield client
@@ -50,20 +50,13 @@ def prometheus(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 def config_of_the_page(address: str) -> dict[str, Any]:
     """The configuration that docs/monitoring.md shows, in a hurry."""
-    page = (REPOSITORY / "docs" / "monitoring.md").read_text("utf-8")
+    page = (REPOSITORY / "docs/monitoring.md").read_text("utf-8")
     fence = re.search(r"```yaml\n# prometheus.yml\n(.*?)```", page, re.DOTALL)
     config: dict[str, Any] = yaml.safe_load(fence[1].replace("HOST:8000", address))
     assert [str(REPOSITORY / path) for path in config["rule_files"]] == [str(ALERTS)]
     for scrape in config["scrape_configs"]:
         scrape["scrape_interval"] = "1s"
     return config | {"rule_files": [str(ALERTS)], "global": {"evaluation_interval": "1s"}}
-
-
-def _is_ready(address: str) -> bool:
-    try:
-        return httpx.get(f"http://{address}/-/ready", timeout=30).status_code == 200
-    except httpx.TransportError:
-        return False
 
 
 def queries() -> dict[str, str]:
@@ -112,7 +105,7 @@ def test_every_panel_shows_data(served: Served, prometheus: httpx.Client):
 def test_ray_reads_the_variables_that_the_page_names():
     from ray.dashboard.modules.metrics import metrics_head
 
-    page = (REPOSITORY / "docs" / "monitoring.md").read_text("utf-8")
+    page = (REPOSITORY / "docs/monitoring.md").read_text("utf-8")
     named = re.findall(r"^\| `(RAY_\w+)` \|", page, re.MULTILINE)
     assert len(named) == 4
     assert set(named) <= set(map(str, vars(metrics_head).values()))

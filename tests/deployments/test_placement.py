@@ -15,8 +15,6 @@ from deployments.placement import Placed, local_labels, total_resources
 from tests.deployments.conftest import DEADLINE_S, free_ports, places
 from tests.support.choices import by_night
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-
 
 def test_a_target_reserves_for_all_its_ranks_on_one_node():
     placement = PlacementConfig(
@@ -44,7 +42,7 @@ def test_a_drafter_asks_for_its_labels_and_surges_where_no_gpu_is_needed_for_it(
 
 
 def test_resources_are_summed_over_replicas_and_ranks():
-    config = load(CONFIGS / "llama-70b-8xh100.yaml").config
+    config = load("configs/llama-70b-8xh100.yaml").config
     total = total_resources(config)
     assert total["GPU"] == 8  # four ranks, two small drafters, two larger ones
     # What `ray start` is given in the file's first lines.
@@ -54,7 +52,7 @@ def test_resources_are_summed_over_replicas_and_ranks():
 
 
 def test_one_machine_cannot_carry_two_values_of_a_label():
-    config = load(CONFIGS / "two-node.yaml").config
+    config = load("configs/two-node.yaml").config
     with pytest.raises(ConfigError, match="--address"):
         local_labels(config)
 
@@ -87,7 +85,7 @@ def rehearsed(ray_session: None, served: Any, checkpoint_factory: Callable[..., 
 
     from deployments.app import build
 
-    file = load(CONFIGS / "llama-70b-8xh100.yaml")
+    file = load("configs/llama-70b-8xh100.yaml")
     model, (http, grpc) = checkpoint_factory("llama", num_key_value_heads=4), free_ports(2)
     arguments = with_model(file.document["applications"][0]["args"], str(model))
     arguments["http"], arguments["grpc"] = {"port": http}, {"port": grpc}

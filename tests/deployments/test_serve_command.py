@@ -56,7 +56,7 @@ def test_on_a_ray_that_is_joined_each_process_is_replaced(monkeypatch: pytest.Mo
     # Asked without a Ray, it would join any that runs on this machine, or start one.
     context = SimpleNamespace(runtime_env={})
     monkeypatch.setattr(deploying.ray, "get_runtime_context", lambda: context)
-    served = load(Path(__file__).parents[2] / "configs" / "local.yaml")
+    served = load("configs/local.yaml")
     for is_own in (True, True, False):
         begin(served, is_own=is_own)
     own, again, joined = found

@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from cluster.config.schema import Config, CoordinatorConfig
+from tests.support.clock import wait_until
 from tests.support.deployments import slow_readers
 from tests.support.deployments.scripted import Scripted, scripted
 from tests.support.text.tokenizers_for_tests import byte_level_folder
@@ -83,10 +84,7 @@ def test_slow_readers_hold_up_neither_the_rounds_nor_others(server: Scripted):
         first = said(readers)
         assert first["num_started"] == NUM_READERS
         # Every answer is decoded while its reader has hardly begun: the rounds wait for nobody.
-        deadline = time.monotonic() + PATIENCE_S
-        while server.num_running():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: not server.num_running(), PATIENCE_S)
         beside_s = asked_s(server, 20)
         per_reader = (resident_bytes() - before) / NUM_READERS
         readers.stdin.write("enough\n")

@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,15 +14,15 @@ from deployments.cli import EXIT_UNREAD
 from deployments.command_line import parser_for
 from deployments.metrics_reader import MetricsChange, Page
 from deployments.top_command import top, view
-from tests.conftest import REPOSITORY, Run
-from tests.deployments.conftest import DEADLINE_S, Served
+from tests.conftest import Run, command
+from tests.deployments.conftest import Served
 from tests.support.choices import by_day
 from tests.support.deployments.api import MODEL
 from tests.support.deployments.fake_http import answering
 from tests.support.deployments.scripted_server import in_virtual_time
 
 # vLLM 0.32 with its ngram drafter, after 18 requests.
-VLLM = (Path(__file__).parents[1] / "support" / "deployments" / "vllm_metrics.txt").read_text()
+VLLM = (Path(__file__).parents[1] / "support/deployments/vllm_metrics.txt").read_text()
 OURS = """
 drafthouse_draft_tokens_total{drafter="lm",task="code"} 40.0
 drafthouse_draft_tokens_total{drafter="lm",task="prose"} 10.0
@@ -108,14 +107,7 @@ def test_it_ends_without_a_word_where_nobody_reads_on(words: str):
     with answering("/metrics", VLLM.encode()) as port:
         top = f"-m deployments.cli top http://127.0.0.1:{port} --interval 0.05 {words}"
         shell = f"{sys.executable} {top} | head -1; exit ${{PIPESTATUS[0]}}"
-        found = subprocess.run(
-            ["bash", "-c", shell],
-            cwd=REPOSITORY,
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
-            check=False,
-        )
+        found = command("bash", "-c", shell)
     assert (found.returncode, found.stderr) == (EXIT_UNREAD, "")
     (line,) = found.stdout.splitlines()
     assert "demo-target" in line

@@ -15,31 +15,33 @@ from deployments.console_log import is_wanted
 from deployments.processes import is_living
 from tests.conftest import REPOSITORY, serve_file
 from tests.deployments.conftest import DEADLINE_S, free_ports, wait_until
-from tests.support.deployments.api import MODEL
+from tests.support.deployments.api import MODEL, Json
 from tests.support.deployments.shares import BEFORE_OTHERS, LIKE_OTHERS, share
+
+FACES = ("http", "grpc", "dashboard")
 
 
 def write_config(long_folder: Path, folder: Path) -> Path:
     """A tiny target and a drafter that needs no model, on ports of its own."""
     engine = {"model": str(long_folder), "device": "cpu", "threads": 1, "num_pages": 64}
-    http, own_grpc, dashboard = free_ports(3)
     arguments = {
         "model_name": MODEL,
         "target": {"engine": engine},
         "drafters": {"lookup": {"kind": "prompt_lookup"}},
-        "http": {"port": http},
-        "grpc": {"port": own_grpc},
-        "dashboard": {"port": dashboard},
+        **on_free_ports(),
     }
     return serve_file(folder, arguments, name="cli")
 
 
-def ports(config_file: Path) -> tuple[int, int, int]:
+def on_free_ports() -> Json:
+    """The sections of what listens."""
+    return {face: {"port": port} for face, port in zip(FACES, free_ports(3), strict=True)}
+
+
+def ports(config_file: Path) -> list[int]:
     """Of HTTP, of our own gRPC and of the dashboard."""
-    document = yaml.safe_load(config_file.read_text())
-    arguments = document["applications"][0]["args"]
-    own_grpc, dashboard = arguments["grpc"]["port"], arguments["dashboard"]["port"]
-    return arguments["http"]["port"], own_grpc, dashboard
+    arguments = yaml.safe_load(config_file.read_text())["applications"][0]["args"]
+    return [arguments[face]["port"] for face in FACES]
 
 
 class Command:
