@@ -8,6 +8,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
@@ -20,10 +21,10 @@ from cluster.spec.native import trees
 from deployments.cli import main
 from deployments.ports import why_not
 from tests.conftest import Run, python
-from tests.deployments.conftest import DEADLINE_S, free_ports
+from tests.deployments.conftest import DEADLINE_S
 from tests.support.choices import by_day, by_night
-from tests.support.deployments.api import MODEL
-from tests.support.deployments.command import Command, ports, running, write_config
+from tests.support.deployments.api import MODEL, Api, Json
+from tests.support.deployments.command import Command, on_free_ports, ports, running, write_config
 from tests.support.deployments.listening import listening
 
 NAMED = ["configs/local.yaml", "--set=target.engine.model=a/b"]
@@ -50,12 +51,12 @@ def shared_file(long_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 def shared(shared_file: Path) -> Iterator[Command]:
     """One server for the tests that leave it as it is, the last of which stops it."""
     command = Command(shared_file.parent, str(shared_file))
+    command.wait_for("Drafthouse is ready:")
     yield command
     command.end()
 
 
 def test_serve_says_one_line_and_what_to_type_next(shared: Command, shared_file: Path):
-    shared.wait_for("Drafthouse is ready:")
     http, own_grpc, dashboard = ports(shared_file)
     assert shared.stdout.read_text().partition("; target on cpu: attention ")[0] == (
         f"Drafthouse is ready: http://127.0.0.1:{http}/v1 (OpenAI HTTP), "
@@ -79,7 +80,6 @@ def test_serve_says_one_line_and_what_to_type_next(shared: Command, shared_file:
 def test_a_file_that_is_applied_changes_the_server_and_replaces_no_process(
     shared: Command, shared_file: Path, tmp_path: Path
 ):
-    shared.wait_for("Drafthouse is ready:")
     http, _, _ = ports(shared_file)
     before = replicas(shared)
     assert before
@@ -92,15 +92,17 @@ def test_a_file_that_is_applied_changes_the_server_and_replaces_no_process(
         changed.write_text(yaml.safe_dump(document))
         return python("-m", "deployments.cli", "apply", changed, RAY_AUTH_MODE="token")
 
-    body = {"model": MODEL, "prompt": "x", "max_tokens": 1, "n": 2}
-    url = f"http://127.0.0.1:{http}/v1/completions"
-    assert httpx.post(url, json=body, timeout=DEADLINE_S).status_code == 200
+    def status() -> int:
+        api = Api(f"http://127.0.0.1:{http}")
+        return api.post("/v1/completions", prompt="x", max_tokens=1, n=2).status_code
+
+    assert status() == 200
     found = applied("ingress.max_choices")
     assert (found.returncode, found.stdout) == (
         0,
         f"{tmp_path / 'changed.yaml'} is applied, and nothing restarts\n",
     ), found.stderr
-    assert httpx.post(url, json=body, timeout=DEADLINE_S).status_code == 400
+    assert status() == 400
     found = applied("ingress.shutdown_grace_s")
     assert found.returncode == 2
     assert "ingress.shutdown_grace_s: what was served before is kept" in found.stderr
@@ -116,14 +118,14 @@ def replicas(command: Command) -> set[int]:
 def test_what_serve_starts_is_reached_from_this_machine_and_with_a_token_only(
     shared: Command, shared_file: Path
 ):
-    shared.wait_for("Drafthouse is ready:")
     _, own_grpc, dashboard_port = ports(shared_file)
     open_sockets = [one for one in listening(shared.family()) if not one.is_on_loopback]
     # Ray gives every replica of Serve a server on all interfaces, which asks for Ray's token.
     assert all(one.command.startswith("ray::ServeReplica") for one in open_sockets), open_sockets
     assert len({one.pid for one in open_sockets}) == len(open_sockets) > 0
     for one in open_sockets:
-        assert unauthenticated(one.port)
+        error = refused(one.port, "/ray.serve.ASGIService/HandleRequest")
+        assert error.code() is grpc.StatusCode.UNAUTHENTICATED
     dashboard = f"http://127.0.0.1:{dashboard_port}/api/jobs/"
     assert httpx.get(dashboard, timeout=60).status_code == 401
     assert httpx.post(dashboard, json={"entrypoint": "true"}, timeout=60).status_code == 401
@@ -139,27 +141,24 @@ def test_what_serve_starts_is_reached_from_this_machine_and_with_a_token_only(
 
 
 def test_no_part_says_what_it_is_to_who_has_no_token(shared: Command):
-    shared.wait_for("Drafthouse is ready:")
-    refusals: list[str] = []
-    services = (talk.TARGET, talk.DRAFTER, talk.COORDINATOR)
-    for one in (one for one in listening(shared.family()) if "ServeReplica" in one.command):
-        with grpc.insecure_channel(f"127.0.0.1:{one.port}") as channel:
-            for service in services:
-                with pytest.raises(grpc.RpcError) as raised:
-                    channel.unary_unary(f"/{service.name}/Describe")(b"", timeout=60)
-                refusals.append(raised.value.details() or "")  # type: ignore[attr-defined]
+    refusals = [
+        refused(one.port, f"/{service.name}/Describe").details()
+        for one in listening(shared.family())
+        if "ServeReplica" in one.command
+        for service in (talk.TARGET, talk.DRAFTER, talk.COORDINATOR)
+    ]
     for key in ("target", "coordinator"):
         assert sum(f"drafthouse-token came with the call; {key} asks" in one for one in refusals)
 
 
-def unauthenticated(port: int) -> bool:
-    """Whether the server there refuses a call without a token, whatever the call."""
-    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        try:
-            channel.unary_unary("/ray.serve.ASGIService/HandleRequest")(b"", timeout=60)
-        except grpc.RpcError as error:
-            return bool(error.code() is grpc.StatusCode.UNAUTHENTICATED)
-    return False
+def refused(port: int, method: str) -> Any:
+    """The error of a call without a token."""
+    with (
+        grpc.insecure_channel(f"127.0.0.1:{port}") as channel,
+        pytest.raises(grpc.RpcError) as raised,
+    ):
+        channel.unary_unary(method)(b"", timeout=60)
+    return raised.value
 
 
 def test_a_server_that_was_stopped_leaves_nothing_behind_and_none_of_rays_own_words(
@@ -189,9 +188,9 @@ def test_an_interrupt_during_start_up_ends_it_at_once_and_leaves_nothing_behind(
 @by_night
 def test_without_its_model_the_demonstration_is_the_embedded_one(tmp_path: Path):
     """All that it logs is JSON, until all its processes are signalled and after it."""
-    settings = dict(zip(("http.port", "grpc.port", "dashboard.port"), free_ports(3), strict=True))
-    overrides = [word for name in settings for word in ("--set", f"{name}={settings[name]}")]
-    command = Command(tmp_path, "--log-format=json", *overrides, **without_a_model(tmp_path))
+    sections = on_free_ports()
+    words = as_options(sections)
+    command = Command(tmp_path, "--log-format=json", *words, **without_a_model(tmp_path))
     try:
         command.wait_for("Drafthouse is ready:")
         lines = [json.loads(line) for line in command.stderr.read_text().splitlines()]
@@ -203,7 +202,7 @@ def test_without_its_model_the_demonstration_is_the_embedded_one(tmp_path: Path)
         )
         (ready,) = command.stdout.read_text().splitlines()
         assert json.loads(ready)["message"].startswith("Drafthouse is ready:")
-        url = f"http://127.0.0.1:{settings['http.port']}/v1"
+        url = f"http://127.0.0.1:{sections['http']['port']}/v1"
         models = httpx.get(f"{url}/models", timeout=60)
         assert models.json()["data"][0]["id"] == "drafthouse-demo"
         body = {"model": "drafthouse-demo", "prompt": "x", "max_tokens": 4, "stream": True}
@@ -220,13 +219,15 @@ def test_without_its_model_the_demonstration_is_the_embedded_one(tmp_path: Path)
 
 @pytest.mark.parametrize("named", by_day(NAMED[:1], NAMED))
 def test_a_model_that_was_named_is_not_replaced(tmp_path: Path, named: str):
-    settings = dict(zip(("http.port", "grpc.port", "dashboard.port"), free_ports(3), strict=True))
-    overrides = [f"--set={name}={port}" for name, port in settings.items()]
-    command = Command(tmp_path, named, *overrides, **without_a_model(tmp_path))
+    command = Command(tmp_path, named, *as_options(on_free_ports()), **without_a_model(tmp_path))
     assert command.process.wait(DEADLINE_S) == 2
     *_, last = command.stderr.read_text().splitlines()
     assert last.startswith("drafthouse: configs/local.yaml: target.engine.model: ")
     assert ("PIP_FIND_LINKS=" if named.startswith("configs") else "HF_ENDPOINT") in last
+
+
+def as_options(sections: Json) -> list[str]:
+    return [f"--set={face}={section}" for face, section in sections.items()]
 
 
 def without_a_model(folder: Path) -> dict[str, str]:

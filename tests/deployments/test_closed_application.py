@@ -88,8 +88,8 @@ def closed(
     settings = arguments(long_folder, long_draft_folder) | {
         "access": {"keys_file": str(folder / "keys.yaml"), "admin": {"port": admin_port}},
         "tls": {
-            "cert_file": str(folder / "public" / "cert.pem"),
-            "key_file": str(folder / "public" / "key.pem"),
+            "cert_file": str(folder / "public/cert.pem"),
+            "key_file": str(folder / "public/key.pem"),
         },
         "data_plane": {"secret_file": str(folder / "secret"), "tls": of_parts},
     }

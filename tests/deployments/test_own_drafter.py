@@ -13,7 +13,8 @@ from tests.deployments.conftest import wait_until
 from tests.deployments.test_cli import config_file
 from tests.draft.test_plugin import block
 from tests.support.choices import by_night
-from tests.support.deployments.command import Command
+from tests.support.deployments.api import Api
+from tests.support.deployments.command import Command, ports
 
 __all__ = ["config_file"]
 
@@ -62,9 +63,7 @@ def test_good_ones_serve_and_of_others_it_is_told_what_is_wrong_and_where(
     serving: Command, config_file: Path
 ):
     serving.wait_for("Drafthouse is ready:")
-    document = yaml.safe_load(config_file.read_text())
-    port = document["applications"][0]["args"]["http"]["port"]
-    url = f"http://127.0.0.1:{port}"
+    url = f"http://127.0.0.1:{ports(config_file)[0]}"
     state = health(url)
     assert state["drafters"] == {"broken": 0, "echo": 1, "lookup": 1, "raising": 1}
     assert set(state["refused"]) == {"broken"}
@@ -75,9 +74,7 @@ def test_good_ones_serve_and_of_others_it_is_told_what_is_wrong_and_where(
     assert "still loading" not in said
     assert httpx.get(f"{url}/health", timeout=60).status_code == 200
     assert (state["faults"], state["left_alone"]) == ({}, [])
-    asked = {"model": state["model"], "prompt": "abc abc abc", "max_tokens": 24}
-    answer = httpx.post(f"{url}/v1/completions", json=asked, timeout=60)
-    assert answer.status_code == 200
+    Api(url).complete(prompt="abc abc abc", max_tokens=24)
     serving.wait_for("drafter failed drafter=raising")
     said = serving.stderr.read_text()
     assert re.search(r"raising .*: ValueError \(.*/raising\.py, line 6\)\n", said)

@@ -13,13 +13,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from selenium import webdriver
 from selenium.webdriver.common.keys import Keys
 
 from tests.support.choices import by_day
-from tests.support.deployments.server import MODEL, Server, serving, tiny_config
+from tests.support.deployments.server import Server, serving, tiny_config
 from tests.support.local_models import drafters
 from tests.support.page.browser import Page, browser
 from tests.support.page.hostile import HOSTILE
@@ -28,7 +27,7 @@ from tests.support.page.pictures import with_palette
 TABS = ("chat", "race", "tree", "timeline", "figures")
 # A server to take the pictures of docs/screenshots of.
 PHOTOGRAPHED = os.environ.get("DRAFTHOUSE_PHOTOGRAPH")
-SCREENSHOTS = Path(__file__).resolve().parents[2] / "docs" / "screenshots"
+SCREENSHOTS = Path(__file__).resolve().parents[2] / "docs/screenshots"
 
 
 @pytest.fixture(scope="module")
@@ -228,13 +227,13 @@ def test_the_timeline_and_the_figures_show_the_cluster_at_work(page: Page):
     assert any("uplot.js" in url for _, url in page.requests())
 
 
-def test_the_figures_say_what_two_rows_of_one_drafter_and_task_differ_in(page: Page):
+def test_the_figures_say_what_two_rows_of_one_drafter_and_task_differ_in(
+    page: Page, server: Server
+):
     for temperature in (0, 1):
-        body = {"model": MODEL, "prompt": [9, 8, 7] * 8, "max_tokens": 32, "ignore_eos": True}
-        answer = httpx.post(
-            f"{page.url}/v1/completions", json={**body, "temperature": temperature}, timeout=120
+        server.complete(
+            prompt=[9, 8, 7] * 8, max_tokens=32, ignore_eos=True, temperature=temperature
         )
-        assert answer.status_code == 200
     page.click("#tab-figures")
 
     def rows() -> list[tuple[str, ...]]:

@@ -10,23 +10,20 @@ in a block before it is typed:
 """
 
 import json
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import yaml
 
 from cluster.config.file import load
 from cluster.records import frozen
-from tests.deployments.conftest import DEADLINE_S, free_ports
+from tests.conftest import REPOSITORY, command
+from tests.deployments.conftest import free_ports
 from tests.support.choices import by_night
 from tests.support.deployments.command import Command
 
-ROOT = Path(__file__).resolve().parents[2]
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _PRELUDE = """set -euo pipefail
 make() { command make --dry-run "$@"; }
@@ -49,7 +46,7 @@ class Block:
 
 def blocks(page: str) -> list[Block]:
     """What a reader would type, for the shell and Python.  Pictures and output are neither."""
-    found = _FENCE.findall((ROOT / page).read_text("utf-8"))
+    found = _FENCE.findall((REPOSITORY / page).read_text("utf-8"))
     typed = [(language, text) for language, text in found if language in ("", "python")]
     return [
         Block(page, number, language, text)
@@ -65,7 +62,7 @@ BLOCKS = [*blocks("README.md"), *blocks("docs/requests.md")]
 def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """A server of the embedded pair, in processes of its own: its addresses, by the pages'."""
     http, grpc, dashboard = free_ports(3)
-    document = yaml.safe_load((ROOT / "configs" / "tiny.yaml").read_text("utf-8"))
+    document = yaml.safe_load((REPOSITORY / "configs/tiny.yaml").read_text("utf-8"))
     arguments = document["applications"][0]["args"]
     arguments["http"]["port"] = http
     # Drawn by chance, a form may stay open: the end of the context ends it.
@@ -73,19 +70,19 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, st
     names = ("lm", "suffix")
     arguments["drafters"] = {name: arguments["drafters"][name] for name in names}
     arguments["tasks"] = {"default": list(names), "code": list(names)}
-    arguments["model_name"] = load(ROOT / "configs" / "local.yaml").config.model_name
+    arguments["model_name"] = load("configs/local.yaml").config.model_name
     arguments["grpc"]["port"] = grpc
     arguments["dashboard"] = {"port": dashboard}
     folder = tmp_path_factory.mktemp("readme")
     (folder / "serve.yaml").write_text(yaml.safe_dump(document))
-    command = Command(folder, str(folder / "serve.yaml"))
+    server = Command(folder, str(folder / "serve.yaml"))
     try:
-        command.wait_for("Drafthouse is ready:")
+        server.wait_for("Drafthouse is ready:")
         host = "127.0.0.1"
         yield {f"{host}:8000": f"{host}:{http}", f"{host}:9000": f"{host}:{grpc}"}
-        command.check_end("the group")
+        server.check_end("the group")
     finally:
-        command.end()
+        server.end()
 
 
 CHANGES = {
@@ -119,20 +116,13 @@ def problem_of(returncode: int, output: str) -> str | None:
 @by_night
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
 def test_what_the_page_prints_works_as_printed(block: Block, addresses: dict[str, str]):
-    done = subprocess.run(
-        as_typed(block, addresses),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    done = command(*as_typed(block, addresses), PYTHONPATH=str(REPOSITORY))
     problem = problem_of(done.returncode, done.stdout)
     assert problem is None, f"{block}: {problem}\n{done.stdout}\n{done.stderr}"
 
 
 def test_the_pages_name_the_model_and_the_ports_of_make_serve():
-    config = load(ROOT / "configs" / "local.yaml").config
+    config = load("configs/local.yaml").config
     assert (config.http.port, config.grpc.port) == (8000, 9000)
     text = "".join(block.text for block in BLOCKS)
     assert set(re.findall(r"model\"?[:=] ?\"([^\"]+)\"", text)) == {config.model_name}

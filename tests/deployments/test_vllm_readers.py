@@ -74,10 +74,8 @@ async def test_the_benchmarks_way_of_adding_up_and_stats_give_what_the_answers_s
     assert sum(places) == told["num_accepted_tokens"]
     drafts = stats["spec_decode"]
     assert {kind: drafts[kind] for kind in told} == told
-    rate = told["num_accepted_tokens"] / told["num_draft_tokens"]
-    assert drafts["acceptance_rate"] == rate
-    length = 1 + told["num_accepted_tokens"] / told["num_drafts"]
-    assert drafts["mean_acceptance_length"] == length
+    assert drafts["acceptance_rate"] == told["num_accepted_tokens"] / told["num_draft_tokens"]
+    assert drafts["mean_acceptance_length"] == 1 + told["num_accepted_tokens"] / told["num_drafts"]
     assert sum(drafts["num_accepted_tokens_per_pos"]) == told["num_accepted_tokens"]
     assert drafts["by_drafter"]["a"]["num_draft_tokens"] == told["num_draft_tokens"]
     assert drafts["estimated_speedup"] > 0
