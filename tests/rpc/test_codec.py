@@ -1,5 +1,7 @@
-"""Frames survive encoding and decoding."""
+"""Frames survive encoding and decoding, those over the limit in several parts.  A malformed item is
+refused by name and does not affect the others of its frame."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -7,39 +9,43 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.core import SamplingParams, TokenEvent, TokenLogprob, TokenTree, token_array
+from cluster.client.generated import common_pb2
+from cluster.core import (
+    FinishReason,
+    SamplingParams,
+    TokenEvent,
+    TokenLogprob,
+    TokenTree,
+    token_array,
+)
+from cluster.errors import ProtocolError
 from cluster.messages import (
     EventFrame,
+    Heartbeat,
     PoolTree,
+    ProposalFrame,
+    Refusal,
     StepFrame,
+    StepReport,
+    TextName,
     TextVerdict,
     VerdictFrame,
     WorkerDescription,
 )
 from cluster.plan.texts import NO_SOURCES
 from cluster.requests.fields import BeamEnd
-from cluster.rpc.codec import DESCRIPTION, PARAMS
-from cluster.rpc.conversations import COMMIT, EVENT, PROPOSAL, STEPS, SUBMIT, VERDICT
-from cluster.rpc.frames import FrameCodec
-from cluster.rpc.generated import target_pb2
+from cluster.rpc.codec import DESCRIPTION, FINISH, LOGPROBS, PARAMS
+from cluster.rpc.conversations import COMMIT, COORDINATOR, EVENT, STEPS, SUBMIT, VERDICT
+from cluster.rpc.frames import FrameCodec, split
+from cluster.rpc.generated import coordinator_pb2, draft_pb2, target_pb2
 from tests.support.choices import by_day
-from tests.support.rpc import frames_strategy as frames
-from tests.support.rpc.frames_strategy import same, text
+from tests.support.rpc.frames_strategy import FRAMES, of, same, text
 
 FIELD_OF_A_NEWER_RELEASE = b"\xc2\x3e\x03new"  # number 1000, three bytes
 
-ROUND_TRIPS = [
-    pytest.param(STEPS, frames.step_frames, id="steps"),
-    pytest.param(VERDICT, frames.verdict_frames, id="verdict"),
-    pytest.param(COMMIT, frames.commit_frames, id="commit"),
-    pytest.param(PROPOSAL, frames.proposal_frames, id="proposal"),
-    pytest.param(SUBMIT, frames.submit_frames, id="submit"),
-    pytest.param(EVENT, frames.event_frames, id="event"),
-]
-
 
 # Frames are large, and each has many items of its kinds.
-@pytest.mark.parametrize(("frame_codec", "strategy"), ROUND_TRIPS)
+@pytest.mark.parametrize(("frame_codec", "strategy"), FRAMES.values(), ids=FRAMES)
 @by_day(settings(max_examples=20), settings())
 @given(data=st.data())
 def test_every_frame_survives_the_wire(
@@ -52,7 +58,7 @@ def test_every_frame_survives_the_wire(
     assert same(decoded, frame)
 
 
-@given(description=frames.of(WorkerDescription))
+@given(description=of(WorkerDescription))
 def test_a_description_survives_the_wire(description: WorkerDescription):
     assert DESCRIPTION.decode(DESCRIPTION.encode(description)) == description
 
@@ -67,8 +73,13 @@ def test_token_ids_travel_as_little_endian_int32():
     assert message.trees[0].sources == b"\x05\x00\x00\x00"
 
 
+def sent(codec: FrameCodec[Any], frame: Any) -> tuple[Any, list[Refusal]]:
+    """What comes of a frame at the other end, and what is refused of it."""
+    return codec.decode(codec.encode(frame)[0])
+
+
 def test_decoded_arrays_are_views_of_the_message_and_read_only():
-    frame, _ = STEPS.decode(STEPS.encode(StepFrame((text("a"),)))[0])
+    frame, _ = sent(STEPS, StepFrame((text("a"),)))
     token_ids = frame.opens[0].token_ids
     assert not token_ids.flags.owndata
     with pytest.raises(ValueError, match="read-only"):
@@ -90,10 +101,204 @@ def test_the_texts_of_a_search_survive_both_ways_from_target_to_ingress():
     )
     event = TokenEvent("a", 0, token_array([5, 6, 7]), beams=ENDS)
     for codec, frame in ((VERDICT, VerdictFrame((verdict,))), (EVENT, EventFrame((event,)))):
-        assert same(codec.decode(codec.encode(frame)[0]), (frame, []))
+        assert same(sent(codec, frame), (frame, []))
 
 
 def test_texts_of_more_tokens_than_came_end_the_request_with_an_error():
     event = TokenEvent("a", 0, token_array([5, 6, 7]), beams=(*ENDS, ENDS[2]))
-    frame, _ = EVENT.decode(EVENT.encode(EventFrame((event,)))[0])
+    frame, _ = sent(EVENT, EventFrame((event,)))
     assert frame.events[0].error_message == "event has 3 tokens, its beams 4"
+
+
+# Frames over the limit are sent as several, and those say the same.
+
+
+def cancels(*names: str) -> tuple[TextName, ...]:
+    return tuple(TextName(name, 1) for name in names)
+
+
+def test_a_split_frame_keeps_its_scalars_with_the_last_part():
+    """What was taken in is said when all of it is there."""
+    verdict = TextVerdict("a", 1, 5, token_array([1]), NO_SOURCES)
+    frame = VerdictFrame(
+        (verdict,),
+        (Refusal("b", 1, "worker_error", "lost"),),
+        StepReport(step_time_s=1.0),
+        serial=7,
+        heartbeat=Heartbeat(cancels("a"), 5),
+        status="{}",
+    )
+    first, second = split(frame)
+    assert same(first, VerdictFrame((verdict,)))
+    assert same(second, replace(frame, verdicts=()))
+
+
+@pytest.mark.parametrize("num_texts", [0, 1, 2, 3, 7])
+def test_a_split_frame_cancels_texts_before_it_opens_them_again(num_texts: int):
+    names = tuple(f"r{index}" for index in range(num_texts))
+    texts = tuple(text(name, length=30) for name in names)
+    frame = StepFrame(texts, cancels(*names, *"xyz"), serial=4)
+    encoded = STEPS.encode(frame, max_bytes=260)
+    assert all(len(data) <= 260 for data in encoded)
+    parts = [STEPS.decode(data)[0] for data in encoded]
+    assert len(parts) >= num_texts
+    assert same(tuple(each for part in parts for each in part.opens), texts)
+    assert tuple(name for part in parts for name in part.cancels) == frame.cancels
+    assert [part.serial for part in parts] == [0] * (len(parts) - 1) + [4]
+    if num_texts:
+        first = next(index for index, part in enumerate(parts) if part.opens)
+        assert not any(part.cancels for part in parts[first + 1 :])
+
+
+def test_a_frame_without_two_items_cannot_be_split():
+    assert split(StepFrame((text("a"),))) is None
+    assert split(ProposalFrame(pages_total=3)) is None
+
+
+# What is malformed.
+
+
+DEFAULTS = common_pb2.SamplingParams()
+
+
+def test_a_coordinator_answers_a_malformed_request_by_the_event_that_ends_it():
+    refusals = (Refusal("a", 1, "protocol_error", "why"),)
+    (event,) = COORDINATOR.refuse(refusals).events
+    expected = TokenEvent(
+        "a", 0, token_array([]), (), FinishReason.ERROR, None, "protocol_error", "why"
+    )
+    assert same(event, expected)
+
+
+def test_an_undecodable_event_ends_its_request_with_an_error():
+    bad = coordinator_pb2.TokenEvent(request_id="a", position=5, token_ids=b"\x00")
+    frame, _ = EVENT.decode(coordinator_pb2.EventFrame(events=[bad]).SerializeToString())
+    (event,) = frame.events
+    assert event.finish_reason is FinishReason.ERROR
+    assert (event.request_id, event.position, event.error_code) == ("a", 5, ProtocolError.code)
+    assert event.error_message == "token_ids has 1 bytes; int32[] takes a multiple of 4"
+
+
+def test_a_request_without_parameters_or_with_torn_tokens_is_refused():
+    requests = [
+        coordinator_pb2.Request(id="a", prompt_ids=bytes(4)),
+        coordinator_pb2.Request(id="b", prompt_ids=bytes(3), params=DEFAULTS),
+    ]
+    message = coordinator_pb2.SubmitFrame(requests=requests, cancelled=["d"])
+    frame, refusals = SUBMIT.decode(message.SerializeToString())
+    assert (frame.requests, frame.cancelled) == ((), ("d",))
+    assert [(each.request_id, each.generation, each.message) for each in refusals] == [
+        ("a", 0, "params is absent"),
+        ("b", 0, "prompt_ids has 3 bytes; int32[] takes a multiple of 4"),
+    ]
+
+
+def test_a_bias_without_a_value_for_each_token_is_refused():
+    params = common_pb2.SamplingParams(logit_bias_token_ids=[1, 2], logit_bias_values=[0.5])
+    commit = draft_pb2.Commit(request_id="a", generation=2, params=params)
+    good = draft_pb2.Commit(request_id="b")
+    message = draft_pb2.CommitFrame(commits=[commit, good], released=["c"])
+    frame, refusals = COMMIT.decode(message.SerializeToString())
+    assert [each.request_id for each in frame.commits] == ["b"]
+    assert frame.released == ("c",)
+    (refusal,) = refusals
+    assert (refusal.request_id, refusal.generation, refusal.code) == ("a", 2, ProtocolError.code)
+    assert "2 logit_bias_token_ids and 1 logit_bias_values" in refusal.message
+
+
+def test_logprobs_that_do_not_add_up_are_refused():
+    for broken in (
+        common_pb2.Logprobs(logprobs=[-1.0, -2.0], num_top=[0]),
+        common_pb2.Logprobs(logprobs=[-1.0], num_top=[2]),
+        common_pb2.Logprobs(
+            logprobs=[-1.0], num_top=[1], top_token_ids=[5], top_logprobs=[-1.0, -2.0]
+        ),
+    ):
+        with pytest.raises(ProtocolError):
+            LOGPROBS.decode(broken)
+
+
+def test_an_unknown_finish_reason_is_a_protocol_error():
+    with pytest.raises(ProtocolError, match="99"):
+        FINISH.decode(99)
+
+
+def test_bytes_that_are_not_a_frame_are_a_protocol_error():
+    with pytest.raises(ProtocolError, match="not a StepFrame"):
+        STEPS.decode(b"\xff\xff\xff")
+
+
+def opened(name: str, **fields: Any) -> target_pb2.Open:
+    return target_pb2.Open(request_id=name, **{"token_ids": bytes(4), "params": DEFAULTS, **fields})
+
+
+def test_a_malformed_text_is_refused_and_the_rest_of_the_frame_is_decoded():
+    message = target_pb2.StepFrame(
+        opens=[
+            opened("torn", generation=7, token_ids=bytes(3)),
+            opened("good"),
+            target_pb2.Open(request_id="bare", token_ids=bytes(4)),
+        ],
+        cancels=[target_pb2.TextName(request_id="gone", generation=2)],
+        serial=5,
+    )
+    frame, refusals = STEPS.decode(message.SerializeToString())
+    assert [each.request_id for each in frame.opens] == ["good"]
+    assert frame.cancels == (TextName("gone", 2),)
+    assert frame.serial == 5
+    assert [(each.request_id, each.generation, each.message) for each in refusals] == [
+        ("torn", 7, "token_ids has 3 bytes; int32[] takes a multiple of 4"),
+        ("bare", 0, "params is absent"),
+    ]
+    assert {refusal.code for refusal in refusals} == {ProtocolError.code}
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        ({"parents": [1]}, "parent"),
+        ({"token_ids": [3, 4], "survival": [0.5, 0.5], "sources": [1, 1]}, "parents"),
+        ({"survival": [float("nan")]}, "other survivals"),
+        ({"sources": []}, "other survivals"),
+        ({"path": [1]}, "path"),
+    ],
+)
+def test_a_step_that_is_none_refuses_its_text(bad: dict[str, Any], said: str):
+    good: dict[str, Any] = {
+        "token_ids": [3],
+        "parents": [-1],
+        "survival": [0.5],
+        "sources": [1],
+        "path": [0],
+    }
+
+    def decoded(step: dict[str, Any]) -> VerdictFrame:
+        verdict = target_pb2.TextVerdict(request_id="a", step=common_pb2.DraftStep(**step))
+        return VERDICT.decode(target_pb2.VerdictFrame(verdicts=[verdict]).SerializeToString())[0]
+
+    assert decoded(good).verdicts[0].step is not None
+    (refusal,) = decoded(good | bad).refusals
+    assert said in refusal.message
+
+
+@pytest.mark.parametrize("field", ["token_ids", "sources"])
+def test_a_torn_verdict_becomes_a_refusal_of_its_text_that_names_the_array(field: str):
+    torn = target_pb2.TextVerdict(request_id="a", generation=3, token_ids=bytes(4))
+    good = target_pb2.TextVerdict(request_id="b", token_ids=bytes(4))
+    setattr(torn, field, bytes(5))
+    message = target_pb2.VerdictFrame(verdicts=[torn, good])
+    frame, _ = VERDICT.decode(message.SerializeToString())
+    assert [each.request_id for each in frame.verdicts] == ["b"]
+    (refusal,) = frame.refusals
+    assert (refusal.request_id, refusal.generation) == ("a", 3)
+    assert refusal.message.startswith(f"{field} has 5 bytes; ")
+
+
+def test_a_reason_that_nobody_knows_becomes_a_refusal_of_the_text():
+    message = target_pb2.VerdictFrame(verdicts=[target_pb2.TextVerdict(request_id="a")])
+    message.verdicts[0].why = 99  # type: ignore[assignment]
+    frame, _ = VERDICT.decode(message.SerializeToString())
+    assert frame.verdicts == ()
+    assert frame.refusals == (
+        Refusal("a", 0, ProtocolError.code, "why is 99, which this version does not know"),
+    )

@@ -1,11 +1,20 @@
 """The in-process link fulfils the `Link` protocol."""
 
 import asyncio
+from collections.abc import Awaitable
+from typing import Any
 
 import pytest
 
 from cluster.errors import WorkerError
 from cluster.rpc.link import memory_pair
+
+
+async def begun(*waiting: Awaitable[Any]) -> list[asyncio.Future[Any]]:
+    """Let each go as far as it gets."""
+    tasks = list(map(asyncio.ensure_future, waiting))
+    await asyncio.wait(tasks, timeout=0)
+    return tasks
 
 
 async def test_closing_lets_the_peer_read_what_was_sent_and_then_ends_it():
@@ -29,8 +38,7 @@ async def test_send_waits_while_the_window_is_full():
     left, right = memory_pair(window=2)
     await left.send(1)
     await left.send(2)
-    third = asyncio.ensure_future(left.send(3))
-    await asyncio.wait({third}, timeout=0)
+    (third,) = await begun(left.send(3))
     assert not third.done()
     assert await anext(aiter(right)) == 1
     await third
@@ -40,8 +48,7 @@ async def test_send_waits_while_the_window_is_full():
 async def test_a_waiting_sender_raises_when_the_link_breaks():
     left, right = memory_pair(window=1)
     await left.send(1)
-    waiting = asyncio.ensure_future(left.send(2))
-    await asyncio.wait({waiting}, timeout=0)
+    (waiting,) = await begun(left.send(2))
     right.sever()
     with pytest.raises(WorkerError, match="lost"):
         await waiting
@@ -60,9 +67,7 @@ async def test_a_severed_link_delivers_what_had_arrived_and_then_raises():
 async def test_cancelling_a_waiting_sender_loses_no_other_message():
     left, right = memory_pair(window=1)
     await left.send(1)
-    impatient = asyncio.ensure_future(left.send(2))
-    patient = asyncio.ensure_future(left.send(3))
-    await asyncio.wait({impatient, patient}, timeout=0)
+    impatient, patient = await begun(left.send(2), left.send(3))
     impatient.cancel()
     await asyncio.wait({impatient})
     assert await anext(aiter(right)) == 1
@@ -72,8 +77,7 @@ async def test_cancelling_a_waiting_sender_loses_no_other_message():
 
 async def test_a_cancelled_reader_loses_no_message():
     left, right = memory_pair()
-    reading = asyncio.ensure_future(anext(aiter(right)))
-    await asyncio.wait({reading}, timeout=0)
+    (reading,) = await begun(anext(aiter(right)))
     reading.cancel()
     await asyncio.wait({reading})
     await left.send("still here")

@@ -17,11 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.errors import DrafthouseError
-from cluster.rpc import conversations as talk
-from cluster.rpc.frames import FrameCodec
 from cluster.rpc.trust import NO_TRUST, Trust
 from tests.support.choices import IS_NIGHT, by_day
-from tests.support.rpc import frames_strategy as frames
+from tests.support.rpc.frames_strategy import FRAMES
 from tests.support.rpc.mutations import (
     MAX_GROWTH_BYTES,
     NUM_MUTATIONS,
@@ -29,34 +27,23 @@ from tests.support.rpc.mutations import (
     generating,
     mutated,
 )
-from tests.support.rpc.servers import KINDS as SERVERS
-from tests.support.rpc.servers import PATIENCE_S, SECRET, answered, trusting
+from tests.support.rpc.servers import KINDS, PATIENCE_S, SECRET, answered, trusting
 
 # A stream ends with the first message that is not a frame; those after it are not read.
 MESSAGES_PER_STREAM = 4
 
 
-KINDS: dict[str, tuple[FrameCodec[Any], st.SearchStrategy[Any]]] = {
-    "steps": (talk.STEPS, frames.step_frames),
-    "verdict": (talk.VERDICT, frames.verdict_frames),
-    "commit": (talk.COMMIT, frames.commit_frames),
-    "proposal": (talk.PROPOSAL, frames.proposal_frames),
-    "submit": (talk.SUBMIT, frames.submit_frames),
-    "event": (talk.EVENT, frames.event_frames),
-}
-
-
 def encoded(kind: str) -> st.SearchStrategy[bytes]:
-    codec, values = KINDS[kind]
+    codec, values = FRAMES[kind]
     return values.map(lambda value: codec.encode(value)[0])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FRAMES)
 def test_a_damaged_message_is_decoded_or_refused_and_nothing_else(kind: str):
-    codec, _ = KINDS[kind]
+    codec, _ = FRAMES[kind]
     outcomes = {"decoded": 0, "refused": 0}
 
-    @generating(max(20, NUM_MUTATIONS // 2 // len(KINDS)))
+    @generating(max(20, NUM_MUTATIONS // 2 // len(FRAMES)))
     @given(mutated(encoded(kind)))
     def check(data: bytes) -> None:
         try:
@@ -78,8 +65,8 @@ def test_a_damaged_message_is_decoded_or_refused_and_nothing_else(kind: str):
 async def test_a_server_answers_others_while_damaged_messages_come(
     name: str, asked: str, trust: Trust
 ):
-    kind = SERVERS[name]
-    messages = damaged(encoded(asked), max(20, NUM_MUTATIONS // 4 // len(SERVERS)))
+    kind = KINDS[name]
+    messages = damaged(encoded(asked), max(20, NUM_MUTATIONS // 4 // len(KINDS)))
     async with kind.running(trust) as server, server.raw() as channel:
         link, method = await server.link(trust), server.method()
         call = channel.stream_stream(method)

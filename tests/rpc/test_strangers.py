@@ -224,7 +224,7 @@ async def test_calls_beyond_the_limit_are_refused():
     async with kind.running(TRUSTED) as server, server.neighbour(TRUSTED):
         method = server.method()
         async with server.raw() as one, server.raw() as other:
-            held: list[Any] = []
+            held = []
             for channel in itertools.cycle((one, other)):
                 call = channel.stream_stream(method)(metadata=server.token(TRUSTED, method))
                 held.append(call)

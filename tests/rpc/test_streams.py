@@ -150,7 +150,7 @@ async def test_a_frame_over_the_limit_arrives_in_parts_and_an_item_over_it_is_re
     async with linked(EchoTarget(), max_frame_bytes=8192) as link:
         names = [f"r{number}" for number in range(8)]
         await link.send(frame(*names, length=1000))
-        answered: list[str] = []
+        answered = []
         async for answer in link:
             answered += [verdict.request_id for verdict in answer.verdicts]
             if len(answered) == len(names):
@@ -169,8 +169,8 @@ async def test_a_malformed_item_is_refused_over_the_wire_and_the_stream_continue
         torn = target_pb2.Open(request_id="torn", generation=2, token_ids=b"\x01", params=params)
         good = target_pb2.Open(request_id="good", token_ids=b"\x01\x00\x00\x00", params=params)
         await call.write(target_pb2.StepFrame(opens=[torn, good]))
-        refusals: list[Any] = []
-        verdicts: list[Any] = []
+        refusals = []
+        verdicts = []
         while not (refusals and verdicts):
             answer = await call.read()
             refusals += answer.refusals

@@ -27,10 +27,8 @@ def keys(*lines: str, service: str = SERVICE) -> ServiceKeys:
     return ServiceKeys(lambda: lines, service)
 
 
-def refusal(
-    sent: Metadata, *lines: str, method: str = METHOD, worker: str = WORKER, now: float = NOW
-) -> str:
-    return TokenCheck(keys(*(lines or (OLD,))), worker, lambda: now).refusal(method, sent)
+def refusal(sent: Metadata) -> str:
+    return TokenCheck(keys(OLD), WORKER, lambda: NOW).refusal(METHOD, sent)
 
 
 @pytest.mark.parametrize(

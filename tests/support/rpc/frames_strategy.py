@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from cluster import core, messages
 from cluster.requests.fields import BeamSpec, DraftStep
+from cluster.rpc import conversations as talk
+from cluster.rpc.frames import FrameCodec
 from cluster.spec.token_log import prefix_hash
 from cluster.spec.tree import monotone
 from tests.support.spec.trees import token_trees
@@ -148,12 +150,15 @@ _KNOWN |= {
     core.Request: of(core.Request, prompt_ids=tokens(1)),
     core.TokenEvent: tokens().flatmap(_events),
 }
-step_frames = of(messages.StepFrame)
-verdict_frames = of(messages.VerdictFrame)
-commit_frames = of(messages.CommitFrame)
-proposal_frames = of(messages.ProposalFrame)
-submit_frames = of(messages.SubmitFrame)
-event_frames = of(messages.EventFrame)
+# Every kind of frame, with its codec.
+FRAMES: dict[str, tuple[FrameCodec[Any], st.SearchStrategy[Any]]] = {
+    "steps": (talk.STEPS, of(messages.StepFrame)),
+    "verdict": (talk.VERDICT, of(messages.VerdictFrame)),
+    "commit": (talk.COMMIT, of(messages.CommitFrame)),
+    "proposal": (talk.PROPOSAL, of(messages.ProposalFrame)),
+    "submit": (talk.SUBMIT, of(messages.SubmitFrame)),
+    "event": (talk.EVENT, of(messages.EventFrame)),
+}
 
 
 def text(name: str, length: int = 2) -> messages.Open:
