@@ -11,7 +11,6 @@ from cluster.spec.step_profile import EDGES, StepProfile
 
 def steps(*times_s: float) -> RoundTimes:
     profile = StepProfile.of((1, 24, 25, 128), times_s or (0.010, 0.010, 0.020, 0.060))
-    assert profile is not None
     return RoundTimes(step_parts(profile), is_in_seconds=True)
 
 
@@ -55,8 +54,6 @@ def test_rows_of_prompts_tell_what_rows_cost_until_nodes_do():
 def test_rows_beside_a_step_move_it_up_the_staircase():
     times = steps()
     alone, beside = times.at_edges(4), times.at_edges(4, 19)
-    assert alone is not None
-    assert beside is not None
     two = EDGES.index(2)
     assert alone[two] - alone[0] == pytest.approx(0.0)
     assert beside[two] - beside[0] == pytest.approx(0.010)
@@ -67,7 +64,6 @@ def test_more_nodes_never_take_less():
     record(times, 4, 4, 0.030, 9)
     record(times, 4, 48, 0.010, 9)
     found = times.at_edges(4)
-    assert found is not None
     assert len(found) == len(EDGES)
     assert (np.diff(found) >= 0.0).all()
 
@@ -87,11 +83,8 @@ def test_times_that_contradict_the_parts_leave_every_estimate_above_zero():
     for _ in range(300):
         times.record(1, 0, 1e-9)
         times.record(1, 64, 1.0)
-    plain = times.estimate(1, 0)
-    assert plain is not None
-    assert 0.0 < plain < 0.001
+    assert 0.0 < times.estimate(1, 0) < 0.001
     found = times.at_edges(32)
-    assert found is not None
     assert np.isfinite(found).all()
     assert (found > 0.0).all()
 

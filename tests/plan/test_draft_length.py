@@ -108,7 +108,7 @@ def lens(history: str, **settings: Any) -> list[int]:
     """
     config = DraftLengthConfig(**settings)
     found = [next_len(config, config.num_tokens, (), MOST)]
-    fates: list[tuple[int, int]] = []
+    fates = []
     for step in history.split():
         accepted, _, depth = step.partition("/")
         fates = [*fates, (int(accepted), int(depth))][-config.num_steps :]
@@ -116,8 +116,8 @@ def lens(history: str, **settings: Any) -> list[int]:
     return found
 
 
-HEURISTIC: Any = {"kind": "heuristic"}
-WINDOW: Any = {"kind": "window"}
+HEURISTIC = {"kind": "heuristic"}
+WINDOW = {"kind": "window"}
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,9 @@ from cluster.spec.acceptance import AcceptanceModel
 from cluster.spec.budget import Ask, Exploration, Standing
 from cluster.spec.native.trees import Seen
 from cluster.spec.step_profile import DraftTime
-from cluster.spec.token_log import TokenLog
 from tests.support.choices import by_day, by_night
+from tests.support.plan.played import GROUP, text_of
 
-GROUP = ("default", False)
 SECONDS = by_day(4.0, 8.0)
 specialists = cache(synthetic.specialists)
 
@@ -100,7 +99,7 @@ def priced(names: Sequence[str]) -> TargetModel:
 
 def told(outcomes: Sequence[int], names: Sequence[str] = KINDS) -> Text:
     """A text in which each model has brought that much."""
-    text = Text("r", GROUP, TokenLog(token_array([5])))
+    text = text_of("r")
     text.names = tuple(names)
     for name, accepted in zip(names, outcomes, strict=True):
         for place in range(0, 40, 4):
@@ -155,13 +154,9 @@ def test_a_model_that_was_never_asked_or_is_new_has_not_read_even_a_short_text()
 
 def test_a_shadow_is_tried_and_never_preferred():
     target, acceptance = TargetModel(None), AcceptanceModel()
-    text = Text("r", GROUP, TokenLog(token_array([5])))
-    text.names = ("old", "new")
+    text = told((1, 3), ("old", "new"))
     old, new = Resident("old", False), Resident("new", False)
     text.shadows = frozenset({"new"})
-    for place in range(0, 40, 4):
-        text.standing.note("old", place, 1)
-        text.standing.note("new", place, 3)
     for residents, team in (((old, new), {"old"}), ((new,), {"new"})):
         ensemble = Ensemble(target, acceptance, residents, 1.0)
         assert ensemble.teams([text], np.ones(1)) == [team]
@@ -174,7 +169,7 @@ def test_a_shadow_is_tried_and_never_preferred():
 def test_outcomes_that_are_known_late_are_compared_by_their_place(deep_first: bool):
     """The outcome of a tree of four is known three tokens later than that of a single node."""
     scores = DraftScores()
-    text = Text("r", GROUP, TokenLog(token_array([5])))
+    text = text_of("r")
     sizes = {"deep": 4, "flat": 1}
     for _ in range(12):
         for name in sorted(sizes, reverse=not deep_first):

@@ -11,16 +11,16 @@ from cluster.core import TokenTree, token_array
 from cluster.plan.in_flight import PLAIN, gather, in_flight_of, look_at
 from cluster.plan.texts import POOL, HeldTree, Text
 from cluster.spec.acceptance import AcceptanceModel
-from cluster.spec.token_log import TokenLog
+from tests.support.plan.played import text_of
 from tests.support.spec.trees import paths, token_trees
 
 NAMES = ("pool-a", "resident", "pool-b", "look-up")
 A, RESIDENT, B, LOOK_UP = 1, 2, 4, 8
 
 
-def text(tokens: Sequence[int] = (5,)) -> Text:
-    made = Text("r", ("default", False), TokenLog(token_array(tokens)))
-    made.max_draft_tokens, made.names = 64, NAMES
+def text() -> Text:
+    made = text_of("r", max_draft_tokens=64)
+    made.names = NAMES
     return made
 
 
@@ -46,7 +46,7 @@ def offered(*texts: Text) -> list[dict[tuple[int, ...], int]]:
 
 
 def test_texts_of_one_batch_have_bits_of_their_own():
-    one, other = text([5]), text([6])
+    one, other = text(), text()
     other.names = ("resident",)
     hold(one, POOL, TokenTree.chain([1, 2]), [B, B])
     hold(other, "resident", TokenTree.chain([1, 2]), is_resident=True)
@@ -66,7 +66,7 @@ def test_bits_follow_their_nodes_down_any_way_that_the_text_takes(
 ):
     generator = np.random.default_rng(seed)
     names = [POOL, "resident", "look-up"][: len(trees)]
-    own, known = text(), dict[tuple[int, ...], int]()
+    own, known = text(), {}
     for name, tree in zip(names, trees, strict=True):
         bits = generator.integers(1, 2**4, len(tree)).astype(np.uint32)
         if name != POOL:
@@ -91,11 +91,10 @@ def test_bits_follow_their_nodes_down_any_way_that_the_text_takes(
 
 
 def test_what_is_chosen_goes_into_flight_with_its_bits():
-    one, other, third = text([5]), text([6]), text([7])
+    one, other, third = text(), text(), text()
     hold(one, POOL, TokenTree.of([1, 2, 3], [-1, 0, -1]), [A, B, A | B])
     hold(third, "resident", TokenTree.chain([4]), is_resident=True)
     offers = gather([one, other, third], AcceptanceModel())
-    assert offers is not None
     order = paths(offers.forest.split()[0])
     chosen = np.array([order.index((1,)), order.index((1, 2)), 3])
     first, second, last = in_flight_of([one, other, third], offers, chosen)
@@ -114,7 +113,6 @@ def test_nodes_of_the_pool_and_of_look_ups_are_told_apart():
     hold(own, "resident", TokenTree.of([2, 3], [-1, -1]), is_resident=True)
     hold(own, "look-up", TokenTree.of([3, 4], [-1, -1]), is_resident=True, is_look_up=True)
     offers = gather([own], AcceptanceModel())
-    assert offers is not None
     tokens = offers.forest.token_ids
     assert sorted(tokens[offers.is_pooled].tolist()) == [1, 2]
     assert sorted(tokens[offers.is_looked_up].tolist()) == [3, 4]

@@ -14,13 +14,14 @@ from cluster.plan.roster import DraftScores, Roster, lot_of
 from cluster.plan.texts import HeldTree, Resident, Text
 from cluster.spec.budget import Ask
 from cluster.spec.token_log import TokenLog
-from cluster.spec.trials import NOTHING, Candidate, Phase, Stretch, Trial, lead_of, moments
+from cluster.spec.trials import NOTHING, Candidate, Phase, Stretch, Trial, moments
+from tests.support.plan.played import text_of
 
 SHARE = 0.5
 
 
 def text(lot: float = 0.0, names: tuple[str, ...] = ("old", "new", "other")) -> Text:
-    made = Text("r", ("default", False), TokenLog(token_array([5])))
+    made = text_of("r")
     made.names, made.lot = names, lot
     return made
 
@@ -31,10 +32,10 @@ def config(share: float = SHARE) -> Config:
     return Config(drafters={"new": DrafterConfig(kind="suffix", rollout=rollout)})
 
 
-def roster(**hashes: str) -> Roster:
+def roster() -> Roster:
     made = Roster(config(), ("old", "new"))
-    for name, model_hash in {"old": "", "new": "one", **hashes}.items():
-        made.met(name, model_hash)
+    made.met("old", "")
+    made.met("new", "one")
     return made
 
 
@@ -217,18 +218,11 @@ def test_a_trial_counts_the_steps_of_each_and_a_silent_drafter_has_none_right():
     assert (num_places, stretch) == (3, (1.0, 2.0, 2.0, 1.0))
 
 
-def test_the_error_of_a_lead_is_that_of_whole_stretches():
-    generator, found = np.random.default_rng(3), []
-    for _ in range(300):
-        sums = moments(NOTHING)
-        for _ in range(60):
-            luck = generator.normal(0.0, 0.5)  # of the text, for both
-            new, old = (generator.normal(10 * (1.0 + luck + gain), 2.0) for gain in (0.1, 0.0))
-            sums += moments((10.0, new, 10.0, old))
-        found.append(lead_of(sums))
-    leads, errors = np.array(found).T
-    assert leads.mean() == pytest.approx(0.1, abs=0.01)
-    assert errors.mean() == pytest.approx(leads.std(), rel=0.15)
+def step(scores: DraftScores, one: Text) -> None:
+    """Three tokens, of which the candidate has drafted two and the former one."""
+    for name, drafts in (("new", (1, 1)), ("old", (1, 2))):
+        scores.keep_newest(one, name, proposal(len(one.tokens), *drafts))
+    one.tokens.append(token_array([1, 1, 1]))
 
 
 def test_places_before_a_change_of_phase_are_no_evidence_of_the_phase_behind_it():
@@ -240,13 +234,9 @@ def test_places_before_a_change_of_phase_are_no_evidence_of_the_phase_behind_it(
     while roles(scores.roster, texts[0])[1] == "serves":
         num_steps += 1
         for one in texts:
-            scores.keep_newest(one, "new", proposal(len(one.tokens), 1, 1))
-            scores.keep_newest(one, "old", proposal(len(one.tokens), 1, 2))
-            one.tokens.append(token_array([1, 1, 1]))
+            step(scores, one)
         scores.score(texts)
     assert num_steps < 40
-    (row,) = scores.roster.table()
-    assert (row["phase"], row["places"]) == ("canary", 0)
     scores.score(texts, ends=True)
     (row,) = scores.roster.table()
     assert (row["phase"], row["places"]) == ("canary", 0)
@@ -267,10 +257,7 @@ def test_a_change_is_logged_and_counted(caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.INFO, logger="cluster.spec.trials"):
         while roles(scores.roster, one := text())[1] == "serves":
             for _ in range(40):
-                base_len = len(one.tokens)
-                scores.keep_newest(one, "new", proposal(base_len, 1, 1))
-                scores.keep_newest(one, "old", proposal(base_len, 1, 2))
-                one.tokens.append(token_array([1, 1, 1]))
+                step(scores, one)
                 scores.score([one])
             scores.score([one], ends=True)
     (said,) = caplog.messages

@@ -16,7 +16,7 @@ from tests.support.spec.trees import random_tree
 
 GROUP = ("code", False)
 FORK = TokenTree.of([5, 6, 7, 8], [-1, 0, 0, -1])  # 5 -> 6 or 7, or 8
-CLAIMED = np.array([0.8, 0.6, 0.1, 0.15], dtype=np.float32)
+CLAIMED = np.array([0.8, 0.6, 0.1, 0.15], np.float32)
 
 
 def fate(*followed: int, drafter: str = "lm") -> Fate:
@@ -55,7 +55,7 @@ def test_a_score_predicts_what_verification_brings():
     generator = np.random.default_rng(1)
     model = AcceptanceModel()
     chain = TokenTree.chain([1, 1, 1, 1])
-    claimed = np.array([0.95, 0.9, 0.85, 0.8], dtype=np.float32)
+    claimed = np.array([0.95, 0.9, 0.85, 0.8], np.float32)
     for _ in range(3000):
         text = (generator.random(4) > 0.8).astype(np.int32) + 1
         model.learn([Fate(Seen("lm", GROUP, 0, chain, claimed), text)])
@@ -107,9 +107,7 @@ def test_the_table_says_of_whom_what_task_and_law_it_speaks():
     greedy, sampled = model.table()
     assert [greedy[key] for key in ("drafter", "task", "law")] == ["lm", "code", "greedy"]
     assert sampled["law"] == "sampled"
-    accepted = greedy["accepted"]
-    assert isinstance(accepted, dict)
-    assert accepted["4"] == 2.0
+    assert greedy["accepted"]["4"] == 2.0
     assert set(greedy) == {
         "drafter",
         "version",
@@ -127,8 +125,7 @@ def test_a_shadow_is_worth_what_steps_with_its_drafts_bring():
     generator = np.random.default_rng(1)
     copied = np.repeat(generator.random(200) < 0.3, 20)  # passages of 20 tokens
     text = np.arange(len(copied)) % 50
-    model, next_steps = AcceptanceModel(), np.zeros(len(DRAFT_LENGTHS), dtype=np.int64)
-    accepted = []
+    model, next_steps, found = AcceptanceModel(), np.zeros(len(DRAFT_LENGTHS), np.int64), []
     for place in range(len(text) - 9):
         ahead = copied[place : place + 8]
         right = 8 if ahead.all() else int(np.argmin(ahead))
@@ -136,18 +133,18 @@ def test_a_shadow_is_worth_what_steps_with_its_drafts_bring():
         claimed = (0.9 ** np.arange(1, 9)).astype(np.float32)
         seen = Seen("shadow", GROUP, place, TokenTree.chain(chain), claimed)
         model.learn([Fate(seen, token_array(text[place : place + 8].tolist()), next_steps)])
-        accepted.append(right)
+        found.append(right)
     place = num_steps = 0
-    while place < len(accepted):
-        place, num_steps = place + accepted[place] + 1, num_steps + 1
-    expected, _ = model.score("shadow", GROUP).expected(DRAFT_LENGTHS.tolist().index(8))
-    assert 1.0 + expected == pytest.approx(len(accepted) / num_steps, rel=0.05)
-    assert 1.0 + np.mean(accepted) > 1.3 * len(accepted) / num_steps
+    while place < len(found):
+        place, num_steps = place + found[place] + 1, num_steps + 1
+    brought = len(found) / num_steps
+    assert 1.0 + accepted(model.score("shadow", GROUP), 8) == pytest.approx(brought, rel=0.05)
+    assert 1.0 + np.mean(found) > 1.3 * brought
 
 
 def test_the_table_is_json_where_no_step_would_have_begun_at_a_tree():
     model = AcceptanceModel()
-    model.learn([replace(fate(5, 7), next_steps=np.ones(len(DRAFT_LENGTHS), dtype=np.int64))])
+    model.learn([replace(fate(5, 7), next_steps=np.ones(len(DRAFT_LENGTHS), np.int64))])
     (row,) = model.table()
     assert row["error"] is None
     json.dumps(row, allow_nan=False)
@@ -179,16 +176,16 @@ def test_a_drafter_with_another_model_begins_anew_and_the_former_score_comes_bac
 
 def claims(tree: TokenTree, generator: np.random.Generator) -> FloatArray:
     """Claims of zero and of certainty are among them, and equal ones."""
-    found: list[float] = []
+    found = []
     for parent in tree.parents.tolist():
         found.append((found[parent] if parent >= 0 else 1.0) * generator.choice([0, 0.3, 0.7, 1]))
-    return np.array(found, dtype=np.float32)
+    return np.array(found, np.float32)
 
 
 def test_scores_and_calibration_equal_those_of_the_reference():
     generator = np.random.default_rng(5)
     fast, slow = AcceptanceModel(), AcceptanceModel()
-    steps = [np.zeros(len(DRAFT_LENGTHS), dtype=np.int64) for _ in range(2)]
+    steps = [np.zeros(len(DRAFT_LENGTHS), np.int64) for _ in range(2)]
     place = 0
     for turn in range(600):
         tree = random_tree(generator, 4, int(generator.integers(0, 14)))
@@ -212,8 +209,8 @@ def test_scores_and_calibration_equal_those_of_the_reference():
 
 def test_a_batch_counts_each_of_its_trees_in_turn():
     """The second tree stands where the step of the first one would have gone already."""
-    tree, claimed = TokenTree.chain([1, 2]), np.array([0.9, 0.8], dtype=np.float32)
-    next_steps = np.zeros(len(DRAFT_LENGTHS), dtype=np.int64)
+    tree, claimed = TokenTree.chain([1, 2]), np.array([0.9, 0.8], np.float32)
+    next_steps = np.zeros(len(DRAFT_LENGTHS), np.int64)
     model = AcceptanceModel()
     model.learn(
         [

@@ -43,19 +43,19 @@ def test_the_guard_bounds_the_whole_round():
 def test_every_beginning_of_the_ranking_is_closed_under_parents():
     generator = np.random.default_rng(3)
     parents = np.array([-1, 0, 1, -1, 3, 3, 0, 6])
-    survival = np.empty(8, dtype=np.float32)
+    survival = np.empty(8, np.float32)
     for node, parent in enumerate(parents):
         # Equal survivals included: the parent goes first all the same.
         share = generator.choice([1.0, 0.5, 0.9])
         survival[node] = share * (1.0 if parent < 0 else survival[parent])
-    nodes, gains = ranking(survival, np.full(8, 2.0), np.ones(8, dtype=np.bool_))
+    nodes, gains = ranking(survival, np.full(8, 2.0), np.ones(8, np.bool_))
     assert (np.diff(gains) <= 0.0).all()
     for place, node in enumerate(nodes):
         assert parents[node] < 0 or parents[node] in nodes[:place]
 
 
 def test_nodes_that_are_not_admitted_or_hopeless_are_not_ranked():
-    survival = np.array([0.5, 0.0, 0.9, 0.7], dtype=np.float32)
+    survival = np.array([0.5, 0.0, 0.9, 0.7], np.float32)
     admitted = np.array([True, True, False, True])
     nodes, gains = ranking(survival, np.ones(4), admitted)
     assert nodes.tolist() == [3, 0]

@@ -24,9 +24,9 @@ def rows_for(params: Sequence[SamplingParams], positions: Sequence[int]) -> Draw
     return DrawRows(
         packed=np.array([pack(p) for p in params]),
         truncated=np.array([is_truncated(p) for p in params]),
-        seeds=np.array([p.noise_key for p in params], dtype=np.uint64),
-        positions=np.array(positions, dtype=np.int64),
-        streams=np.array([p.stream for p in params], dtype=np.int64),
+        seeds=np.array([p.noise_key for p in params], np.uint64),
+        positions=np.array(positions, np.int64),
+        streams=np.array([p.stream for p in params], np.int64),
     )
 
 
@@ -90,7 +90,7 @@ def test_greedy_ties_go_to_the_lowest_token(vocab_size: int, params: SamplingPar
 def test_sampled_ties_go_to_the_lowest_token_on_both_paths():
     # At this temperature the noise is far below one unit in the last place of the scaled logits,
     # so scores tie exactly between the candidates that are not the maximum's neighbours.
-    logits = np.full((1, 200), -1.0, dtype=np.float32)
+    logits = np.full((1, 200), -1.0, np.float32)
     logits[0, [150, 20, 90]] = 5.0
     noise = gumbel_row(3, 0, 0, 200)
     best = int(np.array([20, 90, 150])[noise[[20, 90, 150]].argmax()])
@@ -117,7 +117,7 @@ def test_a_row_without_a_finite_maximum_is_invalid_and_alone(bad: float, params:
 
 
 def test_banned_tokens_are_never_drawn():
-    logits = np.zeros((500, 6), dtype=np.float32)
+    logits = np.zeros((500, 6), np.float32)
     logits[:, 2] = -np.inf
     params = [SamplingParams(1.0, seed=seed) for seed in range(500)]
 
@@ -137,7 +137,7 @@ def test_the_winner_among_some_tokens_is_the_draw_where_it_is_one_of_them(
     params = SamplingParams(temperature, seed=seed, stream=stream)
     (token,) = drawn(logits, [params], [position]).tolist()
     others = np.random.default_rng(seed).permutation(60)[:5].tolist()
-    among = np.array(sorted({token, *others}), dtype=np.int64)
+    among = np.array(sorted({token, *others}), np.int64)
 
     row = torch.from_numpy(logits[0])
     assert winner_among(row, among, temperature, (seed, position, stream)) == token
@@ -214,7 +214,7 @@ class Kernel:
     """A `FusedDraw` of plain operations.  calls: the number of rows of each."""
 
     def __init__(self) -> None:
-        self.calls: list[int] = []
+        self.calls = []
 
     def __call__(
         self,

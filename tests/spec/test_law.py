@@ -107,13 +107,13 @@ def one_round(world: World, drafter: Drafter, seed: int, text: Context) -> Conte
     contexts = [text]
     for token, parent in zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True):
         contexts.append((*contexts[parent + 1], token))
-    draws = np.array([world.drawn(seed, context) for context in contexts], dtype=np.int32)
+    draws = np.array([world.drawn(seed, context) for context in contexts], np.int32)
     return tuple(walk_draws(tree, draws)[1].tolist())
 
 
 def speculate(world: World, drafter: Drafter, seed: int) -> Context:
     """Rounds until the text is long enough."""
-    text: Context = ()
+    text = ()
     while len(text) < NUM_TOKENS:
         text = (*text, *one_round(world, drafter, seed, text))
     return text
@@ -149,7 +149,7 @@ def chain_of(world: World, rule: Rule) -> list[Context]:
     texts = []
     for seed in range(NUM_SEEDS):
         generator = np.random.default_rng([seed, 11])
-        text: Context = ()
+        text = ()
         while len(text) < NUM_TOKENS:
             text = (*text, rule(world, seed, text, generator))
         texts.append(text)

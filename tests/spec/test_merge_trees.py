@@ -40,7 +40,7 @@ def batches(draw: st.DrawFn) -> Batch:
     for group in range(num_groups):
         for _ in range(draw(st.integers(0, 3))):
             tree = draw(token_trees())
-            tokens: list[int] = []
+            tokens = []
             if len(tree) and generator.random() < 0.6:
                 path = path_to(tree.parents, int(generator.integers(len(tree))))
                 tokens = tree.token_ids[path].tolist()
@@ -56,7 +56,7 @@ def batches(draw: st.DrawFn) -> Batch:
 def survivals(tree: TokenTree, generator: np.random.Generator) -> FloatArray:
     """What a drafter may claim: not increasing along a path, with zeros and ones among them."""
     shares = generator.choice([0.0, 0.2, 0.5, 0.8, 0.97, 1.0], len(tree))
-    found: list[float] = []
+    found = []
     for parent, share in zip(tree.parents.tolist(), shares.tolist(), strict=True):
         found.append(share * (found[parent] if parent >= 0 else 1.0))
     return np.array(found, np.float32)
@@ -86,7 +86,7 @@ def test_both_ways_agree(batch: Batch):
 
 
 def test_both_ways_agree_on_a_large_batch():
-    generator, batch = np.random.default_rng(5), list[Held]()
+    generator, batch = np.random.default_rng(5), []
     for index in range(96):
         parents = [-1, *(int(generator.integers(-1, node)) for node in range(1, 64))]
         tree = TokenTree.of(range(64), parents)

@@ -109,7 +109,7 @@ def test_a_row_that_is_kept_is_not_changed_by_who_asked_for_it():
 
 
 def test_many_rows_are_computed_in_parts_of_bounded_size(monkeypatch: pytest.MonkeyPatch):
-    sizes: list[int] = []
+    sizes = []
 
     def counted(some: torch.Tensor, vocab_size: int) -> torch.Tensor:
         sizes.append(some.shape[1])

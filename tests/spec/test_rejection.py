@@ -105,8 +105,8 @@ class Drafted:
 def tree_of(world: World, seed: int, text: list[int], num_nodes: int) -> Drafted:
     """Draft as the world does: all siblings of the world's widths under every node."""
     paths: list[list[int]] = [[]]
-    parents: list[int] = []
-    laws: dict[int, DraftLaw] = {}
+    parents = []
+    laws = {}
     for node in range(num_nodes):
         depth = len(paths[node])
         if depth == len(world.widths):
@@ -130,7 +130,7 @@ def test_a_walk_down_a_tree_makes_the_same_texts(name: str):
     texts = written(world)
 
     for seed in range(100):
-        text: list[int] = []
+        text = []
         while len(text) < NUM_TOKENS:
             drafted = tree_of(world, seed, text, 20)
 
@@ -229,7 +229,6 @@ def repeated_draft_left_out(step: Step) -> tuple[Ints, Ints]:
 
 
 def drawn_again(step: Step) -> Ints:
-    assert step.draft is not None
     return (step.draft.cumsum(-1) <= uniforms_of(step, 3)[:, None]).sum(-1)
 
 
@@ -241,7 +240,6 @@ def greedy_acceptance(step: Step) -> tuple[Ints, Ints]:
 
 def rounded_law(step: Step) -> tuple[Ints, Ints]:
     """Wrong: the law is rounded after the drafts were drawn."""
-    assert step.draft is not None
     rounded = np.maximum(np.round(step.draft * 8.0), 1.0)
     return in_turn(replace(step, draft=rounded / rounded.sum(-1, keepdims=True)))
 

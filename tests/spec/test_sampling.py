@@ -1,6 +1,5 @@
 """Processed laws against a plain reference: one row at a time, full sorts, no shortcuts."""
 
-from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
@@ -109,7 +108,7 @@ EXTREME_LAWS = st.builds(
     min_p=st.sampled_from([0.0, 1e-9, 0.05, 0.5, 1.0]),
 )
 # What ties, and how masses are spread: equal halves put a border exactly where two sums meet.
-ROWS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
+ROWS = {
     "smooth": lambda random, size: random.standard_normal(size) * 3,
     "flat": lambda random, size: np.zeros(size),
     "levels": lambda random, size: random.integers(0, 4, size),

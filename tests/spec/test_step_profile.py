@@ -8,16 +8,6 @@ import pytest
 from cluster.spec import step_profile
 from cluster.spec.step_profile import DraftTime, MeasuredCosts, StepProfile
 
-# A staircase with an edge behind 24 rows.
-ROWS = (1, 8, 16, 24, 28, 64)
-TIMES_S = (0.010, 0.010, 0.012, 0.012, 0.024, 0.048)
-
-
-def profile() -> StepProfile:
-    found = StepProfile.of(ROWS, TIMES_S)
-    assert found is not None
-    return found
-
 
 @pytest.mark.parametrize(
     ("rows", "times_s"),
@@ -46,19 +36,19 @@ def test_two_points_are_a_profile():
 
 
 def test_between_sizes_it_is_interpolated_and_beyond_them_it_goes_on():
-    found = profile().at([1, 4, 12, 26, 64, 100])
-    np.testing.assert_allclose(found, [0.010, 0.010, 0.011, 0.018, 0.048, 0.072])
+    # A staircase with an edge behind 24 rows.
+    found = StepProfile.of((1, 8, 16, 24, 28, 64), (0.010, 0.010, 0.012, 0.012, 0.024, 0.048))
+    expected = [0.010, 0.010, 0.011, 0.018, 0.048, 0.072]
+    np.testing.assert_allclose(found.at([1, 4, 12, 26, 64, 100]), expected)
 
 
 def test_beyond_them_two_neighbours_that_measured_alike_do_not_count_alone():
     noisy = StepProfile.of((1, 32, 48, 64), (0.010, 0.020, 0.040, 0.040))
-    assert noisy is not None
     assert noisy.at([128]).tolist() == pytest.approx([0.080])
 
 
 def test_more_rows_never_take_less():
     noisy = StepProfile.of((1, 2, 4, 8), (0.010, 0.013, 0.011, 0.014))
-    assert noisy is not None
     assert noisy.times_s == pytest.approx((0.010, 0.012, 0.012, 0.014))
 
 
@@ -88,7 +78,6 @@ def test_by_leviathan_drafts_pay_from_an_acceptance_above_their_cost(cost: float
 
 
 def test_by_the_measured_curve_a_step_costs_its_rows_and_its_drafts():
-    assert PROFILE is not None
     times = (
         DraftTime(1, 2, "lm", False, 0.001),
         DraftTime(1, 8, "lm", False, 0.007),
@@ -109,10 +98,8 @@ def test_by_the_measured_curve_a_step_costs_its_rows_and_its_drafts():
 
 
 def test_a_chain_takes_as_many_steps_of_the_draft_model_as_it_has_tokens():
-    assert PROFILE is not None
     gave_up = (DraftTime(1, 2, "lm", False, 0.002), DraftTime(1, 8, "lm", False, 0.002))
     drafter = StepProfile.of((1, 2, 16), (0.001, 0.001, 0.002))
-    assert drafter is not None
     costs = MeasuredCosts(PROFILE, gave_up, [drafter], outside_s=0.002)
     one = costs.speedup(1, with_models=True)
     assert one(1.0, 4) == pytest.approx(5 * 12 / (10 + 2 + 4))

@@ -33,7 +33,7 @@ def test_the_hash_of_every_prefix_equals_the_recurrence(token_ids: list[int], st
 
 
 def test_hashes_of_long_prompts_do_not_overflow():
-    token_ids = np.full(5000, 2**31 - 1, dtype=np.int32)
+    token_ids = np.full(5000, 2**31 - 1, np.int32)
     assert int(prefix_hashes(token_ids)[-1]) == prefix_hash(token_ids)
 
 

@@ -134,7 +134,7 @@ def test_the_best_nodes_are_those_of_each_tree(trees: list[TokenTree], seed: int
     nodes, ranks = ranked(survival, forest.owners, forest.starts)
 
     for cap in (0, 1, 3, 100):
-        kept = np.zeros(forest.num_nodes, dtype=np.bool_)
+        kept = np.zeros(forest.num_nodes, np.bool_)
         kept[nodes[ranks < cap]] = True
         expected = [prune(*each, cap)[0] for each in zip(trees, claims, strict=True)]
         assert all(map(same, forest.keep(kept).split(), expected))

@@ -15,7 +15,7 @@ GROUP = ("default", False)
 STEP_S = 0.010
 PROFILE = StepProfile.of((1, 16, 64), (STEP_S, STEP_S, 4 * STEP_S))
 SUFFIX, LM = Resident("suffix", True), Resident("lm", False)
-CLAIMED = np.array([0.9, 0.8, 0.7, 0.6], dtype=np.float32)
+CLAIMED = np.array([0.9, 0.8, 0.7, 0.6], np.float32)
 
 
 def text_of(name: str, task: str = "default", max_draft_tokens: int = 8, length: int = 1) -> Text:
@@ -25,21 +25,18 @@ def text_of(name: str, task: str = "default", max_draft_tokens: int = 8, length:
 
 
 class Played:
-    """A target with residents and texts.
+    """A target with residents and a text.
 
     depth: so many tokens of a chain are right.  claimed: the survivals of its nodes.
     """
 
     residents: tuple[Resident, ...] = (LM,)
 
-    def __init__(
-        self, *, depth: int = 8, num_texts: int = 1, is_shadow: bool = False, **settings: object
-    ) -> None:
+    def __init__(self, *, depth: int = 8, **settings: object) -> None:
         config = CoordinatorConfig(max_draft_tokens=8, **settings)  # type: ignore[arg-type]
         self.controller = Controller(config, PROFILE)
-        self.texts = [text_of(f"r{number}") for number in range(num_texts)]
+        self.texts = [text_of("r0")]
         self.now, self.depth, self.claimed = 0.0, depth, CLAIMED
-        self._is_shadow = is_shadow
 
     @property
     def text(self) -> Text:
@@ -81,7 +78,6 @@ class Played:
             tree,
             self.claimed[:size],
             is_resident=True,
-            is_shadow=self._is_shadow,
             is_look_up=is_look_up,
         )
 

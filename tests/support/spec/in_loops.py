@@ -60,18 +60,18 @@ def merge_trees(trees: Sequence[Held], num_groups: int) -> MergedTrees:
         share = min(claimed / reached[parent], 1.0) if reached[parent] > 0.0 else 0.0
         found.append(share * (found[parent] if parent >= 0 else 1.0))
     return MergedTrees(
-        np.array([each.node for each in rests], dtype=np.int64),
+        np.array([each.node for each in rests], np.int64),
         join([each.tree for each in rests]),
         np.concatenate((EMPTY_FLOATS, *(each.survival for each in rests))),
         np.concatenate((EMPTY_FLOATS, *calibrated)),
         Forest(
             token_array([token for _, token in edges]),
-            np.maximum(np.array(parents, dtype=np.int64), -1),
-            np.array(owners, dtype=np.int64),
+            np.maximum(np.array(parents, np.int64), -1),
+            np.array(owners, np.int64),
             np.searchsorted(owners, np.arange(num_groups + 1)),
         ),
-        np.array(found, dtype=np.float32),
-        np.array(places, dtype=np.int64),
+        np.array(found, np.float32),
+        np.array(places, np.int64),
     )
 
 
@@ -96,7 +96,7 @@ def survival(calibrator: Calibrator, parents: TokenArray, claimed: FloatArray) -
     for parent, value in zip(parents.tolist(), conditionals, strict=True):
         share = value / max(totals[parent], 1.0)
         found.append(share if parent < 0 else found[parent] * share)
-    return np.array(found, dtype=np.float32)
+    return np.array(found, np.float32)
 
 
 def observe(calibrator: Calibrator, claimed: npt.ArrayLike, accepted: npt.ArrayLike) -> None:
@@ -128,7 +128,7 @@ def add(score: Score, fate: Fate) -> Indices:
     The outcome of a node is known if its parent was reached and a token followed the parent."""
     tree, claimed = fate.seen.tree, fate.seen.claimed
     on_path = walk(tree, fate.followed)
-    is_reached = np.zeros(len(tree) + 1, dtype=np.bool_)
+    is_reached = np.zeros(len(tree) + 1, np.bool_)
     is_reached[-1] = True  # parent -1, the context
     is_reached[on_path if len(on_path) < len(fate.followed) else on_path[:-1]] = True
     is_known = is_reached[tree.parents]
@@ -148,7 +148,7 @@ def add(score: Score, fate: Fate) -> Indices:
 def begins(fate: Fate) -> Mask:
     """Where a step with so many nodes would have begun here: bool[DRAFT_LENGTHS]."""
     if fate.next_steps is None:
-        return np.ones(len(DRAFT_LENGTHS), dtype=np.bool_)
+        return np.ones(len(DRAFT_LENGTHS), np.bool_)
     return fate.seen.base_len >= fate.next_steps
 
 

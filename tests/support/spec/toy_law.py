@@ -83,7 +83,7 @@ def make_world(params: SamplingParams) -> World:
             truncated=np.full(num_rows, is_truncated(params)),
             seeds=np.repeat(seeds, len(CONTEXTS)).astype(np.uint64),
             positions=np.tile([len(context) for context in CONTEXTS], NUM_SEEDS),
-            streams=np.zeros(num_rows, dtype=np.int64),
+            streams=np.zeros(num_rows, np.int64),
         ),
     ).taken()
     noise = gumbel(seeds[:, None, None], np.arange(NUM_TOKENS)[:, None], np.arange(VOCAB_SIZE), 0)
