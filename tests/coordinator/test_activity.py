@@ -7,11 +7,10 @@ import pytest
 
 from cluster.coordinator.moment import ActivityLog
 from cluster.coordinator.present import Answered
-from cluster.coordinator.session import Session
 from cluster.core import token_array
 from cluster.messages import Load, TextVerdict
 from cluster.requests.fields import PlainWhy
-from tests.support.coordinator.house import at_work, request
+from tests.support.coordinator.house import at_work, session
 from tests.support.coordinator.toys import ToyDrafter, oracle_chain
 
 
@@ -23,11 +22,10 @@ def _info(caplog: pytest.LogCaptureFixture) -> None:
 def answer(
     num_tokens: int, *, num_nodes: int = 0, why: PlainWhy = PlainWhy.NONE, is_first: bool = False
 ) -> Answered:
-    session = Session("r", request(range(50)), lambda event: None, 0.0)
-    accepted = np.ones(num_tokens - 1 if num_nodes else 0, dtype=np.uint32)
+    accepted = np.ones(num_tokens - 1 if num_nodes else 0, np.uint32)
     tokens = token_array(range(num_tokens))
     verdict = TextVerdict("r", 1, 5, tokens, accepted, num_nodes=num_nodes, why=why)
-    return Answered(session, verdict, 1.0, None if is_first else 0.5)
+    return Answered(session(range(50)), verdict, 1.0, None if is_first else 0.5)
 
 
 def test_every_ten_seconds_of_work_have_a_line(caplog: pytest.LogCaptureFixture):

@@ -14,7 +14,7 @@ ONE, BOTH = AdapterList(("a@1",)), AdapterList(("a@1", "b@2"))
 
 
 def test_what_only_some_targets_have_is_not_served():
-    news, heard = AdapterNews(), list[AdapterList | None]()
+    news, heard = AdapterNews(), []
     for said in ([BOTH], [BOTH, ONE], [BOTH, AdapterList(("a@3", "b@2"))], [BOTH, BOTH], []):
         news.update(said)
         heard.append(news.current)

@@ -2,7 +2,7 @@
 
 import asyncio
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -23,7 +23,7 @@ from cluster.errors import (
     TooLargeError,
     UnavailableError,
 )
-from cluster.requests.fields import BeamSpec, Law
+from cluster.requests.fields import BeamSpec
 from tests.support.coordinator.house import (
     GREEDY,
     SEEDED,
@@ -37,7 +37,7 @@ from tests.support.coordinator.toys import ToyTarget, plain_text
 
 SAMPLED = replace(GREEDY, temperature=0.7)
 REJECTION = SpeculationOptions(law="rejection")
-CLASHES: dict[str, dict[str, Any]] = {
+CLASHES = {
     "prediction": {"prediction": (3, 4)},
     "forced_ids": {"forced_ids": (1,) * GREEDY.max_tokens},
     "beams": {"beams": BeamSpec(2)},
@@ -77,16 +77,13 @@ CLASHES: dict[str, dict[str, Any]] = {
             r"law is 'multi_step'; allowed: coupled, rejection \(coordinator.laws\)",
         ),
         (
-            request(speculation=SpeculationOptions(law=cast("Law", "block"))),
+            request(speculation=SpeculationOptions(law="block")),  # type: ignore[arg-type]
             RequestError,
             "law is 'block'; rejection accepts as many drafts, so name that",
         ),
         *(
             (
-                request(
-                    params=replace(SAMPLED, **given),
-                    speculation=REJECTION,
-                ),
+                request(params=replace(SAMPLED, **given), speculation=REJECTION),
                 RequestError,
                 f"law is rejection, which does not go with {name}; remove one of both",
             )
@@ -193,9 +190,8 @@ async def test_without_a_queue_a_free_place_still_lets_in():
 
 async def test_a_targets_own_limit_holds_and_two_targets_share_the_load():
     async with house(drafters=()) as stage:
-        toys = [ToyTarget(), ToyTarget()]
+        toys = [ToyTarget(is_held=True), ToyTarget(is_held=True)]
         for index, toy in enumerate(toys):
-            toy.gate.clear()
             stage.add_target(toy, f"t{index}", max_running_sequences=2)
         tasks = await fill(stage, 5)
         assert [t["sessions"] for t in stage.status()["targets"]] == [2, 2]
@@ -234,10 +230,8 @@ async def test_a_text_is_opened_once_with_its_params_and_where_it_ends():
         await stage.ask(params=params)
     (opened,) = target.opens
     assert (opened.params, opened.token_ids.tolist(), opened.max_len) == (params, [1, 2, 3], 9)
-    assert [(item.text.params, item.base_len > 0) for item in target.items] == [
-        (params, False),
-        *[(params, True)] * 5,
-    ]
+    assert [item.text.params for item in target.items] == [params] * 6
+    assert [item.base_len > 0 for item in target.items] == [False] + [True] * 5
 
 
 async def test_the_watch_goes_on_after_a_defect(monkeypatch: pytest.MonkeyPatch):

@@ -26,9 +26,7 @@ def three() -> list[ToyDrafter]:
 
 async def served(stage: House, **fields: Any) -> tuple[list[TokenEvent], SpeculationStats]:
     events = await stage.ask(**fields)
-    stats = events[-1].stats
-    assert stats is not None
-    return events, stats
+    return events, events[-1].stats
 
 
 async def test_every_token_names_the_drafters_that_had_proposed_it():
@@ -95,7 +93,7 @@ async def test_what_answers_and_the_metrics_count_is_the_same_and_adds_up():
 async def test_the_last_event_says_how_long_the_request_queued(error: RequestError | None):
     async with house(["a"]) as stage:
         stage.clock.now += 1.0
-        events: list[TokenEvent] = []
+        events = []
         stage.coordinator._table.open("r", request(), events.append)
         stage.clock.now += 3.0
         stage.add_target(ToyTarget(refuses=lambda item: error))

@@ -10,7 +10,7 @@ import pytest
 from cluster import metrics
 from cluster.config.speculation import AuditConfig
 from cluster.core import SamplingParams, token_array
-from cluster.messages import VerdictFrame
+from cluster.messages import TextVerdict, VerdictFrame
 from cluster.metrics import vllm_metrics
 from tests.support.choices import by_day
 from tests.support.coordinator.house import (
@@ -23,10 +23,15 @@ from tests.support.coordinator.house import (
     request,
     text_of,
 )
-from tests.support.coordinator.toys import VOCAB_SIZE, ToyDrafter, ToyTarget, random_tree
+from tests.support.coordinator.toys import (
+    VOCAB_SIZE,
+    ToyDrafter,
+    ToyTarget,
+    random_tree,
+    told_instead,
+)
 
 ALL = AuditConfig(share=1.0)
-Says = Callable[[VerdictFrame], VerdictFrame | None]
 
 
 def outcomes(stage: House) -> dict[str, float]:
@@ -38,20 +43,17 @@ def outcomes(stage: House) -> dict[str, float]:
     return found
 
 
-def changed_once(wrong: list[int]) -> Says:
-    """The first token of the text `r` comes as another one; wrong: which."""
+def changed_once(wrong: list[int]) -> Callable[..., VerdictFrame]:
+    """The last token of the text `r` comes as another one; wrong: which."""
 
-    def says(frame: VerdictFrame) -> VerdictFrame:
-        verdicts = list(frame.verdicts)
-        for place, verdict in enumerate(verdicts):
-            if verdict.request_id == "r" and verdict.finish_reason is not None and not wrong:
-                last = (int(verdict.token_ids[-1]) + 1) % VOCAB_SIZE
-                wrong.append(last)
-                told = token_array([*verdict.token_ids[:-1].tolist(), last])
-                verdicts[place] = replace(verdict, token_ids=told)
-        return replace(frame, verdicts=tuple(verdicts))
+    def changed(verdict: TextVerdict) -> TextVerdict:
+        if verdict.request_id != "r" or verdict.finish_reason is None or wrong:
+            return verdict
+        *before, last = verdict.token_ids.tolist()
+        wrong.append((last + 1) % VOCAB_SIZE)
+        return replace(verdict, token_ids=token_array([*before, *wrong]))
 
-    return says
+    return told_instead(changed)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +78,7 @@ async def test_texts_are_what_would_be_drawn_again(params: SamplingParams):
 async def test_a_text_that_nobody_drew_is_found_named_and_kept(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    wrong: list[int] = []
+    wrong = []
     async with at_work(
         ToyTarget(says=changed_once(wrong)), audit=replace(ALL, folder=str(tmp_path / "kept"))
     ) as stage:

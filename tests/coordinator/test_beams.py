@@ -1,21 +1,20 @@
 """A beam search at the coordinator: one text, one event; a target that is lost costs only time."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from cluster.core import FinishReason, TokenLogprob, Verdict, token_array
 from cluster.errors import DrafthouseError
-from cluster.messages import VerdictFrame
 from cluster.requests.fields import BeamEnd, BeamSpec
 from cluster.text.completion import beam_event
 from cluster.worker.texts import TargetText
 from cluster.worker.verifier import StepAnswers
 from tests.support.coordinator.house import GREEDY, at_work
 from tests.support.coordinator.toy_target import Asked, Item, ToyVerifier
-from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain
+from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain, told_instead
 
 SEARCH = replace(GREEDY, beams=BeamSpec(3))
 ENDS = (BeamEnd(2, True, -1.5, -0.5), BeamEnd(0, True, -2.0, -2.0), BeamEnd(3, False, -9.0, -3.0))
@@ -33,7 +32,7 @@ class BeamVerifier(ToyVerifier):
 
     def __init__(self, toy: ToyTarget) -> None:
         super().__init__(toy)
-        self._asked: dict[str, Item] = {}
+        self._asked = {}
 
     @property
     def has_pending(self) -> bool:
@@ -53,23 +52,9 @@ class BeamVerifier(ToyVerifier):
             self._asked.pop(request_id, None)
 
 
-@dataclass(eq=False)
 class BeamTarget(ToyTarget):
-    """changes: what it says wrong in its answers."""
-
-    changes: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.says = self._changed
-
     def make_verifier(self) -> ToyVerifier:
         return BeamVerifier(self)
-
-    def _changed(self, frame: VerdictFrame) -> VerdictFrame:
-        return replace(
-            frame, verdicts=tuple(replace(each, **self.changes) for each in frame.verdicts)
-        )
 
 
 async def test_all_texts_come_in_one_event_and_drafters_are_not_asked():
@@ -107,7 +92,8 @@ async def test_all_texts_come_in_one_event_and_drafters_are_not_asked():
     ],
 )
 async def test_a_verdict_that_is_no_answer_to_a_search_is_not_believed(changes: Any):
-    async with at_work(BeamTarget(changes=changes)) as stage:
+    says = told_instead(lambda verdict: replace(verdict, **changes))
+    async with at_work(BeamTarget(says=says)) as stage:
         (event,) = await stage.ask(params=SEARCH)
     assert event.finish_reason is FinishReason.ERROR
     assert "that cannot be" in event.error_message

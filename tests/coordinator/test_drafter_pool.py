@@ -57,21 +57,20 @@ class RefusingDrafter(ToyDrafter):
 async def test_a_prompt_is_read_beside_the_target_unless_that_holds_it_up(
     devices: tuple[str, ...], first_commit: int
 ):
-    drafter = ToyDrafter("a", oracle_chain(4), devices=devices)
+    drafter = ToyDrafter("a", oracle_chain(), devices=devices)
     async with at_work(ToyTarget(devices=("x/cpu0",)), drafter) as stage:
-        events = await stage.ask(prompt=[1, 2, 3])
+        events = await stage.ask()
         opened = drafter.commits[0]
         assert (opened.base_len, len(opened.token_ids)) == (0, first_commit)
         assert events[-1].stats.num_draft_tokens > 0
 
 
 async def test_a_drafter_learns_whose_text_it_is_with_the_first_commit():
-    drafter = ToyDrafter("a", oracle_chain(4))
+    drafter = ToyDrafter("a", oracle_chain())
     async with at_work(drafter) as stage:
         await stage.ask(tenant=b"theirs")
-        commits = drafter.commits
-        assert len(commits) > 1
-        for commit in commits:
+        assert len(drafter.commits) > 1
+        for commit in drafter.commits:
             assert commit.tenant == (b"theirs" if commit.params is not None else b"")
 
 
@@ -97,8 +96,7 @@ async def test_a_full_drafter_refuses_what_is_new_and_keeps_what_it_has():
     async with at_work(target, drafter, breaker_failures=1) as stage:
         first = stage.begin(id="kept", params=LONGER)
         await target.wait_for_steps(4)
-        short = replace(GREEDY, max_tokens=10)
-        await stage.ask(id="new", params=short)
+        await stage.ask(id="new", params=replace(GREEDY, max_tokens=10))
         assert stage.status()["drafters"][0]["breaker"] == "closed"
         assert not first.done()
         assert "kept" not in drafter.released
@@ -109,11 +107,10 @@ async def test_a_request_that_a_drafter_fails_on_is_not_sent_to_it_again_and_aga
     drafter = RefusingDrafter("a", oracle_in_a_crowd(3), code=WorkerError.code)
     async with at_work(drafter, breaker_failures=3, breaker_reset_s=60.0) as stage:
         await asyncio.gather(*(stage.ask(id=name, params=LONGER) for name in ("kept", "bad")))
-        sent = [c for c in drafter.commits if c.request_id == "bad"]
+        sent = [c.base_len for c in drafter.commits if c.request_id == "bad"]
+        assert sent[0] == 0
         assert len(sent) <= 3
-        assert {commit.base_len for commit in sent[:1]} == {0}
-        metrics = stage.metrics()
-        assert 'drafthouse_drafter_faults_total{drafter="a",why="refused"} 1.0' in metrics
+        assert 'drafter_faults_total{drafter="a",why="refused"} 1.0' in stage.metrics()
 
 
 async def test_a_lost_workers_gauges_go_with_it():
@@ -128,8 +125,7 @@ async def test_a_lost_workers_gauges_go_with_it():
         drafter_link.sever()
         await stage.settle(20)
         after = stage.metrics()
-        assert 'worker="gone-target"' not in after
-        assert 'worker="gone-drafter"' not in after
+        assert 'worker="gone-' not in after
         assert "drafthouse_target_up 0.0" in after
         assert 'drafthouse_drafter_up{drafter="a"} 0.0' in after
 
@@ -162,8 +158,7 @@ async def test_a_request_that_brings_down_every_target_ends_with_an_error():
         for life in range(8):
             if running.done():
                 break
-            toy = ToyTarget()
-            toy.gate.clear()
+            toy = ToyTarget(is_held=True)
             link = stage.add_target(toy, f"t{life}")
             await toy.wait_for_frames(1)
             link.sever()
@@ -201,8 +196,7 @@ async def test_every_tree_is_looked_at_before_anything_uses_it():
         assert events[-1].stats.num_accepted_draft_tokens > 0
         await stage.settle()
         num_frames = sum(bool(frame.commits) for frame in drafter.frames)
-        rubbish = f'drafter_faults_total{{drafter="a",why="rubbish"}} {num_frames:.1f}'
-        assert rubbish in stage.metrics()
+        assert stage.status()["faults"] == {"a": {"rubbish": num_frames}}
 
 
 async def test_a_drafter_with_another_model_is_scored_anew_and_finds_its_score_again():
@@ -210,7 +204,7 @@ async def test_a_drafter_with_another_model_is_scored_anew_and_finds_its_score_a
 
         async def trees_with(model_hash: str) -> float:
             """Those scored of the replica with this model, after one more text."""
-            stage.add_drafter(ToyDrafter("a", oracle_chain(4), model_hash=model_hash))
+            stage.add_drafter(ToyDrafter("a", oracle_chain(), model_hash=model_hash))
             await stage.ask(params=LONGER)
             await stage.settle()
             (row,) = stage.status()["scores"]
@@ -238,12 +232,10 @@ async def test_the_status_lists_faults_and_who_is_left_alone():
         assert stage.status()["faults"] == {}
         await ask(stage, 2)
         status = stage.status()
-        assert status["faults"] == {"b": {"refused": 2}}
-        assert status["left_alone"] == []
+        assert (status["faults"], status["left_alone"]) == ({"b": {"refused": 2}}, [])
         await ask(stage, 1)
         assert stage.status()["left_alone"] == ["b"]
-        metrics = stage.metrics()
-    assert 'drafthouse_drafter_faults_total{drafter="b",why="refused"} 3.0' in metrics
+        assert 'drafter_faults_total{drafter="b",why="refused"} 3.0' in stage.metrics()
 
 
 async def test_another_model_in_a_drafters_place_does_not_inherit_its_open_breaker():
@@ -261,13 +253,10 @@ async def test_the_same_fault_is_said_once_a_minute(caplog: pytest.LogCaptureFix
         RefusingDrafter("b", oracle_chain(), code=WorkerError.code), breaker_failures=1000
     ) as stage:
         await ask(stage, 10)
-        said = [line for line in caplog.messages if "name=b" in line]
-        assert len(said) == 1
         stage.clock.now += 61.0
         await ask(stage, 1)
-        said = [line for line in caplog.messages if "name=b" in line]
-    assert "times=11" in said[-1]
-    assert len(said) == 2
+    _, again = (line for line in caplog.messages if "name=b" in line)
+    assert "times=11" in again
 
 
 async def test_a_full_drafter_gets_no_more_texts_and_is_told_what_its_trees_are_worth():

@@ -163,7 +163,7 @@ async def test_a_text_that_waits_for_pages_does_not_hold_up_those_that_hold_them
 ):
     target = short_of_pages()
     async with at_work(target, drafters=()) as stage:
-        done: list[str] = []
+        done = []
 
         async def run(name: str) -> None:
             await stage.ask(id=name)

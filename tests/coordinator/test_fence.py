@@ -21,7 +21,7 @@ from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_in_a_cr
 from tests.support.worker.residents import GreedyOracle, resident
 
 # At the target, and at the coordinator.
-PARTS: list[tuple[Any, str]] = [
+PARTS = [
     (Controller, "plan"),
     (Controller, "learn"),
     (Controller, "first_ask"),

@@ -8,7 +8,7 @@ import pytest
 from cluster.coordinator.idle import MEANINGS, IdleReason, idle_reason
 from cluster.requests.fields import PlainWhy
 
-NONE = frozenset[str]()
+NONE = frozenset()
 BOTH = frozenset("ab")
 NOTHING: dict[str, Any] = {
     "is_enabled": True,

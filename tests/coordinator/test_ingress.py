@@ -17,6 +17,7 @@ from tests.support.coordinator.house import GREEDY, House, at_work, house, reque
 from tests.support.coordinator.toys import ToyTarget, plain_text
 
 LONG = replace(GREEDY, max_tokens=4000)
+PLAIN = plain_text([1, 2, 3], GREEDY)
 
 
 def connect(stage: House) -> MemoryLink[Any, Any]:
@@ -41,8 +42,7 @@ async def test_each_ingress_hears_how_busy_the_coordinator_is_with_all_of_them()
     async with house(drafters=(), max_running_sequences=1) as stage:
         first = connect(stage)
         assert (await anext(first)).load == Load(seats=0)  # there is no target
-        target = ToyTarget()
-        target.gate.clear()
+        target = ToyTarget(is_held=True)
         stage.add_target(target)
         await first.send(SubmitFrame((request(id="x"), request(id="y"))))
         await target.wait_for_frames(1)
@@ -68,7 +68,7 @@ async def test_a_cancelled_request_is_freed_and_others_go_on():
         events = await read(link, "x", "y")
         await stage.settle(60)
         assert events["x"][-1].finish_reason is FinishReason.CANCELLED
-        assert text_of(events["y"]) == plain_text([1, 2, 3], GREEDY)
+        assert text_of(events["y"]) == PLAIN
         assert target.contexts == {}
 
 
@@ -80,7 +80,7 @@ async def test_a_link_that_breaks_frees_its_requests_and_no_others():
         await other.send(SubmitFrame((request(id="x"),)))
         await target.wait_for_steps(4)
         lost.sever()
-        assert text_of((await read(other, "x"))["x"]) == plain_text([1, 2, 3], GREEDY)
+        assert text_of((await read(other, "x"))["x"]) == PLAIN
         await stage.settle(60)
         assert target.contexts == {}
         assert stage.status()["num_running"] == 0
@@ -90,7 +90,7 @@ async def test_an_id_sent_twice_does_not_end_the_first_request():
     async with at_work(drafters=()) as stage:
         link = connect(stage)
         await link.send(SubmitFrame((request(id="x"), request([7], id="x"))))
-        assert text_of((await read(link, "x"))["x"]) == plain_text([1, 2, 3], GREEDY)
+        assert text_of((await read(link, "x"))["x"]) == PLAIN
 
 
 class Talkative:

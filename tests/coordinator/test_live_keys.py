@@ -51,7 +51,7 @@ async def test_limits_hold_at_once():
     target = ToyTarget()
     async with at_work(target) as stage:
         tell(stage, coordinator={"max_running_sequences": 1, "max_queued_requests": 1})
-        held: list[Any] = []
+        held = []
         for number in range(2):
             asked = request([1, 2, number], id=f"r{number}")
             stage.coordinator._table.open(asked.id, asked, held.append)

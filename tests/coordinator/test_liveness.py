@@ -16,7 +16,7 @@ PROMPT = [1, 2, 3]
 
 def losing(is_lost: Callable[[Any], bool]) -> Callable[[Any], Any]:
     """Of the frames of a direction, the first like that is lost."""
-    lost: list[Any] = []
+    lost = []
 
     def passed(frame: Any) -> Any:
         if lost or not is_lost(frame):
@@ -91,8 +91,7 @@ async def test_a_text_on_its_way_is_not_missed_by_an_older_heartbeat():
 async def test_a_text_whose_cancel_was_lost_is_freed_by_a_heartbeat():
     toy = ToyTarget(hears=losing(lambda frame: bool(frame.cancels)))
     async with at_work(toy) as stage:
-        long = replace(GREEDY, max_tokens=4000)
-        running = stage.begin(params=long)
+        running = stage.begin(params=replace(GREEDY, max_tokens=4000))
         await toy.wait_for_steps(5)
         other = stage.begin(id="other")
         await toy.wait_for_steps(10)
@@ -113,13 +112,12 @@ def deaf(frame: StepFrame) -> StepFrame:
 
 async def test_a_text_that_every_target_loses_ends_in_an_error():
     async with house(drafters=()) as stage:
-        toys = [ToyTarget(hears=deaf), ToyTarget(hears=deaf)]
-        for index, toy in enumerate(toys):
-            stage.add_target(toy, f"target-{index}")
+        for name in ("one", "other"):
+            stage.add_target(ToyTarget(hears=deaf), name)
         running = stage.begin(error=WorkerError.code)
         await stage.pass_time(100.0)
         await running
-        assert stage.target_ids() == ["target-0", "target-1"]
+        assert stage.target_ids() == ["one", "other"]
 
 
 async def test_a_text_that_one_target_loses_again_and_again_goes_to_another():
@@ -156,9 +154,8 @@ async def test_a_target_is_left_after_the_configured_time_and_its_requests_move(
 
 async def test_a_target_whose_steps_are_known_to_be_long_is_waited_for_longer():
     async with house(drafters=(), target_silence_s=6.0, target_timeout_s=60.0) as stage:
-        slow, other = ToyTarget(), ToyTarget()
+        slow = ToyTarget(is_held=True)
         stage.add_target(slow, "slow")
-        slow.gate.clear()
         first = stage.begin()
         await slow.wait_for_frames(1)
         await stage.pass_time(30.0)
@@ -168,7 +165,7 @@ async def test_a_target_whose_steps_are_known_to_be_long_is_waited_for_longer():
         num_frames = len(slow.frames)
         second = stage.begin()
         await slow.wait_for_frames(num_frames + 1)
-        stage.add_target(other, "other")
+        stage.add_target(ToyTarget(), "other")
         await stage.pass_time(100.0)
         assert stage.target_ids() == ["slow", "other"]
         await stage.pass_time(200.0)

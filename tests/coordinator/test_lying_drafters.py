@@ -18,10 +18,9 @@ from cluster.rpc.channel import connect_drafter
 from cluster.rpc.conversations import DRAFTER
 from cluster.rpc.server import serve_worker
 from tests.support.choices import by_day
-from tests.support.coordinator.house import GREEDY, SEEDED, House, collect, house, text_of
-from tests.support.coordinator.house import request as asked_for
+from tests.support.coordinator.house import GREEDY, SEEDED, House, at_work
 from tests.support.coordinator.lies import LYING, Lie, lies
-from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_in_a_crowd, plain_text
+from tests.support.coordinator.toys import ToyDrafter, oracle_in_a_crowd
 from tests.support.rpc.toys import stopping
 
 # Five lies each: every night a thousand within a process, and a thousand on a wire.
@@ -54,13 +53,14 @@ class Stack:
     told: Told
     num_requests: int = 0
 
-    def complete(self, params: SamplingParams, told: Sequence[Lie]) -> list[int]:
+    def complete(self, params: SamplingParams, told: Sequence[Lie]) -> None:
+        """The house looks at the text."""
         self.told.lies = told
         self.num_requests += 1
         # What was learned of a task lasts for its next request.
         task = f"task-{self.num_requests % 100}"
-        asked = asked_for(params=params, id=f"r{self.num_requests}", task=task)
-        return text_of(self.loop.run_until_complete(collect(self.stage.coordinator, asked)))
+        asking = self.stage.ask(params=params, id=f"r{self.num_requests}", task=task)
+        self.loop.run_until_complete(asking)
 
     def check(self) -> None:
         """The liar has cost nobody anything, and is in the pool still."""
@@ -81,9 +81,8 @@ def stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
     told, loop, leaving = Told(), asyncio.new_event_loop(), AsyncExitStack()
 
     async def enter() -> House:
-        running = house(budget="adaptive", breaker_failures=10**9)
+        running = at_work(budget="adaptive", breaker_failures=10**9)
         stage = await leaving.enter_async_context(running)
-        stage.add_target(ToyTarget())
         liar = ToyDrafter("a", oracle_in_a_crowd(1), spoil=told.spoil)
         if request.param == "in process":
             stage.add_drafter(liar)
@@ -106,7 +105,7 @@ def test_many_lies_change_no_text(stack: Stack):
     @settings(max_examples=NUM_LIES // 4)
     @given(told=st.lists(lies(), min_size=4, max_size=8), params=st.sampled_from(PARAMS))
     def test(told: list[Lie], params: SamplingParams) -> None:
-        assert stack.complete(params, told) == plain_text([1, 2, 3], params)
+        stack.complete(params, told)
 
     test()
     stack.check()

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cluster.coordinator.session import Session
 from cluster.coordinator.target_links import problem_of
 from cluster.core import TokenLogprob, token_array
 from cluster.errors import ProtocolError
@@ -22,12 +21,13 @@ from cluster.messages import (
     VerdictFrame,
 )
 from cluster.requests.fields import PlainWhy
-from tests.support.coordinator.house import GREEDY, SEEDED, at_work, house, request
+from tests.support.coordinator.house import GREEDY, SEEDED, at_work, house, session
 from tests.support.coordinator.toys import (
     VOCAB_SIZE,
     ToyDrafter,
     ToyTarget,
     oracle_in_a_crowd,
+    told_instead,
 )
 
 Lie = Callable[[TextVerdict], TextVerdict]
@@ -74,27 +74,22 @@ BESIDE: dict[str, Lie] = {
 }
 
 
-def told_now_and_then(lie: Lie) -> Callable[[VerdictFrame], VerdictFrame]:
+def told_now_and_then(lie: Lie) -> Callable[..., VerdictFrame]:
     """Every third verdict is a lie, but for the last one of a text."""
-    num_verdicts = 0
+    numbers = itertools.count(1)
 
-    def said(frame: VerdictFrame) -> VerdictFrame:
-        nonlocal num_verdicts
-        verdicts = []
-        for verdict in frame.verdicts:
-            num_verdicts += 1
-            is_lie = num_verdicts % 3 == 2 and verdict.finish_reason is None
-            verdicts.append(lie(verdict) if is_lie else verdict)
-        return replace(frame, verdicts=tuple(verdicts))
+    def said(verdict: TextVerdict) -> TextVerdict:
+        is_lie = next(numbers) % 3 == 2 and verdict.finish_reason is None
+        return lie(verdict) if is_lie else verdict
 
-    return said
+    return told_instead(said)
 
 
 @pytest.mark.parametrize(("name", "lie"), {**WRONG, **STALE, **BESIDE}.items())
 async def test_what_cannot_be_costs_a_retry_and_not_the_text(name: str, lie: Lie):
     toy = ToyTarget(says=told_now_and_then(lie))
     async with at_work(toy, ToyDrafter("a", oracle_in_a_crowd(1))) as stage:
-        await stage.finish(stage.begin(params=SEEDED, id="r"))
+        await stage.finish(stage.begin(params=SEEDED))
         assert stage.target_ids() == ["target-0"]
         metrics = stage.metrics()
         assert "drafthouse_bookkeeping_faults_total{" not in metrics
@@ -114,11 +109,7 @@ async def test_log_probabilities_must_be_as_many_as_the_tokens():
 
 
 async def test_a_target_that_never_says_what_can_be_loses_the_request_to_another():
-    lying = ToyTarget(
-        says=lambda frame: replace(
-            frame, verdicts=tuple(WRONG["negative"](each) for each in frame.verdicts)
-        )
-    )
+    lying = ToyTarget(says=told_instead(WRONG["negative"]))
     async with house([]) as stage:
         stage.add_target(lying, "lying")
         running = stage.begin()
@@ -183,7 +174,6 @@ async def test_what_a_target_says_of_itself_changes_no_text():
     ],
 )
 def test_it_is_said_why_a_verdict_cannot_be(name: str, problem: str):
-    session = Session("r", request(), lambda event: None, 0.0)
     honest = TextVerdict("r", 0, 3, token_array([1]), np.empty(0, np.uint32))
-    assert problem_of(honest, session, VOCAB_SIZE) is None
-    assert problem in (problem_of(WRONG[name](honest), session, VOCAB_SIZE) or "")
+    assert problem_of(honest, session(), VOCAB_SIZE) is None
+    assert problem in (problem_of(WRONG[name](honest), session(), VOCAB_SIZE) or "")

@@ -9,7 +9,7 @@ import pytest
 from cluster.core import SamplingParams, TokenEvent
 from cluster.errors import CapacityError
 from tests.support.choices import by_day
-from tests.support.coordinator.house import House, at_work, collect, request
+from tests.support.coordinator.house import House, at_work
 from tests.support.coordinator.toys import ToyTarget
 
 SEATS, NUM_TOKENS, STEP_S = 4, 10, 0.1
@@ -22,7 +22,7 @@ class Crowd:
     def __init__(self, stage: House, timeout_s: float) -> None:
         self._stage = stage
         self._timeout_s = timeout_s
-        self._asking: dict[asyncio.Task[str], float] = {}
+        self._asking = {}
         self._count = 0
         self.ends: Counter[str] = Counter()
 
@@ -33,9 +33,8 @@ class Crowd:
             self._asking[asyncio.create_task(self._ask(f"r{self._count}"))] = end
 
     async def _ask(self, name: str) -> str:
-        asked = request(id=name, params=PARAMS, timeout_s=self._timeout_s)
         try:
-            await collect(self._stage.coordinator, asked)
+            await self._stage.ask(id=name, params=PARAMS, timeout_s=self._timeout_s)
         except CapacityError:
             return "refused"
         return "served"
@@ -87,8 +86,7 @@ async def fill(stage: House, *lengths: int) -> list[asyncio.Task[list[TokenEvent
     """Ask for prompts of such lengths."""
     tasks = []
     for length in lengths:
-        asked = request([1] * length, id=f"of {length}")
-        tasks.append(asyncio.create_task(collect(stage.coordinator, asked)))
+        tasks.append(stage.begin([1] * length, id=f"of {length}"))
         await stage.settle(30)
     return tasks
 
@@ -112,8 +110,7 @@ async def test_nobody_is_refused_for_a_deadline_before_anybody_was_served():
     target = ToyTarget(is_held=True)
     async with at_work(target, max_running_sequences=1) as stage:
         tasks = await fill(stage, 3)
-        hurried = request(id="hurried", timeout_s=0.001)
-        tasks.append(asyncio.create_task(collect(stage.coordinator, hurried)))
+        tasks.append(stage.begin(id="hurried", timeout_s=0.001))
         await stage.settle(30)
         assert stage.status()["num_waiting"] == 1
         target.gate.set()

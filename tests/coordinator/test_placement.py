@@ -9,7 +9,7 @@ from cluster.coordinator.targets import TargetSeat
 from cluster.core import SamplingParams
 from cluster.messages import Load, WorkerDescription
 from cluster.rpc.link import memory_pair
-from tests.support.coordinator.house import request
+from tests.support.coordinator.house import session
 
 PAGE = 4
 
@@ -32,8 +32,7 @@ def text(
     **fields: Any,
 ) -> Session:
     params = SamplingParams(max_tokens=9, temperature=temperature)
-    asked = request(tokens, params, id=f"r{next(_numbers)}", task=task, **fields)
-    return Session(asked.id, asked, lambda event: None, 0.0)
+    return session(tokens, params, id=f"r{next(_numbers)}", task=task, **fields)
 
 
 def filled(name: str, *texts: Session, num_seats: int = 8) -> TargetSeat:
@@ -52,8 +51,7 @@ def test_a_text_goes_where_most_of_its_prompt_is_held():
     placement.remember(seats[2], text([*LONG[:16], 77, 77, 77, 77]))
     asked = text([*LONG[:30], 88, 88])
     assert [placement.num_held(each.id, asked) for each in seats] == [0, 24, 16]
-    chosen = placement.choose(asked, seats)
-    assert chosen is seats[1]
+    assert placement.choose(asked, seats) is seats[1]
 
 
 def test_less_than_half_of_a_prompt_is_no_reason_to_crowd_a_target():

@@ -4,18 +4,9 @@ import pytest
 
 from cluster.config.schema import Config, CoordinatorConfig
 from cluster.coordinator.pool_scores import PoolScores
-from cluster.core import token_array
-from cluster.plan.texts import Text
-from cluster.spec.token_log import TokenLog
+from tests.support.plan.played import text_of
 
-GROUP = ("default", False)
 FIXED = Config(coordinator=CoordinatorConfig(budget="fixed"))
-
-
-def text() -> Text:
-    made = Text("r", GROUP, TokenLog(token_array([5])))
-    made.max_draft_tokens = 8
-    return made
 
 
 @pytest.mark.parametrize(
@@ -25,7 +16,7 @@ def text() -> Text:
 def test_drafters_hear_of_every_step_while_theirs_are_verified_and_of_fewer_else(
     num_texts: int, is_shared: bool, lag: int, most: int
 ):
-    scores, own = PoolScores(Config()), text()
+    scores, own = PoolScores(Config()), text_of("r")
     for num_unused, expected in ((0, 1), (7, 1), (8, lag), (208, most)):
         found = scores.commit_lag(own, "a", num_unused, num_texts, is_shared=is_shared)
         assert found == expected
@@ -34,7 +25,7 @@ def test_drafters_hear_of_every_step_while_theirs_are_verified_and_of_fewer_else
 
 
 def test_look_ups_are_asked_for_less_of_each_text_in_a_crowd_and_models_are_not():
-    scores, own = PoolScores(Config()), text()
+    scores, own = PoolScores(Config()), text_of("r")
     asked = [scores.ask(own, count, is_model=False) for count in (1, 16, 10_000)]
     assert asked == [64, 32, 1]
     assert scores.ask(own, 10_000, is_model=True) == 64

@@ -24,7 +24,7 @@ class Insider(GreedyOracle):
 
 def host() -> ToyTarget:
     """A toy target with the resident `a`."""
-    return ToyTarget(residents=[resident(Insider(), "a")])
+    return ToyTarget(residents=[resident(Insider())])
 
 
 @pytest.mark.usefixtures("budget")

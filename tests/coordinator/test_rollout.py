@@ -3,7 +3,6 @@
 import pytest
 
 from cluster.config.speculation import RolloutConfig
-from cluster.core import SamplingParams
 from cluster.spec.trials import Phase
 from tests.support.coordinator.house import SEEDED, House, house
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain
@@ -64,10 +63,9 @@ async def test_faults_retire_a_canary_and_metrics_say_so():
 
 
 async def test_a_text_under_a_textbooks_law_has_the_former_alone():
-    sampled = SamplingParams(temperature=0.8, seed=3, max_tokens=12)
     async with house(rollouts={"b": RolloutConfig("a", 1.0)}, laws=("rejection",)) as stage:
         drafters = staged(stage, "active")
-        await stage.ask(params=sampled)
+        await stage.ask(params=SEEDED)
         await stage.settle()
     assert drafters["a"].opened
     assert not drafters["b"].opened

@@ -1,23 +1,30 @@
-"""What a target is told, and when."""
+"""What a target is told, and when; where a text ends."""
 
 import asyncio
-from typing import Any
 
 import numpy as np
+import pytest
 
 from cluster.coordinator.session import Session
+from cluster.coordinator.target_links import problem_of
 from cluster.coordinator.targets import TargetSeat
-from cluster.core import SamplingParams, TokenTree
+from cluster.core import FinishReason, SamplingParams, TokenTree, token_array
+from cluster.errors import CapacityError
 from cluster.messages import (
     Load,
     PoolTree,
+    Refusal,
     StepFrame,
     TextName,
+    TextVerdict,
     VerdictFrame,
     WorkerDescription,
 )
-from cluster.rpc.link import MemoryLink, memory_pair
-from tests.support.coordinator.house import request
+from cluster.plan.texts import NO_SOURCES
+from cluster.requests.fields import Redraw
+from cluster.rpc.link import memory_pair
+from tests.support.coordinator.house import at_work, request, session
+from tests.support.coordinator.toys import ToyTarget
 
 
 class Target:
@@ -27,12 +34,11 @@ class Target:
         ours, self.link = memory_pair()
         description = WorkerDescription("t", "target", "t", vocab_size=8, max_running_sequences=3)
         self.seat = TargetSeat("t", description, ours, max_frame_tokens)
-        self._ours: MemoryLink[Any, Any] = ours
 
     async def told(self) -> list[StepFrame]:
         """What is sent now."""
         await self.seat.flush()
-        frames: list[StepFrame] = []
+        frames = []
         while True:
             try:
                 async with asyncio.timeout(0.0):
@@ -41,9 +47,8 @@ class Target:
                 return frames
 
 
-def session(name: str, num_tokens: int = 3) -> Session:
-    asked = request([1] * num_tokens, SamplingParams(max_tokens=9), id=name)
-    return Session(name, asked, lambda event: None, 0.0)
+def named(name: str, num_tokens: int = 3) -> Session:
+    return session([1] * num_tokens, SamplingParams(max_tokens=9), id=name)
 
 
 def tree(name: str, base_len: int = 3) -> PoolTree:
@@ -54,7 +59,7 @@ def tree(name: str, base_len: int = 3) -> PoolTree:
 async def test_long_texts_go_in_frames_of_their_own():
     target = Target(max_frame_tokens=10)
     for name, num_tokens in (("a", 4), ("b", 4), ("c", 4), ("long", 30), ("d", 1)):
-        target.seat.open(session(name, num_tokens))
+        target.seat.open(named(name, num_tokens))
     frames = await target.told()
     assert [[opened.request_id for opened in frame.opens] for frame in frames] == [
         ["a", "b"],
@@ -69,7 +74,7 @@ async def test_long_texts_go_in_frames_of_their_own():
 
 async def test_a_text_that_is_dropped_before_it_was_sent_is_not_opened():
     target = Target()
-    one, other = session("one"), session("other")
+    one, other = named("one"), named("other")
     target.seat.open(one)
     target.seat.open(other)
     target.seat.drop(one)
@@ -80,7 +85,7 @@ async def test_a_text_that_is_dropped_before_it_was_sent_is_not_opened():
 
 async def test_the_newest_tree_of_a_text_that_runs_is_sent():
     target = Target()
-    running = session("running")
+    running = named("running")
     target.seat.open(running)
     target.seat.tell(tree("running"))  # it is told with the text, or later
     target.seat.tell(tree("unknown"))
@@ -106,7 +111,7 @@ async def test_what_came_is_acknowledged_long_before_the_target_parks_its_texts(
     (frame,) = await target.told()
     assert frame.acknowledged == 16
     assert await target.told() == []
-    target.seat.open(session("any frame says it"))
+    target.seat.open(named("any frame says it"))
     target.seat.heard(VerdictFrame(serial=17))
     assert [frame.acknowledged for frame in await target.told()] == [17]
 
@@ -114,7 +119,7 @@ async def test_what_came_is_acknowledged_long_before_the_target_parks_its_texts(
 async def test_a_heartbeat_names_the_texts_once_all_of_them_were_sent():
     target = Target(max_frame_tokens=4)
     for name in ("a", "b"):
-        target.seat.open(session(name))
+        target.seat.open(named(name))
     target.seat.heard(VerdictFrame(serial=3))
     target.seat.beat(is_plain=False)
     first, second = await target.told()
@@ -127,9 +132,9 @@ async def test_a_heartbeat_names_the_texts_once_all_of_them_were_sent():
 async def test_a_target_has_the_room_that_it_says():
     seat = Target().seat
     seat.note_load(Load(seats=2))
-    seat.open(session("a"))
+    seat.open(named("a"))
     assert (seat.has_room(), seat.num_free) == (True, 2)
-    seat.open(session("b"))
+    seat.open(named("b"))
     assert (seat.has_room(), seat.num_free) == (False, 1)
     seat.note_load(Load(seats=99, num_running=3, num_waiting=9))  # no more than there are
     assert (seat.has_room(), seat.num_free) == (True, 0)
@@ -137,3 +142,83 @@ async def test_a_target_has_the_room_that_it_says():
     assert not seat.has_room()
     seat.note_load(Load(seats=3))
     assert (seat.has_room(), seat.num_free) == (True, 1)
+
+
+# Where a text ends, and what is believed of it.
+
+
+def resumed(max_tokens: int = 9) -> Session:
+    return session([5, 6], SamplingParams(max_tokens=max_tokens), output_ids=token_array([7]))
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "max_context_len", "remaining"),
+    [(9, 0, 8), (9, 11, 8), (9, 12, 8), (9, 10, 7), (9, 3, 0), (9, 2, -1), (1, 100, 0)],
+)
+def test_a_text_ends_by_max_tokens_or_by_the_context_limit(
+    max_tokens: int, max_context_len: int, remaining: int
+):
+    text = resumed(max_tokens)
+    text.limit(max_context_len)
+    assert text.remaining == remaining
+
+
+def test_where_a_text_ends_is_fixed_once_it_has_a_place():
+    text = resumed()
+    for generation, max_context_len in ((0, 0), (0, 8), (1, 5), (2, 100)):
+        text.generation = generation
+        text.limit(max_context_len)
+    assert text.opened().max_len == 8
+
+
+def test_the_end_of_a_text_alone_has_its_statistics():
+    text = resumed()
+    assert text.event(None, None).stats is None
+    assert text.event(None, FinishReason.STOP).stats is not None
+
+
+@pytest.mark.parametrize(
+    ("redraw", "is_sound"),
+    [
+        (Redraw(1, 4, 0.5), True),
+        (Redraw(1, 4, 0.0), True),
+        (Redraw(1, 4, -0.1), False),
+        (Redraw(2, 4, 0.5), False),
+        (Redraw(1, 8, 0.5), False),
+    ],
+)
+def test_an_audit_draws_anew_where_its_verdict_has_tokens(redraw: Redraw, *, is_sound: bool):
+    text = resumed()
+    verdict = TextVerdict("r", 0, 3, token_array([3]), NO_SOURCES, redraws=(redraw,))
+    assert problem_of(verdict, text, 8) is not None  # no audit
+    text.is_audit = True
+    assert (problem_of(verdict, text, 8) is None) is is_sound
+
+
+async def test_a_target_that_says_that_it_is_full_has_no_room_until_it_says_more():
+    async with at_work() as stage:
+        asking = stage.begin()
+        (seat,) = stage.coordinator._present.seats.values()
+        await stage.settle(1)  # it has a place; its target has not taken it
+        (text,) = seat.sessions.values()
+        full = Refusal(text.id, text.generation, CapacityError.code, "full")
+        stage.coordinator._targets._take_refusal(seat, text, full)
+        assert not seat.has_room()
+        seat.note_load(Load(seats=4))
+        assert seat.has_room()
+        stage.coordinator.tick()
+        assert (await asking)[-1].finish_reason is not FinishReason.ERROR
+
+
+async def test_a_lost_target_holds_no_text_and_nothing_that_it_said_before_counts():
+    async with at_work(ToyTarget(is_held=True)) as stage:
+        events = []
+        stage.coordinator._table.open("r", request(), events.append)
+        (seat,) = stage.coordinator._present.seats.values()
+        (text,) = seat.sessions.values()
+        late = TextVerdict(text.id, text.generation, 3, token_array([3]), NO_SOURCES)
+        stage.coordinator.remove_target(seat.id)
+        assert not seat.sessions
+        stage.coordinator._targets._take(seat, VerdictFrame(verdicts=(late,)))
+        assert len(text.tokens) == 3
+        assert not events

@@ -1,9 +1,10 @@
-"""A coordinator's requests and steps under vLLM's names, and the gauges of the moment."""
+"""A coordinator's requests and steps under vLLM's names, the gauges of the moment, and what engines
+compute with, which is told for as long as their workers are there."""
 
 from dataclasses import replace
 
-from cluster.core import TokenEvent
 from cluster.messages import AdapterList, Load
+from cluster.models.engine_state import EngineState
 from tests.support.coordinator.house import GREEDY, at_work, house, request, text_of
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain
 
@@ -14,14 +15,13 @@ async def test_a_finished_request_is_told_with_its_phases():
     async with house(["a"]) as stage:
         stage.add_drafter(ToyDrafter("a", oracle_chain()))
         stage.clock.now += 1.0
-        events: list[TokenEvent] = []
+        events = []
         stage.coordinator._table.open("r", request(), events.append)
         assert stage.value("vllm:num_requests_waiting_by_reason", reason="capacity") == 1
         stage.clock.now += 3.0
         stage.add_target(ToyTarget())
         await stage.settle()
     stats = events[-1].stats
-    assert stats is not None
     for series, expected in {
         "iteration_tokens_total_sum": 3 + len(text_of(events)),
         "request_queue_time_seconds_sum": 3.0,
@@ -74,3 +74,27 @@ async def test_a_prompt_that_is_scored_is_read_and_not_drawn():
     for series in ("time_to_first_token", "inter_token_latency", "e2e_request_latency"):
         assert f"vllm:{series}_seconds_count{{" in stage.metrics()
         assert stage.value(f"vllm:{series}_seconds_count") == 0
+
+
+SLOW = EngineState(
+    "", "cuda:0", "sdpa", "none", "torch", 2**31, 4096, ("attention: no compiler",), "bfloat16"
+)
+FAST = EngineState("lm", "cuda:0", "triton", "cuda", "triton", 2**20, 512)
+
+
+async def test_engines_of_drafters_that_were_made_anew_take_the_place_of_the_former():
+    anew = replace(FAST, weights="int8", fallbacks=("graphs: none",))
+    toy = ToyTarget()
+    async with at_work(toy) as stage:
+        for engines in ((SLOW, FAST), (SLOW, anew)):
+            toy.streams.engines = engines
+            toy.streams.announce(AdapterList())
+            await stage.settle()
+        told = stage.status()["engines"]
+        text = stage.metrics()
+    assert [(each["name"], each["weights"]) for each in told] == [("", "bfloat16"), ("lm", "int8")]
+    assert [line for line in text.splitlines() if 'engine="lm"' in line] == [
+        'drafthouse_engine_info{attention="triton",device="cuda:0",engine="lm",graphs="cuda",'
+        'kernels="triton",role="target",weights="int8",worker="target-0"} 1.0',
+        'drafthouse_engine_fallbacks{engine="lm",role="target",worker="target-0"} 1.0',
+    ]

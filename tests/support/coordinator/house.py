@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cluster.config.schema import Config, CoordinatorConfig, DrafterConfig, DrafterPlacement
 from cluster.config.speculation import RolloutConfig
 from cluster.coordinator.coordinator import Coordinator
+from cluster.coordinator.session import Session
 from cluster.core import (
     Request,
     SamplingParams,
@@ -28,11 +29,11 @@ from tests.support.coordinator.toys import (
     target_description,
 )
 from tests.support.rpc.faulty import FaultPlan, FaultyLink
+from tests.support.worker import texts
 
 SOUND = FaultPlan(0)
 BUDGET = "fixed"  # the adaptive one learns from real step times
-GREEDY = SamplingParams(temperature=0.0, max_tokens=40)
-SEEDED = SamplingParams(temperature=0.8, seed=11, max_tokens=40)
+GREEDY, SEEDED, LAWS = texts.GREEDY, texts.SEEDED, texts.LAWS
 
 
 @dataclass
@@ -196,6 +197,12 @@ def request(
     prompt: Sequence[int] = (1, 2, 3), params: SamplingParams = GREEDY, id: str = "r", **fields: Any
 ) -> Request:
     return Request(id, token_array(prompt), params, **fields)
+
+
+def session(*given: Any, **fields: Any) -> Session:
+    """What the coordinator knows of such a request; its events go nowhere."""
+    asked = request(*given, **fields)
+    return Session(asked.id, asked, lambda event: None, 0.0)
 
 
 async def collect(coordinator: Coordinator, asked: Request) -> list[TokenEvent]:

@@ -6,13 +6,19 @@ which is the real step loop (see `toy_target`).
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from cluster.core import EMPTY_TREE, Commit, Observation, Proposal, TokenTree
 from cluster.errors import WorkerError
-from cluster.messages import CommitFrame, ProposalFrame, WorkerDescription
+from cluster.messages import (
+    CommitFrame,
+    ProposalFrame,
+    TextVerdict,
+    VerdictFrame,
+    WorkerDescription,
+)
 from cluster.rpc.link import Link
 from cluster.spec.token_log import prefix_hash
 from tests.support.coordinator.toy_law import VOCAB_SIZE, plain_draws, plain_text
@@ -31,6 +37,7 @@ __all__ = [
     "plain_text",
     "random_tree",
     "target_description",
+    "told_instead",
 ]
 
 
@@ -39,6 +46,11 @@ def drafter_description(name: str, worker_id: str = "drafter-0") -> WorkerDescri
 
 
 Grow = Callable[[list[int], Commit], TokenTree]
+
+
+def told_instead(change: Callable[[TextVerdict], TextVerdict]) -> Callable[..., VerdictFrame]:
+    """What a target says in place of a frame whose verdicts are changed so."""
+    return lambda frame: replace(frame, verdicts=tuple(map(change, frame.verdicts)))
 
 
 def oracle_chain(length: int = 4) -> Grow:
@@ -146,7 +158,7 @@ class ToyDrafter:
         depth: list[int] = []
         for parent in tree.parents.tolist():
             depth.append(1 if parent < 0 else depth[parent] + 1)
-        survival = np.array([self.survival**d for d in depth], dtype=np.float32)
+        survival = np.array([self.survival**d for d in depth], np.float32)
         return self.spoil(
             Proposal(
                 commit.request_id,
