@@ -1,6 +1,5 @@
 """A request keeps the adapter that it began with, also where another owner goes on with it."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,34 +19,31 @@ from tests.support.worker.rounds import Session
 from tests.support.worker.stage import NOBODY, parts_around
 
 GREEDY = SamplingParams(temperature=0.0)
-PROMPT = prompt(9)
+PROMPT = prompt(9).tolist()
 NUM_TOKENS = 12
 
 
 @pytest.fixture(scope="module")
-def base(checkpoint_factory: Callable[..., Path]) -> Path:
-    return checkpoint_factory("llama")
-
-
-@pytest.fixture(scope="module")
-def folders(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def folders(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("adapters")
     return {
-        "old": write_adapter(base, root / "old", seed=1),
-        "new": write_adapter(base, root / "new", seed=2),
-        "misfit": write_adapter(base, root / "misfit", rank=80),
+        "old": write_adapter(llama_folder, root / "old", seed=1),
+        "new": write_adapter(llama_folder, root / "new", seed=2),
+        "misfit": write_adapter(llama_folder, root / "misfit", rank=80),
     }
 
 
 @pytest.fixture
-def engine(base: Path, folders: dict[str, Path]) -> Engine:
-    return load_engine(base, adapters={"a": str(folders["old"])})
+def engine(llama_folder: Path, folders: dict[str, Path]) -> Engine:
+    return load_engine(llama_folder, adapters={"a": str(folders["old"])})
 
 
-def change(engine: Engine, base: Path, **folders: Path) -> AdapterList:
-    config = Config(target=TargetConfig(engine=EngineConfig(model=str(base))), model_name="m")
+def change(engine: Engine, llama_folder: Path, **folders: Path) -> AdapterList:
+    config = Config(
+        target=TargetConfig(engine=EngineConfig(model=str(llama_folder))), model_name="m"
+    )
     named = {name: str(folder) for name, folder in folders.items()}
-    worker, told = ConfiguredTarget(parts_around(engine), config, NOBODY), list[AdapterList]()
+    worker, told = ConfiguredTarget(parts_around(engine), config, NOBODY), []
     worker.streams.announce = told.append  # type: ignore[method-assign]
     refused = worker.reconfigure(config, {"adapters": named})
     assert told[0].refused == refused
@@ -62,51 +58,49 @@ def go_on(verifier: Verifier, session: Session, num_tokens: int) -> list[int]:
     return session.output
 
 
-def text_with(base: Path, folder: Path) -> list[int]:
-    return generate(merged_oracle(base, folder), PROMPT, NUM_TOKENS)
+def text_with(llama_folder: Path, folder: Path) -> list[int]:
+    return generate(merged_oracle(llama_folder, folder), PROMPT, NUM_TOKENS)
 
 
 def test_the_next_owner_of_a_request_goes_on_with_its_adapter(
-    base: Path, folders: dict[str, Path], engine: Engine
+    llama_folder: Path, folders: dict[str, Path], engine: Engine
 ):
     verifier = Verifier(engine)
     (asked,) = engine.adapters.references
-    first = Session("x", PROMPT.tolist(), GREEDY, adapter=asked)
+    first = Session("x", PROMPT, GREEDY, adapter=asked)
     go_on(verifier, first, 4)
-    told = change(engine, base, a=folders["new"])
+    told = change(engine, llama_folder, a=folders["new"])
     assert told.served == engine.adapters.references != (asked,)
     assert told.refused == ""
     verifier.release(["x"])  # in the same frame as the second
-    second = Session(
-        "x", PROMPT.tolist(), GREEDY, generation=1, written=first.output, adapter=asked
-    )
-    assert go_on(verifier, second, NUM_TOKENS) == text_with(base, folders["old"])
-    other = Session("y", PROMPT.tolist(), GREEDY, adapter=told.served[0])
-    assert go_on(verifier, other, NUM_TOKENS) == text_with(base, folders["new"])
+    second = Session("x", PROMPT, GREEDY, generation=1, written=first.output, adapter=asked)
+    assert go_on(verifier, second, NUM_TOKENS) == text_with(llama_folder, folders["old"])
+    other = Session("y", PROMPT, GREEDY, adapter=told.served[0])
+    assert go_on(verifier, other, NUM_TOKENS) == text_with(llama_folder, folders["new"])
 
 
 def test_what_was_dropped_and_freed_is_refused_with_the_reason(
-    base: Path, folders: dict[str, Path], engine: Engine
+    llama_folder: Path, folders: dict[str, Path], engine: Engine
 ):
     verifier = Verifier(engine)
     (asked,) = engine.adapters.references
-    session = Session("x", PROMPT.tolist(), GREEDY, adapter=asked)
+    session = Session("x", PROMPT, GREEDY, adapter=asked)
     go_on(verifier, session, 4)
-    change(engine, base, a=folders["new"])
+    change(engine, llama_folder, a=folders["new"])
     verifier.release(["x"])
     assert verifier.pages[0] == 0
     for adapter, reason in ((asked, "'a' has been replaced"), ("b", "no adapter 'b'")):
-        fresh = Session("x", PROMPT.tolist(), GREEDY, adapter=adapter)
+        fresh = Session("x", PROMPT, GREEDY, adapter=adapter)
         refused = verifier.submit([fresh.item()])
         assert isinstance(refused["x"], NotFoundError)
         assert reason in refused["x"].message
 
 
 def test_a_list_that_cannot_be_served_changes_nothing_and_says_why(
-    base: Path, folders: dict[str, Path], engine: Engine
+    llama_folder: Path, folders: dict[str, Path], engine: Engine
 ):
     before = engine.adapters
-    told = change(engine, base, b=folders["new"], c=folders["misfit"])
+    told = change(engine, llama_folder, b=folders["new"], c=folders["misfit"])
     assert engine.adapters is before
     assert told.served == before.references
     assert "adapter 'c' cannot be served" in told.refused

@@ -29,12 +29,9 @@ Fault = Callable[[Engine, np.random.Generator], None]
 
 
 @pytest.fixture(scope="module")
-def engine(
-    checkpoint_factory: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
-) -> Engine:
-    base = checkpoint_factory("llama")
-    adapter = write_adapter(base, tmp_path_factory.mktemp("adapters") / "a", seed=1)
-    return load_engine(base, adapters={"a": str(adapter)})
+def engine(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    adapter = write_adapter(llama_folder, tmp_path_factory.mktemp("adapters") / "a", seed=1)
+    return load_engine(llama_folder, adapters={"a": str(adapter)})
 
 
 async def write(

@@ -17,7 +17,7 @@ from tests.support.worker.rounds import Session, decode
 from tests.support.worker.steps import written
 from tests.support.worker.texts import opened
 
-PROMPT = prompt(11, seed=3)
+PROMPT = prompt(11, seed=3).tolist()
 SPEC = BeamSpec(4)
 NUM_TOKENS = 12
 STOPS = tuple(range(0, 288, 24))
@@ -62,10 +62,10 @@ def run(verifier: Verifier) -> Verdict:
 
 
 def test_others_decode_in_the_steps_of_a_search(engine: Engine):
-    alone = decode(Verifier(engine), PROMPT.tolist(), GREEDY, num_tokens=5)
+    alone = decode(Verifier(engine), PROMPT, GREEDY, num_tokens=5)
     verifier = Verifier(engine)
-    verifier.submit([Session("a", PROMPT.tolist(), SEARCH).item()])
-    other = Session("b", PROMPT.tolist(), GREEDY)
+    verifier.submit([Session("a", PROMPT, SEARCH).item()])
+    other = Session("b", PROMPT, GREEDY)
     for count in range(5):
         verifier.submit([other.item()])
         frame = verifier.step()
@@ -74,8 +74,7 @@ def test_others_decode_in_the_steps_of_a_search(engine: Engine):
         assert len(other.output) == count + 1
     assert other.output == alone
     verifier.release(["b"])
-    verdict = run(verifier)
-    assert texts_of(verdict) == searched(engine)
+    assert texts_of(run(verifier)) == searched(engine)
 
 
 @pytest.mark.parametrize("num_steps", [0, 4])
@@ -83,14 +82,14 @@ def test_a_search_that_is_released_leaves_nothing_and_a_new_owner_begins_it_anew
     engine: Engine, num_steps: int
 ):
     verifier = Verifier(engine)
-    verifier.submit([Session("a", PROMPT.tolist(), SEARCH).item()])
+    verifier.submit([Session("a", PROMPT, SEARCH).item()])
     for _ in range(num_steps):
         assert not verifier.step().verdicts
     verifier.release(["a"])
     assert engine.pages_in_use == 0
     assert not verifier.has_pending
     check_integrity(engine)
-    verifier.submit([Session("a", PROMPT.tolist(), SEARCH, generation=1).item()])
+    verifier.submit([Session("a", PROMPT, SEARCH, generation=1).item()])
     assert texts_of(run(verifier)) == searched(engine)
 
 
@@ -98,11 +97,9 @@ async def test_a_search_among_the_targets_texts_is_one_verdict_that_ends_it(
     engine: Engine,
 ):
     six = SamplingParams(temperature=0.0, max_tokens=6)
-    desk = await written(
-        opened("a", PROMPT.tolist(), SEARCH), opened("b", PROMPT.tolist(), six), engine=engine
-    )
+    desk = await written(opened("a", PROMPT, SEARCH), opened("b", PROMPT, six), engine=engine)
     (verdict,) = desk.verdicts["a"]
     assert texts_of(verdict) == searched(engine)
     assert (verdict.finish_reason, verdict.num_nodes) == (FinishReason.STOP, 0)
-    assert desk.text("b") == decode(Verifier(engine), PROMPT.tolist(), GREEDY, num_tokens=6)
+    assert desk.text("b") == decode(Verifier(engine), PROMPT, GREEDY, num_tokens=6)
     assert engine.pages_in_use == 0

@@ -11,7 +11,6 @@ import pytest
 
 from cluster.core import Commit, DraftTask, Observation, Proposal
 from cluster.engine.engine import Engine
-from cluster.messages import ProposalFrame
 from cluster.spec.token_log import prefix_hash
 from tests.draft.conftest import noisy_engine  # noqa: F401 - a fixture
 from tests.support.draft.author import lm_drafter
@@ -19,7 +18,6 @@ from tests.support.worker.draft_peer import (
     PATIENCE_S,
     TEXT,
     CountingDrafter,
-    House,
     extension,
     house,
     lookup,
@@ -160,7 +158,7 @@ async def test_stopping_the_worker_ends_its_links_and_frees_everything():
 async def test_a_reader_that_outruns_the_drafter_is_held_back_and_nothing_is_lost():
     drafter = CountingDrafter(slices=1)
     async with peer_of(drafter) as peer:
-        text: list[int] = []
+        text = []
         for index in range(1500):
             commit = extension("a", text, [index]) if text else opening("a", [index])
             await peer.send(commit)
@@ -202,7 +200,7 @@ async def test_what_is_told_of_one_request_lets_others_grow_that_waited_for_it(
 
 
 async def test_growth_stands_back_and_the_hearing_of_commits_does_not():
-    nices: list[int] = []
+    nices = []
 
     class NotingDrafter(CountingDrafter):
         def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
@@ -227,7 +225,7 @@ class Busy(CountingDrafter):
         super().__init__(slices=1)
         self.gate, self.began = threading.Event(), threading.Event()
         self.arrivals = threading.Semaphore(0)
-        self.observed: list[list[int]] = []
+        self.observed = []
 
     def interrupt(self) -> None:
         self.arrivals.release()
@@ -246,7 +244,7 @@ class Busy(CountingDrafter):
         return super().propose(tasks)
 
 
-async def test_frames_that_came_during_a_slice_are_taken_in_and_answered_together():
+async def test_frames_interrupt_a_slice_and_are_taken_in_and_answered_together():
     drafter = Busy()
     async with peer_of(drafter, opening("a", [1, 2])) as peer:
         assert await asyncio.to_thread(drafter.began.wait, PATIENCE_S)
@@ -274,35 +272,6 @@ async def test_of_a_link_that_ends_no_commit_is_taken_in_any_more():
         assert list(drafter.texts) == ["1/a"]
 
 
-class Slow(CountingDrafter):
-    """Its slices last until a commit arrives."""
-
-    def __init__(self) -> None:
-        super().__init__(slices=1)
-        self.interrupted, self.began = threading.Event(), threading.Event()
-        self.has_waited = False
-
-    def interrupt(self) -> None:
-        self.interrupted.set()
-
-    def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
-        if self.num_proposes == 0:
-            self.interrupted.clear()
-            self.began.set()
-            self.has_waited = self.interrupted.wait(PATIENCE_S)
-        return super().propose(tasks)
-
-
-async def test_a_commit_interrupts_the_slice_under_way():
-    drafter = Slow()
-    async with peer_of(drafter, opening("a", [1, 2])) as peer:
-        assert await asyncio.to_thread(drafter.began.wait, PATIENCE_S)
-        await peer.send(extension("a", [1, 2], [3]))
-        await drafter.content()
-        assert drafter.has_waited
-        assert drafter.texts["1/a"] == [1, 2, 3]
-
-
 class RaisingAtInterrupts(CountingDrafter):
     num_interrupts = 0
 
@@ -320,24 +289,18 @@ async def test_a_drafter_that_raises_when_interrupted_goes_on_without():
     assert drafter.num_interrupts == 1
 
 
-async def frames_of_two_links(running: House, drafter: CountingDrafter) -> list[ProposalFrame]:
-    """All that two links are told, each of which has a text drafted and released.
-
-    Either may be told of the drafter."""
-    peers = {name: running.connect() for name in "ab"}
-    for name, peer in peers.items():
-        await peer.send(opening(name, [1]))
-        await drafter.content()
-    for name, peer in peers.items():
-        await peer.send(released=[name])
-    for peer in peers.values():
-        await peer.until(lambda frame: frame.num_requests == 0)
-    return [frame for peer in peers.values() for frame in peer.frames]
-
-
 async def test_each_second_of_a_drafter_is_told_to_one_link():
-    ticks, drafter = itertools.count(), CountingDrafter(slices=3)
+    """Either may be told of the drafter."""
+    ticks, drafter = itertools.count(), CountingDrafter()
     async with house(drafter, clock=lambda: float(next(ticks))) as running:
-        frames = await frames_of_two_links(running, drafter)
+        peers = {name: running.connect() for name in "ab"}
+        for name, peer in peers.items():
+            await peer.send(opening(name, [1]))
+            await drafter.content()
+        for name, peer in peers.items():
+            await peer.send(released=[name])
+        for peer in peers.values():
+            await peer.until(lambda frame: frame.num_requests == 0)
     # For each text one observe and four proposes of one tick each.
-    assert sum(frame.draft_time_s for frame in frames) == 10.0
+    told = [frame.draft_time_s for peer in peers.values() for frame in peer.frames]
+    assert sum(told) == 10.0

@@ -17,7 +17,7 @@ import torch
 from cluster.core import EMPTY_TREE, SamplingParams, TokenTree, token_array
 from cluster.draft.base import DrafterContext
 from cluster.draft.grammar import GrammarDrafter, GrammarOptions
-from cluster.errors import CapacityError, DrafthouseError, RequestError
+from cluster.errors import CapacityError, RequestError
 from cluster.grammar.compiler import GrammarCompiler
 from cluster.messages import Open, StepFrame, TextName
 from cluster.requests.fields import GrammarSpec
@@ -38,11 +38,10 @@ from tests.support.grammar.specs import (
 )
 from tests.support.worker.rounds import (
     Session,
-    chain_of_the_truth,
     decode,
     decode_all,
+    drafters_around,
     half_right,
-    random_drafts,
 )
 from tests.support.worker.stage import Stage, stage, worker_of
 from tests.support.worker.texts import GREEDY, opened, plain
@@ -106,7 +105,7 @@ async def test_a_text_that_waits_is_named_in_heartbeats_and_another_links_gramma
     await peer.open(constrained("late", "x"))
     await other.open(constrained("other", "y"))
     beats = [(await each.next_beat()).heartbeat for each in (peer, other)]
-    assert [beat.texts for beat in beats if beat] == [
+    assert [beat.texts for beat in beats] == [
         (TextName("late", 1),),
         (TextName("other", 1),),
     ]
@@ -140,7 +139,6 @@ async def test_a_bad_grammar_comes_through_to_be_refused_when_its_text_is_opened
     backend.go.set()
     bad = constrained("a", "bad")
     work = grammars.prepare(bad)
-    assert work is not None
     with pytest.raises(RequestError, match="no grammar"):
         work.result(20)
     with pytest.raises(RequestError, match="no grammar"):
@@ -190,12 +188,8 @@ def test_no_tree_changes_the_text(name: str, law: str):
     plain = decode(verifier(), PROMPT, params, num_tokens=100)
     if name == "json_schema":
         jsonschema.validate(json.loads(until_end(plain)), SCHEMA)
-    text, length = PROMPT + plain, plain.index(eos()[0]) + 1
-    for drafter in (
-        chain_of_the_truth(text),
-        *(half_right(text, seed, VOCAB_SIZE) for seed in range(by_day(1, 3))),
-        random_drafts(1, VOCAB_SIZE),
-    ):
+    length = plain.index(eos()[0]) + 1
+    for drafter in drafters_around(PROMPT + plain, VOCAB_SIZE, by_day(1, 3)):
         assert decode(verifier(), PROMPT, params, drafter, length) == plain[:length]
 
 
@@ -281,7 +275,7 @@ def test_a_text_tells_the_reason_when_it_cannot_grow():
 @pytest.mark.parametrize("tree", [EMPTY_TREE, TokenTree.chain(ids_of("a"))], ids=["plain", "draft"])
 def test_its_request_is_refused_and_nothing_is_said_of_resuming(tree: TokenTree):
     target, session = verifier(), Session("r", PROMPT, PARAMS)
-    refused: dict[str, DrafthouseError] = {}
+    refused = {}
     for _ in range(len(BEGUN) + 4):
         refused |= target.submit([session.item(tree)])
         frame = target.step()

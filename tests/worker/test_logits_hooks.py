@@ -13,7 +13,6 @@ from cluster.core import EMPTY_TREE, SamplingParams, TokenArray, TokenTree
 from cluster.draft.base import Drafter
 from cluster.engine.cpu import kernels
 from cluster.errors import RequestError
-from cluster.messages import TextVerdict
 from cluster.requests.fields import LAWS, Law
 from cluster.spec.penalties import TokenMask
 from cluster.worker.target_sequence import TargetSequence
@@ -26,13 +25,12 @@ from tests.support.spec.ratio_world import Floats, Ints, hashed, p_value
 from tests.support.worker.residents import resident
 from tests.support.worker.rounds import (
     Session,
-    chain_of_the_truth,
     decode,
     decode_all,
+    drafters_around,
     half_right,
-    random_drafts,
 )
-from tests.support.worker.steps import steps
+from tests.support.worker.steps import steps, written
 from tests.support.worker.texts import opened
 from tests.support.worker.toy_engine import ToyEngine
 
@@ -65,7 +63,7 @@ class Allowed:
             self.texts.append([*self.texts[parent + 1], token])
         if len(self.text) % 2:
             return range(len(tree))
-        kept: list[int] = []
+        kept = []
         for node, parent in enumerate(tree.parents.tolist()):
             token = int(tree.token_ids[node])
             if (parent < 0 or parent in kept) and is_allowed(self.texts[parent + 1])[token]:
@@ -79,7 +77,7 @@ class Allowed:
 
 def packed(allowed: npt.NDArray[np.bool_]) -> TokenMask:
     """uint32[rows, words] of bool[rows, vocab]."""
-    bits = np.zeros((len(allowed), -(-allowed.shape[1] // 32) * 32), dtype=np.bool_)
+    bits = np.zeros((len(allowed), -(-allowed.shape[1] // 32) * 32), np.bool_)
     bits[:, : allowed.shape[1]] = allowed
     return np.packbits(bits, axis=1, bitorder="little").view(np.uint32)
 
@@ -91,16 +89,15 @@ def is_allowed(text: Sequence[int]) -> list[bool]:
     ]
 
 
-def verifier(engine: ToyEngine | None = None) -> Verifier:
+def verifier() -> Verifier:
     def open_hook(text: TargetText) -> Allowed | None:
         return None if text.id == "free" else Allowed()
 
-    toy = ToyEngine(vocab_size=VOCAB_SIZE)
-    return Verifier(engine or toy, open_hook=open_hook)
+    return Verifier(ToyEngine(vocab_size=VOCAB_SIZE), open_hook=open_hook)
 
 
 @pytest.mark.parametrize("without_compiler", [False, True])
-@pytest.mark.parametrize("params", DRAWN.values(), ids=DRAWN.keys())
+@pytest.mark.parametrize("params", DRAWN.values(), ids=DRAWN)
 def test_texts_obey_it_and_no_tree_changes_them(
     params: SamplingParams, without_compiler: bool, monkeypatch: pytest.MonkeyPatch
 ):
@@ -110,11 +107,7 @@ def test_texts_obey_it_and_no_tree_changes_them(
     text = PROMPT + plain
     for length in range(len(PROMPT), len(text)):
         assert is_allowed(text[:length])[text[length]]
-    for drafter in (
-        chain_of_the_truth(text),
-        *(half_right(text, seed, VOCAB_SIZE) for seed in range(by_day(1, 4))),
-        random_drafts(1, VOCAB_SIZE),
-    ):
+    for drafter in drafters_around(text, VOCAB_SIZE, by_day(1, 4)):
         assert decode(verifier(), PROMPT, params, drafter, 40) == plain
 
 
@@ -144,7 +137,7 @@ def test_tokens_that_are_banned_are_drawn_where_a_hook_allows_no_other():
 def test_a_hook_that_allows_nothing_ends_its_request_with_an_error():
     class Nothing(Allowed):
         def masks(self) -> TokenMask:
-            return np.zeros((1, 1), dtype=np.uint32)
+            return np.zeros((1, 1), np.uint32)
 
     engine = ToyEngine(vocab_size=VOCAB_SIZE)
     target = Verifier(engine, open_hook=lambda text: Nothing() if text.id == "r" else None)
@@ -174,7 +167,6 @@ def test_a_hook_that_fails_leaves_no_mask_of_the_step_before():
 PASS = 1e-3
 NUM_TEXTS, NUM_TOKENS, AT_ONCE = by_day(200, 2000), 4, by_day(200, 400)
 TARGET, DRAFT = hashed(4, 1), hashed(4, 2)
-RATIO_LAWS = pytest.mark.parametrize("law", LAWS[1:])
 
 
 def toy_engine() -> ToyEngine:
@@ -205,7 +197,7 @@ async def write(
 ) -> Written:
     """begun: the beginnings of the texts, which were written elsewhere."""
     own = resident(drafter, clock=FakeClock(), is_believed=is_believed)
-    told: list[list[TextVerdict]] = []
+    told = []
     verifier = Verifier(toy_engine(), FakeClock(), hook)
     async with steps(
         toy_engine(),
@@ -241,19 +233,19 @@ def chosen(law: Floats) -> Floats:
     return np.eye(len(law))[law.argmax(1)]
 
 
-@RATIO_LAWS
+@pytest.mark.parametrize("law", LAWS[1:])
 @pytest.mark.parametrize("is_believed", [True, False], ids=["drawn", "chosen"])
 async def test_texts_follow_the_targets_law_and_drafts_are_accepted_as_in_theory(
     law: Law, *, is_believed: bool
 ):
     drafter = ToyLM(DRAFT)
-    written = await write(law, drafter, is_believed=is_believed)
+    texts = await write(law, drafter, is_believed=is_believed)
 
-    assert p_value(TARGET, written.tokens) > PASS
+    assert p_value(TARGET, texts.tokens) > PASS
     # Of a chain's first draft; the token before it is the text's first one.
     draft = DRAFT if is_believed else chosen(DRAFT)
     theory = float(TARGET[0] @ np.minimum(TARGET, draft).sum(1))
-    share = float((written.accepted > 0).mean())
+    share = float((texts.accepted > 0).mean())
     error = (theory * (1.0 - theory) / NUM_TEXTS) ** 0.5
     if law == "rejection" and is_believed:
         assert abs(share - theory) < 2.0 * error
@@ -271,7 +263,7 @@ class NoZeros:
         pass
 
     def prepare(self, tree: TokenTree) -> Sequence[int]:
-        kept: list[int] = []
+        kept = []
         for node, parent in enumerate(tree.parents.tolist()):
             if tree.token_ids[node] and (parent < 0 or parent in kept):
                 kept.append(node)
@@ -287,29 +279,27 @@ async def test_a_grammar_may_cut_off_drawn_nodes(law: Law):
     # Half of its drafts are cut off: a rule that believed the other half would be convicted.
     zeros = 0.5 * DRAFT + 0.5 * (np.arange(len(DRAFT)) == 0)
 
-    written = await write(law, ToyLM(zeros), hook=lambda item: NoZeros())
+    texts = await write(law, ToyLM(zeros), hook=lambda item: NoZeros())
 
     allowed = TARGET * (np.arange(len(TARGET)) > 0)
-    assert p_value(allowed / allowed.sum(1, keepdims=True), written.tokens[:, :2]) > PASS
-    assert written.accepted.mean() > 0.05
+    assert p_value(allowed / allowed.sum(1, keepdims=True), texts.tokens[:, :2]) > PASS
+    assert texts.accepted.mean() > 0.05
 
 
 async def test_a_text_that_moves_repeats_what_was_lost_with_other_drafts():
     # Of a step that drew with the drafts of one law, only the text before it is left.
     begun = (await write("rejection", ToyLM(DRAFT))).tokens[:, :2]
 
-    written = await write("rejection", ToyLM(hashed(4, 3)), begun=begun)
+    texts = await write("rejection", ToyLM(hashed(4, 3)), begun=begun)
 
-    assert p_value(TARGET, written.tokens) > PASS
+    assert p_value(TARGET, texts.tokens) > PASS
 
 
 async def test_greedy_texts_are_coupled_under_every_law():
-    texts = {}
+    texts = set()
     for law in LAWS:
-        async with steps(toy_engine(), [resident(ToyLM(DRAFT), is_believed=True)]) as built:
-            desk = built.connect()
-            params = SamplingParams(temperature=0.0, max_tokens=20, law=law)
-            desk.post(opened("r", (0,), params, drafters=("a",)))
-            await built.run()
-            texts[law] = desk.text()
-    assert len(set(map(tuple, texts.values()))) == 1
+        text = opened("r", (0,), SamplingParams(0.0, max_tokens=20, law=law), drafters=("a",))
+        residents = [resident(ToyLM(DRAFT), is_believed=True)]
+        desk = await written(text, engine=toy_engine(), residents=residents)
+        texts.add(tuple(desk.text()))
+    assert len(texts) == 1

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,24 +12,20 @@ import pytest
 from cluster.core import Commit, DraftTask, Observation, Proposal, TokenTree
 from cluster.errors import ProtocolError
 from cluster.rpc.channel import connect_drafter
-from cluster.rpc.link import memory_pair
 from cluster.rpc.server import serve_drafter
-from cluster.worker.draft_worker import DraftWorker
 from tests.support.choices import by_day
-from tests.support.coordinator.house import GREEDY, SEEDED, collect, request, text_of
-from tests.support.coordinator.house import house as coordinator_house
-from tests.support.coordinator.toys import ToyTarget, drafter_description, plain_text
+from tests.support.coordinator.house import SEEDED, at_work
+from tests.support.coordinator.toys import ToyTarget
 from tests.support.rpc.toys import stopping
 from tests.support.worker.draft_peer import (
     CountingDrafter,
+    House,
     Peer,
     extension,
-    idle,
+    house,
     opening,
     peer_of,
 )
-
-PARAMS = [replace(GREEDY, max_tokens=40), replace(SEEDED, max_tokens=40)]
 
 
 def tree(token_ids: Any, parents: Any) -> Callable[[Proposal], Proposal]:
@@ -45,7 +41,7 @@ def changed(**fields: Any) -> Callable[[Proposal], Proposal]:
 
 
 INTS = np.arange(80, dtype=np.int32)
-PROPOSALS: dict[str, Callable[[Proposal], Any]] = {
+PROPOSALS = {
     "nothing": lambda _: None,
     "a string": lambda _: "tree",
     "its own parents": tree(INTS % 32, INTS),
@@ -67,7 +63,7 @@ PROPOSALS: dict[str, Callable[[Proposal], Any]] = {
     "perhaps complete": changed(is_complete="perhaps"),
     "too many nodes": tree(np.zeros(100_000, np.int32), np.full(100_000, -1, np.int32)),
 }
-OBSERVATIONS: dict[str, Callable[[Observation], Any]] = {
+OBSERVATIONS = {
     "nothing": lambda _: None,
     "a length below 0": lambda honest: replace(honest, have_len=-1),
     "a length of no number": lambda honest: replace(honest, have_len="all"),
@@ -76,7 +72,7 @@ OBSERVATIONS: dict[str, Callable[[Observation], Any]] = {
 }
 
 
-LIES: dict[str, dict[str, Callable[[Any], Any]]] = {
+LIES = {
     **{f"tree: {name}": {"proposes": lie} for name, lie in PROPOSALS.items()},
     **{f"observation: {name}": {"observes": lie} for name, lie in OBSERVATIONS.items()},
 }
@@ -121,12 +117,12 @@ class Liar(Lying, CountingDrafter):
 class Patience(asyncio.Event):
     """Lets a step begin once the drafter has nothing left to do: every tree is there in time."""
 
-    def __init__(self, worker: DraftWorker) -> None:
+    def __init__(self, running: House) -> None:
         super().__init__()
-        self._worker = worker
+        self._running = running
 
-    async def wait(self) -> Literal[True]:
-        await idle(self._worker)
+    async def wait(self) -> bool:
+        await self._running.idle()
         return True
 
 
@@ -135,32 +131,24 @@ class Patience(asyncio.Event):
 async def test_a_plug_in_that_answers_anything_changes_no_text(name: str, over_the_wire: bool):
     """Every text is the target's, and nobody has lost a link."""
     liar = Liar(**LIES[name])
-    worker = DraftWorker(liar, drafter_description("a"))
-    worker.start()
-    async with AsyncExitStack() as stack:
-        stack.push_async_callback(asyncio.to_thread, worker.stop)
-        settings: dict[str, Any] = {"budget": "adaptive", "breaker_failures": 1000}
-        stage = await stack.enter_async_context(coordinator_house(**settings))
-        stage.add_target(ToyTarget(gate=Patience(worker)))
+    async with (
+        house(liar) as running,
+        at_work(
+            ToyTarget(gate=Patience(running)), budget="adaptive", breaker_failures=1000
+        ) as stage,
+        AsyncExitStack() as stack,
+    ):
+        worker = running.worker
         if over_the_wire:
             server = await stack.enter_async_context(stopping(await serve_drafter(worker)))
             _, link = await connect_drafter(server.address)
         else:
-            link, theirs = memory_pair()
-            stage.tasks.append(asyncio.create_task(worker.serve(theirs)))
+            link = running.connect().link
         stage.coordinator.add_drafter("a", "r0", worker.describe(), link)
-        texts = await asyncio.gather(
-            *(
-                collect(stage.coordinator, request(params=params, id=f"r{index}"))
-                for index, params in enumerate(PARAMS)
-            )
-        )
-        for events, params in zip(texts, PARAMS, strict=True):
-            assert text_of(events) == plain_text([1, 2, 3], params)
-        status = stage.coordinator.status()
-        assert [each["id"] for each in status["targets"]] == ["target-0"]
-        assert [each["name"] for each in status["drafters"]] == ["a"]
-        metrics = stage.coordinator.render_metrics().decode()
+        await asyncio.gather(stage.ask(), stage.ask(params=SEEDED, id="s"))
+        assert stage.target_ids() == ["target-0"]
+        assert [each["name"] for each in stage.status()["drafters"]] == ["a"]
+        metrics = stage.metrics()
         assert 'drafter="a",why="link"' not in metrics
         assert "drafthouse_bookkeeping_faults_total{" not in metrics
     assert liar.num_answers >= 2  # the second was no honest one
@@ -197,7 +185,7 @@ async def test_wider_numbers_are_narrowed_where_they_fit():
     class Wide(CountingDrafter):
         def _proposal(self, task: DraftTask) -> Proposal:
             honest = super()._proposal(task)
-            wide: Any = TokenTree(
+            wide = TokenTree(
                 honest.tree.token_ids.astype(np.int64), honest.tree.parents.astype(np.int64)
             )
             return replace(honest, tree=wide, survival=honest.survival.astype(np.float64))  # type: ignore[arg-type]
@@ -212,7 +200,7 @@ async def test_a_drafter_may_use_its_arrays_again():
     class Thrifty(CountingDrafter):
         def __init__(self) -> None:
             super().__init__()
-            self.own: list[np.ndarray] = []
+            self.own = []
 
         def _proposal(self, task: DraftTask) -> Proposal:
             for array in self.own:

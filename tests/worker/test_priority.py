@@ -29,10 +29,7 @@ print(os.nice(0), words[-1] if words else "none")
 def after(nice: int, *, leads: bool) -> tuple[int, str]:
     """(the thread's nice value, the group's) in a process of its own."""
     command = [sys.executable, "-c", SCRIPT.format(nice=nice)]
-    done = subprocess.run(
-        command, start_new_session=leads, check=True, capture_output=True, text=True
-    )
-    own, group = done.stdout.split()
+    own, group = subprocess.check_output(command, start_new_session=leads, text=True).split()
     return int(own), group
 
 

@@ -89,7 +89,6 @@ def test_ranks_end_with_the_process_that_started_them_however_it_ends():
     """
     command = [sys.executable, "-c", textwrap.dedent(program)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
         pids = list(map(int, parent.stdout.readline().split()))
         assert len(pids) == 2
         time.sleep(1.0)  # they import what ranks need

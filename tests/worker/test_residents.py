@@ -4,21 +4,25 @@ import asyncio
 import gc
 import threading
 import weakref
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from cluster import metrics
 from cluster.config.schema import Config, EngineConfig
-from cluster.core import EMPTY_TREE, DraftTask, Proposal, SamplingParams, token_array
+from cluster.core import (
+    EMPTY_FLOATS,
+    EMPTY_TREE,
+    DraftTask,
+    Proposal,
+    SamplingParams,
+    token_array,
+)
 from cluster.draft.base import Drafter, DrafterContext
 from cluster.draft.suffix import NgramCacheOptions, SuffixDrafter, SuffixOptions
-from cluster.engine.engine import Engine
-from cluster.messages import Open, StepReport
+from cluster.messages import StepReport
 from cluster.models.fingerprint import NO_MODEL, ModelVersion
 from cluster.worker.host import load_target_engine
 from cluster.worker.priority import freeze_gc
@@ -37,39 +41,19 @@ from tests.support.worker.texts import GREEDY, LAWS, opened, plain
 from tests.support.worker.toy_engine import ToyEngine
 
 
-def suffix() -> Drafter:
-    return SuffixDrafter(DrafterContext("suffix", 16, 64), SuffixOptions())
-
-
-def ngram() -> Drafter:
-    return SuffixDrafter(DrafterContext("ngram", 16, 64), NgramCacheOptions())
-
-
-def several(params: SamplingParams, *names: str) -> list[Open]:
-    """Texts of many lengths, for these drafters."""
-    return [
-        opened(
-            f"r{i}",
-            [i, i + 1, 7, i, i + 1],
-            replace(params, max_tokens=20 + 7 * i),
-            drafters=names,
-        )
-        for i in range(6)
-    ]
-
-
-def texts(opens: Sequence[Open]) -> list[list[int]]:
-    """What they are without any drafter."""
-    return [plain(each.token_ids.tolist(), each.params) for each in opens]
-
-
 @LAWS
 @pytest.mark.parametrize("budget", ["fixed", "adaptive"])
 async def test_residents_change_no_text(params: SamplingParams, budget: str):
-    opens = several(params, "a", "suffix", "ngram")
-    drafters = {"a": GreedyOracle(), "suffix": suffix(), "ngram": ngram()}
+    drafters: dict[str, Drafter] = {
+        "a": GreedyOracle(),
+        "suffix": SuffixDrafter(DrafterContext("suffix", 16, 64), SuffixOptions()),
+        "ngram": SuffixDrafter(DrafterContext("ngram", 16, 64), NgramCacheOptions()),
+    }
+    prompts = [[i, i + 1, 7, i, i + 1] for i in range(6)]
+    own = [replace(params, max_tokens=20 + 7 * i) for i in range(6)]
+    opens = [opened(f"r{i}", prompts[i], own[i], drafters=tuple(drafters)) for i in range(6)]
     async with stage(worker_of(drafters, budget=budget)) as built:
-        assert await built.connect().written(*opens) == texts(opens)
+        assert await built.connect().written(*opens) == list(map(plain, prompts, own))
 
 
 async def test_a_short_answer_is_drafted_for_from_its_first_step():
@@ -104,9 +88,8 @@ async def test_nobody_drafts_where_no_draft_can_be_of_use(fields: dict[str, Any]
 
 async def test_only_the_drafters_that_a_text_names_are_asked():
     chosen, other = GreedyOracle(), GreedyOracle(name="b")
-    async with steps(residents=[resident(chosen), resident(other, "b")]) as target:
-        target.connect().post(opened(drafters=("elsewhere", "a")))
-        await target.run()
+    residents = [resident(chosen), resident(other, "b")]
+    await written(opened(drafters=("elsewhere", "a")), residents=residents)
     assert chosen.tasks
     assert (other.commits, other.tasks) == ([], [])
 
@@ -166,7 +149,7 @@ async def test_a_drafter_that_is_replaced_does_not_end_in_the_engines_thread():
 async def test_a_model_that_is_replaced_is_freed_though_it_was_excluded_from_collections(
     model: ModelVersion,
 ):
-    former: Any = GreedyOracle()
+    former = GreedyOracle()
     former.circle = former  # drafters with models are in some
     held = weakref.ref(former)
     residents = Residents([resident(former)])
@@ -206,14 +189,13 @@ def test_a_look_up_that_is_asked_for_nothing_hears_of_a_text_now_and_then():
 def test_a_model_reads_a_text_when_it_is_first_asked_and_says_so():
     oracle = GreedyOracle()
     drafter = resident(oracle, clock=FakeClock())
-    kept = resident_text(range(100), draft_nodes=4)
+    kept = resident_text(range(100))
     kept.asked = frozenset()
     assert drafter.draft([kept], 0.01, 1000.01) == ([], False)
     assert oracle.commits == []
     kept.asked = frozenset("a")
     trees = drafted(drafter, kept, now=1000.0)
     assert len(oracle.commits) == len(trees) == 1
-    assert drafter.turn is not None
     assert drafter.turn.num_read == 1
     kept.tokens.append(token_array([7]))
     drafted(drafter, kept, now=1000.0)
@@ -228,7 +210,7 @@ def test_each_resident_of_a_target_is_asked_by_its_name():
     oracles = {name: GreedyOracle(name=name) for name in "abc"}
     drafters = [resident(each, name, clock=FakeClock()) for name, each in oracles.items()]
     residents = Residents(drafters, FakeClock())
-    kept = resident_text(draft_nodes=4)
+    kept = resident_text()
     kept.asked = frozenset("ac")
     found = residents.draft([kept], LONG_STEP)
     assert {drafter.name for drafter, _ in found.trees} == {"a", "c"}
@@ -259,10 +241,9 @@ def test_a_draft_model_reads_a_prompt_in_chunks_that_time_bounds(
     target = load_target_engine(config)
     residents = TargetParts(target, config).residents
     (lm,) = residents
-    assert isinstance(lm.engine, Engine)
     clock = residents._clock = lm._clock = slow_down(lm.engine, SLOW)
     text = resident_text(prompt(NUM_ROWS).tolist(), name="r")
-    waits: list[float] = []
+    waits = []
     while not waits or lm.engine.cached_len("r") < NUM_ROWS - 1:
         clock.now += 1000.0  # so long does it rest after its first chunk, which stalls
         began = clock.now
@@ -278,9 +259,6 @@ def test_a_draft_model_reads_a_prompt_in_chunks_that_time_bounds(
 # What workers say of themselves to those who decide how many of them there should be.
 
 
-NOTHING = np.zeros(0, dtype=np.float32)
-
-
 class GatedDrafter(CountingDrafter):
     """Has nothing to offer while the gate is closed, and says that more may come."""
 
@@ -290,7 +268,9 @@ class GatedDrafter(CountingDrafter):
 
     def _proposal(self, task: DraftTask) -> Proposal:
         found = super()._proposal(task)
-        return found if self.gate.is_set() else replace(found, tree=EMPTY_TREE, survival=NOTHING)
+        if self.gate.is_set():
+            return found
+        return replace(found, tree=EMPTY_TREE, survival=EMPTY_FLOATS)
 
 
 async def test_a_commit_is_late_if_no_tree_came_since_the_last_one():

@@ -122,9 +122,8 @@ async def test_a_given_output_is_scored_whole_and_nothing_in_it_ends_it(max_rows
         temperature=0.0, max_tokens=20, forced_ids=forced, stop_token_ids=(3, 4), logprobs=1
     )
     desk = await written(opened(params=params, drafters=("a",)), max_rows=max_rows)
-    num_steps = desk.num_steps
     assert (desk.text(), desk.reason()) == (list(forced), LENGTH)
-    assert num_steps == (1 if max_rows == 512 else 4)  # chunks of a quarter of the rows
+    assert desk.num_steps == (1 if max_rows == 512 else 4)  # chunks of a quarter of the rows
     scores = [score for verdict in desk.verdicts["r"] for score in verdict.logprobs]
     assert len(scores) == 20
     assert all(score.logprob < 0.0 and len(score.top) == 1 for score in scores)
@@ -240,22 +239,19 @@ def test_a_step_in_which_a_resident_stalled_tells_nothing_of_the_time_of_steps()
 # Draft-length schedules in a target: steps stay below their caps, and no text depends on them.
 
 
-DRAFTED: dict[str, Any] = {"drafters": ("a",)}
-
-
 async def num_nodes(
-    target: Steps, *names: str, params: SamplingParams, **fields: Any
+    target: Steps, *names: str, params: SamplingParams = GREEDY, **fields: Any
 ) -> list[list[int]]:
     """Write these texts; returns the nodes that each step verified, by text."""
     desk = target.connect()
-    desk.post(*(opened(name, params=params, **{**DRAFTED, **fields}) for name in names))
+    desk.post(*(opened(name, params=params, drafters=("a",), **fields) for name in names))
     await target.run()
     for name in names:
         assert desk.text(name) == plain(params=params)
     return [[verdict.num_nodes for verdict in desk.verdicts[name]] for name in names]
 
 
-KINDS: dict[str, tuple[dict[str, Any], int, list[int]]] = {
+KINDS = {
     # Beside the most nodes of a step, the first steps of a text whose drafts are all right.
     "adaptive": ({}, 16, [0, 16, 16]),
     "constant": ({"num_tokens": 3}, 3, [0, 3, 3, 3, 3, 3, 3, 3, 3]),
@@ -273,9 +269,9 @@ async def test_no_step_is_above_the_schedule_and_the_text_is_the_same(
 ):
     settings, most, first = KINDS[kind]
     schedule = DraftLengthConfig(kind=kind, **settings)  # type: ignore[arg-type]
-    oracle = GreedyOracle(100)
-    built = steps(residents=[resident(oracle)], budget=budget, draft_length=schedule)
-    async with built as target:
+    async with steps(
+        residents=[resident(GreedyOracle(100))], budget=budget, draft_length=schedule
+    ) as target:
         (nodes,) = await num_nodes(target, "r", params=params)
         (few,) = await num_nodes(target, "s", params=params, max_draft_tokens=1)
     assert max(few) <= 1
@@ -292,14 +288,14 @@ async def test_rules_go_by_the_class_the_task_and_the_load():
         DraftLengthOverride(latency_class="interactive"),
     )
     schedule = DraftLengthConfig(overrides=rules)
-    settings: dict[str, Any] = {"residents": [resident(GreedyOracle(100))]}
-    greedy = SamplingParams(temperature=0.0, max_tokens=40)
-    async with steps(draft_length=schedule, **settings) as target:
-        (free,) = await num_nodes(target, "a", params=greedy)
-        (classed,) = await num_nodes(target, "b", params=greedy, latency_class="throughput")
-        (coded,) = await num_nodes(target, "c", params=greedy, task="code")
-        crowd = await num_nodes(target, "d", "e", "f", params=greedy)
-        (none,) = await num_nodes(target, "g", params=greedy, latency_class="interactive")
-        desk = target.desks[-1]
-    assert [max(each) for each in (free, classed, coded, *crowd, none)] == [16, 3, 2, 1, 1, 1, 0]
-    assert {verdict.why for verdict in desk.verdicts["g"][1:-1]} == {PlainWhy.SCHEDULE}
+    async with steps(residents=[resident(GreedyOracle(100))], draft_length=schedule) as target:
+        found = [
+            *await num_nodes(target, "a"),
+            *await num_nodes(target, "b", latency_class="throughput"),
+            *await num_nodes(target, "c", task="code"),
+            *await num_nodes(target, "d", "e", "f"),
+            *await num_nodes(target, "g", latency_class="interactive"),
+        ]
+    assert [max(each) for each in found] == [16, 3, 2, 1, 1, 1, 0]
+    last = target.desks[-1].verdicts["g"]
+    assert {verdict.why for verdict in last[1:-1]} == {PlainWhy.SCHEDULE}

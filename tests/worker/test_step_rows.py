@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from cluster.config.schema import Config, DrafterConfig, EngineConfig, TargetConfig
+from cluster.config.schema import Config, DrafterConfig, TargetConfig
 from cluster.core import SamplingParams, TokenTree, token_array
 from cluster.draft.base import DrafterContext
 from cluster.draft.inside import StepReader, StepRows, StepWants, host_of
@@ -20,6 +20,7 @@ from cluster.worker.host import EngineHost, load_target_engine
 from cluster.worker.verifier import Verifier
 from tests.support.engine.driver import last_logits, load_engine, load_oracle, prompt
 from tests.support.engine.taps import errors, expected_taps
+from tests.support.engine.tiny import tiny
 from tests.support.worker.residents import GreedyOracle, resident
 from tests.support.worker.rounds import Session, decode_all, half_right
 from tests.support.worker.steps import desk_of
@@ -32,7 +33,7 @@ PARAMS = SamplingParams(temperature=0.0, max_tokens=64)
 def decoded(engine: Engine, sessions: Sequence[Session], wants: StepWants) -> list[StepRows]:
     """What the steps computed until each session has 20 tokens."""
     verifier = Verifier(engine, wants=wants)
-    found: list[StepRows] = []
+    found = []
     step = verifier.step
 
     def stepped() -> object:
@@ -48,9 +49,8 @@ def decoded(engine: Engine, sessions: Sequence[Session], wants: StepWants) -> li
 
 def text_rows(rows: Sequence[StepRows], name: str) -> dict[int, tuple[int, torch.Tensor]]:
     """Token and taps by position; a position that comes again replaces what came before."""
-    found: dict[int, tuple[int, torch.Tensor]] = {}
+    found = {}
     for each in (each for each in rows if each.request_id == name):
-        assert each.taps is not None
         for offset, row in enumerate(each.text_rows.tolist()):
             found[each.first_position + offset] = (int(each.token_ids[row]), each.taps[row])
     return found
@@ -90,7 +90,6 @@ def test_the_most_probable_tokens_are_those_of_the_last_row_and_of_all_nodes(
     assert (rows.first_position, rows.num_context) == (10, 1)
     assert rows.token_ids.tolist() == [session.tokens[-1], 5, 6, 7]
     assert rows.next_token == frame.verdicts[0].token_ids[-1]
-    assert rows.top is not None
     paths = [[], [5], [5, 6], [7]]
     logits = torch.stack([last_logits(oracle, [*session.tokens, *path]) for path in paths])
     assert np.array_equal(rows.top.token_ids, top_tokens(logits, 3).token_ids)
@@ -109,15 +108,11 @@ def test_nobody_is_handed_what_only_others_want(llama_folder: Path):
     verifier.submit([Session("a", prompt(6).tolist(), PARAMS).item()])
     verifier.step()
     (rows,) = verifier.last_rows
-    assert rows.taps is not None
-    assert rows.top is not None
     seen = rows.seen_by(StepWants((-1, 2)), WANTS)
     assert seen.top is None
-    assert seen.taps is not None
     assert torch.equal(seen.taps, rows.taps[:, [2, 0]])
     seen = rows.seen_by(StepWants(num_top=1), WANTS)
     assert seen.taps is None
-    assert seen.top is not None
     assert np.array_equal(seen.top.token_ids, rows.top.token_ids[:, :1])
     assert StepWants((2, 0), 1) | StepWants((0, -1), 3) == WANTS
 
@@ -128,7 +123,7 @@ class Reader(GreedyOracle):
     def __init__(self, every: int = 0) -> None:
         super().__init__()
         self.wants = StepWants(num_top=2)
-        self.rows: list[StepRows] = []
+        self.rows = []
         self.every = every
         self.num_calls = 0
 
@@ -175,17 +170,9 @@ class Kept(Reader):
 
 
 def config_of(folder: Path, *names: str) -> Config:
-    engine = EngineConfig(
-        model=str(folder),
-        dtype="float32",
-        device="cpu",
-        page_size=4,
-        num_pages=64,
-        max_context_len=128,
-    )
     kinds = {"kept": f"{__name__}:Kept", "bad": f"{__name__}:Bad", "lookup": "prompt_lookup"}
     return Config(
-        target=TargetConfig(engine=engine),
+        target=TargetConfig(engine=tiny(folder, {}, page_size=4, max_context_len=128)),
         drafters={name: DrafterConfig(kind=kinds[name.split("-")[0]]) for name in names},
     )
 

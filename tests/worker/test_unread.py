@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 
@@ -13,19 +14,23 @@ from cluster.messages import AdapterList, CommitFrame, StepFrame
 from cluster.rpc.link import memory_pair
 from cluster.worker.draft_worker import DrafterLoad, DraftLease
 from cluster.worker.mailbox import MAX_BACKLOG, TargetStream, ThreadMail
-from tests.support.worker.draft_peer import CountingDrafter, House, house, opening
+from tests.support.worker.draft_peer import PATIENCE_S, CountingDrafter, House, house, opening
 from tests.support.worker.stage import Stage, stage, worker_of
 from tests.support.worker.texts import opened, plain
-from tests.support.worker.toy_engine import ToyEngine
 from tests.worker.test_draft_worker import Busy
 from tests.worker.test_target_worker import GatedEngine
 
-PATIENCE_S = 20.0
 MANY = 4 * MAX_BACKLOG
 
 
-async def flooded(worker: Stage | House, sending: asyncio.Task[None]) -> None:
-    """Wait until no more is read, and check how much was."""
+async def flooded(worker: Stage | House, send: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+    """Send without an end, until no more is read, and check how much was; returns what is sent."""
+
+    async def flood() -> None:
+        for _ in range(MANY):
+            await send()
+
+    sending = asyncio.create_task(flood())
     waiting = worker.worker._mailbox._calls
     for _ in range(MANY):
         await asyncio.sleep(0)
@@ -35,6 +40,7 @@ async def flooded(worker: Stage | House, sending: asyncio.Task[None]) -> None:
         await asyncio.sleep(0)
     assert waiting.qsize() <= MAX_BACKLOG + 3  # with what is asked of the thread
     assert not sending.done()
+    return sending
 
 
 async def test_a_coordinator_that_sends_without_an_end_waits_for_the_target():
@@ -44,14 +50,7 @@ async def test_a_coordinator_that_sends_without_an_end_waits_for_the_target():
         neighbour = built.connect()
         await neighbour.open(opened("kept"))
         assert await asyncio.to_thread(engine.stepping.wait, PATIENCE_S)
-        flooder = built.connect()
-
-        async def flood() -> None:
-            for serial in range(MANY):
-                await flooder.send(StepFrame(serial=serial))
-
-        sending = asyncio.create_task(flood())
-        await flooded(built, sending)
+        sending = await flooded(built, partial(built.connect().send, StepFrame()))
         engine.gate.set()
         await neighbour.until(lambda: neighbour.is_over("kept"))
         assert neighbour.text("kept") == plain()
@@ -59,7 +58,7 @@ async def test_a_coordinator_that_sends_without_an_end_waits_for_the_target():
 
 
 async def test_a_target_leaves_a_coordinator_that_does_not_read():
-    async with stage(worker_of({}, ToyEngine())) as built:
+    async with stage(worker_of({})) as built:
         neighbour = built.connect()
         ours, theirs = memory_pair(window=1)
         serving = asyncio.create_task(built.worker.serve(theirs))
@@ -100,13 +99,7 @@ async def test_a_coordinator_that_sends_without_an_end_waits_for_the_drafter():
         neighbour, flooder = running.connect(), running.connect()
         await neighbour.send(opening("a", [1, 2]))
         assert await asyncio.to_thread(drafter.began.wait, PATIENCE_S)
-
-        async def flood() -> None:
-            for _ in range(MANY):
-                await flooder.send(released=("nobody",))
-
-        sending = asyncio.create_task(flood())
-        await flooded(running, sending)
+        sending = await flooded(running, partial(flooder.send, released=("nobody",)))
         drafter.gate.set()
         assert (await neighbour.proposal("a")).base_len == 2
         await asyncio.wait_for(sending, PATIENCE_S)
@@ -116,7 +109,7 @@ async def test_a_coordinator_that_sends_without_an_end_waits_for_the_drafter():
 
 
 def test_calls_are_made_in_order_by_whoever_takes_and_give_back_what_they_return_or_raise():
-    mailbox, made = ThreadMail(), list[object]()
+    mailbox, made = ThreadMail(), []
     mailbox.put(partial(made.append, 1))
     where, failing = mailbox.call(threading.get_ident), mailbox.call(lambda: 1 // 0)
     mailbox.call(partial(made.append, "given up")).cancel()
@@ -133,7 +126,7 @@ def test_calls_are_made_in_order_by_whoever_takes_and_give_back_what_they_return
 
 
 def test_one_that_waits_goes_on_when_it_is_closed():
-    mailbox, found = ThreadMail(), list[object]()
+    mailbox, found = ThreadMail(), []
     taking = threading.Thread(target=lambda: found.append(mailbox.take(is_busy=False)))
     taking.start()
     mailbox.close()

@@ -1,6 +1,6 @@
 """The verifier's text depends on the target, the prompt, the parameters and the seed alone."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +14,11 @@ from cluster.worker.verifier import Verifier
 from tests.support.choices import by_day
 from tests.support.engine.driver import load_engine, prompt
 from tests.support.worker.rounds import (
-    Drafter,
     Session,
     chain_of_the_truth,
     decode,
     decode_all,
+    drafters_around,
     half_right,
     no_drafts,
     random_drafts,
@@ -51,17 +51,11 @@ def verifier() -> Verifier:
     return Verifier(ToyEngine(vocab_size=VOCAB_SIZE))
 
 
-@pytest.mark.parametrize("params", OPTIONS.values(), ids=OPTIONS.keys())
+@pytest.mark.parametrize("params", OPTIONS.values(), ids=OPTIONS)
 def test_any_tree_gives_the_text_of_plain_decoding(params: SamplingParams):
     plain = decode(verifier(), PROMPT, params, num_tokens=40)
-    text = PROMPT + plain
 
-    drafters = [
-        chain_of_the_truth(text),
-        *(half_right(text, seed, VOCAB_SIZE) for seed in range(by_day(2, 4))),
-        *(random_drafts(seed, VOCAB_SIZE) for seed in range(by_day(1, 3))),
-    ]
-    for drafter in drafters:
+    for drafter in drafters_around(PROMPT + plain, VOCAB_SIZE, by_day(2, 4)):
         assert decode(verifier(), PROMPT, params, drafter, 40) == plain
 
 
@@ -88,7 +82,7 @@ def test_right_drafts_are_accepted_whole():
     assert all(verdict.path.tolist() == [0, 1, 2, 3, 4] for verdict in session.verdicts)
 
 
-@pytest.mark.parametrize("params", OPTIONS.values(), ids=OPTIONS.keys())
+@pytest.mark.parametrize("params", OPTIONS.values(), ids=OPTIONS)
 def test_a_request_that_moves_to_another_target_goes_on_with_the_same_text(
     params: SamplingParams,
 ):
@@ -148,7 +142,7 @@ def test_log_probabilities_are_those_of_the_raw_law():
 
 def test_bias_is_added_before_the_repetition_penalty_as_in_vllm():
     """Token 1 stands in the prompt: (-1 + 3) / 1.25 = 1.6, but -1 * 1.25 + 3 = 1.75."""
-    logits = np.full(VOCAB_SIZE, -9.0, dtype=np.float32)
+    logits = np.full(VOCAB_SIZE, -9.0, np.float32)
     logits[1], logits[6] = -1.0, 1.7
     target = Verifier(ToyEngine(lambda context: logits, VOCAB_SIZE))
     params = SamplingParams(0.0, repetition_penalty=1.25, logit_bias=((1, 3.0),))
@@ -160,15 +154,6 @@ def test_bias_is_added_before_the_repetition_penalty_as_in_vllm():
 
 
 NUM_TOKENS = 24
-
-
-def drafters_around(text: list[int], vocab_size: int) -> list[Drafter]:
-    return [
-        chain_of_the_truth(text),
-        half_right(text, 1, vocab_size),
-        half_right(text, 2, vocab_size),
-        random_drafts(3, vocab_size, num_nodes=12),
-    ]
 
 
 @pytest.fixture(
@@ -187,7 +172,7 @@ def test_other_architectures_keep_their_text_too(other: Engine, name: str):
     verifier = Verifier(other)
     plain = decode(verifier, PROMPT, OPTIONS[name], num_tokens=NUM_TOKENS + 5)
 
-    for drafter in drafters_around(PROMPT + plain, other.vocab_size)[1:]:
+    for drafter in drafters_around(PROMPT + plain, other.vocab_size):
         assert decode(verifier, PROMPT, OPTIONS[name], drafter, NUM_TOKENS) == plain[:NUM_TOKENS]
 
 
@@ -232,60 +217,53 @@ def target(engine: ToyEngine) -> Verifier:
     return Verifier(engine)
 
 
+def without_numbers(place: int, token: int) -> Verifier:
+    """One whose model says NaN where the context has that token at that place."""
+    sound = hashed_law(VOCAB_SIZE)
+
+    def law(context: Sequence[int]) -> np.ndarray:
+        return sound(context) * (np.nan if context[place] == token else 1.0)
+
+    return Verifier(ToyEngine(law, VOCAB_SIZE))
+
+
 @pytest.mark.parametrize(
     "params",
     [GREEDY, SamplingParams(0.8, 0.9, seed=1), SamplingParams(0.0, repetition_penalty=2.0)],
 )
 def test_logits_of_nan_refuse_their_item_alone(params: SamplingParams):
-    sound = hashed_law(VOCAB_SIZE)
-
-    def law(context: list[int]) -> np.ndarray:
-        row = sound(context)
-        return np.full_like(row, np.nan) if context[0] == 9 else row
-
-    verifier = Verifier(ToyEngine(law, VOCAB_SIZE))
+    target = without_numbers(0, 9)
     good, bad = Session("good", PROMPT, params), Session("bad", [9, 1], params)
     tree = TokenTree.chain([1, 2])
 
-    verifier.submit([bad.item(tree), good.item(tree)])
-    frame = verifier.step()
+    target.submit([bad.item(tree), good.item(tree)])
+    frame = target.step()
 
     assert {name: type(error) for name, error in frame.refused.items()} == {"bad": WorkerError}
     assert "finite" in frame.refused["bad"].message
     good.take(frame.verdicts[0])
-    assert good.output == decode(
-        Verifier(ToyEngine(sound, VOCAB_SIZE)), PROMPT, params, num_tokens=len(good.output)
-    )
+    assert good.output == decode(verifier(), PROMPT, params, num_tokens=len(good.output))
 
 
 def test_nan_behind_a_wrong_draft_does_not_reach_the_text():
-    sound = hashed_law(VOCAB_SIZE)
-    truth = int(sound(PROMPT).argmax())
+    truth = int(hashed_law(VOCAB_SIZE)(PROMPT).argmax())
     wrong = (truth + 1) % VOCAB_SIZE
+    target = without_numbers(-1, wrong)
 
-    def law(context: list[int]) -> np.ndarray:
-        row = sound(context)
-        return np.full_like(row, np.nan) if context[-1] == wrong else row
+    target.submit([Session("r", PROMPT, GREEDY).item(TokenTree.chain([wrong]))])
 
-    verifier = Verifier(ToyEngine(law, VOCAB_SIZE))
-    verifier.submit([Session("r", PROMPT, GREEDY).item(TokenTree.of([wrong], [-1]))])
-    verdict = verifier.step().verdicts[0]
-
-    assert verdict.token_ids.tolist() == [truth]
+    assert target.step().verdicts[0].token_ids.tolist() == [truth]
 
 
 def test_another_prefix_is_a_miss_that_heals(target: Verifier, engine: ToyEngine):
     session = Session("r", PROMPT, GREEDY)
     decode_all(target, [session], [no_drafts], 3)
-    plain = session.output
     engine.contexts["r"][1] = 7  # what the target holds is no longer what was committed
 
     decode_all(target, [session], [no_drafts], 8)
 
     assert session.num_misses == 1
-    fresh = decode(Verifier(ToyEngine(vocab_size=VOCAB_SIZE)), PROMPT, GREEDY)
-    assert session.output[:8] == fresh[:8]
-    assert session.output[:3] == plain
+    assert session.output[:8] == decode(verifier(), PROMPT, GREEDY, num_tokens=8)
 
 
 def test_a_released_request_leaves_nothing_behind(target: Verifier, engine: ToyEngine):

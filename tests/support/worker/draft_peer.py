@@ -30,8 +30,8 @@ def lookup(max_requests: int = 8) -> SuffixDrafter:
     return SuffixDrafter(DrafterContext("lookup", 8, max_requests), PromptLookupOptions())
 
 
-def opening(request_id: str, tokens: Sequence[int], max_nodes: int = 8, **fields: Any) -> Commit:
-    author = Author(tokens, request_id=request_id, max_nodes=max_nodes)
+def opening(request_id: str, tokens: Sequence[int], **fields: Any) -> Commit:
+    author = Author(tokens, request_id=request_id, max_nodes=8)
     return replace(author.opening(), **fields)
 
 
@@ -91,24 +91,20 @@ class House:
         return Peer(here)
 
     async def idle(self) -> None:
-        await idle(self.worker)
-
-
-async def idle(worker: DraftWorker) -> None:
-    """Wait until every commit is taken in and every tree complete, or the thread has ended."""
-    num_quiet = 0
-    # The mail that arrived before the first call is processed before the second call runs.
-    while num_quiet < 2:
-        is_growing = worker._mailbox.call(lambda: bool(worker._runner.growing))
-        if is_growing.cancelled():
-            return
-        try:
-            waited = await asyncio.wait_for(asyncio.wrap_future(is_growing), PATIENCE_S)
-        except asyncio.CancelledError:
-            if not is_growing.cancelled():
-                raise
-            return
-        num_quiet = 0 if waited else num_quiet + 1
+        """Wait until every commit is taken in and every tree complete, or the thread has ended."""
+        num_quiet = 0
+        # The mail that arrived before the first call is processed before the second call runs.
+        while num_quiet < 2:
+            is_growing = self.worker._mailbox.call(lambda: bool(self.worker._runner.growing))
+            if is_growing.cancelled():
+                return
+            try:
+                waited = await asyncio.wait_for(asyncio.wrap_future(is_growing), PATIENCE_S)
+            except asyncio.CancelledError:
+                if not is_growing.cancelled():
+                    raise
+                return
+            num_quiet = 0 if waited else num_quiet + 1
 
 
 @asynccontextmanager
@@ -180,7 +176,7 @@ class CountingDrafter:
             len(text),
             prefix_hash(text),
             TokenTree.chain(list(range(size))),
-            np.ones(size, dtype=np.float32),
+            np.ones(size, np.float32),
             "toy",
         )
 

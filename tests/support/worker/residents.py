@@ -48,7 +48,6 @@ class GreedyOracle(CommittedTextDrafter[RequestState]):
 
     def _proposal(self, task: DraftTask) -> Proposal:
         state = self._requests.get(task.request_id, task.generation)
-        assert state is not None
         ahead = state.text.token_ids.tolist()
         for _ in range(min(self.length, task.max_nodes)):
             ahead.append(int(np.argmax(self._law(ahead))))

@@ -20,14 +20,14 @@ def no_drafts(tokens: Sequence[int]) -> TokenTree:
     return EMPTY_TREE
 
 
-def random_drafts(seed: int, vocab_size: int, num_nodes: int = 8) -> Drafter:
+def random_drafts(seed: int, vocab_size: int) -> Drafter:
     generator = np.random.default_rng(seed)
-    return lambda tokens: random_tree(generator, vocab_size, num_nodes)
+    return lambda tokens: random_tree(generator, vocab_size, 8)
 
 
-def chain_of_the_truth(text: Sequence[int], length: int = 5) -> Drafter:
+def chain_of_the_truth(text: Sequence[int]) -> Drafter:
     """Knows the text: every draft is right."""
-    return lambda tokens: TokenTree.chain(list(text[len(tokens) : len(tokens) + length]))
+    return lambda tokens: TokenTree.chain(list(text[len(tokens) : len(tokens) + 5]))
 
 
 def half_right(text: Sequence[int], seed: int, vocab_size: int) -> Drafter:
@@ -49,6 +49,15 @@ def half_right(text: Sequence[int], seed: int, vocab_size: int) -> Drafter:
         return TokenTree.of(ids, parents)
 
     return propose
+
+
+def drafters_around(text: Sequence[int], vocab_size: int, num_seeds: int = 1) -> list[Drafter]:
+    """What any text must survive: right drafts, half right ones and random ones."""
+    return [
+        chain_of_the_truth(text),
+        *(half_right(text, seed, vocab_size) for seed in range(num_seeds)),
+        *(random_drafts(seed, vocab_size) for seed in range(num_seeds)),
+    ]
 
 
 class Session:

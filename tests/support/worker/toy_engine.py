@@ -22,12 +22,12 @@ Law = Callable[[Sequence[int]], np.ndarray]
 VOCAB_SIZE = 32
 
 
-def hashed_law(vocab_size: int, spread: float = 2.0) -> Law:
+def hashed_law(vocab_size: int) -> Law:
     """Logits that look random and depend on every token of the context."""
 
     def logits(context: Sequence[int]) -> np.ndarray:
         generator = np.random.default_rng(prefix_hash(context))
-        return (generator.standard_normal(vocab_size) * spread).astype(np.float32)
+        return (generator.standard_normal(vocab_size) * 2.0).astype(np.float32)
 
     return logits
 
