@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import json
 import os
 import signal
 import subprocess
@@ -24,13 +23,14 @@ from cluster.rpc.channel import connect_coordinator
 from cluster.rpc.link import Link
 from cluster.rpc.trust import trust_of
 from cluster.worker.cli import main as worker_main
+from tests.conftest import python, serve_file
 from tests.support.choices import by_night
 from tests.support.local_models import PROMPTS, hf_greedy
 from tests.support.rpc.certificates import Authority
 from tests.support.rpc.servers import SECRET
+from tests.support.worker.rounds import until_stop
 
 READY_TIMEOUT_S = 180.0
-STOP_IDS = (0, 1, 2)
 
 
 @asynccontextmanager
@@ -39,7 +39,6 @@ async def process(*arguments: str) -> AsyncIterator[str]:
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-m", *arguments, stdout=asyncio.subprocess.PIPE
     )
-    assert child.stdout is not None
     try:
         async with asyncio.timeout(READY_TIMEOUT_S):
             line = (await child.stdout.readline()).decode()
@@ -66,25 +65,19 @@ def niceness_of(module: str, config: str) -> int:
 OWN = {"num_cpus": 0.5}
 
 
-def serve_file(
+def configured(
     folder: Path,
     target: Path,
     draft: Path,
-    tensor_parallel: int,
+    tensor_parallel: int = 2,
     placement: Any = OWN,
     **sections: Any,
 ) -> str:
-    """placement: of the draft model; the look-up is always in the pool."""
+    """A file.  placement: of the draft model; the look-up is always in the pool."""
     engine = {"dtype": "float32", "device": "cpu", "num_pages": 128, "max_context_len": 256}
+    own = {"model": str(target), "tensor_parallel": tensor_parallel, "threads": 1}
     arguments = {
-        "target": {
-            "engine": {
-                **engine,
-                "model": str(target),
-                "tensor_parallel": tensor_parallel,
-                "threads": 1,
-            }
-        },
+        "target": {"engine": {**engine, **own}},
         "drafters": {
             "lm": {
                 "kind": "lm",
@@ -95,10 +88,7 @@ def serve_file(
         },
         **sections,
     }
-    path = folder / "serve.yaml"
-    application = {"name": "drafthouse", "import_path": "deployments.app:build", "args": arguments}
-    path.write_text(json.dumps({"applications": [application]}))  # JSON is YAML
-    return str(path)
+    return str(serve_file(folder, arguments))
 
 
 async def decode(
@@ -114,10 +104,6 @@ async def decode(
         if unfinished == 0:
             break
     return events
-
-
-def first_stop(text: list[int]) -> int:
-    return next((i for i, token in enumerate(text) if token in STOP_IDS), len(text))
 
 
 def closed(folder: Path) -> DataPlaneConfig:
@@ -138,12 +124,11 @@ async def test_hand_started_workers_decode_the_targets_text(
 ):
     """A target of two ranks with a model inside, a look-up in the pool, keys and certificates."""
     doors = closed(tmp_path)
-    config = serve_file(
+    config = configured(
         tmp_path,
         llama_folder,
         draft_folder,
-        2,
-        {"with": "target"},
+        placement={"with": "target"},
         data_plane=dataclasses.asdict(doors),
         # For so small a target no draft may ever pay; here they are to be verified all the same.
         coordinator={"budget": "fixed", "nice": 5},
@@ -162,8 +147,8 @@ async def test_hand_started_workers_decode_the_targets_text(
             with pytest.raises(WorkerError, match=r"data_plane\.tls"):
                 await connect_coordinator(address)
         _, link = await connect_coordinator(coordinator, trust=trust_of(doors, "ingress"))
-        params = SamplingParams(temperature=0.0, max_tokens=40, stop_token_ids=STOP_IDS)
-        expected = [text[: first_stop(text)] for text in hf_greedy(llama_folder, PROMPTS, 40)]
+        params = SamplingParams(temperature=0.0, max_tokens=40, stop_token_ids=(0, 1, 2))
+        expected = [until_stop(text, params) for text in hf_greedy(llama_folder, PROMPTS, 40)]
         metrics = ""
         # So small a model may be done with a text before the drafter has read it, above all where
         # other tests take the cores.
@@ -187,13 +172,11 @@ async def test_hand_started_workers_decode_the_targets_text(
 def test_a_target_ends_with_a_rank_that_is_lost(
     llama_folder: Path, tmp_path: Path, number: signal.Signals
 ):
-    config = serve_file(tmp_path, llama_folder, tmp_path, 2, {"num_cpus": 0.5})
+    config = configured(tmp_path, llama_folder, tmp_path)
     command = [sys.executable, "-m", "cluster.worker", "target", config]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as target:
-        assert target.stdout is not None
-        assert target.stderr is not None
         assert target.stdout.readline().startswith("drafthouse target ready")
         (rank,) = psutil.Process(target.pid).children()
         rank.send_signal(number)
@@ -206,10 +189,9 @@ def test_a_target_ends_with_a_rank_that_is_lost(
 @by_night
 def test_a_target_tells_why_a_rank_has_ended(llama_folder: Path, tmp_path: Path):
     """Here its cores are none of the machine's; rank 0 is of the same mind."""
-    config = serve_file(tmp_path, llama_folder, tmp_path, 2, {"num_cpus": 0.5})
+    config = configured(tmp_path, llama_folder, tmp_path)
     cores = "target.placement.cores=[4095]"
-    command = [sys.executable, "-m", "cluster.worker", "target", config, "--set", cores]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = python("-m", "cluster.worker", "target", config, "--set", cores)
     assert done.returncode == 2
     assert "cores: 4095 is not one of the cores" in done.stderr
 
@@ -255,6 +237,6 @@ def test_a_wrong_command_ends_with_code_2_and_says_why(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ):
-    config = serve_file(tmp_path, tmp_path / "model", tmp_path / "draft", tensor_parallel=1)
+    config = configured(tmp_path, tmp_path / "model", tmp_path / "draft", tensor_parallel=1)
     assert main([part.format(config=config) for part in arguments]) == 2
     assert message in capsys.readouterr().err
