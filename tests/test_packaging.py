@@ -5,16 +5,17 @@ import json
 import platform
 import re
 import shutil
-import subprocess
 import sys
 import sysconfig
 import tomllib
 import venv
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from cluster import cpp
@@ -40,39 +41,33 @@ _BUILD = "from setuptools import build_meta; build_meta.build_wheel({!r})"
 
 
 def pins() -> dict[str, Version]:
-    lines = (REPOSITORY / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    lines = (REPOSITORY / "constraints.txt").read_text("utf-8").splitlines()
     parts = [line.split("==") for line in lines if line and not line.startswith("#")]
-    return {normalized(name): Version(version) for name, version in parts}
+    return {canonicalize_name(name): Version(version) for name, version in parts}
 
 
-def normalized(name: str) -> str:
-    return name.lower().replace("_", "-").replace(".", "-")
+def project(folder: Path = REPOSITORY) -> dict[str, Any]:
+    return tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))["project"]
 
 
-def requirements() -> list[Requirement]:
-    text = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
-    project = tomllib.loads(text)["project"]
-    extras = project["optional-dependencies"].values()
-    listed = [*project["dependencies"], *(line for extra in extras for line in extra)]
-    return [Requirement(line) for line in listed if not line.startswith("drafthouse")]
+def required(*extras: str) -> list[Requirement]:
+    """What the package needs, and what it needs with these extras."""
+    found = project()
+    lists = [found["dependencies"], *(found["optional-dependencies"][extra] for extra in extras)]
+    lines = [line for each in lists for line in each if not line.startswith("drafthouse")]
+    return [*map(Requirement, lines)]
 
 
 def locked() -> dict[str, str]:
     """Of each package in the lock, the pin and its hashes as they stand there."""
-    entries = re.split(r"\n(?=\S)", (REPOSITORY / "requirements.lock").read_text(encoding="utf-8"))
-    return {normalized(re.split(r"[=;\s]", entry)[0]): entry for entry in entries}
-
-
-def served() -> list[Requirement]:
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    lines = [*project["dependencies"], *project["optional-dependencies"]["serve"]]
-    return [Requirement(line) for line in lines]
+    entries = re.split(r"\n(?=\S)", (REPOSITORY / "requirements.lock").read_text("utf-8"))
+    return {canonicalize_name(re.split(r"[=;\s]", entry)[0]): entry for entry in entries}
 
 
 def test_every_dependency_is_pinned_to_a_version_it_allows():
     pinned = pins()
-    for requirement in requirements():
-        version = pinned.get(normalized(requirement.name))
+    for requirement in required(*project()["optional-dependencies"]):
+        version = pinned.get(canonicalize_name(requirement.name))
         assert version is not None, f"{requirement.name} is missing in constraints.txt"
         assert version in requirement.specifier, f"{requirement} does not allow {version}"
     # No builds, so that each machine takes its own.
@@ -85,7 +80,7 @@ def test_the_lock_has_hashes_of_all_that_is_served_but_torch():
     """`make lock` renews it."""
     entries = locked()
     known = {*entries, "torch"}
-    assert {normalized(each.name) for each in served()} <= known
+    assert {canonicalize_name(each.name) for each in required("serve")} <= known
     for name in entries:
         assert re.search(r"--hash=sha256:[0-9a-f]{64}", entries[name]), name
         try:
@@ -94,7 +89,7 @@ def test_the_lock_has_hashes_of_all_that_is_served_but_torch():
             continue  # of another platform
         for requirement in map(Requirement, needed):
             if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-                assert normalized(requirement.name) in known, f"{name} needs {requirement}"
+                assert canonicalize_name(requirement.name) in known, f"{name} needs {requirement}"
 
 
 def test_the_lock_agrees_with_the_pins_and_names_no_origin():
@@ -107,21 +102,10 @@ def test_the_lock_agrees_with_the_pins_and_names_no_origin():
 
 
 def test_the_image_installs_by_the_lock_and_lists_what_it_holds():
-    image = (REPOSITORY / "k8s" / "Dockerfile").read_text(encoding="utf-8")
+    image = (REPOSITORY / "k8s" / "Dockerfile").read_text("utf-8")
     assert "pip install --no-deps --require-hashes -r requirements.lock" in image
     assert "cyclonedx-py environment" in image
     assert {"cyclonedx-bom", "uv"} <= pins().keys()
-
-
-def first_look(*words: str) -> subprocess.CompletedProcess[str]:
-    """In a Python that has PyYAML and NumPy alone."""
-    missing = ("torch", "transformers", "ray", "jinja2", "grpc", "tokenizers", "starlette")
-    program = (
-        "import sys, runpy\n"
-        f"sys.modules.update(dict.fromkeys({missing}))\n"
-        "runpy.run_module('deployments.first_look', run_name='__main__')"
-    )
-    return python("-c", program, *words)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +120,14 @@ def first_look(*words: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_wrong_arguments_are_told_before_anything_is_installed(words: list[str], told: str):
-    done = first_look(*words)
+    """In a Python that has PyYAML and NumPy alone."""
+    missing = ("torch", "transformers", "ray", "jinja2", "grpc", "tokenizers", "starlette")
+    program = (
+        "import sys, runpy\n"
+        f"sys.modules.update(dict.fromkeys({missing}))\n"
+        "runpy.run_module('deployments.first_look', run_name='__main__')"
+    )
+    done = python("-c", program, *words)
     assert done.returncode == bool(told), done.stderr
     assert told in done.stderr
     assert len(done.stderr.splitlines()) == bool(told)

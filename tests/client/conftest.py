@@ -64,5 +64,4 @@ def complete_asyncio(
 @pytest.fixture(params=[complete_blocking, complete_asyncio], ids=["blocking", "asyncio"])
 def complete(request: pytest.FixtureRequest) -> Complete:
     """Ask with either client, with two retries."""
-    chosen: Complete = request.param
-    return chosen
+    return request.param

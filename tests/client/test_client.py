@@ -1,8 +1,10 @@
-"""The clients resume broken streams with the same text, retry what may succeed, and can be left."""
+"""The clients resume broken streams with the same text, retry what may succeed, can be left, and
+check who answers."""
 
 import asyncio
 import threading
 import time
+from typing import Any
 
 import grpc
 import pytest
@@ -23,6 +25,7 @@ from cluster.client import (
     UnavailableError,
 )
 from tests.client.conftest import Complete, Serve
+from tests.support.rpc.certificates import Authority
 from tests.support.rpc.scripted_service import (
     NUM_TOKENS,
     PATIENCE_S,
@@ -46,9 +49,9 @@ def test_an_unbroken_stream_gives_one_answer_with_everything(serve: Serve, compl
     service = ScriptedService()
     request = GenerateRequest(model="toy", text="p", sampling=SamplingOptions(seed=9), n=2)
     answer = complete(serve(service), request)
-    assert [choice.text for choice in answer.choices] == [expected_text(9, 0), expected_text(9, 1)]
+    assert len(answer.choices) == 2
     for index, choice in enumerate(answer.choices):
-        assert choice.index == index
+        assert (choice.index, choice.text) == (index, expected_text(9, index))
         assert choice.finish_reason == FinishReason.FINISH_REASON_LENGTH
         assert list(choice.token_ids) == [token_at(9, index, at) for at in range(NUM_TOKENS)]
         assert list(choice.logprobs.logprobs) == [-float(at) for at in range(NUM_TOKENS)]
@@ -74,10 +77,8 @@ def test_a_broken_stream_is_resumed_with_the_same_text(
 ):
     service = ScriptedService(breaks=[(5, cause), (0, cause), (16, cause), (3, cause)])
     answer = complete(serve(service), GenerateRequest(model="toy", text="p", n=2))
-    assert [choice.text for choice in answer.choices] == [
-        expected_text(answer.seed, 0),
-        expected_text(answer.seed, 1),
-    ]
+    texts = [expected_text(answer.seed, index) for index in range(2)]
+    assert [choice.text for choice in answer.choices] == texts
     assert len(service.requests) > 2
     assert {request.sampling.seed for request in service.requests[1:]} == {answer.seed}
     assert [len(choice.token_ids) for choice in service.requests[1].resume] == [3, 2]
@@ -92,13 +93,6 @@ def test_a_stream_that_breaks_between_the_last_token_and_the_usage_is_finished(
     assert answer.choices[0].text == expected_text(answer.seed, 0)
     assert answer.usage.completion_tokens == NUM_TOKENS
     assert service.requests[1].resume[0].finished
-
-
-def test_a_server_without_progress_is_given_up(serve: Serve, complete: Complete):
-    service = ScriptedService(breaks=[(0, Break(details="still dead"))] * 10)
-    with pytest.raises(UnavailableError, match="still dead"):
-        complete(serve(service), REQUEST)
-    assert len(service.requests) == 3
 
 
 @pytest.mark.parametrize(
@@ -128,33 +122,47 @@ def test_errors_that_a_retry_cannot_fix_are_raised_at_once(
     assert len(service.requests) == 1
 
 
-def test_a_full_server_is_asked_again_and_then_given_up(serve: Serve, complete: Complete):
-    full = busy(("drafthouse-code", "rate_limit_exceeded"), ("drafthouse-retry-after-s", "0.01"))
-    service = ScriptedService(breaks=[(0, full)] * 2)
+FULL = busy(("drafthouse-code", "rate_limit_exceeded"), ("drafthouse-retry-after-s", "0.01"))
+
+
+def test_a_full_server_is_asked_again(serve: Serve, complete: Complete):
+    service = ScriptedService(breaks=[(0, FULL)] * 2)
     assert complete(serve(service), REQUEST).usage.completion_tokens == NUM_TOKENS
     assert len(service.requests) == 3
-    service = ScriptedService(breaks=[(0, full)] * 9)
-    with pytest.raises(BusyError) as raised:
-        complete(serve(service), REQUEST)
-    assert (raised.value.retry_after_s, len(service.requests)) == (0.01, 3)
+
+
+@pytest.mark.parametrize(
+    ("sent", "cause", "num_asked", "kind"),
+    [
+        (0, Break(), 3, UnavailableError),
+        (0, FULL, 3, BusyError),
+        (0, busy(("drafthouse-retry-after-s", "9")), 1, BusyError),  # the time is over by then
+        (3, busy(("grpc-retry-pushback-ms", "-1")), 1, BusyError),  # it asks for no retry
+    ],
+    ids=["unavailable", "full", "late", "final"],
+)
+def test_a_server_that_makes_no_progress_is_given_up_with_its_last_error(
+    serve: Serve,
+    complete: Complete,
+    sent: int,
+    cause: Break,
+    num_asked: int,
+    kind: type[ClientError],
+):
+    service = ScriptedService(breaks=[(sent, cause)] * 10)
+    with pytest.raises(kind, match=cause.details):
+        complete(serve(service), REQUEST, timeout_s=3.0)
+    assert len(service.requests) == num_asked
 
 
 def test_a_started_answer_comes_back_as_long_as_the_server_is_full(
     serve: Serve, complete: Complete
 ):
-    full = busy(("drafthouse-retry-after-s", "0.01"))
-    service = ScriptedService(breaks=[(2, Break()), *[(0, full)] * 9])
+    service = ScriptedService(breaks=[(2, Break()), *[(0, FULL)] * 9])
     answer = complete(serve(service), REQUEST)
     assert answer.choices[0].text == expected_text(answer.seed, 0)
     assert len(service.requests) == 11
     assert all(len(request.resume[0].token_ids) == 2 for request in service.requests[1:])
-
-
-def test_a_server_that_asks_for_no_retry_gets_none(serve: Serve, complete: Complete):
-    service = ScriptedService(breaks=[(3, busy(("grpc-retry-pushback-ms", "-1")))])
-    with pytest.raises(BusyError):
-        complete(serve(service), REQUEST)
-    assert len(service.requests) == 1
 
 
 def test_an_unreachable_server_is_unavailable(complete: Complete):
@@ -167,13 +175,6 @@ def test_metadata_goes_with_every_call(serve: Serve, complete: Complete):
     endpoint = Endpoint(serve(service), metadata=[("authorization", "Bearer token")])
     complete(endpoint, REQUEST)
     assert [sent["authorization"] for sent in service.metadata] == ["Bearer token"] * 2
-
-
-def test_time_that_is_over_raises_the_last_error(serve: Serve, complete: Complete):
-    service = ScriptedService(breaks=[(0, busy(("drafthouse-retry-after-s", "9")))] * 9)
-    with pytest.raises(BusyError, match="full"):
-        complete(serve(service), REQUEST, timeout_s=3.0)
-    assert len(service.requests) == 1
 
 
 def test_a_stream_that_lasts_too_long_is_ended(serve: Serve, complete: Complete):
@@ -235,3 +236,46 @@ async def test_cancelling_the_task_cancels_the_request(serve: Serve):
         with pytest.raises(asyncio.CancelledError):
             await task
         assert await asyncio.to_thread(service.client_gone.wait, PATIENCE_S)
+
+
+AUTHORITY, OTHER = Authority.new(), Authority.new("another")
+HERE, ELSEWHERE = "localhost", "llm.example.com"
+CERTIFICATE, KEY = AUTHORITY.issue("somebody")
+OWN = {"private_key": KEY, "certificate_chain": CERTIFICATE}
+
+
+@pytest.mark.parametrize(
+    ("issuer", "name", "asks", "shown", "is_answered"),
+    [
+        (AUTHORITY, HERE, False, {}, True),
+        (OTHER, HERE, False, {}, False),
+        (AUTHORITY, ELSEWHERE, False, {}, False),
+        (AUTHORITY, ELSEWHERE, False, {"server_name": ELSEWHERE}, True),
+        # Where the server asks for a certificate of the client's.
+        (AUTHORITY, HERE, True, {}, False),
+        (AUTHORITY, HERE, True, OWN, True),
+    ],
+    ids=["its own", "another authority", "another name", "that name", "no certificate", "shown"],
+)
+def test_who_answers_and_who_asks_are_checked(
+    serve: Serve,
+    complete: Complete,
+    issuer: Authority,
+    name: str,
+    asks: bool,
+    shown: dict[str, Any],
+    is_answered: bool,
+):
+    certificate, key = issuer.issue(name)
+    credentials = grpc.ssl_server_credentials(
+        [(key, certificate)], AUTHORITY.cert if asks else None, require_client_auth=asks
+    )
+    service = ScriptedService()
+    address = serve(service, credentials).replace("127.0.0.1", HERE)
+    endpoint = Endpoint(address, tls=True, root_certificates=AUTHORITY.cert, **shown)
+    if is_answered:
+        assert complete(endpoint, REQUEST).usage.completion_tokens == NUM_TOKENS
+        return
+    with pytest.raises(UnavailableError):
+        complete(endpoint, REQUEST)
+    assert service.requests == []

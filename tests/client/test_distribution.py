@@ -6,7 +6,6 @@ How long its installation takes depends on the network: docs/benchmarks/clients 
 import json
 import sys
 import sysconfig
-import tomllib
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests.conftest import REPOSITORY, said_by
-from tests.test_packaging import pins
+from tests.test_packaging import pins, project
 
 SOURCES = REPOSITORY / "cluster" / "client"
 PROBE = """
@@ -28,10 +27,6 @@ print(json.dumps({{
     "file": {module}.__file__,
 }}))
 """
-
-
-def project(path: Path) -> dict[str, Any]:
-    return dict(tomllib.loads((path / "pyproject.toml").read_text("utf-8"))["project"])
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +45,7 @@ def probe(installed: Path, module: str = "drafthouse_client") -> dict[str, Any]:
     """Import a module in an interpreter that knows this repository not at all."""
     path = [str(installed), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
     code = f"import sys; sys.path[:0] = {path!r}\n" + PROBE.format(module=module)
-    return dict(json.loads(said_by(sys.executable, "-S", "-I", "-c", code, folder=installed)))
+    return json.loads(said_by(sys.executable, "-S", "-I", "-c", code, folder=installed))
 
 
 def test_the_wheel_imports_grpc_and_protobuf_and_nothing_else(installed: Path):
@@ -70,7 +65,7 @@ def test_the_wheel_holds_every_module_of_the_folder(installed: Path):
 
 
 def test_client_and_server_carry_one_version_and_agree_on_what_they_need():
-    client, server = project(SOURCES), project(REPOSITORY)
+    client, server = project(SOURCES), project()
     assert client["version"] == server["version"]
     assert client["requires-python"] == server["requires-python"]
     needs = {Requirement(line).name: Requirement(line) for line in client["dependencies"]}
