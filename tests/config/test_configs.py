@@ -12,9 +12,9 @@ from cluster.config.file import load
 from cluster.draft import registry
 from deployments.placement import total_resources
 from deployments.preflight import inspect
+from tests.conftest import REPOSITORY
 from tests.support.architectures import MAX_POSITIONS
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 FILES = sorted((REPOSITORY / "configs").glob("*.yaml"))
 shipped = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 

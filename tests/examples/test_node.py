@@ -4,7 +4,6 @@ import asyncio
 import shutil
 import subprocess
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -14,9 +13,10 @@ from grpc_reflection.v1alpha import reflection
 from cluster.client.generated.generation_pb2_grpc import (
     add_GenerationServiceServicer_to_server,
 )
+from tests.conftest import REPOSITORY, command
 from tests.support.rpc.scripted_service import Break, ScriptedService, expected_text
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "node"
+EXAMPLE = REPOSITORY / "docs" / "examples" / "node"
 SERVICE = "drafthouse.v1.GenerationService"
 
 pytestmark = [
@@ -46,17 +46,7 @@ async def address(service: ScriptedService) -> AsyncIterator[str]:
 
 
 async def run(*words: str) -> subprocess.CompletedProcess[str]:
-    def node() -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            ["node", "generate.mjs", *words],
-            cwd=EXAMPLE,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-
-    return await asyncio.to_thread(node)
+    return await asyncio.to_thread(command, "node", "generate.mjs", *words, folder=EXAMPLE)
 
 
 async def test_the_text_is_printed_as_the_server_sends_it(service: ScriptedService, address: str):

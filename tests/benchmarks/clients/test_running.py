@@ -11,6 +11,7 @@ from benchmarks.clients.environments import Environments
 from benchmarks.clients.plan import CLIENTS, Client, Command, Setting
 from benchmarks.clients.running import rows_of
 from tests.support.agents.plan import AGENTS
+from tests.support.clock import wait_until
 from tests.support.deployments.command import running
 
 SCRIPT = """
@@ -25,11 +26,11 @@ print(json.dumps({"check": "two", "error": "bad\\n  news", "seconds": 0.1}))
 class Here(Environments):
     """This interpreter's own environment, for every client."""
 
-    def __init__(self) -> None:
-        super().__init__(Path("unused"), None)
-
     def bin(self, client: Client) -> Path:
         return Path(sys.executable).parent
+
+
+HERE = Here(Path("unused"), None)
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def commanded(code: str, *shows: str, timeout_s: float = 60.0) -> Client:
 
 
 def test_each_check_of_a_script_is_a_row(tmp_path: Path, setting: Setting):
-    one, two = rows_of(scripted(SCRIPT, tmp_path), Here(), setting)
+    one, two = rows_of(scripted(SCRIPT, tmp_path), HERE, setting)
     assert (one.check, one.result, one.note, one.seconds) == ("one", "passed", "", 1.5)
     assert (two.check, two.result, two.note) == ("two", "failed", "bad news")
     assert one.version == pytest.__version__
@@ -63,13 +64,11 @@ def test_a_client_that_hangs_is_ended_with_what_it_started(tmp_path: Path, setti
         f" pathlib.Path({str(child)!r}).write_text(str(one.pid)); time.sleep(600)"
     )
     started_at = time.monotonic()
-    (row,) = rows_of(commanded(code, timeout_s=3.0), Here(), setting)
+    (row,) = rows_of(commanded(code, timeout_s=3.0), HERE, setting)
     assert time.monotonic() - started_at < 60.0
     assert row.result == "failed"
     assert row.note.startswith("it took too long")
-    deadline = time.monotonic() + 20.0
-    while running(int(child.read_text())):
-        assert time.monotonic() < deadline
+    wait_until(lambda: not running(int(child.read_text())))
 
 
 def test_every_client_has_a_version_of_its_own_choice_and_a_script_that_exists():

@@ -1,8 +1,6 @@
 """The GPU benchmark runs to its end on a machine with little else, whatever fails on its way."""
 
 import json
-import os
-import subprocess
 import sys
 import time
 from multiprocessing import Pipe
@@ -18,6 +16,7 @@ from benchmarks.gpu.part import Setting
 from benchmarks.support.record import ROOT
 from cluster.core import SamplingParams
 from cluster.engine.attention.sdpa import SdpaBackend
+from tests.conftest import command
 from tests.support.benchmarks.bare_card.sitecustomize import KILLED, WRONG
 from tests.support.choices import IS_NIGHT
 
@@ -31,17 +30,14 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not IS_NIGHT:
         pytest.skip("asked by night")
     folder = tmp_path_factory.mktemp("gpu")
-    process = subprocess.run(
-        [str(ROOT / "benchmarks" / "gpu" / "run.sh"), "--tiny", "--out", str(folder)],
-        env={
-            **os.environ,
-            "PYTHON": sys.executable,
-            "PYTHONPATH": str(BARE_CARD),
-            "BARE_CARD_RECORD": str(folder / "cpu.json"),
-        },
-        capture_output=True,
-        text=True,
-        timeout=300,
+    process = command(
+        "benchmarks/gpu/run.sh",
+        "--tiny",
+        "--out",
+        folder,
+        PYTHON=sys.executable,
+        PYTHONPATH=str(BARE_CARD),
+        BARE_CARD_RECORD=str(folder / "cpu.json"),
     )
     assert process.returncode == 1, process.stderr
     return folder
@@ -49,9 +45,9 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def parts(out: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((out / "cpu.json").read_text("utf-8"))
+    found = json.loads((out / "cpu.json").read_text("utf-8"))
     assert found["tiny"]
-    return dict(found["parts"])
+    return found["parts"]
 
 
 def test_all_parts_but_the_broken_ones_are_measured(parts: dict[str, Any]):
@@ -95,20 +91,18 @@ def test_a_part_has_its_time_and_no_more(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_kernel_that_is_wrong_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    class Wrong:
-        failure = ""
-
+    class Wrong(SdpaBackend):
         def plan(self, batch: Any, scratch_slot: int) -> Any:
             return self
 
         def attend(self, query: torch.Tensor, *_: object) -> torch.Tensor:
             return query.transpose(0, 1)
 
-    problem, setting = Problem(2, 20, 3), Setting(True, tmp_path)
+    arguments = Problem(2, 20, 3), Setting(True, tmp_path), 1e9
     monkeypatch.setattr("benchmarks.gpu.kernels.create_backend", lambda *_: SdpaBackend())
-    assert "failed" not in attention_row(problem, setting, 1e9)
+    assert "failed" not in attention_row(*arguments)
     monkeypatch.setattr("benchmarks.gpu.kernels.create_backend", lambda *_: Wrong())
-    assert "differs from the reference" in attention_row(problem, setting, 1e9)["failed"]
+    assert "differs from the reference" in attention_row(*arguments)["failed"]
 
 
 def test_a_kernel_of_layers_that_is_wrong_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -22,7 +22,6 @@ from cluster.config.schema import DrafterConfig
 from cluster.core import SamplingParams, token_array
 from cluster.draft.base import DrafterContext
 from cluster.draft.registry import create
-from cluster.spec.interval import Interval
 
 _LAWS = {"greedy": Law.parse("greedy")}
 CELL = "random/code/greedy/1"
@@ -32,15 +31,6 @@ def pairs(*found: float) -> list[dict[str, Any]]:
     """Whole runs give smaller ratios than the rates: fewer requests run at their end."""
     times = {"plain_s": 10.0, "ours_s": 10.0, "plain_rate": 1.0}
     return [{**times, "ours_rate": ratio} for ratio in found]
-
-
-def test_an_interval_uses_students_t():
-    # Mean 2, deviation 1, t = 4.303 for two degrees of freedom.
-    interval = Interval.of([1.0, 2.0, 3.0])
-    assert interval.mean == 2.0
-    assert interval.low == pytest.approx(2.0 - 4.303 / 3**0.5)
-    assert interval.high == pytest.approx(2.0 + 4.303 / 3**0.5)
-    assert Interval.of([2.0]) == Interval(2.0, None, None, 1)
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,29 @@
-"""Real questions: shared out fairly, asked once in a server's life, compared with their like."""
+"""Real questions: shared out fairly, asked once in a server's life, compared with their like; what
+the command refuses and continues."""
 
 import json
+import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from benchmarks.spec_bench import __main__ as command
 from benchmarks.spec_bench.client import Asker, Turn
-from benchmarks.spec_bench.plan import OURS, PLAIN, plan
+from benchmarks.spec_bench.peers.makers import Programs
+from benchmarks.spec_bench.plan import OURS, PLAIN, Run, plan
 from benchmarks.spec_bench.questions import Question, limit, load, share_out
+from benchmarks.spec_bench.servers import Setup
 from benchmarks.spec_bench.summary import ratio
 from benchmarks.support.answers import Law
+from benchmarks.support.record import Record
 from deployments.openai_client import OpenAIServer
 from tests.support.deployments.drafting_server import Answer, DraftingServer
 
-GREEDY = Law("greedy", 0.0)
+GREEDY, PEER = Law("greedy", 0.0), "vLLM plain, HTTP"
 QUESTIONS = [Question(number, f"kind {number % 3}", ("first", "second")) for number in range(48)]
 
 
@@ -56,9 +63,7 @@ def test_a_part_of_the_questions_comes_from_all_over_each_category():
 
 @pytest.mark.parametrize("num_rounds", [1, 2, 4])
 def test_no_server_is_asked_a_question_twice_and_every_question_both_ways(num_rounds: int):
-    runs = plan(
-        QUESTIONS, [GREEDY], [1, 4, 16, 32], ["vLLM plain, HTTP", "vLLM suffix, HTTP"], num_rounds
-    )
+    runs = plan(QUESTIONS, [GREEDY], [1, 4, 16, 32], [PEER, "vLLM suffix, HTTP"], num_rounds)
     asked: dict[tuple[str, int], Counter[int]] = {}
     for run in runs:
         ids = [question.id for block in run.blocks for question in block.questions]
@@ -118,3 +123,69 @@ async def test_a_text_is_continued_to_the_end_with_its_task_where_the_server_is_
             assert (turn.num_tokens, turn.text, turn.category) == (7, "a", "code")
     assert [(body["prompt"], body["ignore_eos"]) for body in server.bodies] == 2 * [([7, 8], True)]
     assert [body.get("metadata") for body in server.bodies] == [{"task": "code"}, None]
+
+
+SETUP = Setup("", (), "", "", "float32", Programs(), 4, 64, 0, Path())
+RUNS = plan(QUESTIONS[:8], [GREEDY], [1], [PEER], 1)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The runs that were made, in order; the peer's fail."""
+    made: list[str] = []
+
+    def answer(
+        run: Run, setup: Setup, max_tokens: int, told: Callable[[], object]
+    ) -> list[dict[str, Any]]:
+        made.append(run.key)
+        if run.server == PEER:
+            raise RuntimeError("its log says:\nout of memory")
+        told()
+        return [{"system": block.system, "turns": []} for block in run.blocks]
+
+    monkeypatch.setattr(command, "answer", answer)
+    return made
+
+
+def test_a_server_that_fails_is_left_out_and_the_same_command_goes_on(
+    tmp_path: Path, asked: list[str]
+):
+    record = Record(tmp_path / "some.json", {})
+    command.measure(record, RUNS, SETUP, 4)
+    assert record.failures == {PEER: "out of memory"}
+    assert asked == ["ours/greedy/0", f"{PEER}/greedy/0", "ours/greedy/1"]
+    asked.clear()
+    command.measure(Record(tmp_path / "some.json", {}), RUNS, SETUP, 4)
+    assert asked == [f"{PEER}/greedy/0"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--peer", "eagle"], "no 'eagle'; there are vllm-plain, vllm-ngram, vllm-suffix"),
+        (["--ways", "smoke"], "--ways: no 'smoke'; there are http, in-process"),
+        (["--peer", "vllm-plain"], "vLLM: name an interpreter that has vLLM with --vllm-python"),
+        (["--peer", "llama-plain"], "llama.cpp: name llama.cpp's llama-server with --llama-server"),
+        (
+            ["--peer", "llama-plain", "--llama-server", "x"],
+            "llama.cpp: name the model's GGUF file with --gguf",
+        ),
+        (["--config", "nowhere.yaml"], "nowhere.yaml"),
+        (
+            ["--peer", "vllm-plain", "--vllm-python", sys.executable],
+            "`request` cannot be asked in process",
+        ),
+    ],
+)
+def test_a_wrong_word_is_named_with_what_there_is(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path = tmp_path / "questions.jsonl"
+    question = {"question_id": 1, "category": "qa", "turns": ["a"], "request": {"n": 1}}
+    path.write_text(json.dumps(question))
+    monkeypatch.setattr(
+        sys, "argv", ["spec_bench", str(path), "--out", str(tmp_path / "o.json"), *words]
+    )
+    with pytest.raises(SystemExit, match=message):
+        command.main()
+    assert not (tmp_path / "o.json").exists()

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
+from benchmarks.support.record import ROOT
 from cluster.config.schema import CoordinatorConfig
 from cluster.messages import WorkerDescription
 from cluster.text.tokenizer import Tokenizer
 from tests.support.coordinator.toy_target import PacedEngine, ToyTarget
 
-_ROOT = Path(__file__).resolve().parents[3]
 _START, _END = "<|im_start|>", "<|im_end|>"
 _ASSISTANT = f"{_START}assistant\n"
 # Logits: the one token has all of the probability at any temperature that the APIs take.
@@ -23,10 +23,10 @@ Write = Callable[[str], str]
 
 def chat_folder(folder: Path) -> Path:
     """The embedded model's tokenizer with the chat format of configs/templates."""
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(_ROOT / "models" / "demo-target")
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(ROOT / "models" / "demo-target")
     tokenizer.add_special_tokens({"additional_special_tokens": [_START, _END]})
     tokenizer.eos_token = _END
-    template = _ROOT / "configs" / "templates" / "smollm2-tools.jinja"
+    template = ROOT / "configs" / "templates" / "smollm2-tools.jinja"
     tokenizer.chat_template = template.read_text("utf-8")
     tokenizer.save_pretrained(folder)
     return folder
