@@ -65,17 +65,16 @@ def answers(name: str) -> st.SearchStrategy[str]:
 @st.composite
 def ways(draw: st.DrawFn, name: str) -> Asked:
     """Ways to read an answer, with and without reasoning and stop strings."""
-    use = ChatUse(
-        reads_calls=draw(st.booleans()) or draw(st.booleans()),
-        is_forced=draw(st.booleans()),
-        is_parallel=draw(st.booleans()),
-        shows_reasoning=draw(st.booleans()),
-    )
     stops = st.sampled_from(["slo", "</tool_call>", "\n\n", "}", '": "', " ", "é", "Yes", "<"])
     return asked(
         name,
         is_reasoning=draw(st.booleans()),
-        use=use,
+        use=ChatUse(
+            reads_calls=draw(st.booleans()) or draw(st.booleans()),
+            is_forced=draw(st.booleans()),
+            is_parallel=draw(st.booleans()),
+            shows_reasoning=draw(st.booleans()),
+        ),
         prompt_ids=draw(st.sampled_from(PROMPTS)),
         stop=tuple(draw(st.lists(stops, max_size=2))),
         end=draw(st.sampled_from([FinishReason.STOP, FinishReason.LENGTH])),

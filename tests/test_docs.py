@@ -34,6 +34,10 @@ def pages() -> list[Path]:
     return [ROOT / name for name in listed.split() if (ROOT / name).exists()]
 
 
+def text_of(page: str) -> str:
+    return (ROOT / "docs" / page).read_text("utf-8")
+
+
 def anchors(page: Path) -> set[str]:
     """Those that GitHub makes of a page's headings."""
     headings = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.MULTILINE)
@@ -84,7 +88,7 @@ def test_every_benchmark_that_a_page_names_can_be_started():
     ),
 )
 def test_every_theme_says_what_it_measures_how_and_what_a_row_means(theme: str):
-    page = (ROOT / "docs" / "benchmarks" / theme / "README.md").read_text("utf-8")
+    page = text_of(f"benchmarks/{theme}/README.md")
     assert "```\n" in page, "its command"
     assert re.search(r"\*\*A row\*\*", page)
 
@@ -99,7 +103,7 @@ def settings() -> set[str]:
     """The paths of all keys, as docs/configuration.md lists them, and of their sections."""
     sections: list[str] = []
     found: set[str] = set()
-    for line in (ROOT / "docs" / "configuration.md").read_text("utf-8").splitlines():
+    for line in text_of("configuration.md").splitlines():
         if line.startswith("## "):
             # "The top level", and the records of other files, which are no settings.
             sections = re.findall(r"`([\w.]+)`", line) if line.startswith("## `") else []
@@ -140,7 +144,7 @@ def test_every_test_that_a_page_names_is_one():
 
 
 def test_every_door_of_the_threat_model_names_the_test_that_shows_its_defence():
-    page = (ROOT / "docs" / "threat-model.md").read_text("utf-8")
+    page = text_of("threat-model.md")
     doors = page[page.index("## Doors") : page.index("## What is not defended")]
     rows = [line for line in doors.splitlines() if line.startswith("| ")]
     claims = [row for row in rows if not row.startswith("| what somebody tries")]
@@ -148,15 +152,9 @@ def test_every_door_of_the_threat_model_names_the_test_that_shows_its_defence():
     assert [row for row in claims if "`tests/" not in row] == []
 
 
-def fence(page: str, language: str) -> str:
-    """The first one of a page in a language."""
-    text = (ROOT / "docs" / page).read_text("utf-8")
-    return text.partition(f"```{language}\n")[2].partition("```")[0]
-
-
 def test_the_law_that_the_page_on_exactness_shows_is_that_of_the_product():
     names: dict[str, Any] = {}
-    exec(fence("exactness.md", "python"), names)
+    exec(text_of("exactness.md").partition("```python\n")[2].partition("```")[0], names)
     generator = np.random.default_rng(0)
     lengths = set()
     for _ in range(200):
@@ -170,9 +168,7 @@ def test_the_law_that_the_page_on_exactness_shows_is_that_of_the_product():
 
 
 def test_the_index_has_every_page():
-    index = {
-        target for target, _ in _LINK.findall((ROOT / "docs" / "README.md").read_text("utf-8"))
-    }
+    index = {target for target, _ in _LINK.findall(text_of("README.md"))}
     assert {page.name for page in (ROOT / "docs").glob("*.md")} - index == {"README.md"}
 
 

@@ -16,9 +16,19 @@ from deployments.report import printed
 from tests.conftest import python
 
 
-def config(drafter: dict[str, Any], device: str = "auto") -> Config:
-    target = {"engine": {"model": "m", "device": device}}
-    return parse_arguments({"target": target, "drafters": {"a": {"kind": "suffix", **drafter}}})
+def arguments(
+    drafter: dict[str, Any], device: str = "auto", **others: dict[str, Any]
+) -> dict[str, Any]:
+    found = {"a": drafter, **others}
+    return {
+        "target": {"engine": {"model": "m", "device": device}},
+        "drafters": {name: {"kind": "suffix", **each} for name, each in found.items()},
+    }
+
+
+def config(*drafter: Any, **others: Any) -> Config:
+    """Of the same."""
+    return parse_arguments(arguments(*drafter, **others))
 
 
 def plan(config: Config) -> str:
@@ -59,13 +69,9 @@ def test_a_drafter_is_in_one_place_and_the_plan_says_why(
 def test_a_resident_reserves_nothing_and_has_no_deployment():
     resident, pooled = config({}), config({"placement": {"num_cpus": 0.5}})
     assert total_resources(pooled)["CPU"] - total_resources(resident)["CPU"] == 0.5
-    arguments: dict[str, Any] = {
-        "target": {"engine": {"model": "m"}},
-        "drafters": {"a": {"kind": "suffix"}},
-    }
     for placement, deployed in (("auto", []), ({"num_cpus": 0.5}, ["a"])):
-        arguments["drafters"]["a"]["placement"] = placement
-        coordinator = build(arguments)._bound_deployment.init_args[1]._bound_deployment
+        ingress = build(arguments({"placement": placement}))._bound_deployment
+        coordinator = ingress.init_args[1]._bound_deployment
         assert list(coordinator.init_args[2]) == deployed
 
 
@@ -96,8 +102,6 @@ def test_a_core_that_is_not_there_is_refused():
 
 
 def test_the_plan_names_whom_a_drafter_may_come_to_replace():
-    target, new = {"engine": {"model": "m"}}, {"kind": "suffix", "rollout": {"replaces": "a"}}
-    drafters = {"a": {"kind": "suffix"}, "b": new}
-    text = plan(parse_arguments({"target": target, "drafters": drafters}))
+    text = plan(config({}, b={"rollout": {"replaces": "a"}}))
     (line,) = [each for each in text.splitlines() if each.startswith("drafter b: ")]
     assert line.endswith("; replaces a once it drafts better")

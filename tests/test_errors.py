@@ -13,8 +13,10 @@ from cluster.errors import (
     error_from_code,
 )
 
+of_every_kind = pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
 
-@pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
+
+@of_every_kind
 def test_clients_see_whose_fault_each_error_is(kind: type[DrafthouseError]):
     assert kind.__name__ in (errors.__doc__ or "")
     assert kind.grpc_status in grpc.StatusCode.__members__
@@ -25,7 +27,7 @@ def test_clients_see_whose_fault_each_error_is(kind: type[DrafthouseError]):
     assert kind.http_status == 499 or http.HTTPStatus(kind.http_status)
 
 
-@pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
+@of_every_kind
 def test_an_error_survives_a_process_boundary_as_code_and_message(
     kind: type[DrafthouseError],
 ):

@@ -62,7 +62,6 @@ _FOREIGN = {
     "vllm",
 }
 _TARGET = {"engine": {"model": "models/demo-target"}}
-_LM = {"kind": "lm", "options": {"engine": {"model": "models/demo-draft"}}}
 
 
 @frozen
@@ -216,9 +215,14 @@ def check_file(document: dict[str, Any], folder: Path) -> None:
 
 def some_arguments() -> dict[str, Any]:
     """What a page takes for granted where it shows a part."""
-    drafters = {"lm": {**_LM, "placement": {"num_cpus": 0.1}}, "suffix": {"kind": "suffix"}}
+    options = {"engine": {"model": "models/demo-draft"}}
+    lm = {"kind": "lm", "options": options, "placement": {"num_cpus": 0.1}}
     tasks = {"default": ["lm", "suffix"], "batch": ["suffix"]}
-    return {"target": _TARGET, "drafters": drafters, "tasks": tasks}
+    return {
+        "target": _TARGET,
+        "drafters": {"lm": lm, "suffix": {"kind": "suffix"}},
+        "tasks": tasks,
+    }
 
 
 CHECKS: Mapping[str, Callable[[str, Path], None]] = {

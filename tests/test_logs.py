@@ -14,7 +14,7 @@ def line(message: str, *arguments: object, why: Any = None) -> dict[str, Any]:
     record = logging.LogRecord("a.b", logging.WARNING, "x.py", 1, message, arguments, why)
     found = logs.JsonLines().format(record)
     assert "\n" not in found
-    return dict(json.loads(found))
+    return json.loads(found)
 
 
 def test_a_line_is_an_object_with_time_level_logger_and_message():

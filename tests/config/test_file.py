@@ -25,13 +25,13 @@ applications:
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "serve.yaml"
-    path.write_text(DOCUMENT, encoding="utf-8")
+    path.write_text(DOCUMENT, "utf-8")
     return path
 
 
 def written(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "other.yaml"
-    path.write_text(text, encoding="utf-8")
+    path.write_text(text, "utf-8")
     return path
 
 

@@ -28,45 +28,42 @@ def test_sound_files_are_read(tmp_path: Path):
     assert "PRIVATE KEY" not in repr(pem)
 
 
-def encrypted(folder: Path) -> None:
-    key = serialization.load_pem_private_key((folder / "key.pem").read_bytes(), None)
-    (folder / "key.pem").write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.BestAvailableEncryption(b"secret"),
-        )
+def encrypted() -> bytes:
+    key = serialization.load_pem_private_key(AUTHORITY.issue(NAME)[1], None)
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"secret"),
     )
 
 
 @pytest.mark.parametrize(
-    ("spoil", "message"),
+    ("file", "held", "message"),
     [
-        (lambda folder: (folder / "cert.pem").unlink(), r"tls\.cert_file: .*cert.pem cannot be"),
-        (lambda folder: (folder / "key.pem").unlink(), r"tls\.key_file: .*key.pem cannot be read"),
-        (lambda folder: (folder / "ca.pem").unlink(), r"tls\.ca_file: .*ca.pem cannot be read"),
-        (lambda folder: (folder / "cert.pem").write_text("no"), r"tls\.cert_file: .*no PEM"),
-        (lambda folder: (folder / "key.pem").write_text("no"), r"tls\.key_file: .*no PEM"),
-        (
-            lambda folder: (folder / "key.pem").write_bytes(AUTHORITY.issue(NAME)[1]),
-            r"tls\.key_file: .*is not the key of",
-        ),
-        (encrypted, r"tls\.key_file: .*without a passphrase"),
-        (
-            lambda folder: (folder / "ca.pem").write_bytes(Authority.new("other").cert),
-            r"tls\.cert_file: .*issuer",
-        ),
-        (
-            lambda folder: AUTHORITY.write(folder, "drafter.drafthouse"),
-            r"tls\.cert_file: .*target\.drafthouse",
-        ),
+        ("cert.pem", None, r"tls\.cert_file: .*cert.pem cannot be"),
+        ("key.pem", None, r"tls\.key_file: .*key.pem cannot be read"),
+        ("ca.pem", None, r"tls\.ca_file: .*ca.pem cannot be read"),
+        ("cert.pem", b"no", r"tls\.cert_file: .*no PEM"),
+        ("key.pem", b"no", r"tls\.key_file: .*no PEM"),
+        ("key.pem", AUTHORITY.issue(NAME)[1], r"tls\.key_file: .*is not the key of"),
+        ("key.pem", encrypted(), r"tls\.key_file: .*without a passphrase"),
+        ("ca.pem", Authority.new("other").cert, r"tls\.cert_file: .*issuer"),
     ],
 )
-def test_what_cannot_be_used_is_refused_by_its_key(tmp_path: Path, spoil: object, message: str):
-    assert callable(spoil)
+def test_what_cannot_be_used_is_refused_by_its_key(
+    tmp_path: Path, file: str, held: bytes | None, message: str
+):
     AUTHORITY.write(tmp_path, NAME)
-    spoil(tmp_path)
+    (tmp_path / file).unlink()
+    if held is not None:
+        (tmp_path / file).write_bytes(held)
     with pytest.raises(ConfigError, match=message):
+        files(tmp_path).load()
+
+
+def test_a_certificate_of_another_name_is_refused(tmp_path: Path):
+    AUTHORITY.write(tmp_path, "drafter.drafthouse")
+    with pytest.raises(ConfigError, match=r"tls\.cert_file: .*target\.drafthouse"):
         files(tmp_path).load()
 
 

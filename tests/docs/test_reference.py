@@ -15,7 +15,7 @@ from docs.tools.texts import TEN
 def test_what_is_stale_missing_or_left_over_is_reported_and_written(tmp_path: Path):
     old, edited, kept, new = (tmp_path / name for name in ("old", "edited", "kept", "new"))
     for path in (old, edited, kept):
-        path.write_text("x", encoding="utf-8")
+        path.write_text("x")
     wanted = {old: None, edited: "y", kept: "x", new: "z"}
     stale = [old, edited, new]
     assert tools.renew(wanted, check=True) == stale
