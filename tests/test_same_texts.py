@@ -7,7 +7,7 @@ texts, structured output and calls of tools among them.
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,13 +42,13 @@ _LAWS = {
     "seeded": SamplingParams(temperature=0.8, max_tokens=64, seed=5),
 }
 # Beside those of the plain law: one text of each.
-_KINDS: tuple[Callable[[SamplingParams], SamplingParams], ...] = (
-    lambda law: replace(law, grammar=SPECS["json_schema"]),
-    lambda law: replace(law, grammar=SPECS["structural_tag"]),  # a tool's call
-    lambda law: replace(law, repetition_penalty=1.2),
-    lambda law: replace(law, top_p=0.9),
-    lambda law: replace(law, min_p=0.05),
-)
+_KINDS: list[dict[str, Any]] = [
+    {"grammar": SPECS["json_schema"]},
+    {"grammar": SPECS["structural_tag"]},  # a tool's call
+    {"repetition_penalty": 1.2},
+    {"top_p": 0.9},
+    {"min_p": 0.05},
+]
 _NUM_PLAIN = 12
 
 
@@ -88,7 +88,7 @@ def prompts() -> list[str]:
 def texts(llm: LLM, speculation: SpeculationOptions | None) -> list[Completion]:
     found: list[Completion] = []
     for law in _LAWS.values():
-        laws = [law] * _NUM_PLAIN + [kind(law) for kind in _KINDS]
+        laws = [law] * _NUM_PLAIN + [replace(law, **kind) for kind in _KINDS]
         found += llm.generate(prompts(), laws, speculation=speculation)
     return found
 
