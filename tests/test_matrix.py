@@ -4,6 +4,8 @@ speculation on and off, greedy and seeded, in float32, and drafts were verified 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ import pytest
 from cluster.core import SamplingParams
 from cluster.engine.engine import Engine
 from cluster.local import LLM, Completion
+from cluster.requests.fields import GrammarSpec
+from tests.support.grammar.specs import SPECS
 from tests.support.matrix import (
     CELLS,
     LAWS,
@@ -18,6 +22,7 @@ from tests.support.matrix import (
     PLAIN,
     PROMPTS,
     Cell,
+    all_stopped,
     config,
     neighbour,
 )
@@ -36,8 +41,7 @@ def llm() -> Iterator[LLM]:
 
 @pytest.fixture(params=LAWS.values(), ids=LAWS.keys())
 def law(request: pytest.FixtureRequest) -> SamplingParams:
-    found: SamplingParams = request.param
-    return found
+    return request.param
 
 
 @pytest.fixture
@@ -61,7 +65,6 @@ def check_equal(drafted: Sequence[Completion], plain: Sequence[Completion]) -> N
         assert one.token_ids == other.token_ids
         assert one.text == other.text
         assert one.finish_reason is other.finish_reason
-        assert len(one.logprobs) == len(other.logprobs)
         for mine, its in zip(one.logprobs, other.logprobs, strict=True):
             assert mine.logprob == pytest.approx(its.logprob, abs=_TOLERANCE)
             assert [value for _, value in mine.top] == pytest.approx(
@@ -85,13 +88,15 @@ def compare(ask: Callable[..., list[Completion]]) -> list[Completion]:
 @pytest.mark.parametrize("cell", CELLS.values(), ids=CELLS.keys())
 def test_drafts_change_nothing(llm: LLM, cell: Cell, law: SamplingParams):
     params, stop = cell.change(llm, law), cell.stop(llm, law)
-
-    def ask(**how: Any) -> list[Completion]:
-        return llm.generate(
-            list(cell.prompts), params, stop=stop, ignore_eos=cell.ignore_eos, **how
-        )
-
+    ask = partial(llm.generate, list(cell.prompts), params, stop=stop, ignore_eos=cell.ignore_eos)
     assert cell.holds(compare(ask))
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS.keys())
+def test_every_kind_of_grammar_ends_by_itself(llm: LLM, spec: GrammarSpec):
+    found = llm.generate(PROMPTS, replace(LAWS["seeded"], grammar=spec, max_tokens=200))
+    assert all_stopped(found)
+    assert all(one.text for one in found)
 
 
 def test_drafts_are_accepted_and_rejected(llm: LLM):
@@ -177,9 +182,7 @@ def test_a_prefix_hit(llm: LLM, law: SamplingParams, steps: dict[str, int]):
 
 def test_the_best_of_many(llm: LLM, law: SamplingParams):
     """As `best_of` ranks them: by the mean log-probability of their tokens."""
-
-    def ask(**how: Any) -> list[Completion]:
-        return llm.generate([PROMPTS[1]] * 4, law, ignore_eos=True, **how)
+    ask = partial(llm.generate, [PROMPTS[1]] * 4, law, ignore_eos=True)
 
     def best(found: Sequence[Completion]) -> list[int]:
         means = [sum(each.logprob for each in one.logprobs) / len(one.logprobs) for one in found]

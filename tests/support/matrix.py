@@ -1,12 +1,15 @@
 """What the matrix of laws compares: a request of every kind, answered with and without drafts."""
 
 import asyncio
+import json
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+import jsonschema
 
 from cluster.config.schema import (
     Config,
@@ -17,14 +20,15 @@ from cluster.config.schema import (
 from cluster.config.speculation import RolloutConfig
 from cluster.core import FinishReason, Request, SamplingParams
 from cluster.local import LLM, Completion
+from cluster.records import frozen
 from deployments.ingress.openai_request import Chat
 from tests.deployments.test_openai_request import chat
 from tests.deployments.test_tools import SERVED, tool
 from tests.support import local_models
 from tests.support.draft.other_vocabulary import other_copy
-from tests.support.grammar.specs import FOLDER, SPECS
+from tests.support.grammar.specs import FOLDER, SCHEMA, SPECS
 
-DRAFT = Path(__file__).resolve().parents[2] / "models" / "demo-draft"
+DRAFT = FOLDER.with_name("demo-draft")
 PLAIN = local_models.PLAIN
 LAWS = {
     "greedy": SamplingParams(temperature=0.0, max_tokens=32, logprobs=2, seed=9),
@@ -72,7 +76,11 @@ def config(num_pages: int = 256) -> Config:
     )
 
 
-@dataclass(frozen=True)
+def setting(**changes: Any) -> Callable[[LLM, SamplingParams], SamplingParams]:
+    return lambda llm, law: replace(law, **changes)
+
+
+@frozen
 class Cell:
     """One kind of request.
 
@@ -80,19 +88,11 @@ class Cell:
     holds: what must be true of its texts, so that the cell is about what its name says.
     """
 
-    change: Callable[[LLM, SamplingParams], SamplingParams | list[SamplingParams]]
-    prompts: Sequence[Any] = field(default_factory=lambda: PROMPTS)
+    change: Callable[[LLM, SamplingParams], SamplingParams | list[SamplingParams]] = setting()
+    prompts: Sequence[Any] = (*PROMPTS,)
     stop: Callable[[LLM, SamplingParams], tuple[str, ...]] = lambda llm, law: ()
     ignore_eos: bool = True
     holds: Callable[[Sequence[Completion]], bool] = lambda found: True
-
-
-def same(llm: LLM, law: SamplingParams) -> SamplingParams:
-    return law
-
-
-def setting(**changes: Any) -> Callable[[LLM, SamplingParams], SamplingParams]:
-    return lambda llm, law: replace(law, **changes)
 
 
 def plain_texts(llm: LLM, law: SamplingParams) -> list[Completion]:
@@ -137,6 +137,21 @@ def all_stopped(found: Sequence[Completion]) -> bool:
     return all(one.finish_reason is FinishReason.STOP for one in found)
 
 
+def are_valid(found: Sequence[Completion]) -> bool:
+    """Whether all are JSON of the schema, written with drafts of the grammar."""
+    for one in found:
+        jsonschema.validate(json.loads(one.text), SCHEMA)
+    return all_stopped(found) and any(one.stats.accepted_by_drafter.get("grammar") for one in found)
+
+
+def structured(**more: Any) -> Cell:
+    return Cell(
+        setting(grammar=SPECS["json_schema"], max_tokens=80, **more),
+        ignore_eos=False,
+        holds=are_valid,
+    )
+
+
 def mixed(llm: LLM, law: SamplingParams) -> list[SamplingParams]:
     """Another kind of request at each prompt of one batch."""
     return [
@@ -150,10 +165,9 @@ def mixed(llm: LLM, law: SamplingParams) -> list[SamplingParams]:
 
 
 CELLS: dict[str, Cell] = {
-    "plain law": Cell(same),
-    "structured output": Cell(
-        setting(grammar=SPECS["json_schema"], max_tokens=80), ignore_eos=False, holds=all_stopped
-    ),
+    "plain law": Cell(),
+    "structured output": structured(),
+    "structured output, top_p and min_tokens": structured(top_p=0.9, min_tokens=20),
     "strict tools": Cell(
         setting(grammar=strict_call(), max_tokens=120),
         ignore_eos=False,
@@ -166,14 +180,14 @@ CELLS: dict[str, Cell] = {
     "min_p": Cell(setting(min_p=0.1)),
     "logit_bias": Cell(favoured),
     "penalties": Cell(setting(presence_penalty=0.5, frequency_penalty=0.4, repetition_penalty=1.2)),
-    "stop strings": Cell(same, stop=crossing_stops, holds=all_stopped),
+    "stop strings": Cell(stop=crossing_stops, holds=all_stopped),
     "min_tokens": Cell(
         early_stops,
         ignore_eos=False,
         holds=lambda found: all(len(one.token_ids) >= 20 for one in found),
     ),
-    "n > 1": Cell(same, prompts=[PROMPTS[0]] * 4),
-    "long context": Cell(same, prompts=[LONG, LONG + "names = [", PROMPTS[0]]),
+    "n > 1": Cell(prompts=[PROMPTS[0]] * 4),
+    "long context": Cell(prompts=[LONG, LONG + "names = [", PROMPTS[0]]),
     "batch of prompts": Cell(mixed, prompts=[*PROMPTS, *PROMPTS]),
 }
 
