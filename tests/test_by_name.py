@@ -6,11 +6,10 @@ import pytest
 
 from cluster.by_name import drafters_of, is_file, read
 from cluster.config.schema import Config
-from cluster.core import SamplingParams
 from cluster.errors import ConfigError
 from cluster.local import LLM
+from tests.support.local_models import GREEDY, ids_of
 
-GREEDY = SamplingParams(temperature=0.0, max_tokens=16)
 # Small enough for any machine, and the same text with any drafts.
 TINY = (
     "target.engine.num_pages=64",
@@ -48,8 +47,8 @@ def test_two_draft_models_have_names_of_their_own_and_equal_drafts_are_one():
 
 
 def test_a_model_without_drafts_has_a_look_up_and_settings_count():
-    file = read("demo-target", (), ["http.port=8123", "drafters.suffix.options.max_ngram=4"])
-    config = file.config
+    settings = ["http.port=8123", "drafters.suffix.options.max_ngram=4"]
+    config = read("demo-target", (), settings).config
     assert config.model_name == "demo-target"
     assert config.http.port == 8123
     assert config.residents == ("suffix", "grammar", "prediction")
@@ -74,11 +73,9 @@ def test_it_generates_and_chats_in_process(llama_folder: Path):
     question = [{"role": "user", "content": "one two one two"}]
     with LLM(str(llama_folder), draft=["suffix", str(llama_folder)], settings=TINY) as llm:
         assert [*llm.config.drafters] == ["suffix", "lm", "grammar", "prediction"]
-        (answer,) = llm.chat(question, GREEDY)
-        both = llm.chat([question, question], GREEDY)
+        answers = llm.chat(question, GREEDY) + llm.chat([question, question], GREEDY)
         assert llm.tokenizer is not None
         prompt = llm.tokenizer.apply_chat_template(question).tolist()
         (same,) = llm.generate([prompt], GREEDY)
-    assert answer.token_ids == same.token_ids
-    assert [each.token_ids for each in both] == [same.token_ids] * 2
+    assert ids_of(answers) == [same.token_ids] * 3
     assert same.stats.num_accepted_draft_tokens > 0

@@ -8,10 +8,7 @@ from pathlib import Path
 import pytest
 
 from cluster.config.schema import Config, CoordinatorConfig
-from cluster.core import (
-    FinishReason,
-    SpeculationOptions,
-)
+from cluster.core import FinishReason, SpeculationOptions
 from cluster.errors import NotFoundError, RequestError, WorkerError
 from cluster.local import LLM
 from tests.support.local_models import GREEDY, SEEDED, drafters, ids_of, target
@@ -69,6 +66,18 @@ def test_the_reported_seed_and_stream_reproduce_a_completion(small: LLM):
         ([[]], {}, RequestError, "no tokens"),
         ([[1] * 600], {}, RequestError, "600 tokens"),
         ([[1], [2]], {"params": [GREEDY]}, RequestError, "1 sampling parameters for 2 prompts"),
+        (
+            [[5]],
+            {"params": replace(GREEDY, forced_ids=(5, 6))},
+            RequestError,
+            "forced_ids are 2 tokens",
+        ),
+        (
+            [[5]],
+            {"params": replace(GREEDY, max_tokens=2, forced_ids=(5, 10**6))},
+            RequestError,
+            "forced_ids names token 1000000",
+        ),
         (
             [[1]],
             {"speculation": SpeculationOptions(drafters=("x",))},

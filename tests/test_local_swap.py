@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,15 @@ from cluster.records import frozen
 from cluster.worker.models import check_room
 from tests.support.choices import by_day
 from tests.support.draft.heads import random_eagle3
-from tests.support.local_models import PLAIN, PROMPTS, drafters, ids_of, target
+from tests.support.local_models import (
+    GREEDY,
+    PLAIN,
+    PROMPTS,
+    drafters,
+    hf_greedy,
+    ids_of,
+    target,
+)
 
 pytestmark = pytest.mark.usefixtures("tireless_residents")
 
@@ -89,10 +98,14 @@ def llm(llama_folder: Path, folders: dict[str, Path]) -> Iterator[LLM]:
         yield opened
 
 
+def tell(llm: LLM, drafter: str, **options: Any) -> None:
+    llm.reconfigure({"drafters": {drafter: {"options": options}}})
+
+
 def put(llm: LLM, folder: Path, **engine: int) -> None:
     options = llm.config.drafters["lm"].options
-    told = {**options, "engine": {**options["engine"], "model": str(folder), **engine}}
-    llm.reconfigure({"drafters": {"lm": {"options": told}}})
+    own = {**options["engine"], "model": str(folder), **engine}
+    tell(llm, "lm", **{**options, "engine": own})
 
 
 def worth(llm: LLM, folder: Path) -> float:
@@ -101,7 +114,7 @@ def worth(llm: LLM, folder: Path) -> float:
     wanted = f"lm@{model_hash(folder)[:12]}"
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
-        llm.generate(PROMPTS, SamplingParams(temperature=0.0, max_tokens=32))
+        llm.generate(PROMPTS, GREEDY)
         (told,) = llm.status()["targets"]
         for row in told.get("scores", ()):
             if (row["version"], row["law"]) == (wanted, "greedy") and row["trees"] > 20:
@@ -133,8 +146,7 @@ def test_texts_under_way_are_the_targets_own_whatever_takes_the_drafters_place(
         exchanging = other.submit(exchange)
         try:
             for _ in range(2):
-                found = llm.generate(TEXTS, PARAMS)
-                assert ids_of(found) == ids_of(expected)
+                assert ids_of(llm.generate(TEXTS, PARAMS)) == ids_of(expected)
         finally:
             done.set()
         assert exchanging.result() >= 3
@@ -201,12 +213,10 @@ def test_a_load_that_takes_long_holds_nobody_up_and_one_that_dies_leaves_the_dra
     config = Config(target=target(llama_folder), drafters=own, coordinator=FIXED)
     with LLM(config) as llm, ThreadPoolExecutor(1) as other:
         expected = llm.generate(TEXTS[:4], PARAMS[:4], speculation=PLAIN)
-        told = {"drafters": {"late": {"options": {"dies": True}}}}
-        swapping = other.submit(llm.reconfigure, told)
+        swapping = other.submit(tell, llm, "late", dies=True)
         try:
             assert LateDrafter.is_there.wait(120)
-            found = llm.generate(TEXTS[:4], PARAMS[:4])
-            assert ids_of(found) == ids_of(expected)
+            assert ids_of(llm.generate(TEXTS[:4], PARAMS[:4])) == ids_of(expected)
             assert not swapping.done()
         finally:
             LateDrafter.leave.set()
@@ -228,22 +238,16 @@ def test_one_that_does_not_fit_beside_the_other_is_refused_with_the_numbers(
 def test_a_head_finds_no_rows_of_the_one_before_it(llama_folder: Path, tmp_path: Path):
     first = random_eagle3(tmp_path / "first", llama_folder)
     second = edited(first, tmp_path / "second", lambda rows: rows.flip(0))
-    greedy = SamplingParams(temperature=0.0, max_tokens=24)
-
-    def config(head: Path) -> Config:
-        own = DrafterConfig(kind="eagle3", options={"model": str(head)})
-        return Config(target=target(llama_folder), drafters={"head": own}, coordinator=FIXED)
-
-    with LLM(config(second)) as llm:
-        (expected,) = llm.generate([PROMPTS[2]], greedy)
-    with LLM(config(first)) as llm:
-        (other,) = llm.generate([PROMPTS[2]], greedy)
-        llm.reconfigure({"drafters": {"head": {"options": {"model": str(second)}}}})
+    own = DrafterConfig(kind="eagle3", options={"model": str(first)})
+    config = Config(target=target(llama_folder), drafters={"head": own}, coordinator=FIXED)
+    prompts = [PROMPTS[2]]
+    expected = hf_greedy(llama_folder, prompts, GREEDY.max_tokens)
+    with LLM(config) as llm:
+        assert ids_of(llm.generate(prompts, GREEDY)) == expected
+        tell(llm, "head", model=str(second))
         # The prompt's rows are in the prefix cache, and the new head has none of its own there.
-        (found,) = llm.generate([PROMPTS[2][::-1]], greedy)
-        (again,) = llm.generate([PROMPTS[2]], greedy)
-        assert other.token_ids == again.token_ids == expected.token_ids
+        (found,) = llm.generate([PROMPTS[2][::-1]], GREEDY)
+        assert ids_of(llm.generate(prompts, GREEDY)) == expected
         assert found.stats.num_draft_tokens > 0
-        gone = {"drafters": {"head": {"options": {"model": str(tmp_path / "none")}}}}
         with pytest.raises(ConfigError, match=r"drafters\.head\.options\.model"):
-            llm.reconfigure(gone)
+            tell(llm, "head", model=str(tmp_path / "none"))
