@@ -22,31 +22,31 @@ LAYOUT = {
 BOUNDS = {
     "benchmarks": 44_990,  # steps that run ahead on a card
     "cluster": 8_120,  # what is compiled ahead for which processor; functions in C++ alone
-    "cluster/client": 2_520,
+    "cluster/client": 2_490,
     "cluster/config": 8_810,
     "cluster/coordinator": 17_420,
-    "cluster/draft": 40_940,  # whole rounds of EAGLE-3 in graphs; MTP over latents and of Qwen3.5
-    "cluster/engine": 57_210,  # fused layers; states of the delta rule, latents; steps ahead
+    "cluster/draft": 40_800,  # whole rounds of EAGLE-3 in graphs; MTP over latents and of Qwen3.5
+    "cluster/engine": 57_150,  # fused layers; states of the delta rule, latents; steps ahead
     "cluster/grammar": 3_780,
     "cluster/metrics": 2_440,
-    "cluster/models": 8_430,  # blocks of every format as groups; experts as linear layers
-    "cluster/plan": 10_580,
+    "cluster/models": 8_420,  # blocks of every format as groups; experts as linear layers
+    "cluster/plan": 10_570,
     "cluster/requests": 520,
-    "cluster/rpc": 9_480,
+    "cluster/rpc": 9_470,
     "cluster/simulate": 5_800,
-    "cluster/spec": 16_730,  # what asking is worth; masses alike everywhere; trees as bits
+    "cluster/spec": 16_690,  # what asking is worth; masses alike everywhere; trees as bits
     "cluster/text": 7_960,  # where a text ends, for the ingress and `LLM` alike
-    "cluster/train": 13_280,  # Muon where products of bfloat16 are emulated; noise by prompt
-    "cluster/worker": 21_220,  # ranks, by hand and under Ray alike; builds of equal bits
-    "deployments": 26_240,  # parts get the environment of their command; layers spread in plans
+    "cluster/train": 13_260,  # Muon where products of bfloat16 are emulated; noise by prompt
+    "cluster/worker": 21_200,  # ranks, by hand and under Ray alike; builds of equal bits
+    "deployments": 26_210,  # parts get the environment of their command; layers spread in plans
     "deployments/bench": 3_110,
     "deployments/evaluate": 1_820,
-    "deployments/ingress": 39_590,
+    "deployments/ingress": 39_580,
     "deployments/page": 310,
     "docs": 3_730,  # what generates was in the product
     "k8s": 1_720,
     "models": 3_220,  # the recipe of the demonstration, which was in cluster/train
-    "tests": 384_110,  # loops that C++ replaced; proofs of a GPU without one; states and latents
+    "tests": 369_980,  # loops that C++ replaced; proofs of a GPU without one; states and latents
 }
 
 
