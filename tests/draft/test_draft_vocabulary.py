@@ -192,6 +192,7 @@ def test_tokens_in_another_order_are_drafted_as_if_they_were_the_targets(
     for mine, theirs in zip(follow(own, text, params), follow(other, text, params), strict=True):
         # Native growth stops between passes, so how far it got differs; a root's children do not.
         assert first_drafts(mine) == first_drafts(theirs)
+    own.release(["a"])
 
 
 def test_the_text_is_followed_where_the_model_reads_tokens_as_several(
