@@ -109,18 +109,6 @@ class Ask:
 NO_DRAFTS = Ask()
 
 
-# The worth of drafting: the gain of residents' nodes over the trees held without them, by text.
-#
-# Residents draft in two arms, look-ups alone or look-ups with models, and in four sizes. For each
-# arm the distribution of the survival of its r-th best node of a text is learned, which does not
-# depend on present prices. From it follows the worth of a size at any price:
-#
-#     value(m) = max over s of  tokens of the nodes with a survival of at least s among the best m
-#                               - rate * (T_v(B, their number) - T_v(B, 0))
-#
-# A mean survival would not suffice: drafts are worth much in few places and little in all others.
-
-
 # The share of the time that each kind of exploration may take.  The kinds are trees of
 # other sizes than the one that pays, and models that are not the best for a text.
 _EXPLORED_SHARE = 0.003
@@ -211,6 +199,16 @@ class Recent:
 
 class Arm:
     """The nodes that one arm has added, by rank and survival; the latest turns count most.
+
+    Residents draft in two arms, look-ups alone or look-ups with models, and in four sizes.  What
+    is learned of an arm is how the survival of its r-th best node of a text is distributed, beyond
+    the trees held without it; that does not depend on present prices.  From it follows the worth
+    of a size at any price:
+
+        value(m) = max over s of  tokens of the nodes with a survival of at least s among the best m
+                                  - rate * (T_v(B, their number) - T_v(B, 0))
+
+    A mean survival would not suffice: drafts are worth much in few places and little in all others.
 
     kept: of its promised tokens, those that were accepted, and all.  tried: its exploration beyond
     what pays.
