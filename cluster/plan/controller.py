@@ -4,8 +4,8 @@
     learn()  after a step: the time that it took and the tokens that it brought
     scores   beside a step: how many nodes of each held tree would have been accepted
 
-One price decides about verifying and drafting (`cluster.spec.budget`).  Two
-more things can turn drafting off: the guard, once speculation has lost as much as it may, and the
+One price decides about verifying and drafting (`cluster.spec.budget`), below the caps of each text.
+Two more things turn drafting off: the guard, once speculation has lost as much as it may, and the
 circuit breaker of a drafter that fails.  No clock, no randomness, no I/O; `now` is an argument.
 """
 
@@ -192,7 +192,8 @@ class Controller:
             load.brought.add(weighted, time_s)
         for text, num_tokens in zip(done.texts, done.num_tokens, strict=True):
             text.emitted(num_tokens)
-            _follow(text, self.config.draft_length, num_tokens)
+            if done.num_nodes:  # else what was chosen may not have been verified
+                _follow(text, self.config.draft_length, num_tokens)
         if done.prompt_rows:
             return
         # Where residents draft, a step without nodes takes longer than a plain one: it is no
@@ -264,7 +265,7 @@ def _cap(text: Text, settings: DraftLengthConfig, num_sequences: int) -> int:
 
 def _follow(text: Text, settings: DraftLengthConfig, num_tokens: int) -> None:
     """Let a text's length follow the tree that was verified last, whose step brought num_tokens."""
-    depth, text.verified_depth = text.verified_depth, 0
+    depth = text.verified_depth
     if depth and settings.kind in _BOUNDS:
         fates = (*text.fates, (min(num_tokens - 1, depth), depth))
         text.fates = fates[-settings.num_steps :]

@@ -158,7 +158,9 @@ class StepLoop:
         others = [text for text in batch if not text.is_decoding]
         step.plan = self._plan(step.decoding)
         step.ahead = [text for text in batch if text.remaining > 1 and not text.stream.is_parked]
-        if others or (begun and ready) or not step.plan.is_plain:
+        # A suspect waits too, until nothing is in flight.
+        has_waiting = begun and any(text.is_ready for text in self.texts.values())
+        if others or has_waiting or not step.plan.is_plain:
             step.ahead = ()
         if begun:
             step.plan = replace(step.plan, in_flight=[PLAIN] * len(begun))

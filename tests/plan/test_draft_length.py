@@ -46,13 +46,11 @@ def test_the_heuristic_follows_what_was_accepted():
     assert stage.verified(10) == [8, 7, 6, 5, 4, 3, 2, 1, 1, 1]
 
 
-def test_a_step_that_failed_teaches_no_length():
+def test_what_was_chosen_and_not_verified_teaches_no_length():
     stage = stage_of(kind="heuristic", num_tokens=2)
     stage.verified(2)
     text = stage.text
-    stage.plan()  # its step is lost
-    text.held.clear()
-    stage.plan()
+    stage.plan()  # and its step is another one, which runs ahead
     stage.controller.learn(Round([text], [1], 0, STEP_S))
     assert text.draft_len == 4
 
@@ -125,7 +123,6 @@ WINDOW = {"kind": "window"}
     [
         (HEURISTIC, "5/5 7/7 9/9", [5, 7, 9, 11]),
         (HEURISTIC, "4/5 0/4 0/3 0/2 0/1", [5, 4, 3, 2, 1, 1]),
-        (HEURISTIC, "3/3 2/3 3/3", [5, 7, 6, 8]),
         (HEURISTIC, "1/1 " * 7, [5, 7, 9, 11, 13, 15, 16, 16]),
         ({**HEURISTIC, "num_tokens": 0}, "", [1]),
         ({**HEURISTIC, "num_tokens": 99}, "0/9", [16, 15]),
@@ -142,7 +139,6 @@ WINDOW = {"kind": "window"}
         ),
         ({**WINDOW, "num_steps": 1}, "0/4 4/4 2/4 3/4", [5, 4, 5, 4, 4]),
         ({**WINDOW, "raise_above": 0.4, "lower_below": 0.2}, "2/4 1/4 0/4", [5, 6, 6, 6]),
-        ({**WINDOW, "min_tokens": 5, "max_tokens": 5}, "4/4 0/9", [5, 5, 5]),
     ],
 )
 def test_the_length_follows_the_history(

@@ -118,16 +118,22 @@ async def test_a_step_that_raises_is_run_again_one_by_one_and_only_the_guilty_on
         for _ in range(3):
             await target.turn()
         desk.post(opened("good", [5, 6]), opened("bad", [6, 6, 6]))
+        for _ in range(7):
+            await target.turn()
+        engine.is_poison = lambda work: False
+        desk.post(opened("bad", [6, 6, 6], generation=2))
         await target.run()
         assert target.loop.texts.broken is None
     assert codes(desk, "bad") == [WorkerError.code]
     assert "prompt" not in desk.refusals["bad"][0].message
-    assert desk.text("bad") == []
+    assert desk.text("bad") == plain([6, 6, 6])
     assert desk.text("good") == plain([5, 6])
     assert other.text("old") == plain([3, 4])
     # One more step of the old one had run ahead.
     assert engine.works[4:8] == [["old", "good", "bad"], ["old"], ["good"], ["bad"]]
     assert engine.works[8] == ["old", "good"]
+    # Suspected, it runs alone, once the step of the others that runs already is over.
+    assert ["bad"] in engine.works[9:13]
     assert engine.contexts == {}
 
 
