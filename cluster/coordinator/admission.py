@@ -160,10 +160,10 @@ class Placement:
         """Return the best of the targets with room, None without one.
 
         It is the one that holds the longest prefix, if that is half of the text or more: with less,
-        as a chat's opening is, too little is saved to crowd one target.  Then the one that runs
-        fewest texts of other groups, then the one with most free seats.  A target with less than
-        half of the free seats of another is left out, so that no preference piles up texts.  The
-        one that has failed the text is taken only if there is no other.
+        as a chat's opening is, too little is saved to crowd one target.  Then the one of
+        whose texts the smallest share is of other groups, then the one with most free seats.  A
+        target with less than half of the free seats of another is left out, so that no preference
+        piles up texts.  The one that has failed the text is taken only if there is no other.
         """
         free = [seat for seat in seats if seat.has_room()]
         free = [seat for seat in free if seat.id != session.shunned_target] or free

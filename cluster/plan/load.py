@@ -229,7 +229,7 @@ class TargetModel:
             self.drafting[each.drafter].learn(each)
 
     def load(self, config: CoordinatorConfig, batch: Sequence[Text]) -> BatchGroup:
-        """Return the load for batches of about this size, which has a guard of its own.
+        """Return the group of batches of about this size, which has a guard of its own.
 
         Otherwise the losses of large batches would long keep a single request from speculating.
         A batch counts as sampled if one of its texts is: it has texts of one law wherever possible.

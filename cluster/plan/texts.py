@@ -1,6 +1,7 @@
 """A text as the control loop sees it: the trees that are held for it, and their use so far.
 
-A session has such a text; the replay of recorded texts makes others.
+A coordinator's session holds one, a target's text is one (`cluster.worker.texts`), and the replay
+of recorded texts makes others.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def choose_nodes(gains: Floats, prices: Prices, spent_s: float = 0.0) -> BudgetC
     """The best number of nodes to verify.
 
     gains: float64[n], weighted survivals, best first.
-    spent_s: the round's time beside its step (drafting, waiting), which counts for the guard.
+    spent_s: the time of drafting beside the step, which counts for the guard.
     """
     num_gains = len(gains)
     counts = NODE_EDGES[: int(np.searchsorted(NODE_EDGES, num_gains))]
@@ -99,7 +99,7 @@ class Ask:
     """The drafts that residents are asked for after a step: num_nodes per sequence, 0 = nothing.
 
     with_models: models draft beside look-ups, which take hardly any time.  Which of the residents
-    draft for a text says its mask (`cluster.plan.ensemble`).
+    draft for a text says its team (`cluster.plan.texts.Text.asked`).
     """
 
     num_nodes: int = 0

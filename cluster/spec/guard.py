@@ -14,7 +14,7 @@ to it, and it is capped, so over any stretch time - (1 + slowdown) * plain is at
 its start minus the balance at its end.  A speculative round starts only if its expected extra time
 is within the balance, and it emits at least the tokens of a plain step, so the balance after it is
 at least minus its overshoot.  A plain round never lowers a balance below zero.  A round is plain if
-it verifies nothing, waits for nothing and lets no resident draft.
+it verifies nothing and lets no resident draft.
 """
 
 from __future__ import annotations

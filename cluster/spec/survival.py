@@ -1,7 +1,8 @@
 """Survival: the probability that the emitted path passes through a draft node.
 
-A drafter claims it (`cluster.draft.candidates`), and the coordinator recalibrates the claims by the
-outcomes of verification (`Calibrator`).  Both learn from *reached* nodes only.  Draws at other
+A drafter claims it (`cluster.draft.candidates`), and whoever merges its trees (the target those of
+residents, the coordinator the pool's) recalibrates the claims by the outcomes of verification
+(`Calibrator`).  Both learn from *reached* nodes only.  Draws at other
 nodes would bias them: the text has left the path there because the drafter misjudged the context.
 """
 

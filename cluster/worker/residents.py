@@ -33,8 +33,8 @@ from cluster.worker.texts import TargetText
 
 log = logging.getLogger(__name__)
 
-# After a chunk of a prompt, for which texts have waited already, it is no more than after the last
-# step without one, or than this.
+# After a chunk of a prompt, for which texts have waited already, the residents' time is no more
+# than after the last step without one, or than this.
 _LONG_STEP_S = 0.05
 # The residents get at least this time: even for a model with shorter steps they need about so long.
 _LEAST_BOUND_S = 0.005
@@ -213,7 +213,7 @@ class Residents:
         self.wants = reduce(operator.or_, (each.wants for each in drafters), WANTS_NOTHING)
         self._drafters = list(drafters)
         self._clock = clock
-        self._plain_s = 0.0  # time of the last step without rows of prompts
+        self._promptless_s = 0.0  # time of the last step without rows of prompts
 
     def __iter__(self) -> Iterator[ResidentDrafter]:
         return iter(self._drafters)
@@ -240,11 +240,11 @@ class Residents:
         if not self._drafters:
             return NOTHING_DRAFTED
         if not step.num_prefill_tokens:
-            self._plain_s = step.step_time_s
+            self._promptless_s = step.step_time_s
         # As long as the step: a round that takes twice as long as a plain one pays if drafts double
         # the tokens of a step; a longer one hardly ever pays.  So texts in decoding do not wait for
         # a model that reads a prompt of many chunks: it reads it over as many rounds.
-        step_s = min(step.step_time_s, max(self._plain_s, _LONG_STEP_S))
+        step_s = min(step.step_time_s, max(self._promptless_s, _LONG_STEP_S))
         started, bound_s = self._clock(), max(step_s, _LEAST_BOUND_S)
         stalled_s, turns = 0.0, list[DraftTime]()
         if rows:

@@ -1,6 +1,6 @@
 """Opens and ends the target's texts by the mail that arrives, and frees their state.
 
-It also contains a step that raises: its texts run again one by one, and one that raises alone ends.
+Where a step raises, its texts run again one by one, and one that raises alone ends.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class TextKeeper(dict[str, TargetText]):
         return [text for text in self.copy().values() if text.stream is stream]
 
     def next_batch(self, max_rows: int) -> list[TargetText]:
-        """Return the texts that join the step: all that are ready, or one suspect alone."""
+        """Return the texts that join the step: all that are ready, or one suspect alone, once
+        nothing is in flight."""
         ready = [text for text in self.values() if text.is_ready]
         suspects = [text for text in ready if text.suspect]
         in_flight = [text for text in self.values() if text.in_flight is not None]

@@ -51,7 +51,8 @@ Prepare = Callable[[Open], Future[Any] | None]
 
 @record
 class StepAnswers:
-    """The answers of a step; each text is in one of the three collections.
+    """The answers of a step; each text is in one of the three collections, but a search that goes
+    on in none.
 
     missed: texts of which the engine had lost tokens, which are read again from their logs.
     refused: texts that cannot be served, by their ids.
