@@ -70,7 +70,7 @@ def share(asked: Counter[Any], *, quarter: int) -> float:
 
 
 def test_a_text_asks_the_model_that_is_best_in_it():
-    _, asked = played(Leads(0.85, 0.3))
+    _, asked = played(Leads(0.85, 0.5))
     assert share(asked, quarter=3) > 0.9
 
 
