@@ -104,9 +104,6 @@ class RequestTable(Generic[State]):
         self._max_requests = max_requests
         self._open = open_request
 
-    def __len__(self) -> int:
-        return len(self._states)
-
     def __iter__(self) -> Iterator[State]:
         return iter(self._states.values())
 
@@ -127,8 +124,11 @@ class RequestTable(Generic[State]):
         """
         state = self._states.get(commit.request_id)
         if state is None:
-            full = len(self._states) >= self._max_requests
-            if full or commit.base_len != 0 or commit.prefix_hash != 0:
+            if (
+                len(self._states) >= self._max_requests
+                or commit.base_len != 0
+                or commit.prefix_hash != 0
+            ):
                 return None
             state = self._open(commit)
             self._states[commit.request_id] = state
@@ -243,13 +243,14 @@ class WholeTreeDrafter(CommittedTextDrafter[Drafted]):
     def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
         """See `Drafter.propose`."""
         asked = [each for each in self._asked(tasks) if each[0].drafted_nodes < each[1]]
-        for request, max_nodes in asked:
-            request.drafted_nodes = max_nodes
-        return [
+        found = [
             request.proposed(tree, survival, self._name)
             for request, tree, survival in self._drafts(asked)
             if len(tree)
         ]
+        for request, max_nodes in asked:  # not before: a batch that raises is repeated one by one
+            request.drafted_nodes = max_nodes
+        return found
 
 
 def common_len(text: TokenLog, commit: Commit) -> int:

@@ -106,7 +106,9 @@ class HeadDrafter(TreeDrafter[HeadRequest], Generic[Head]):
         return [
             (request, max_nodes, given)
             for request, max_nodes in asked
-            if request.tree is None and request.can_use_drafts
+            # Where a pass has failed, it is repeated.
+            if (request.tree is None or request.tree.root.ranking is None)
+            and request.can_use_drafts
             if (given := read(request.request_id, request.text.token_ids)) is not None
         ]
 

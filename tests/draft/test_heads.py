@@ -96,6 +96,13 @@ def test_without_the_last_row_nothing_is_drafted(name: str, llama_folder: Path, 
         lengths.append(len(inside.tree(session, 8)))
     assert lengths[2] == 0
     assert min(lengths[:2] + lengths[3:]) > 0
+    # A pass that fails is repeated.
+    inside.draw(session)
+    with pytest.MonkeyPatch.context() as failing:
+        failing.setattr(inside.drafter, "_ranked", None)
+        with pytest.raises(TypeError):
+            inside.tree(session, 8)
+    assert len(inside.tree(session, 8))
 
 
 @pytest.mark.parametrize("name", [name for name in KINDS if name != "dflash"])

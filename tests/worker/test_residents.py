@@ -104,7 +104,7 @@ async def test_what_a_drafter_holds_is_released_with_its_text():
         await desk.run()
         assert desk.target.told(metrics.DRAFTER_REQUESTS) == {("a", "w"): 0.0}
     assert sorted(oracle.released) == ["1/r", "1/s"]
-    assert len(oracle._requests) == 0
+    assert not list(oracle._requests)
 
 
 async def test_what_is_asked_of_residents_and_what_they_take_is_counted():
