@@ -4,8 +4,8 @@ Chen et al., "Cascade Speculative Drafting" (2023); Sun et al., "TriForce" (2024
 grows a tree of depth d makes d passes; one that judges a tree makes one.  And what the first stage
 is sure of costs the next ones nothing.
 
-A stage that raises, lies or stalls is passed over, and left alone for a while by a breaker of its
-own.
+A stage that raises or lies is passed over, and left alone for a while by a breaker of its own.
+One that stalls lets the whole cascade rest: a stage does not know how long a step may take.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class CascadeRequest(RequestState):
 
 
 class Stage(Runner):
-    """One drafter of a cascade, contained.  judges: it, where it can judge another one's trees."""
+    """One drafter of a cascade, contained."""
 
     def __init__(self, name: str, drafter: Drafter, clock: Clock) -> None:
         limits = CoordinatorConfig()
-        breaker = CircuitBreaker(limits.breaker_failures, limits.breaker_reset_s)
-        super().__init__(drafter, name, breaker, clock)
-        self.judges = drafter if isinstance(drafter, Grafting) else None
+        super().__init__(
+            drafter, name, CircuitBreaker(limits.breaker_failures, limits.breaker_reset_s), clock
+        )
 
     def follow(self, texts: Sequence[tuple[RequestState, int]]) -> list[Refusal]:
         """See `Runner`; nothing is said to one that is left alone, or of texts that it holds."""
@@ -68,6 +68,12 @@ class Stage(Runner):
         proposals, _ = self.grow({each.request_id: each.text for each, _ in held})
         return {each.request_id: each for each in proposals}
 
+    def graft(self, tree: Proposal) -> None:
+        """Let it judge this tree, if it can judge another one's."""
+        judge = self._drafter
+        if isinstance(judge, Grafting):
+            self._try("graft", lambda: judge.graft([tree]), fault="refused")
+
 
 class CascadeDrafter(CommittedTextDrafter[CascadeRequest]):
     """See `Drafter` and `StepReader`.  A slice of growth is one of each stage that has texts."""
@@ -86,8 +92,7 @@ class CascadeDrafter(CommittedTextDrafter[CascadeRequest]):
         self.is_look_up = all(getattr(each, "is_look_up", False) for each in drafters)
         self.wants = reduce(operator.or_, (each.wants for each in self.stages))
         # What a worker says of a drafter's model is said of the first stage that has one.
-        models = (each for each in drafters if getattr(each, "engine", None) is not None)
-        model = next(models, None)
+        model = next((each for each in drafters if getattr(each, "engine", None) is not None), None)
         self.engine: object = getattr(model, "engine", None)
         self.tokenizer_hash: str = getattr(model, "tokenizer_hash", "")
         self.vocab_size: int = getattr(model, "vocab_size", 0)
@@ -136,7 +141,9 @@ class CascadeDrafter(CommittedTextDrafter[CascadeRequest]):
                 tree = trees.get(name)
                 if tree is not None and len(tree.tree):
                     request.best = tree
-                if tree is None or tree.is_complete:
+                # A text that is left out while others' trees grow waits for its turn.
+                waits = trees and stage.holds(request)
+                if not waits if tree is None else tree.is_complete:
                     request.stage = self._next(index, request)
                 best, is_over = request.best or tree, request.stage == end
                 if best is not None and (tree is not None or is_over):
@@ -150,9 +157,7 @@ class CascadeDrafter(CommittedTextDrafter[CascadeRequest]):
             return index + 1
         if float(best.survival.max()) >= self._thresholds[index]:
             return len(self.stages)
-        judge = self.stages[index + 1].judges
-        if judge is not None:
-            judge.graft([replace(best, tree=best.tree.first(self._max_graft))])
+        self.stages[index + 1].graft(replace(best, tree=best.tree.first(self._max_graft)))
         return index + 1
 
     def release(self, request_ids: Sequence[str]) -> None:

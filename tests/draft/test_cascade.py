@@ -14,7 +14,7 @@ from cluster.config.schema import (
     EngineConfig,
     TargetConfig,
 )
-from cluster.core import Commit, Observation, Proposal, TokenTree
+from cluster.core import Commit, DraftTask, Observation, Proposal, TokenTree
 from cluster.draft import registry
 from cluster.draft.base import DrafterContext
 from cluster.draft.cascade import CascadeDrafter
@@ -22,7 +22,7 @@ from cluster.draft.options import CascadeOptions
 from cluster.draft.plugin import Draft, RequestState, TextDrafter
 from cluster.errors import ConfigError
 from tests.support.clock import FakeClock
-from tests.support.draft.author import Author, write
+from tests.support.draft.author import Author, grow, write
 
 
 class Chain(TextDrafter):
@@ -54,6 +54,8 @@ class Judge(Chain):
         self.grafts = []
 
     def graft(self, trees: Sequence[Proposal]) -> None:
+        if self.fails:
+            raise RuntimeError("a stage's own mistake")
         self.grafts += [each.tree.token_ids.tolist() for each in trees]
 
 
@@ -96,18 +98,6 @@ def test_the_next_commit_begins_at_the_first_stage_again():
     assert (unsure.num_drafts, model.num_drafts) == (3, 3)
 
 
-def test_a_stage_that_raises_is_passed_over_and_left_alone_for_a_while():
-    broken, model = Chain("broken", [5], 0.9), Judge("model", [1], 0.9)
-    broken.fails = True
-    drafter, author = cascade_of(broken, model), Author([3, 4])
-    for position in range(10):
-        proposal = write(drafter, author, [position])
-        assert proposal.tree.token_ids.tolist() == [1]
-    assert broken.num_drafts == 3, "its breaker is open"
-    assert drafter.stages[0].breaker.faults["refused"] == 3
-    assert not drafter.stages[1].breaker.faults
-
-
 class Deaf(Chain):
     """Cannot be told of one text, beside which another one goes well."""
 
@@ -117,13 +107,36 @@ class Deaf(Chain):
         return super().observe(commits)
 
 
-def test_a_stage_that_fails_for_one_of_two_texts_is_left_alone_too():
-    deaf, model = Deaf("deaf", [5], 0.9), Judge("model", [1], 0.9)
-    drafter, authors = cascade_of(deaf, model), (Author([3, 4]), Author([6, 7], request_id="b"))
+class Dumb(Chain):
+    """Cannot draft for it."""
+
+    def draft(self, request: RequestState, max_nodes: int) -> Draft | None:
+        self.fails = request.request_id == "b"
+        return super().draft(request, max_nodes)
+
+
+class Slow(Chain):
+    """Drafts for one text in a slice, as a model does for those whose drafts came true first."""
+
+    def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
+        return super().propose(tasks[:1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "last", "num_faults"),
+    [(Deaf, [5, 1], [1, 1], 3), (Dumb, [5, 1], [1, 1], 3), (Slow, [5, 5], [5, 5], 0)],
+)
+def test_a_stage_that_fails_for_one_of_two_texts_is_passed_over_and_left_alone_for_a_while(
+    kind: type[Chain], first: list[int], last: list[int], num_faults: int
+):
+    drafter = cascade_of(kind("first", [5], 0.9), Judge("model", [1], 0.9))
+    authors, drafts = (Author([3, 4]), Author([6, 7], request_id="b")), []
     for position in range(8):
         drafter.observe([author.commit([position]) for author in authors])
-        assert len(drafter.propose([author.task() for author in authors])) == 2
-    assert drafter.stages[0].breaker.faults["refused"] == 3
+        trees = grow(drafter, *authors)
+        drafts.append([trees[name].tree.token_ids for name in "ab"])
+    assert (drafts[0], drafts[-1]) == (first, last)
+    assert [stage.breaker.faults["refused"] for stage in drafter.stages] == [num_faults, 0]
 
 
 def test_what_a_broken_last_stage_should_have_judged_is_drafted_as_it_is():
@@ -134,8 +147,8 @@ def test_what_a_broken_last_stage_should_have_judged_is_drafted_as_it_is():
 
 
 def test_a_released_text_is_forgotten_by_all_stages():
-    stages = Chain("a", [5], 0.4), Judge("b", [6], 0.9)
-    drafter, author = cascade_of(*stages), Author([3, 4])
+    drafter = cascade_of(Chain("a", [5], 0.4), Judge("b", [6], 0.9))
+    author = Author([3, 4])
     write(drafter, author, [])
     drafter.release(["a"])
     assert drafter.propose([author.task()]) == []
@@ -155,8 +168,8 @@ def test_a_stage_that_lost_a_text_is_sent_all_of_it():
 
 
 def test_a_text_that_is_cut_and_goes_on_otherwise_is_drafted_anew():
-    stages = Chain("a", [5], 0.4), Judge("b", [6], 0.9)
-    drafter, author = cascade_of(*stages), Author([3, 4, 9, 9])
+    drafter = cascade_of(Chain("a", [5], 0.4), Judge("b", [6], 0.9))
+    author = Author([3, 4, 9, 9])
     write(drafter, author, [])
     author.tokens = author.tokens[:2]
     drafter.observe([replace(author.commit([8]), prompt_len=2)])
