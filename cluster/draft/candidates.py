@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -26,7 +28,7 @@ from cluster.engine.draw.native import RankedDraw
 from cluster.records import record
 from cluster.spec.noise import gumbel
 from cluster.spec.params import divisor
-from cluster.spec.penalties import bounded, single_precision_penalties
+from cluster.spec.penalties import TokenBias, single_precision_penalties
 
 Array = npt.NDArray[np.float64]
 IdArray = npt.NDArray[np.int64]
@@ -85,8 +87,9 @@ def rank_rows(
     native = kernels.load() if logits.device.type == "cpu" else None
     count = min(num_candidates, logits.shape[1])
     if native is not None and count <= native.max_ranked and _are_unprocessed(logits, rows):
-        draws = [ranked_draw(row.params, row.position, vocabulary) for row in rows]
-        columns, scores = native.rank(logits, count, draws)
+        columns, scores = native.rank(
+            logits, count, [ranked_draw(row.params, row.position, vocabulary) for row in rows]
+        )
         return Ranking(_target_ids(columns, vocabulary), scores)
     values, ids = torch.topk(_with_bias(logits, rows, vocabulary), count, dim=-1)
     weights = values.cpu().numpy().astype(np.float64)
@@ -142,12 +145,18 @@ def _target_ids(columns: IdArray, vocabulary: DraftVocabulary | None) -> IdArray
 def _with_bias(
     logits: torch.Tensor, rows: Sequence[RowContext], vocabulary: DraftVocabulary | None
 ) -> torch.Tensor:
-    biased = logits.clone() if any(row.params.logit_bias for row in rows) else logits
-    for index, row in enumerate(rows):
-        for token, bias in row.params.logit_bias:
+    if not any(row.params.logit_bias for row in rows):
+        return logits
+    biased, end = logits.clone(), 0
+    for params, own in groupby(rows, attrgetter("params")):
+        start, end = end, end + len(list(own))
+        # A thousand tokens may have one, at dozens of rows: it is made once for those of a request.
+        pairs = []
+        for token, bias in params.logit_bias:
             column = token if vocabulary is None else vocabulary.draft_id_of(token)
             if column is not None and 0 <= column < logits.shape[1]:
-                biased[index, column] += bounded(bias)
+                pairs.append((column, bias))
+        TokenBias.of(pairs, logits.device).apply(biased[start:end])
     return biased
 
 
@@ -158,9 +167,10 @@ def _penalise(ranked: Ranking, rows: Sequence[RowContext]) -> None:
             penalty, frequency, presence = single_precision_penalties(row.params)
             prompt, output = row.text
             counts = (output[:, None] == token_ids).sum(axis=0)
-            is_there = (counts > 0) | np.isin(token_ids, prompt)
-            repeated = np.where(scores > 0.0, scores / penalty, scores * penalty)
-            scores[:] = np.where(is_there, repeated, scores)
+            if penalty != 1.0:
+                is_there = (counts > 0) | np.isin(token_ids, prompt)
+                repeated = np.where(scores > 0.0, scores / penalty, scores * penalty)
+                scores[:] = np.where(is_there, repeated, scores)
             scores -= frequency * counts + presence * (counts > 0)
 
 
@@ -170,8 +180,10 @@ def _scores(ranked: Ranking, rows: Sequence[RowContext]) -> Array:
     divisors = np.array([[divisor(each)] for each in params])
     if not divisors.any():
         return ranked.scores
-    names = ("top_k", "top_p", "min_p")
-    law = {name: np.array([[getattr(each, name)] for each in params]) for name in names}
+    law = {
+        name: np.array([[getattr(each, name)] for each in params])
+        for name in ("top_k", "top_p", "min_p")
+    }
     noise = gumbel(
         np.array([[each.noise_key] for each in params], np.uint64),
         np.array([[row.position] for row in rows], np.int64),
