@@ -121,6 +121,11 @@ class StepChoice:
         margin = _MARGIN * prices.rate * self.plain_s
         free = choose_nodes(gains, replace(prices, max_extra_s=math.inf))
         if free.value < margin:
+            # What is not verified earns no trust, so what would pay if it had all is tried.
+            arm = self.arm
+            tried = choose_nodes(gains / arm.trust, prices, draft_s)
+            if tried.value >= margin and arm.verified.begin(self.moment.now, tried.extra_s):
+                return PlainWhy.NONE, tried.num_nodes
             return PlainWhy.NOT_WORTH_IT, 0
         load.verify_s += evidence.RECENT * (free.extra_s - load.verify_s)
         choice = choose_nodes(gains, prices, draft_s)
@@ -188,11 +193,11 @@ class StepChoice:
             teams, tried_s = self._with_reading(ask, float(draft_s[where]), affordable_s)
             if tried_s <= affordable_s and turn.begin(now, tried_s - best_s):
                 return ask, teams, tried_s
-        if best_s > affordable_s:
-            self.needed_s = prices.max_extra_s - affordable_s + best_s
-            return NO_DRAFTS, [], 0.0
         if best == NO_DRAFTS:
             self.needed_s = math.inf
+        elif best_s > affordable_s:
+            self.needed_s = prices.max_extra_s - affordable_s + best_s
+            return NO_DRAFTS, [], 0.0
         teams, best_s = self._with_reading(best, best_s, affordable_s)
         if best.num_nodes and best.with_models:
             best_s += self.ensemble.add_tries(self.texts, teams, now, affordable_s - best_s)

@@ -109,8 +109,9 @@ class Ask:
 NO_DRAFTS = Ask()
 
 
-# The share of the time that each kind of exploration may take.  The kinds are trees of
-# other sizes than the one that pays, and models that are not the best for a text.
+# The share of the time that each kind of exploration may take.  The kinds are trees of other sizes
+# than the one that pays, models that are not the best for a text, and drafts that would pay if they
+# were trusted.
 _EXPLORED_SHARE = 0.003
 # The same share for so many first tries of a kind.  It spreads them over a text, because the
 # beginning of a text is not typical of the rest.  After two of them a text with three models on a
@@ -212,13 +213,13 @@ class Arm:
 
     A mean survival would not suffice: drafts are worth much in few places and little in all others.
 
-    kept: of its promised tokens, those that were accepted, and all.  tried: its exploration beyond
-    what pays.
+    kept: of its promised tokens, those that were accepted, and all.  tried, verified: its
+    explorations beyond what pays: trees that are drafted, and trees that are verified.
     """
 
     def __init__(self) -> None:
         self.kept = Recent(evidence.FEW, evidence.FEW)
-        self.tried = Exploration()
+        self.tried, self.verified = Exploration(), Exploration()
         # Number of nodes per text and turn, by size and by bin of survival, the greatest first.
         self._nodes = np.zeros((len(SIZES), NUM_EQUAL_BINS))
         self._tokens = np.zeros((len(SIZES), NUM_EQUAL_BINS))

@@ -15,7 +15,7 @@ from cluster.plan.in_flight import Moment, Round
 from cluster.plan.step_choice import StepChoice
 from cluster.plan.texts import HeldTree, Resident, Text
 from cluster.requests.fields import PlainWhy
-from cluster.spec.budget import SIZES, Ask, Prices
+from cluster.spec.budget import SIZES, Ask, Prices, Recent
 from cluster.spec.native.trees import Fate, Seen
 from cluster.spec.step_profile import EDGES, DraftTime, StepProfile
 from tests.support.choices import by_day
@@ -181,6 +181,13 @@ def test_residents_that_are_wrong_cost_a_small_share_and_are_still_scored():
     plans = played.run(1000)
     drafted = sum(plan.ask.num_nodes > 0 for plan in plans)
     assert 0 < drafted < 0.1 * len(plans)
+
+
+def test_drafts_that_were_wrong_for_long_are_verified_again_once_they_are_right():
+    played = Played()
+    for arm in played.controller.target.arms[False]:
+        arm.kept = Recent(0.01, 20.0)
+    assert all(played.verified(400)[-20:])
 
 
 def test_drafts_that_pay_by_fours_and_not_alone_are_made_by_fours():
