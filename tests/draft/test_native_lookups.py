@@ -29,7 +29,7 @@ class Text:
 
     def set_law(self, seed: int) -> None:
         self.params = SamplingParams(
-            temperature=seed % 3 / 2,
+            temperature=(0.0, 0.02, 1.0)[seed % 3],
             seed=-seed,
             stream=seed % 5,
             max_tokens=200,
@@ -94,8 +94,7 @@ class Recycled:
         parents = [int(random.integers(-1, node)) if node else -1 for node in range(len(nodes))]
         top = np.array([random.permutation(12)[:4] for _ in (-1, *nodes)], np.int32)
         logprobs = np.sort(random.normal(-2, 1, top.shape).astype(np.float32))[:, ::-1]
-        given = map(token_array, (before, nodes, parents))
-        self.source.keep(*given, top, logprobs)
+        self.source.keep(*map(token_array, (before, nodes, parents)), top, logprobs)
         ends = [before]
         for parent, token in zip(parents, nodes, strict=True):
             ends.append([*ends[parent + 1], token][-3:])
@@ -112,7 +111,9 @@ class Recycled:
         for start in range(len(end)):
             if likely := self.likely.get(end[start:]):
                 divisor = text.params.temperature or 0.5
-                counts = {each: max(np.exp(logprob / divisor), 1e-9) for each, logprob in likely}
+                counts = {
+                    each: np.exp((logprob - likely[0][1]) / divisor) for each, logprob in likely
+                }
                 return len(end) - start, counts, 1.0
         return 0, {}, 1.0
 

@@ -78,7 +78,6 @@ template <class Value> class Newest {
 /* A greedy target draws its most probable token, which was not always the most probable one after these words: how
  * much the order of then counts, as a temperature of what was probable then. */
 const double GREEDY_TEMPERATURE = 0.5;
-const double LEAST_WEIGHT = 1e-9; /* of zero there is no logarithm */
 
 struct Likely {
     std::vector<int32_t> tokens;
@@ -121,7 +120,8 @@ class Adjacency : public Source, public Walk {
             found.trust = 1.0; /* these are probabilities */
             found.tokens = likely->tokens;
             for (size_t i = 0; i < likely->tokens.size(); i++) {
-                found.counts.push_back(std::max(std::exp(likely->logprobs[i] / temperature), LEAST_WEIGHT));
+                /* By the first, the most probable: at a low temperature all of them would be zero. */
+                found.counts.push_back(std::exp(((double)likely->logprobs[i] - likely->logprobs[0]) / temperature));
                 found.contexts.push_back((int32_t)contexts.size());
                 contexts.push_back(words);
                 contexts.back().push_back(likely->tokens[i]);
