@@ -49,8 +49,8 @@ log = logging.getLogger(__name__)
 _NUM_TOP = 32
 # Finished answers that wait for the thread that keeps them; more are not kept.
 _MAX_WAITING = 256
-# Requests of the operator are looked for so often, and bounds are kept so often: that walks through
-# all names, of which there may be thousands.
+# Requests of the operator are looked for so often, and bounds are kept so often, or after
+# _MAX_WAITING answers: that walks through all names, of which there may be thousands.
 _OBEYS_EVERY_S = 5.0
 _TRIMS_EVERY_S = 60.0
 # A request to release a tenant stands for so long: other targets look into the folder too.
@@ -166,7 +166,7 @@ class Keeper:
         self._options = options
         self._origin = origin
         self._wall = wall
-        self._memory = _Memory()
+        self._memory, self._num_put = _Memory(), 0
         self._folder = Folder(Path(options.folder)) if options.folder else None
         self._said = OnceAMinute()
         self._waiting: queue.Queue[Callable[[], None] | None] = queue.Queue(_MAX_WAITING)
@@ -223,6 +223,9 @@ class Keeper:
         to = self._folder if self._options.keep == "disk" and self._folder else self._memory
         name = new_name(self._wall(), answer.num_tokens)
         to.put(tenant_name(tenant), name, encode(answer, self._origin))
+        self._num_put += 1
+        if self._num_put % _MAX_WAITING == 0:
+            self.trim()
 
     def obey(self) -> None:
         """Do what the operator asks for."""
@@ -243,28 +246,24 @@ class Keeper:
 
     def trim(self) -> None:
         """Delete what is beyond the bounds, and of whom nothing is to be kept."""
-        for kept in (self._folder, self._memory):
-            if kept is not None:
-                self._trim(kept)
-
-    def _trim(self, kept: Folder | _Memory) -> None:
         options = self._options
         oldest_s = self._wall() - 3600.0 * options.max_age_h
-        names = {tenant: kept.names(tenant) for tenant in kept.tenants()}
-        by_use = sorted(names, key=lambda tenant: max(names[tenant], default=""), reverse=True)
-        heard = [tenant for tenant in by_use if self._may_keep(tenant)][: options.max_tenants]
-        for tenant, theirs in names.items():
-            room = options.max_tokens if tenant in heard else 0
-            dropped = []
-            for name in reversed(theirs):
-                room -= tokens_in(name)
-                if room < 0 or written_s(name) < oldest_s:
-                    dropped.append(name)
-            kept.drop(tenant, dropped)
-
-    def _may_keep(self, tenant: str) -> bool:
-        allowed = self._options.tenants
-        return allowed == "all" or (allowed == "unsalted" and tenant == UNSALTED)
+        allowed = {"none": (), "unsalted": (UNSALTED,)}.get(options.tenants)
+        for kept in (self._folder, self._memory):
+            if kept is None:
+                continue
+            names = {tenant: kept.names(tenant) for tenant in kept.tenants()}
+            by_use = sorted(names, key=lambda each: max(names[each], default=""), reverse=True)
+            heard = [each for each in by_use if allowed is None or each in allowed]
+            heard = heard[: options.max_tenants]
+            for tenant, theirs in names.items():
+                room = options.max_tokens if tenant in heard else 0
+                dropped = []
+                for name in reversed(theirs):
+                    room -= tokens_in(name)
+                    if room < 0 or written_s(name) < oldest_s:
+                        dropped.append(name)
+                kept.drop(tenant, dropped)
 
 
 class RecorderDrafter:
