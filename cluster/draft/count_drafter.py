@@ -78,8 +78,9 @@ class CountDrafter(WholeTreeDrafter[State]):
         state.text.truncate(kept_len)
         state.text.append(token_ids)
         state.drafted_nodes = -1
-        change = native.Change(state.counted, state.rates, is_lesson, kept_len, token_ids)
-        self._changes.append(change)
+        self._changes.append(
+            native.Change(state.counted, state.rates, is_lesson, kept_len, token_ids)
+        )
 
     def _drafts(
         self, asked: Sequence[tuple[State, int]]
@@ -92,7 +93,6 @@ class CountDrafter(WholeTreeDrafter[State]):
             if source is not None:
                 state.rates = self._rates(state.group)
                 states.append(state)
-                wish = native.Wish(state.counted, source, state.rates, position, max_nodes)
-                wishes.append(wish)
+                wishes.append(native.Wish(state.counted, source, state.rates, position, max_nodes))
         trees = native.grow(wishes, self._min_survival) if wishes else ()
         return [(state, *grown) for state, grown in zip(states, trees, strict=True)]

@@ -97,8 +97,12 @@ def _shared(context: DrafterContext, options: LMOptions, folder: Path) -> Inters
         if not context.target_model:
             raise ConfigError("the target's tokenizer is unknown here; set vocabulary: own")
         pair = tokenizers(resolve(context.target_model, only_tokenizer=True), folder)
-        size = describe(folder, options.engine).vocab_size
-        return intersection(*pair, context.vocab_size, size, options.specials)
+        return intersection(
+            *pair,
+            context.vocab_size,
+            describe(folder, options.engine).vocab_size,
+            options.specials,
+        )
 
 
 def _is_other(context: DrafterContext, options: LMOptions, folder: Path) -> bool:

@@ -68,8 +68,9 @@ class GrammarDrafter(WholeTreeDrafter[GrammarState]):
         if is_open and not is_cut:  # else it is opened again
             request.is_open = True
             if request.followed is not None:
-                added = request.text.since(max(kept_len, request.prompt_len))
-                request.followed = _pushed(request.followed, added)
+                request.followed = _pushed(
+                    request.followed, request.text.since(max(kept_len, request.prompt_len))
+                )
 
     def _opened(self, request: GrammarState) -> ConstrainedText | None:
         if request.params.grammar is None:

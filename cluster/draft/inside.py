@@ -44,8 +44,9 @@ class StepWants:
     num_top: int = 0
 
     def __or__(self, other: StepWants) -> StepWants:
-        taps = tuple(dict.fromkeys((*self.taps, *other.taps)))
-        return StepWants(taps, max(self.num_top, other.num_top))
+        return StepWants(
+            tuple(dict.fromkeys((*self.taps, *other.taps))), max(self.num_top, other.num_top)
+        )
 
 
 WANTS_NOTHING = StepWants()

@@ -72,8 +72,7 @@ class LMDrafter(TreeDrafter[LMRequest]):
     @property
     def _max_rows(self) -> int:
         # The engine needs one more row for the text's last token.
-        most = self.engine.config.max_batch_tokens - 1
-        return max(min(super()._max_rows, most), 1)
+        return max(min(super()._max_rows, self.engine.config.max_batch_tokens - 1), 1)
 
     def _opened(self, commit: Commit) -> LMRequest:
         request = LMRequest.opened_by(commit)
@@ -111,8 +110,7 @@ class LMDrafter(TreeDrafter[LMRequest]):
         if self.engine.cached_len(request.request_id) != request.cached_len:
             request.forget_cache(self.engine.cached_len(request.request_id))
         elif hit:
-            kept_slots = tree.reroot(path[-1])
-            self.engine.retain(request.request_id, path_slots, kept_slots)
+            self.engine.retain(request.request_id, path_slots, tree.reroot(path[-1]))
             request.cached_len += len(path_slots)
             request.root_len = len(request.text)
             request.changed = True
@@ -251,8 +249,9 @@ class LMDrafter(TreeDrafter[LMRequest]):
             if request.pending is None and len(request.judged):
                 request.judged = EMPTY_TREE
                 if request.tree is not None:  # the grafts that the model does not hold likely go
-                    kept_slots = request.tree.reroot(request.tree.root)
-                    self.engine.retain(request.request_id, (), kept_slots)
+                    self.engine.retain(
+                        request.request_id, (), request.tree.reroot(request.tree.root)
+                    )
             self._catch_up(request)
         return grown
 

@@ -106,8 +106,7 @@ class MedusaDrafter(ProductDrafter[MedusaHead]):
         return LastRows()
 
     def _logits(self, requests: Sequence[HeadRequest], given: Sequence[Any]) -> torch.Tensor:
-        hidden = torch.stack(list(given)).to(self._dtype)
-        return self._head(hidden).float()
+        return self._head(torch.stack(list(given)).to(self._dtype)).float()
 
 
 class PeagleDrafter(ProductDrafter[Eagle3Head]):
@@ -122,9 +121,13 @@ class PeagleDrafter(ProductDrafter[Eagle3Head]):
         return self._options.num_drafts or self._head.spec.num_drafts
 
     def _logits(self, requests: Sequence[HeadRequest], given: Sequence[Any]) -> torch.Tensor:
-        texts = [request.text.token_ids for request in requests]
         logits: torch.Tensor = self._head.lm_head(
-            block_rows(self._head, texts, given, self._num_positions)
+            block_rows(
+                self._head,
+                [request.text.token_ids for request in requests],
+                given,
+                self._num_positions,
+            )
         )
         return logits.float()
 
@@ -147,8 +150,7 @@ class BlockDrafter(HeadDrafter[BlockHead]):
         hidden = block_rows(head, texts, given, head.spec.block_size)  # [blocks, drafts, hidden]
         logits = head.logits(hidden)  # [blocks, drafts, draft_vocab]
         trees = [request.begin() for request in requests]  # not before: a failed pass is repeated
-        last = [int(text[-1]) for text in texts]
-        before = torch.tensor(last, device=hidden.device)
+        before = torch.tensor([int(text[-1]) for text in texts], device=hidden.device)
         state = markov.start(len(requests)) if markov is not None else None
         is_greedy = [request.params.temperature == 0.0 for request in requests]
         for draft in range(min(self._num_positions, max(sizes))):

@@ -137,8 +137,13 @@ class Runner:
                 if isinstance(answer, Observation) and not self.holds(each[0])
             ]
         for text, _ in short:
-            error = ProtocolError(f"it was sent {len(text.text)} tokens and keeps fewer")
-            refused.append(self.refuse(text.request_id, text.generation, error))
+            refused.append(
+                self.refuse(
+                    text.request_id,
+                    text.generation,
+                    ProtocolError(f"it was sent {len(text.text)} tokens and keeps fewer"),
+                )
+            )
         return refused
 
     def _told(self, params: SamplingParams) -> SamplingParams:
@@ -245,8 +250,7 @@ class Runner:
         busy_s, self._reported_s = self.busy_s - self._reported_s, self.busy_s
         if busy_s > 0.0:
             recorder.add(metrics.DRAFT_TIME, busy_s, drafter=self.name)
-        num_held = len(self.held)
-        recorder.set(metrics.DRAFTER_REQUESTS, num_held, drafter=self.name, worker=worker_id)
+        recorder.set(metrics.DRAFTER_REQUESTS, len(self.held), drafter=self.name, worker=worker_id)
         for why, count in (self.breaker.faults - self._reported_faults).items():
             recorder.add(metrics.DRAFTER_FAULTS, count, drafter=self.name, why=why)
         self._reported_faults = self.breaker.faults.copy()

@@ -102,8 +102,9 @@ class TokenRecyclingDrafter(CountDrafter[RecyclingState]):
                 text = None if state is None else state.text
                 before = each.last_words(self._max_words, text)
                 nodes = each.token_ids[each.num_context :]
-                store = self._stores((each.tenant, each.task))
-                store.keep(before, nodes, each.parents, top.token_ids, top.logprobs)
+                self._stores((each.tenant, each.task)).keep(
+                    before, nodes, each.parents, top.token_ids, top.logprobs
+                )
                 if self._window and state is not None:
                     _move_on(state, each)
 

@@ -111,8 +111,7 @@ class TreeRequest(RequestState):
         if former is not None and not _is_news(former, found, is_growing):
             return former
         if nodes and not self.params.is_coupled:
-            laws = laws_of(self.live, nodes, self.params, self.next_position)
-            found = replace(found, laws=laws)
+            found = replace(found, laws=laws_of(self.live, nodes, self.params, self.next_position))
         self._proposed = found
         return found
 

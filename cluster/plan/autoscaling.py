@@ -47,8 +47,7 @@ class Decision:
 
 def decide(num: int, replicas: Sequence[Statistics]) -> Decision:
     """Return the decision for `num` replicas, which have said this."""
-    nothing = 0.0, "nothing is known"
-    load, why = max(_loads(replicas), key=lambda each: each[0], default=nothing)
+    load, why = max(_loads(replicas), key=lambda each: each[0], default=(0.0, "nothing is known"))
     wanted = num
     if load > _TOLERANCE:
         wanted = math.ceil(num * load)

@@ -46,7 +46,7 @@ class Ensemble:
         self._model_names = Team(each.name for each in self.models)
         # Asked for again and again within a step.
         self._priors = cache(partial(_priors, acceptance, self.models))
-        self._turn_s = cache(partial(_turn_s, target))
+        self._turn_s = cache(lambda each, count: target.drafting[each.name].seconds(count))
 
     def draft_s(self, teams: Sequence[Team], num_new: float) -> Floats | None:
         """Return the seconds in which the residents of these teams draft trees of SIZES for each
@@ -200,7 +200,3 @@ def _priors(acceptance: AcceptanceModel, models: Sequence[Resident], group: Grou
         best + (weight - best) * score.num_trees / (score.num_trees + evidence.PRIOR)
         for weight, score in zip(weights, scores, strict=True)
     ]
-
-
-def _turn_s(target: TargetModel, resident: Resident, num_texts: int) -> Floats | None:
-    return target.drafting[resident.name].seconds(num_texts)

@@ -146,8 +146,11 @@ class AcceptanceModel:
         for fate in known:
             drafter, group = fate.seen.drafter, fate.seen.group
             scores += self.score(drafter, group), self.score(drafter, (None, group[1]))
-        addresses = [score.addresses for score in scores]
-        found = iter(native.score_trees(known, addresses, JUDGED_RANK, TREE_DECAY))
+        found = iter(
+            native.score_trees(
+                known, [score.addresses for score in scores], JUDGED_RANK, TREE_DECAY
+            )
+        )
         for score in scores:
             score.calibrator.fit_if_due()
         return [next(found) if len(fate.followed) else -1 for fate in fates]

@@ -64,8 +64,7 @@ class DrawRows:
     @property
     def keys(self) -> Indices:
         """Seeds, positions and streams as they go to a device: int64[3, rows]."""
-        seeds = self.seeds.view(np.int64)
-        return np.stack((seeds, self.positions & MASK32, self.streams & MASK32))
+        return np.stack((self.seeds.view(np.int64), self.positions & MASK32, self.streams & MASK32))
 
 
 class FusedDraw(Protocol):

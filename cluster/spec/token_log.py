@@ -21,16 +21,16 @@ _INVERSE_MULTIPLIER = pow(PREFIX_HASH_MULTIPLIER, -1, 1 << 64)
 _SHORT = 24
 
 
-def prefix_hash(token_ids: Sequence[int] | TokenArray, start: int = 0) -> int:
-    """Return poly64 of `token_ids`, continued from the hash `start` of the tokens before them."""
-    value = start
+def prefix_hash(token_ids: Sequence[int] | TokenArray) -> int:
+    """Return poly64 of `token_ids`."""
+    value = 0
     for token in token_ids:
         value = (value * PREFIX_HASH_MULTIPLIER + int(token) + 1) & _MASK64
     return value
 
 
 def prefix_hashes(token_ids: TokenArray, start: int = 0) -> HashArray:
-    """poly64 after each token: element i is `prefix_hash(token_ids[: i + 1], start)`.
+    """poly64 after each token, continued from the hash `start` of the tokens before them.
 
     uint64[n].  The recurrence is unrolled with the multiplier's inverse, h(i) = M^(i+1) * (start +
     sum of (t_j + 1) * M^-(j+1)), so that a long prompt costs no Python loop.

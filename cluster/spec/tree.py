@@ -221,10 +221,6 @@ class Forest:
     owners: Indices
     starts: Indices
 
-    def __len__(self) -> int:
-        """Number of trees, empty ones included."""
-        return len(self.starts) - 1
-
     @property
     def num_nodes(self) -> int:
         return len(self.token_ids)

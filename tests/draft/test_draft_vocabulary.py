@@ -123,8 +123,7 @@ def test_a_stop_token_is_no_draft_in_either_vocabulary(folders: tuple[Path, Path
 def test_the_file_holds_offsets_as_the_public_format_does(tmp_path: Path):
     mine = dataclasses.replace(vocabulary(), tokenizer_hash="abc")
     mine.save(tmp_path)
-    arrays = load_file(tmp_path / FILE_NAME)
-    assert (np.arange(len(INSIDE)) + arrays["d2t"] == INSIDE).all()
+    assert (np.arange(len(INSIDE)) + load_file(tmp_path / FILE_NAME)["d2t"] == INSIDE).all()
     found = load_draft_vocabulary(tmp_path)
     assert found.tokenizer_hash == "abc"
     assert (found.target_ids == mine.target_ids).all()
@@ -210,8 +209,9 @@ def test_the_text_is_followed_where_the_model_reads_tokens_as_several(
         author = Author(SENTENCE)
         author.tokens = [*SENTENCE, *text][:place]
         again = write(drafter, author, [PAIRS[0], 40])
-        expected = write(drafter_of(folder, llama_folder), Author(author.tokens), [])
-        assert first_drafts(again) == first_drafts(expected)
+        assert first_drafts(again) == first_drafts(
+            write(drafter_of(folder, llama_folder), Author(author.tokens), [])
+        )
         assert again.base_len == len(author.tokens)
     drafted = {int(token) for each in proposals if each for token in each.tree.token_ids}
     assert drafted

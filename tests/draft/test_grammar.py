@@ -37,8 +37,7 @@ def test_nothing_is_drafted_where_the_model_has_a_choice():
 
 
 def test_a_text_without_a_grammar_gets_nothing():
-    author = Author(PROMPT, replace(PARAMS, grammar=None))
-    assert write(drafter(), author, []) is None
+    assert write(drafter(), Author(PROMPT, replace(PARAMS, grammar=None)), []) is None
 
 
 def test_a_text_that_was_cut_is_followed():

@@ -75,8 +75,10 @@ def test_trees_are_those_of_the_host(name: str, law: str, llama_folder: Path, tm
     sizes = set[int]()
     for seed in range(by_day(3, 6)):
         params = SamplingParams(seed=seed, **LAWS[law])
-        lengths = [9 + 5 * seed + 7 * each for each in range(1 + seed % 3)]
-        texts = [prompt(each, seed=seed + each).tolist() for each in lengths]
+        texts = [
+            prompt(each, seed=seed + each).tolist()
+            for each in range(9 + 5 * seed, 10 + 5 * seed + 7 * (seed % 3), 7)
+        ]
         both = [
             [Session(f"{seed}-{i}", ids, params) for i, ids in enumerate(texts)] for _ in range(2)
         ]
@@ -161,5 +163,4 @@ def test_where_nothing_can_be_captured_the_host_grows_them(
 
 
 def test_a_head_of_nan_drafts_nothing(llama_folder: Path, tmp_path: Path):
-    config = KINDS["eagle3"].config(llama_folder, tmp_path, float("nan"))
-    Inside(config, Recorder()).check_silent()
+    Inside(KINDS["eagle3"].config(llama_folder, tmp_path, float("nan")), Recorder()).check_silent()

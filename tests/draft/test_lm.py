@@ -177,8 +177,10 @@ def test_commits_that_arrive_during_a_prefill_are_not_lost(llama_folder: Path):
     drafter.observe([author.commit([5, 6])])
     drafter.propose([author.task()])
     proposal = write(drafter, author, [7])
-    fresh = write(unlearning(lm_drafter(engine)), Author(author.tokens, request_id="fresh"), [])
-    assert_same_proposal(proposal, fresh)
+    assert_same_proposal(
+        proposal,
+        write(unlearning(lm_drafter(engine)), Author(author.tokens, request_id="fresh"), []),
+    )
 
 
 def test_a_rollback_during_a_prefill_is_applied(llama_folder: Path):
@@ -256,8 +258,7 @@ def assert_is_the_tree_of_a_fresh_drafter(
         write(other, plain, [])
         expected = other._requests.find("plain")
         own = [request.tree.root, *request.tree.walk(path[:length])][-1].ranking
-        root = expected.tree.root.ranking
-        np.testing.assert_allclose(own.scores[:8], root.scores[:8], atol=1e-4)
+        np.testing.assert_allclose(own.scores[:8], expected.tree.root.ranking.scores[:8], atol=1e-4)
         other.release(["plain"])
 
 

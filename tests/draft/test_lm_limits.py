@@ -81,8 +81,7 @@ def test_a_window_that_moves_while_the_engine_works_on_it_is_read_anew(llama_fol
     drafter, author = lm_drafter(engine, context_window=64), Author(PROMPT * 3)
     drafter.observe([author.opening()])
     drafter.propose([author.task()])
-    request = drafter._requests.find("a")
-    assert request.pending == "text"
+    assert drafter._requests.find("a").pending == "text"
     proposal = write(drafter, author, PROMPT)
     assert (proposal.base_len, len(proposal.tree) > 0) == (84, True)
     assert engine.context_ids("a").tolist() == author.tokens[32:]
@@ -148,10 +147,8 @@ def test_expanded_nodes_grow_to_twice_the_task_within_the_maximum(
 ):
     drafter = lm_drafter(exact_engine, max_nodes=7, min_survival=1e-9, width=3)
     author = Author(PROMPT, max_nodes=asked)
-    proposal = write(drafter, author, [])
-    assert len(proposal.tree) == min(asked, 7)
-    request = drafter._requests.find("a")
-    assert len(request.tree.expanded) == bound
+    assert len(write(drafter, author, []).tree) == min(asked, 7)
+    assert len(drafter._requests.find("a").tree.expanded) == bound
     drafter.release(["a"])
 
 

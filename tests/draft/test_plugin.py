@@ -45,8 +45,7 @@ def drafter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Drafter
     monkeypatch.setattr(sys, "path", list(sys.path))
     search_in(tmp_path)
     importlib.invalidate_caches()
-    section = yaml.safe_load(block("yaml"))["drafters"]
-    yield parse(DrafterConfig, section["echo"])
+    yield parse(DrafterConfig, yaml.safe_load(block("yaml"))["drafters"]["echo"])
     sys.modules.pop("echo", None)
 
 

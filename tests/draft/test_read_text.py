@@ -193,5 +193,4 @@ def test_the_models_opening_mark_stands_before_every_text_once(tmp_path: Path):
         pair = Pair(target, draft)
         read = RewrittenText(pair.shared.reader)
         read.append(token_array([*target.opening, *target.encode("a word")]))
-        own = pair.shared.order[read.log.token_ids].tolist()
-        assert own == [start, *draft.encode("a word")]
+        assert pair.shared.order[read.log.token_ids].tolist() == [start, *draft.encode("a word")]

@@ -24,8 +24,7 @@ from tests.support.draft.author import GREEDY, Author, grow, write
 
 
 def drafter(max_nodes: int = 16, **options: object) -> SuffixDrafter:
-    context = DrafterContext("suffix", max_nodes, 8)
-    return SuffixDrafter(context, SuffixOptions(**options))
+    return SuffixDrafter(DrafterContext("suffix", max_nodes, 8), SuffixOptions(**options))
 
 
 def text_of(seed: int) -> list[int]:
@@ -75,8 +74,7 @@ def test_an_end_of_the_text_that_is_never_looked_up_is_refused():
 
 
 def lookup(max_nodes: int = 16) -> SuffixDrafter:
-    context = DrafterContext("lookup", max_nodes, 8)
-    return SuffixDrafter(context, PromptLookupOptions(min_ngram=2))
+    return SuffixDrafter(DrafterContext("lookup", max_nodes, 8), PromptLookupOptions(min_ngram=2))
 
 
 def test_prompt_lookup_keeps_no_outputs():

@@ -124,8 +124,9 @@ class Head(nn.Module, ABC):
         hidden, size = embedding.shape[1], spec.draft_vocab_size
         self.embed_tokens = nn.Embedding(len(embedding), hidden, _weight=embedding, _freeze=True)
         self.layers, self.rotary, self.norm = nn.ModuleList(layers), rotary, norm
-        device = None if output is None else "meta"
-        self.lm_head = nn.Linear(hidden, size, bias=False, device=device)
+        self.lm_head = nn.Linear(
+            hidden, size, bias=False, device=None if output is None else "meta"
+        )
         if output is not None:
             self.lm_head.weight = nn.Parameter(output, requires_grad=False)
         self.register_buffer("token_map", torch.arange(size))

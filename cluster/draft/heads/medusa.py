@@ -80,8 +80,9 @@ def load(config: HeadConfig, target: HeadTarget) -> MedusaHead:
     data = config.data
     size = data.get("hidden_size", target.hidden_size)
     config.size("hidden_size", size, target.hidden_size)
-    strip = "medusa_heads."
-    tensors = read_tensors(config.folder, lambda name: name.removeprefix(strip), target.device)
+    tensors = read_tensors(
+        config.folder, lambda name: name.removeprefix("medusa_heads."), target.device
+    )
     is_vllm_form = any(name.startswith("blocks.") for name in tensors.held)
     num_heads, num_layers = _counted(config, tensors, _VLLM if is_vllm_form else _AUTHORS)
     shares = is_vllm_form and "lm_head.weight" in tensors.held

@@ -65,8 +65,9 @@ class MtpHead(Head):
         embedded = self.embed_tokens(token_ids)
         if not _is_apart(self.spec.layers):
             embedded = embedded.masked_fill((positions == 0)[:, None], 0.0)
-        both = torch.cat((self.embedding_norm(embedded), self.hidden_norm(hidden)), dim=-1)
-        return self.joint(both)
+        return self.joint(
+            torch.cat((self.embedding_norm(embedded), self.hidden_norm(hidden)), dim=-1)
+        )
 
 
 def _is_apart(text_config: Any) -> bool:
