@@ -60,8 +60,9 @@ class Ensemble:
             seconds = self._turn_s(each, count)
             if seconds is None:
                 return None
-            read_s = self._target.drafting[each.name].read_s
-            total = total + seconds + num_new * count / len(teams) * read_s
+            total += (
+                seconds + num_new * count / len(teams) * self._target.drafting[each.name].read_s
+            )
         return total
 
     def have_models(self, teams: Sequence[Team | None]) -> Mask:

@@ -163,8 +163,10 @@ def gather(batch: Sequence[Text], acceptance: AcceptanceModel) -> Offers | None:
     owners = found.left.owners
     is_pooled = np.array([not held.is_resident for held in own])[owners]
     is_looked_up = np.array([held.is_look_up for held in own])[owners]
-    bits = [1 << text.names.index(name) if name in text.names else 0 for text, name, _ in rows]
-    sources = np.array(bits, dtype=np.uint32)[owners]
+    sources = np.array(
+        [1 << text.names.index(name) if name in text.names else 0 for text, name, _ in rows],
+        dtype=np.uint32,
+    )[owners]
     for index, held in enumerate(own):
         if held.sources is not None:
             sources[found.left.span(index)] = held.sources

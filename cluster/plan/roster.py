@@ -31,8 +31,7 @@ from cluster.spec.trials import Candidate, Phase, Trial
 
 def lot_of(request_id: str) -> float:
     """Return the lot of a request, in [0, 1), the same in every process."""
-    digest = hashlib.blake2b(request_id.encode(), digest_size=6).digest()
-    return int.from_bytes(digest) / 2.0**48
+    return int.from_bytes(hashlib.blake2b(request_id.encode(), digest_size=6).digest()) / 2.0**48
 
 
 class Roster:

@@ -111,8 +111,9 @@ class StepChoice:
         if (np.diff(forest.starts) > self.caps).any():
             nodes, ranks = ranked(offers.survival, forest.owners, forest.starts)
             is_open[nodes[ranks >= self.caps[forest.owners[nodes]]]] = False
-        weights = self.arm.trust * self.weights[forest.owners]
-        nodes, gains = ranking(offers.survival, weights, is_open)
+        nodes, gains = ranking(
+            offers.survival, self.arm.trust * self.weights[forest.owners], is_open
+        )
         return nodes[: EDGES[-1]], gains[: EDGES[-1]]
 
     def _choose(self, gains: Floats, draft_s: float) -> tuple[PlainWhy, int]:
@@ -157,8 +158,7 @@ class StepChoice:
                 ranks = places[is_counted]
                 survival = offers.survival[nodes[is_counted]].astype(np.float64)
             if num_texts := int(known.sum()):
-                arm = self.load.arms[with_models]
-                arm.learn(ranks, survival, num_texts, asked.num_nodes)
+                self.load.arms[with_models].learn(ranks, survival, num_texts, asked.num_nodes)
 
     def _ask(self) -> tuple[Ask, list[Team], float]:
         """Return (the drafts to ask residents for after this step, the residents of each text, the

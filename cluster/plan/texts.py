@@ -206,6 +206,11 @@ class Text:
             if not (is_known or ends or len(self.seen) > MAX_WAITING):
                 break
             self.seen.popleft()
-            followed = self.tokens.since(first.base_len, first.base_len + depth)
-            found.append(Fate(first, followed, self._next_steps[first.drafter]))
+            found.append(
+                Fate(
+                    first,
+                    self.tokens.since(first.base_len, first.base_len + depth),
+                    self._next_steps[first.drafter],
+                )
+            )
         return found
