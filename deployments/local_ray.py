@@ -45,6 +45,8 @@ _FACES = ("http", "grpc")
 class LocalRay:
     """A Ray node of this command's own, in a short-lived folder that goes with it."""
 
+    is_ours = True
+
     def __init__(self, config: Config, folder: Path, applications: Sequence[str]) -> None:
         self._config = config
         self._folder = folder
@@ -129,13 +131,16 @@ class LocalRay:
 
 
 class JoinedRay:
-    """A cluster that runs already; only our application on it is ours to end."""
+    """A cluster that runs already; only our application on it is ours to end.
+
+    is_ours: the application is; one that was there before, only once it is deployed anew."""
+
+    is_ours = False
 
     def __init__(self, config: Config, address: str, applications: Sequence[str]) -> None:
         self._config = config
         self._address = address
         self._applications = applications
-        self._is_ours = False
 
     def start(self) -> None:
         """Connect; raises ConfigError when nothing answers at the address, when that Ray asks
@@ -154,8 +159,8 @@ class JoinedRay:
             ) from error
         check_asks_for_token(self._address, found.dashboard_url)
         listen_address(self._config)
+        self.is_ours = self._applications[0] not in serve.status().applications
         self._check_listeners()
-        self._is_ours = True
 
     def _check_listeners(self) -> None:
         """Raise ConfigError where the ingress could not listen here, or would share a port."""
@@ -169,7 +174,7 @@ class JoinedRay:
                         f"{host} is for the ingress' own node, which may be any of "
                         f"{num_nodes} here; set it to 0.0.0.0",
                     )
-        elif self._applications[0] not in serve.status().applications:
+        elif self.is_ours:
             # Of a Ray that runs already the dashboard does, too.
             dashboard = replace(self._config.dashboard, enabled=False)
             check_free(replace(self._config, dashboard=dashboard))
@@ -194,7 +199,7 @@ class JoinedRay:
         """Remove the application, where it is this command's, and disconnect."""
         if ray.is_initialized():
             # The request to delete may have been taken when the answer does not come.
-            if self._is_ours:
+            if self.is_ours:
                 if is_serving:
                     _drain(self._config, self._applications[0])
                 for each in self._applications:

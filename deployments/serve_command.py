@@ -85,6 +85,7 @@ def serve_until_stopped(file: ServeFile, place: Path | str) -> int:
             _progress("starting Serve")
             serve.start(proxy_location="Disabled", logging_config=logging_options(file, {}))
             begin(file, is_own=own is not None)
+            cluster.is_ours = True
             _wait_until_running(names, check, follower)
             is_serving = True
             ask = partial(state_of, cluster, names[0])

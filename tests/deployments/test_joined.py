@@ -27,6 +27,9 @@ def running(monkeypatch: pytest.MonkeyPatch) -> Running:
     monkeypatch.setattr(local_ray.ray, "init", lambda **_: SimpleNamespace(dashboard_url=""))
     monkeypatch.setattr(local_ray.ray, "nodes", lambda: [{"Alive": one} for one in found.alive])
     monkeypatch.setattr(local_ray.serve, "status", lambda: found)
+    monkeypatch.setattr(local_ray.serve, "delete", found.applications.pop)
+    monkeypatch.setattr(local_ray.ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(local_ray.ray, "shutdown", lambda: None)
     monkeypatch.setattr(local_ray, "check_asks_for_token", lambda *_: None)
     monkeypatch.setattr(local_ray, "listen_address", lambda _: None)
     return found
@@ -56,6 +59,17 @@ def test_a_port_that_another_application_has_is_not_shared(running: Running):
             JoinedRay(wanted, "auto", ["mine"]).start()
         running.applications["mine"] = object()  # its own, which is to be changed
         JoinedRay(wanted, "auto", ["mine"]).start()
+
+
+def test_what_was_served_before_is_left_where_nothing_was_deployed(running: Running):
+    running.applications["mine"] = object()
+    joined = JoinedRay(config(), "auto", ["mine"])
+    joined.start()
+    joined.stop(is_serving=False)
+    assert running.applications
+    joined.is_ours = True
+    joined.stop(is_serving=False)
+    assert not running.applications
 
 
 def test_an_address_that_is_none_is_named():
