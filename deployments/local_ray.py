@@ -38,6 +38,8 @@ _SHUTDOWN_S = 15.0
 _PROCESS_GRACE_S = 3.0
 _LOOK_EVERY_S = 0.25
 _ANSWER_S = 5.0
+# Of Ray's processes these are needed to end in order; without a dashboard or a monitor it goes on.
+_NEEDED = ("gcs_server", "raylet")
 # The sections of what listens for clients.
 _FACES = ("http", "grpc")
 
@@ -76,7 +78,8 @@ class LocalRay:
             logging_level=logging.WARNING,
             _temp_dir=str(self._folder),
         )
-        self._daemons = [*filter(is_living, psutil.Process().children())]
+        children = psutil.Process().children()
+        self._daemons = [each for each in children if each.name() in _NEEDED]
         address = str(ray.util.get_node_ip_address())
         if self._config.network.interface == "loopback" and not is_loopback(address):
             raise WorkerError(
