@@ -32,7 +32,7 @@ def apply(file: ServeFile) -> str:
     from deployments.serve_command import change
 
     if refused := change(found["address"], document):
-        raise WorkerError("; ".join(f"{where}: {why}" for where, why in refused.items()))
+        raise WorkerError("; ".join(refused))
     return f"{file.path} is applied, and nothing restarts\n"
 
 

@@ -44,6 +44,8 @@ _LOOK_S = 0.5
 _REPORT_S = 10.0
 # After so long without an end, a stop that was asked for was swallowed.
 _AGAIN_S = 0.5
+# Targets and drafters tell their coordinators, and these the ingress, what they made of a change.
+_TOLD_S = 2.0
 # Back to the line's beginning, and nothing behind it.
 _CLEAR = "\r\x1b[K"
 # The last line of a traceback: the error's class, with its module unless it is Python's own.
@@ -174,15 +176,17 @@ def refuse_unserved_keys(file: ServeFile) -> None:
                 )
 
 
-def change(address: str, document: Mapping[str, Any]) -> Mapping[str, str]:
+def change(address: str, document: Mapping[str, Any]) -> list[str]:
     """Hand a changed document to the server whose Ray is at `address`, and wait until it runs;
-    returns what its parts refuse of it."""
+    returns what its parts refuse of it, and why."""
     names = names_of(document)
     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     try:
         _get_global_client().deploy_apps(ServeDeploySchema.model_validate(dict(document)))
         _wait_until_running(names, _Signals().check, LogFollower(None))
-        return dict(_health_of(names[0])["refused"])
+        time.sleep(_TOLD_S)
+        refused = _health_of(names[0])["refused"].items()
+        return [f"{where}: {why}" for where, why in refused if where.endswith(".user_config")]
     finally:
         ray.shutdown()
 
