@@ -8,16 +8,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from cluster.config.file import ServeFile, load
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
-from deployments import deploying
+from deployments import deploying, serve_command
 from deployments.app import build
 from deployments.deploying import begin, logging_options, with_options
-from deployments.serve_command import _Signals, _Stop, refuse_unserved_keys
+from deployments.local_ray import LocalRay
+from deployments.serve_command import _Signals, _Stop, change, refuse_unserved_keys, state_of
 
 
 def file(application: dict[str, Any], **document: Any) -> ServeFile:
@@ -63,6 +65,22 @@ def test_on_a_ray_that_is_joined_each_process_is_replaced(monkeypatch: pytest.Mo
     assert own == again
     assert None not in own
     assert joined == {None}, "Serve draws a version for each that has none"
+
+
+def test_what_was_refused_before_a_change_is_none_of_its_own(monkeypatch: pytest.MonkeyPatch):
+    for name in ("ray", "_get_global_client", "_wait_until_running", "time"):
+        monkeypatch.setattr(serve_command, name, MagicMock())
+    refused = {"lm": "no tokenizer", "target.user_config": "no such key"}
+    monkeypatch.setattr(serve_command, "_health_of", lambda _: {"refused": refused})
+    served = load("configs/local.yaml").document
+    assert change("somewhere", served) == ["target.user_config: no such key"]
+
+
+def test_a_server_that_is_slow_to_say_more_is_asked_again(monkeypatch: pytest.MonkeyPatch):
+    told = {"status": "ok"}
+    monkeypatch.setattr(serve_command, "health", lambda _: told)
+    monkeypatch.setattr(serve_command, "_health_of", MagicMock(side_effect=TimeoutError))
+    assert state_of(LocalRay(Config(), Path(), ["x"]), "x") == told
 
 
 @contextlib.contextmanager
