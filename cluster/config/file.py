@@ -225,11 +225,12 @@ def _places(arguments: Sequence[dict[str, Any]], parts: Sequence[str]) -> list[d
 
 def _set(node: dict[str, Any], parts: Sequence[str], value: Any) -> None:
     for part in parts[:-1]:
-        if node.get(part) is None:
-            node[part] = {}
-        node = node[part]
-        if not isinstance(node, dict):
+        below = {} if node.get(part) is None else node[part]
+        if not isinstance(below, dict):
             raise ConfigError(f"{part} is not a mapping")
+        # A copy: YAML's aliases are one mapping in several places.
+        node[part] = dict(below)
+        node = node[part]
     node[parts[-1]] = value
 
 

@@ -133,6 +133,8 @@ def test_mappings_are_merged_from_others_and_from_merged_ones(tmp_path: Path):
     assert drafters["x"].options["b"] == {"c": {"n": 2}}
     assert drafters["y"].options == {"n": 2}
     assert drafters["z"] == replace(drafters["y"], max_nodes=8)
+    changed = replace(drafters["z"], options={"n": 5})
+    assert load(path, ["drafters.z.options.n=5"]).config.drafters == drafters | {"z": changed}
 
 
 def test_a_missing_file_and_one_that_is_not_text_are_refused(tmp_path: Path):
