@@ -83,9 +83,10 @@ def changed(config: Config, user_config: Any, path: str = "user_config") -> Conf
         check_keys(section, (*(field.name for field in fields(Config)), "adapters"))
         adapters = section.pop("adapters", None)
         told = mapping(section.get(DRAFTERS), DRAFTERS)
+        hosted = (*config.residents, *config.hosted)
         inside = {
             name: overlaid(config.drafters[name], told[name], f"{DRAFTERS}.{name}")
-            for name in (*config.residents, *config.hosted)
+            for name in hosted
             if _is_of_options(told.get(name))
         }
         drafters = {**config.drafters, **told, **inside}
@@ -101,6 +102,13 @@ def changed(config: Config, user_config: Any, path: str = "user_config") -> Conf
                 "one inside the target its options may change; give it placement: {application: "
                 "NAME}, set it below args, or name options alone (those of a drafter with a "
                 f"process of its own: in the user_config of drafter-{name})",
+            )
+        for name in hosted:
+            check_that(
+                name in (*result.residents, *result.hosted),
+                f"{DRAFTERS}.{name}",
+                "with these options no drafter of the target's process; none leaves it while the "
+                "parts run: leave engine.device and stages as they are, or set them below args",
             )
         if adapters is not None:
             result = _with_adapters(result, adapters)

@@ -67,6 +67,7 @@ def test_a_drafter_inside_the_target_is_made_anew_by_its_options():
         drafters={
             "a": DrafterConfig(kind="suffix", max_nodes=5, placement=inside),
             "b": DrafterConfig(kind="suffix", placement=beside),
+            "c": DrafterConfig(kind="lm"),
         },
     )
     found = changed(config, {"drafters": {"a": {"options": {"min_match": 2}}}})
@@ -75,6 +76,8 @@ def test_a_drafter_inside_the_target_is_made_anew_by_its_options():
     for told in ({"a": {"max_nodes": 2}}, {"b": {"options": {}}}):
         with pytest.raises(ConfigError, match="only a drafter of another application"):
             changed(config, {"drafters": told})
+    with pytest.raises(ConfigError, match=r"drafters\.c: with these options no drafter of the"):
+        changed(config, {"drafters": {"c": {"options": {"engine": {"device": "cpu"}}}}})
     only = {"drafters": {"a": {"options": {}}}}
     check_told({"target": only}, "f")
     check_told(dict.fromkeys(("ingress", "coordinator", "target"), only), "f")
