@@ -10,7 +10,7 @@ from pathlib import Path
 from cluster.config.addresses import is_loopback
 from cluster.config.doors import KeysFile, digest_of
 from cluster.config.file import in_file, read_document
-from cluster.config.parse import NAME, check_known, mapping, parse
+from cluster.config.parse import NAME, check_known, check_that, parse
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
 
@@ -42,11 +42,18 @@ def read_keys(config: Config) -> KeysFile:
     path = Path(config.access.keys_file)
     with in_file(path):
         document = read_document(path, "docs/access.md")
-        for name, entry in mapping(document.get("keys"), "keys").items():
-            if not isinstance(entry, Mapping):
-                raise ConfigError.at(
-                    f"keys.{name}", "not a mapping; write `sha256: DIGEST` below it"
-                )
+        keys = document.get("keys") or {}
+        check_that(
+            isinstance(keys, Mapping),
+            "keys",
+            "not a mapping; write `NAME: {sha256: DIGEST}` below it",
+        )
+        for name, entry in keys.items():
+            check_that(
+                isinstance(entry, Mapping),
+                f"keys.{name}",
+                "not a mapping; write `sha256: DIGEST` below it",
+            )
         file = parse(KeysFile, document)
         _check_file(file, config)
     return file

@@ -45,6 +45,8 @@ def test_a_good_file_is_read_as_yaml_and_as_json(tmp_path: Path):
     [
         ("", "keys.yaml: the file is empty; see docs/access.md"),
         ("keys: {}", "keys: there is none"),
+        ("keys: the-key", "keys: not a mapping; write `NAME: {sha256: DIGEST}`"),
+        ("keys: [the-key]", "keys: not a mapping; write `NAME: {sha256: DIGEST}`"),
         ("keys: {alice: {}}", "keys.alice.sha256: missing; `drafthouse key alice`"),
         ("keys: {alice: the-key}", "keys.alice: not a mapping; write `sha256: DIGEST`"),
         ("keys: {alice: {sha256: the-key}}", "keys.alice.sha256: it is no SHA-256 digest"),
@@ -80,8 +82,3 @@ def test_a_wrong_file_names_the_entry_and_the_remedy(tmp_path: Path, text: str, 
     assert message in refused.value.message
     assert "the-key" not in refused.value.message
     assert "keys.yaml" in refused.value.message
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"nowhere\.yaml: cannot be read"):
-        read_keys(Config(access=AccessConfig(str(tmp_path / "nowhere.yaml"))))
