@@ -130,6 +130,63 @@ def test_a_conversation_goes_on_and_is_rendered_on_demand(page: Page):
     assert page.count(".said .rendered") == 1
 
 
+GONE = """
+const [done] = arguments;
+import("/ui/static/figures.js").then(({ Figures }) => {
+  const figures = new Figures(document.createElement("div"), { listen() {} });
+  const tell = (coordinator, running) => figures.take("state", { coordinator, running });
+  const sum = () => figures.all("state").reduce((total, state) => total + state.running, 0);
+  const now = performance.now();
+  performance.now = () => now;
+  tell("old", 1);
+  tell("new", 2);
+  const before = sum();
+  performance.now = () => now + 60000;
+  tell("new", 2);
+  done([before, sum()]);
+});
+"""
+ANSWER = """
+window.asked = [];
+window.fetch = async (path, { body, signal }) => {
+  asked.push(JSON.parse(body));
+  const choices = [{ delta: { reasoning_content: "Hm. ", content: "Yes." } }];
+  return new Response(`data: ${JSON.stringify({ choices })}\n\ndata: [DONE]\n\n`);
+};
+"""
+
+
+def test_reasoning_is_shown_and_not_sent_again(page: Page):
+    page.run(ANSWER)
+    ask(page, "First.")
+    ask(page, "Second.")
+    assert page.text(".said .answer") == "Hm. Yes."
+    assert page.run("return asked[1].messages[1].content") == "Yes."
+
+
+def test_a_conversation_that_is_opened_meanwhile_stays_as_it_is(page: Page):
+    page.click("#tab-chat")
+    page.find("#chat-prompt").send_keys("First.")
+    page.run(
+        "for (const each of ['.go', '.quiet']) document.querySelector('#chat ' + each).click()"
+    )
+    page.wait(lambda: page.text("#chat .go") == "Ask")
+    assert page.count("#chat .log .note") == 1
+    assert page.find("#chat-prompt").get_attribute("value") == ""
+
+
+def test_a_trace_that_is_opened_meanwhile_stays_as_it_is(page: Page):
+    page.click("#race .go")
+    open_trace(page, traced("plain"))
+    page.wait(lambda: page.text("#race .go") != "Stop")
+    assert page.text("#race .status").endswith("cost nothing; 2 of 2 tokens equal.")
+
+
+def test_a_coordinator_that_has_gone_counts_no_more(page: Page):
+    counted = page.driver.execute_async_script(GONE)
+    assert counted == [3, 2]
+
+
 def test_what_is_saved_opens_without_any_server(page: Page, tmp_path: Path):
     allowed = {"behavior": "allow", "downloadPath": str(tmp_path)}
     page.driver.execute_cdp_cmd("Browser.setDownloadBehavior", allowed)
@@ -191,7 +248,6 @@ def test_a_file_that_says_nothing_does_no_harm(page: Page, tmp_path: Path):
 
 
 def test_axe_finds_nothing(page: Page):
-    page.see(1280, "light", motion="reduce")
     race(page)
     ask(page, "A question.")
     page.click("#tab-figures")

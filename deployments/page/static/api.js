@@ -76,7 +76,7 @@ export async function* watch(signal) {
   yield* events(await send("ui/events", { signal }));
 }
 
-// One answer.  pieces: as they came, ms after the question.
+// One answer.  pieces: as they came, ms after the question; content: their text without reasoning.
 export const emptyAnswer = (drafts) => ({ drafts, pieces: [], steps: [], stats: {}, finish: "" });
 
 // Ask, and tell of every piece as it comes.
@@ -117,10 +117,12 @@ function taken(choice, ms) {
     drafters: source.drafters,
   }));
   const said = choice.delta ?? {};
-  return { ms, text: `${said.reasoning_content ?? ""}${said.content ?? ""}`, tokens };
+  const content = said.content ?? "";
+  return { ms, text: `${said.reasoning_content ?? ""}${content}`, content, tokens };
 }
 
 export const textOf = (answer) => answer.pieces.map((piece) => piece.text).join("");
+export const contentOf = (answer) => answer.pieces.map((piece) => piece.content).join("");
 export const tokensOf = (answer) => answer.pieces.flatMap((piece) => piece.tokens);
 export const lastMs = (answer) => answer.pieces.at(-1)?.ms ?? 0;
 export const firstMs = (answer) => answer.pieces[0]?.ms ?? 0;

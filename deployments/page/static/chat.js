@@ -1,7 +1,7 @@
 // A conversation.  Answers are shown as their drafts were, or rendered as Markdown.
 
 import { Announcer, el, number, percent } from "./dom.js";
-import { ask, sharesOf, speedOf, tabSalt, textOf, tokensOf } from "./api.js";
+import { ask, contentOf, sharesOf, speedOf, tabSalt, tokensOf } from "./api.js";
 import { render } from "./markdown.js";
 import { Painter } from "./text.js";
 
@@ -109,7 +109,8 @@ export class Chat {
     if (!this.messages.length) this.log.replaceChildren();
     this.prompt.value = "";
     const question = { role: "user", content: prompt };
-    this.messages.push(question);
+    const own = this.messages;
+    own.push(question);
     this.log.append(this.shown(question));
     const bubble = el("div", { class: "answer live" });
     this.log.append(bubble);
@@ -125,7 +126,7 @@ export class Chat {
     let answer = null;
     try {
       const fields = {
-        messages: this.messages.map(({ role, content }) => ({ role, content })),
+        messages: own.map(({ role, content }) => ({ role, content })),
         temperature: Number(this.temperature.value),
         max_tokens: Number(this.maxTokens.value) || undefined,
       };
@@ -145,12 +146,14 @@ export class Chat {
       this.announcer.end();
     }
     bubble.remove();
-    this.finish(question, answer);
+    // Another conversation may have been opened meanwhile.
+    if (own === this.messages) this.finish(question, answer);
   }
 
   finish(question, answer) {
     if (answer) {
-      const message = { role: "assistant", content: textOf(answer), answer };
+      // Reasoning is shown, but is no part of what the model is told it said.
+      const message = { role: "assistant", content: contentOf(answer), answer };
       this.messages.push(message);
       this.log.append(this.shown(message));
       this.share(answer, question.content);

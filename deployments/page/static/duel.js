@@ -46,24 +46,27 @@ export class Duel {
     this.verdict.replaceChildren();
     this.more.replaceChildren();
     this.status.classList.remove("unseen");
-    this.lanes.forEach((lane, index) => lane.begin(answers[index], longest));
+    const { lanes } = this;
+    lanes.forEach((lane, index) => lane.begin(answers[index], longest));
     if (replays && !motionIsReduced()) {
       this.say("Both again, together, as fast as they came:");
-      await this.replay(longest);
+      await this.replay(lanes, longest);
+      // Another text may have taken the place meanwhile.
+      if (lanes !== this.lanes) return;
     }
-    for (const lane of this.lanes) lane.paint(Infinity);
+    for (const lane of lanes) lane.paint(Infinity);
     this.judge(drafted, plain);
     this.showMore(trace, drafted);
   }
 
-  replay(longest) {
+  replay(lanes, longest) {
     this.isReplaying = true;
     const began = performance.now();
     return new Promise((resolve) => {
       const frame = () => {
         const now = performance.now() - began;
-        for (const lane of this.lanes) lane.paint(now);
-        if (now >= longest || !this.isReplaying) resolve();
+        for (const lane of lanes) lane.paint(now);
+        if (now >= longest || !this.isReplaying || lanes !== this.lanes) resolve();
         else requestAnimationFrame(frame);
       };
       requestAnimationFrame(frame);

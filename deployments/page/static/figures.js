@@ -5,6 +5,8 @@ import { colours } from "./timeline.js";
 
 const KEPT_S = 120;
 const CHART_HEIGHT = 200;
+// A coordinator says how it does once a second; one that was silent for so long has gone.
+const SILENCE_MS = 10000;
 // Of a drafter's circuit breaker.
 const STATES = { closed: "drafts", open: "left alone after faults", half_open: "on trial" };
 
@@ -38,7 +40,7 @@ export class Figures {
         ),
       ),
     );
-    this.told = new Map(); // by coordinator: its latest state, drafters and scores
+    this.told = new Map(); // by coordinator: its latest state, drafters and scores, and when it spoke
     cluster.listen((event, data) => this.take(event, data));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.remake());
     new ResizeObserver(() =>
@@ -54,7 +56,7 @@ export class Figures {
   take(event, data) {
     if (event === "rounds") this.count(data);
     const told = this.told.get(data.coordinator) ?? {};
-    this.told.set(data.coordinator, { ...told, [event]: data });
+    this.told.set(data.coordinator, { ...told, [event]: data, at: performance.now() });
     if (!this.isOpen || event === "rounds") return;
     if (event === "state") this.showNow();
     if (event === "drafters") this.showDrafters();
@@ -76,7 +78,8 @@ export class Figures {
   }
 
   all(event) {
-    return [...this.told.values()].flatMap((told) => told[event] ?? []);
+    const since = performance.now() - SILENCE_MS;
+    return [...this.told.values()].flatMap((told) => (told.at > since && told[event]) || []);
   }
 
   showNow() {

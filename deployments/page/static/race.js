@@ -115,6 +115,7 @@ export class Race {
       steps: [],
     };
     this.duel.layOut();
+    const { lanes } = this.duel;
     try {
       this.duel.say("Warming up …");
       // The first requests after a start are slower than those that follow.
@@ -122,7 +123,7 @@ export class Race {
         { ...fields, max_tokens: WARM_UP_TOKENS },
         { drafts: true, salt: freshSalt(), signal },
       );
-      for (const lane of this.duel.lanes) {
+      for (const lane of lanes) {
         this.duel.say(lane.drafts ? "Asking with drafts …" : "Asking without drafts …");
         const painter = new Painter(lane.text);
         const onPiece = (piece) => {
@@ -140,7 +141,8 @@ export class Race {
       this.shared.use(trace);
       await this.duel.present(trace, { replays: true });
     } catch (error) {
-      this.duel.say(error.name === "AbortError" ? "Stopped." : "");
+      // A trace may have been opened meanwhile.
+      if (lanes === this.duel.lanes) this.duel.say(error.name === "AbortError" ? "Stopped." : "");
       this.shared.fail(error);
     } finally {
       this.abort = null;
@@ -150,6 +152,7 @@ export class Race {
 
   // An opened trace, which asks nobody.
   load(trace) {
+    this.stop();
     this.prompt.value = trace.prompt;
     this.duel.layOut(`A saved trace of ${trace.model}, made ${trace.made.slice(0, 10)}.`);
     this.duel.present(trace, { replays: false });
