@@ -33,7 +33,7 @@ _TEMPERATURES = (0.0, 0.7, 0.0, 0.85, 0.0, 1.0)
 _NUM_CANDIDATES = 32
 # Every so many-th answer is kept out of training.
 HELD_OUT = 20
-# More than chat templates add to two turns: system prompts and marks.
+# More than chat templates add to two turns: system prompts of their own and marks.
 _TEMPLATE_TOKENS = 512
 
 Message = dict[str, str]
@@ -97,6 +97,12 @@ class ChatModel:
         system: list[Message] = [{"role": "system", "content": prompt}] if prompt else []
         asked = self._questions([system] * settings.conversations_per_shard, generator)
         answers, answered = self._answered(asked, generator)
+        if not answers:
+            raise ConfigError(
+                "no question is answered: the model writes none, or its context of "
+                f"{self._engine.longest_context} tokens has no room for the system prompt, a "
+                "question and an answer; give another model, or a shorter --system-prompt"
+            )
         num_more = round(settings.follow_up_share * len(answered))
         again = self._questions(answered[:num_more], generator)
         return answers + self._answered(again, generator)[0]
@@ -246,8 +252,11 @@ def _write(path: Path, answers: Sequence[GeneratedAnswer], system_prompt: str) -
 
 
 def context_len(source: Path, settings: AnswerSettings) -> int:
-    """Room for two questions and answers and what the template adds, if the model has so much."""
+    """Room for two questions and answers, the system prompt and what the template adds, if the
+    model has so much."""
+    prompt = load_pretrained_tokenizer(source).encode(settings.system_prompt)
     wanted = 2 * (settings.max_question_tokens + settings.max_answer_tokens) + _TEMPLATE_TOKENS
+    wanted += len(prompt)
     most = getattr(AutoConfig.from_pretrained(source), "max_position_embeddings", None)
     return min(wanted, most or wanted)
 

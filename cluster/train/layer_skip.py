@@ -23,6 +23,7 @@ from cluster.engine.engine import Engine
 from cluster.engine.loading.model import LoadedModel, load_model
 from cluster.engine.loading.part import part_of
 from cluster.engine.work import Work, run_alone
+from cluster.errors import ConfigError
 from cluster.models.fingerprint import load_pretrained_tokenizer
 from cluster.models.made_for import MadeFor
 from cluster.models.resolve import resolve
@@ -120,6 +121,8 @@ class Bench:
             prefix_cache=False,
         )
         self.model: LoadedModel = load_model(self._config)
+        if self.num_layers < 2:
+            raise ConfigError(f"{source} has one layer, and can leave out none; give another model")
         engine = Engine(self._config, self.model)
         chat = ChatModel(engine, load_pretrained_tokenizer(folder), answering)
         generator = torch.Generator().manual_seed(seed)

@@ -107,6 +107,9 @@ def test_a_system_prompt_stands_before_every_question_and_is_kept_with_the_answe
     assert prompts
     assert all(each.startswith("<|im_start|>system\nWrite letters.<|im_end|>") for each in prompts)
     draw_shards(folder, tmp_path, 1, 0, settings)
+    endless = dataclasses.replace(ANSWERS, system_prompt="a long story " * 999)
+    with pytest.raises(ConfigError, match="no question is answered"):
+        draw_shards(folder, tmp_path / "endless", 1, 0, endless)
     with pytest.raises(ConfigError, match=r"system prompt 'Write letters\.', not ''"):
         draw_shards(folder, tmp_path, 1, 0, ANSWERS)
 

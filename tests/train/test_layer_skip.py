@@ -11,6 +11,7 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 from cluster.train.layer_skip import Found, search, table
+from tests.support.engine.driver import Factory
 from tests.train.test_cli import parse, run
 
 NUM_LAYERS = 8
@@ -57,6 +58,14 @@ def test_the_table_marks_the_best_row():
     rows = [Found((0, 1), 0.9, 0.3), Found((0,), 0.2, 0.1)]
     lines = table(rows, 3).splitlines()
     assert [line.endswith("*") for line in lines[1:]] == [True, False]
+
+
+def test_of_one_layer_none_can_be_left_out(
+    checkpoint_factory: Factory, capsys: pytest.CaptureFixture[str]
+):
+    folder = checkpoint_factory("llama", num_hidden_layers=1)
+    assert run(parse("layer-skip", str(folder), "--tokens", "64")) == 2
+    assert "has one layer" in capsys.readouterr().err
 
 
 def test_the_command_finds_a_layer_that_does_nothing(
