@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 from cluster.errors import ConfigError
@@ -100,8 +101,15 @@ def absolute(model: str) -> str:
 
 def _converted(source: GgufSource | WheelSource) -> Path:
     if isinstance(source, GgufSource):
-        return cache.place(source.path.stem, cache.sha256_of(source.path), CONVERSION)
+        digest = _digest(source.path, source.path.stat().st_mtime_ns)
+        return cache.place(source.path.stem, digest, CONVERSION)
     return cache.place(Path(source.member).stem, source.sha256, CONVERSION)
+
+
+@functools.cache
+def _digest(path: Path, mtime_ns: int) -> str:
+    """The SHA-256 of a file as it was changed last: of 20 GB it takes up to a minute."""
+    return cache.sha256_of(path)
 
 
 def _convert(file: Path, scratch: Path) -> Path:

@@ -1,6 +1,7 @@
 """A GGUF file becomes the folder it was made from."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,10 @@ from cluster.config.schema import Config
 from cluster.core import SamplingParams
 from cluster.errors import ConfigError
 from cluster.local import LLM
+from cluster.models import cache
 from cluster.models.fingerprint import folder_tokenizer_hash, model_hash
-from cluster.models.resolve import resolve
+from cluster.models.names import GgufSource
+from cluster.models.resolve import _converted, resolve
 from cluster.text.tokenizer import Tokenizer
 from tests.support.architectures import EOS_TOKEN_ID
 from tests.support.engine.driver import Factory
@@ -40,6 +43,18 @@ def test_weights_tokenizer_and_identity_are_those_of_the_original(
     messages = [{"role": "user", "content": "hello"}]
     assert ours.render_chat(messages) == theirs.render_chat(messages)
     assert model_hash(resolve(str(gguf_file))) == model_hash(folder)
+
+
+def test_a_file_is_read_again_only_where_it_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    source = GgufSource(tmp_path / "x.gguf")
+    source.path.touch()
+    first = _converted(source)
+    monkeypatch.setattr(cache, "sha256_of", lambda path: "another")
+    assert _converted(source) == first
+    os.utime(source.path, (1, 1))
+    assert _converted(source) != first
 
 
 def test_a_gguf_file_is_served_by_its_path(llama_folder: Path, gguf_file: Path):
