@@ -72,7 +72,8 @@ def read_questions(path: Path, per_task: int = _PER_TASK) -> Questions:
     """Some questions of each task: Spec-Bench's JSONL, or excerpts, which are to be continued."""
     found: dict[str, list[str]] = {}
     try:
-        for line in path.read_text(encoding="utf-8").splitlines():
+        # Texts may hold what else ends a line.
+        for line in filter(None, path.read_text(encoding="utf-8").split("\n")):
             data = json.loads(line)
             if "turns" in data:
                 task, text = data["category"], data["turns"][0]

@@ -143,7 +143,8 @@ def _cells(prompts: Sequence[EvaluatedPrompt], arguments: argparse.Namespace) ->
                 temperature, seed=place, max_tokens=prompt.max_tokens or arguments.max_tokens
             )
             asked = found.setdefault(Cell(prompt.task, prompt.segment, law), [])
-            if not arguments.limit or len(asked) < arguments.limit * len(wanted):
+            num_alike = sum((each > 0.0) == (temperature > 0.0) for each in wanted)
+            if not arguments.limit or len(asked) < arguments.limit * num_alike:
                 asked.append(AskedPrompt(prompt, params))
     return dict(sorted(found.items()))
 

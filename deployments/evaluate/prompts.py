@@ -41,7 +41,7 @@ def read_prompts(path: Path, tasks: Collection[str]) -> list[EvaluatedPrompt]:
 
     Raises ConfigError with file and line."""
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = path.read_text("utf-8").split("\n")  # texts may hold what else ends a line
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {reason_of(error)}") from error
     found = []

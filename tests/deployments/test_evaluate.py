@@ -1,5 +1,6 @@
 """`drafthouse evaluate`: from pairs of answers to a judgement of each cell."""
 
+import argparse
 import json
 import shlex
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from deployments.evaluate.command import (
     Cell,
     Cells,
     Pair,
+    _cells,
     is_useless,
     judge,
     verdict,
@@ -100,18 +102,24 @@ def test_prompts_may_be_ours_spec_benchs_or_openai_bodies(tmp_path: Path):
     path = tmp_path / "prompts.jsonl"
     message = {"role": "user", "content": "Hello"}
     lines: list[dict[str, Any]] = [
-        {"prompt": "def f", "task": "code", "segment": "trial"},
+        {"prompt": "def\u2028f", "task": "code", "segment": "trial"},
         {"question_id": 81, "category": "code", "turns": ["Write.", "Again."]},
         {"messages": [message], "temperature": 0.2, "max_tokens": 9, "metadata": {"task": "none"}},
         {"custom_id": "a", "body": {"prompt": "x", "metadata": {"task": "code", "segment": "s"}}},
     ]
-    path.write_text("\n\n".join(map(json.dumps, lines)))
+    path.write_text("\n\n".join(json.dumps(line, ensure_ascii=False) for line in lines))
     assert read_prompts(path, ["code"]) == [
-        EvaluatedPrompt("def f", task="code", segment="trial"),
+        EvaluatedPrompt("def\u2028f", task="code", segment="trial"),
         EvaluatedPrompt("Write.", ({"role": "user", "content": "Write."},), "code"),
         EvaluatedPrompt("Hello", (message,), "default", temperature=0.2, max_tokens=9),
         EvaluatedPrompt("x", task="code", segment="s"),
     ]
+
+
+def test_a_limit_holds_for_each_temperature_apart():
+    arguments = argparse.Namespace(temperatures=None, limit=1, max_tokens=9)
+    cells = _cells([EvaluatedPrompt("a"), EvaluatedPrompt("b")], arguments)
+    assert [len(each) for each in cells.values()] == [1, 1]
 
 
 @pytest.mark.parametrize("line", ["{", "[]", "{}", '{"prompt": [1]}', '{"turns": []}', "3", ""])

@@ -98,9 +98,9 @@ def questions_file(folder: Path) -> Path:
     lines = [
         {"question_id": 1, "category": "math", "turns": ["What is two and two?", "And three?"]},
         {"question_id": 2, "category": "math", "turns": ["What is two and five?"]},
-        {"kind": "prose", "text": "A window slides over the text.", "licence": "PSF-2.0"},
+        {"kind": "prose", "text": "A window\u2028slides over the text.", "licence": "PSF-2.0"},
     ]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
     return path
 
 
@@ -117,7 +117,7 @@ def test_questions_are_grouped_by_task_and_spread_over_the_file(tmp_path: Path):
     questions = read_questions(questions_file(tmp_path))
     assert list(questions) == ["math", "prose"]
     assert questions["math"] == ["What is two and two?", "What is two and five?"]
-    assert questions["prose"] == ["Continue this text.\n\nA window slides over the text."]
+    assert questions["prose"] == ["Continue this text.\n\nA window\u2028slides over the text."]
     assert len(read_questions(questions_file(tmp_path), per_task=1)["math"]) == 1
 
 
