@@ -59,6 +59,8 @@ class LogFollower:
         for path in sorted(self._folder.glob("worker-*.err")) if self._folder else ():
             offset = self._read.get(path, 0)
             with contextlib.suppress(OSError), path.open("rb") as file:
+                if path.stat().st_size < offset:  # Ray has begun it anew
+                    offset = 0
                 file.seek(offset)
                 data = file.read()
                 end = data.rfind(b"\n") + 1

@@ -9,7 +9,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -81,7 +81,9 @@ async def _page(server: OpenAIServer) -> Page:
     text = await server.metrics()
     if text is None:
         raise WorkerError(f"{server.base}/metrics does not answer; is the server up?")
-    page = Page.read(text, asyncio.get_running_loop().time())
+    page = Page({})
+    with suppress(ValueError):  # it may be HTML
+        page = Page.read(text, asyncio.get_running_loop().time())
     if _GAUGES["running"] not in page.samples:
         raise WorkerError(
             f"{server.base}/metrics has none of vLLM's names (no {_GAUGES['running']}); is this a "

@@ -54,6 +54,8 @@ def test_every_line_is_told_once_and_when_it_is_whole(tmp_path: Path):
     with first.open("a") as file:
         file.write(f"{ACTIVITY[20:]}\n")
     assert [*follower.new_lines()] == [ACTIVITY]
+    first.write_text(f"{ACTIVITY}\n")  # begun anew
+    assert [*follower.new_lines()] == [ACTIVITY]
 
 
 @pytest.mark.parametrize("is_json", [False, True])

@@ -96,7 +96,8 @@ def test_quantiles_are_spread_evenly_within_a_bucket(share: float, value: float)
 
 def test_a_server_without_such_figures_is_named():
     arguments = parser_for([]).parse_args(["top", "http://server"])
-    for status, text, wrong in ((404, "", "does not answer"), (200, "up 1\n", "none of vLLM's")):
+    others = [(200, text, "none of vLLM's") for text in ("up 1\n", "<html>")]
+    for status, text, wrong in ((404, "", "does not answer"), *others):
         transport = httpx.MockTransport(lambda _, s=status, t=text: httpx.Response(s, text=t))
         with pytest.raises(WorkerError, match=wrong):
             in_virtual_time(top(arguments, transport))
