@@ -92,11 +92,6 @@ def test_what_a_file_says_of_a_drafter_of_the_pool_counts(tmp_path: Path):
     assert found.deployments == {"drafter-lm": given}
 
 
-def test_a_drafter_of_an_application_that_is_not_in_the_file_is_refused(tmp_path: Path):
-    with pytest.raises(ConfigError, match="there is no application 'pool' in this file"):
-        loaded(tmp_path, places=slice(1))
-
-
 def test_a_replica_refuses_arguments_of_a_pool_that_break_a_rule():
     with pytest.raises(ConfigError, match="'x' is a cascade"):
         parse_pool({"drafters": {"x": {"kind": "cascade", "options": {"stages": ["x"]}}}})

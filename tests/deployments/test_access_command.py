@@ -41,8 +41,3 @@ def test_the_plan_says_who_may_ask(tmp_path: Path, check: Run):
     (line,) = (line for line in said.splitlines() if "whoever reaches it" in line)
     assert "http.host 0.0.0.0: whoever reaches it may ask" in line
     assert "access.keys_file" in line
-
-
-def test_ports_of_operators_and_of_clients_differ(check: Run):
-    said = check(2, access={"admin": {"port": 8000}})
-    assert "access.admin.port: 8000 is already http.port" in said
