@@ -107,8 +107,11 @@ def access_lines(config: Config) -> Iterator[str]:
         found = f"{len(read_keys(config).keys)} keys" if Path(path).is_file() else "not here to see"
         yield f"clients need a key of {path} ({found})"
         return
-    faces = (("http", config.http.host), ("grpc", config.grpc.host))
-    told = [f"{face}.host {host}" for face, host in faces if not is_loopback(host)]
+    told = [
+        f"{face}.host {host}"
+        for face, host in (("http", config.http.host), ("grpc", config.grpc.host))
+        if not is_loopback(host)
+    ]
     if told:
         yield (
             f"{' and '.join(told)}: whoever reaches it may ask, and see /metrics and /health; "

@@ -16,9 +16,6 @@ from cluster.records import frozen
 from deployments.placement import total_resources
 from deployments.preflight import TARGET
 
-# Memory and its bandwidth of one GPU, as its maker's data sheet states them.
-_KNOWN = Path(__file__).with_suffix(".json")
-
 
 @frozen
 class Gpus:
@@ -96,5 +93,5 @@ def _plain(kind: str) -> str:
 
 @cache
 def known() -> dict[str, dict[str, Any]]:
-    """What makers state of their GPUs, by kind."""
-    return json.loads(_KNOWN.read_text("utf-8"))
+    """What makers state of their GPUs, by kind: memory and its bandwidth, as in data sheets."""
+    return json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))

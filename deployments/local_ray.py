@@ -78,8 +78,7 @@ class LocalRay:
             logging_level=logging.WARNING,
             _temp_dir=str(self._folder),
         )
-        children = psutil.Process().children()
-        self._daemons = [each for each in children if each.name() in _NEEDED]
+        self._daemons = [each for each in psutil.Process().children() if each.name() in _NEEDED]
         address = str(ray.util.get_node_ip_address())
         if self._config.network.interface == "loopback" and not is_loopback(address):
             raise WorkerError(

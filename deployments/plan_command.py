@@ -76,7 +76,6 @@ def _forecast(
     }
     if by_leviathan and not curves:
         curves = {1: by_leviathan}
-    warned = warnings(memory.models, memory.total, cost if measured else None)
     return {
         "model": config.model_name,
         "gpus": on and asdict(on),
@@ -87,7 +86,9 @@ def _forecast(
         "measured": measured,
         "speedup": speedup,
         "loads": [_at_load(count, curve) for count, curve in curves.items()],
-        "warnings": [*map(asdict, warned)],
+        "warnings": [
+            *map(asdict, warnings(memory.models, memory.total, cost if measured else None))
+        ],
     }
 
 

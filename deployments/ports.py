@@ -34,10 +34,8 @@ def check_free(config: Config, *, at_any_port: bool = False) -> None:
                 f"{section}.port: this user may not listen at {port}; choose one above 1023"
             )
         else:
-            number = error.errno or 0
-            reason = os.strerror(number) if number > 0 else error.strerror
             problems.append(
-                f"{section}.host: {host!r} is no address of this machine ({reason}); "
+                f"{section}.host: {host!r} is no address of this machine ({error.strerror}); "
                 "use 127.0.0.1, or 0.0.0.0 for all interfaces"
             )
     if taken:

@@ -278,10 +278,9 @@ def _check_devices(config: Config) -> None:
     if ranks > max(num_gpus, 1):
         from cluster.engine.device import MachinePaths, unseen_gpu
 
-        path = f"{TARGET}.tensor_parallel"
         unseen = None if num_gpus else unseen_gpu(MachinePaths())
         raise ConfigError.at(
-            path,
+            f"{TARGET}.tensor_parallel",
             f"{ranks} ranks need a GPU each, {unseen or f'this machine shows {num_gpus}'}; "
             f"lower it, or set target.engine.device: cpu to try it without; {ELSEWHERE}",
         )

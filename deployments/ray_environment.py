@@ -49,8 +49,7 @@ def prepare_to_start(config: Config, places: Sequence[Path] = ()) -> None:
     os.environ.setdefault("MALLOC_ARENA_MAX", "2")
     # Actors that reserve no GPU still see them: `device: auto` uses one without any flag.
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-    known = os.environ.get(_SEARCH_PATH)
-    searched = [*([known] if known else []), *map(str, places)]
+    searched = [*filter(None, (os.environ.get(_SEARCH_PATH), *map(str, places)))]
     if searched:  # Ray would search the present folder for an empty one
         os.environ[_SEARCH_PATH] = os.pathsep.join(searched)
     if config.network.interface == "loopback":

@@ -86,8 +86,11 @@ def engine_line(state: Mapping[str, Any]) -> str:
         return ""
     graphs = ", CUDA graphs" if own["graphs"] == "cuda" else ""
     products = f", products: {own['products']}" if own.get("products") else ""
-    in_order = sorted(engines, key=lambda each: bool(each["name"]))
-    slower = [reason for each in in_order for reason in each["fallbacks"]]
+    slower = [
+        reason
+        for each in sorted(engines, key=lambda each: bool(each["name"]))
+        for reason in each["fallbacks"]
+    ]
     more = f" ({len(slower) - 1} more in /health)" if slower[1:] else ""
     warning = f", slower than wanted: {slower[0]}{more}" if slower else ""
     return (

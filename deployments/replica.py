@@ -29,9 +29,6 @@ from deployments.endpoints import ADDRESS_KEY, WORKER_KEY
 
 log = logging.getLogger(__name__)
 
-# A stream's last frames are on their way when a replica is told to stop; more is not waited for,
-# because every peer can continue elsewhere.
-_STOP_GRACE_S = 1.0
 # Where Ray keeps the secret of the data plane, for a configuration that names no file with one.
 _NAMESPACE = "drafthouse"
 _KEY = "data-plane-secret"
@@ -180,7 +177,9 @@ class WorkerReplica(Replica):
 
     async def _stop_listening(self) -> None:
         """Refuse new streams and let the open ones end."""
-        await self._server.stop(_STOP_GRACE_S)
+        # A stream's last frames are on their way; more is not waited for, because every peer can
+        # continue elsewhere.
+        await self._server.stop()
 
     async def record_replica_metadata(self) -> dict[str, str]:
         """Serve passes this on to whoever holds a handle."""

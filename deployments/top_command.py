@@ -99,8 +99,10 @@ def view(change: MetricsChange) -> dict[str, Any]:
     nothing did.  None = the server does not say.
     """
     page = change.after
-    names = page.by(_GAUGES["running"], "model_name")
-    found: dict[str, Any] = {"model": ", ".join(sorted(names)) or None, "seconds": change.seconds}
+    found: dict[str, Any] = {
+        "model": ", ".join(sorted(page.by(_GAUGES["running"], "model_name"))) or None,
+        "seconds": change.seconds,
+    }
     found |= {key: page.total(name) for key, name in _GAUGES.items()}
     if found["kv_cache_usage"] is not None:  # a share of each engine's own cache
         found["kv_cache_usage"] /= len(page.samples[_GAUGES["kv_cache_usage"]])

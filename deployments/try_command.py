@@ -50,8 +50,8 @@ async def compare(
     """As `run`; transport: carries the requests, None = the network."""
     prompt, fields = arguments.prompt, dict[str, Any]()
     if not prompt:
-        presets = files("deployments.page") / "static" / "presets.json"
-        chosen = random.choice(json.loads(presets.read_text("utf-8")))
+        presets = (files("deployments.page") / "static" / "presets.json").read_text("utf-8")
+        chosen = random.choice(json.loads(presets))
         prompt, fields = chosen["prompt"], chosen["fields"]
     answers: dict[bool, list[StreamedAnswer]] = {True: [], False: []}
     async with OpenAIServer(arguments.url, arguments.api_key, transport) as client:

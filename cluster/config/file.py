@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ class ServeFile:
     path: Path
     document: Mapping[str, Any]
     config: Config
-    deployments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    deployments: Mapping[str, Mapping[str, Any]]
 
 
 def load(

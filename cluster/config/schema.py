@@ -55,11 +55,10 @@ from cluster.errors import NotFoundError
 from cluster.logs import LogFormat
 from cluster.records import frozen
 
+# Of other modules, which have them from here.
 __all__ = [
     "AccessConfig",
-    "AnswersConfig",
     "ApiConfig",
-    "Config",
     "CoordinatorConfig",
     "DashboardConfig",
     "DataPlaneConfig",
@@ -68,7 +67,6 @@ __all__ = [
     "EngineConfig",
     "GrpcConfig",
     "HttpConfig",
-    "IngressConfig",
     "NetworkConfig",
     "PlacementConfig",
     "TargetConfig",

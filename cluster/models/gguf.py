@@ -37,7 +37,7 @@ def open_gguf(file: Path) -> GGUFReader:
     cannot be a model of ours."""
     try:
         reader = GGUFReader(file)
-    except (OSError, ValueError, KeyError, IndexError, OverflowError) as error:
+    except (OSError, ValueError, LookupError, OverflowError) as error:
         raise ConfigError(
             f"{file} is cut or is no GGUF file ({error}); copy or download it again", param="model"
         ) from error
@@ -200,11 +200,9 @@ _EXPERT_SIZES = {
 _CONVERSION_ERRORS = (
     OSError,
     ValueError,
-    KeyError,
-    IndexError,
+    LookupError,
     TypeError,
     RuntimeError,
-    NotImplementedError,
     ImportError,
 )
 

@@ -32,8 +32,7 @@ def find(source: HubSource) -> Path | None:
         )
     except (OSError, ValueError):
         return None
-    is_whole = (folder / "config.json").is_file() and _has_weights(folder)
-    return folder if is_whole else None
+    return folder if (folder / "config.json").is_file() and _has_weights(folder) else None
 
 
 def download(source: HubSource, *, only_tokenizer: bool = False) -> Path:
@@ -104,7 +103,7 @@ def _snapshot(source: HubSource, patterns: list[str]) -> Path:
             )
         )
     except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
         raise ConfigError(
             f"the model {source} is no folder here and cannot be fetched from the Hugging "
             f"Face hub: {reason} Name a folder or a model of `drafthouse models`; for a mirror set "

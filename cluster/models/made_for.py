@@ -87,9 +87,15 @@ def folder_made_for(folder: str | Path) -> MadeFor:
 
 def write_made_for(folder: Path, made_for: MadeFor) -> None:
     """Note it in the config.json of a drafter's folder."""
-    path = folder / "config.json"
-    config = made_for.written_into(json.loads(path.read_text(encoding="utf-8")))
-    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    write_config(folder, made_for.written_into(config))
+
+
+def write_config(folder: Path, config: Mapping[str, Any]) -> None:
+    """Write a model's config.json, its keys in order."""
+    (folder / "config.json").write_text(
+        json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8"
+    )
 
 
 def _last_part(name: str) -> str:

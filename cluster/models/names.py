@@ -149,7 +149,7 @@ def source_of(model: str) -> Source:
             param="model",
         )
     if "\0" in model:
-        raise ConfigError(_unknown(model), param="model")
+        raise _unknown(model)
     places = (Path(model).expanduser(), REPOSITORY / model)
     found = _local(places)
     if found is not None:
@@ -165,7 +165,7 @@ def source_of(model: str) -> Source:
             )
     hub = _HUB_MODEL.fullmatch(model)
     if hub is None or ".." in model or model.endswith(".gguf") or _is_path(model):
-        raise ConfigError(_unknown(model), param="model")
+        raise _unknown(model)
     return HubSource(hub[1], hub[2])
 
 
@@ -211,9 +211,10 @@ def _seen_from(model: str) -> str:
     return f" (seen from {' and '.join(places)})"
 
 
-def _unknown(model: str) -> str:
+def _unknown(model: str) -> ConfigError:
     hint = did_you_mean(model.lower(), KNOWN)
-    return (
+    return ConfigError(
         f"the model {model!r} is no such folder or file{_seen_from(model)}, no hub model of the "
-        f"form owner/name, and none of `drafthouse models`" + (f" ({hint})" if hint else "")
+        f"form owner/name, and none of `drafthouse models`" + (f" ({hint})" if hint else ""),
+        param="model",
     )

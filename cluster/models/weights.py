@@ -82,7 +82,7 @@ def header_of(path: Path) -> dict[str, Any]:
         header = json.loads(data)
         header.pop("__metadata__", None)
         end = max((int(each["data_offsets"][1]) for each in header.values()), default=0)
-    except (ValueError, KeyError, IndexError, AttributeError, TypeError) as error:
+    except (ValueError, LookupError, AttributeError, TypeError) as error:
         raise _damaged(path, "its header cannot be read") from error
     wanted = _LENGTH_BYTES + length + end
     if size != wanted:

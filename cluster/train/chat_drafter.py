@@ -22,7 +22,7 @@ from cluster.draft.vocabulary import DraftVocabulary, load_draft_vocabulary
 from cluster.errors import ConfigError
 from cluster.models.fingerprint import folder_tokenizer_hash, load_pretrained_tokenizer
 from cluster.models.grouped import save_int8
-from cluster.models.made_for import MadeFor, write_made_for
+from cluster.models.made_for import MadeFor, write_config, write_made_for
 from cluster.models.token_bytes import TokenBytes
 from cluster.train.chat_heads import WEIGHTS, HeadBatch, Learner
 from cluster.train.generate import GeneratedAnswer
@@ -186,12 +186,11 @@ def save_network(network: PreTrainedModel, folder: Path, weights: str) -> None:
         network.generation_config.save_pretrained(folder)
     else:
         copy.deepcopy(network).to(getattr(torch, weights)).save_pretrained(folder)
-    config = folder / "config.json"
-    data = json.loads(config.read_text(encoding="utf-8"))
-    data.pop("_name_or_path", None)  # a path of this machine
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config.pop("_name_or_path", None)  # a path of this machine
     if weights == "int8":
-        data["dtype"] = "bfloat16"  # in which it computes
-    config.write_text(json.dumps(data, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        config["dtype"] = "bfloat16"  # in which it computes
+    write_config(folder, config)
 
 
 # A drafter with a tokenizer of its own: the target's answers in its tokens, and its first

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import yaml
 
-from cluster.errors import ConfigError, DrafthouseError
+from cluster.errors import ConfigError, DrafthouseError, reason_of
 from cluster.models.names import REPOSITORY
 from cluster.options import add_options
 from cluster.train.chat_heads import HeadSettings
@@ -65,10 +65,6 @@ def main() -> int:
     return run(parser.parse_args())
 
 
-def _budget(arguments: argparse.Namespace) -> Budget:
-    return Budget(steps=arguments.steps, minutes=arguments.minutes)
-
-
 def _head(arguments: argparse.Namespace) -> None:
     """Train a drafter, say how it does, and compare it with others if asked."""
     if arguments.loss and not getattr(arguments, "from_traffic", None):
@@ -78,7 +74,13 @@ def _head(arguments: argparse.Namespace) -> None:
         )
     questions, kind = questions_of(arguments), arguments.train_verb
     for option in ("models", "work"):
-        _make_folder(f"--{option}", getattr(arguments, option))
+        folder = getattr(arguments, option)
+        try:  # before anything is trained
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"--{option}: {folder} cannot be made ({reason_of(error)}); name another"
+            ) from error
     given = {each.name: getattr(arguments, each.name, None) for each in fields(HeadSettings)}
     settings = HeadSettings(**{name: value for name, value in given.items() if value is not None})
     if kind == "drafter":
@@ -100,15 +102,6 @@ def _head(arguments: argparse.Namespace) -> None:
     show_comparison(arguments, arguments.target, questions)
 
 
-def _make_folder(option: str, folder: Path) -> None:
-    """Raise ConfigError, before anything is trained, for a folder that cannot be written."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise ConfigError(f"{option}: {folder} cannot be made ({reason}); name another") from error
-
-
 def _train_head(arguments: argparse.Namespace, settings: HeadSettings) -> None:
     """In each process of the training."""
     kind, work = arguments.train_verb, arguments.work
@@ -119,7 +112,7 @@ def _train_head(arguments: argparse.Namespace, settings: HeadSettings) -> None:
         work / arguments.name if kind == "drafter" else work,
         arguments.models / arguments.name,
         settings,
-        _budget(arguments),
+        Budget(arguments.steps, arguments.minutes),
         arguments.seed,
     )
     if not processes().is_main_process:
@@ -142,7 +135,7 @@ def _learn_from_traffic(arguments: argparse.Namespace, settings: HeadSettings) -
         arguments.work / name,
         arguments.models / name,
         settings,
-        _budget(arguments),
+        Budget(arguments.steps, arguments.minutes),
         arguments.seed,
     )
     if found is None:

@@ -115,9 +115,8 @@ class ExitLearner(FixedOutputLearner):
         head: ExitHead,
         target_ids: torch.Tensor,
         column: int,
-        depth: int = 1,
     ) -> None:
-        super().__init__(network, head, target_ids, column, depth)
+        super().__init__(network, head, target_ids, column, depth=1)
         self._norm = _final_norm(network)
 
     def drafts(self, batch: HeadBatch, first: int) -> list[torch.Tensor]:
@@ -138,11 +137,11 @@ class ExitLearner(FixedOutputLearner):
         save_head(folder, self.head.state_dict(), config, made_for)
 
 
-def new_heads(network: PreTrainedModel, num_heads: int, num_layers: int = 1) -> MedusaHead:
+def new_heads(network: PreTrainedModel, num_heads: int) -> MedusaHead:
     """Heads that begin as the identity: each says what the target says of the next token."""
     output = network.get_output_embeddings().weight.detach()
     spec = MedusaSpec(
-        num_heads, num_layers, output.shape[1], len(output), has_bias=True, uses_target_head=True
+        num_heads, 1, output.shape[1], len(output), has_bias=True, uses_target_head=True
     )
     head = MedusaHead(spec, output)
     with torch.no_grad():

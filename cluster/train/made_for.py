@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from cluster.models.fingerprint import model_hash
-from cluster.models.made_for import MadeFor
+from cluster.models.made_for import MadeFor, write_config
 from cluster.models.names import served_name
 from cluster.models.resolve import resolve
 
@@ -32,6 +31,4 @@ def save_head(
         for name, tensor in tensors.items()
     }
     save_file(rounded, folder / "model.safetensors")
-    noted = made_for.written_into({**config, "torch_dtype": "bfloat16"})
-    text = json.dumps(noted, indent=2, sort_keys=True)
-    (folder / "config.json").write_text(text + "\n", encoding="utf-8")
+    write_config(folder, made_for.written_into({**config, "torch_dtype": "bfloat16"}))

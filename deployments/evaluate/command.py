@@ -126,9 +126,15 @@ def judge(cells: Cells, config: Config, measure: Measure) -> list[Judgement]:
     for cell in cells:
         found = speedup(together[cell])
         apart = {name: pairs[cell] for name, pairs in alone.items() if cell in pairs}
-        by_name = {name: speedup(pairs) for name, pairs in apart.items()}
-        useless = tuple(name for name, pairs in apart.items() if is_useless(name, pairs))
-        judgements.append(Judgement(cell, verdict(found), found, by_name, useless))
+        judgements.append(
+            Judgement(
+                cell,
+                verdict(found),
+                found,
+                {name: speedup(pairs) for name, pairs in apart.items()},
+                tuple(name for name, pairs in apart.items() if is_useless(name, pairs)),
+            )
+        )
     return judgements
 
 
@@ -219,7 +225,13 @@ class _Bench:
 
         salt: look-ups learn from earlier answers of the same, and with drafts only from those."""
         answers = {
-            drafts: self._answers(llm, cell, batch, f"{salt} {drafts}", drafts)
+            drafts: llm.generate(
+                [_ids(llm, each.prompt) for each in batch],
+                [each.params for each in batch],
+                task=cell.task,
+                cache_salt=f"{salt} {drafts}",
+                speculation=None if drafts else _PLAIN,
+            )
             for drafts in (is_first, not is_first)
         }
         drafted, plain = answers[True], answers[False]
@@ -235,17 +247,6 @@ class _Bench:
             sum(len(each.token_ids) for each in drafted),
             sum((Counter(each.stats.accepted_by_drafter) for each in drafted), Counter[str]()),
             any(each.stats.idle_because in _HAD_DRAFTS for each in drafted),
-        )
-
-    def _answers(
-        self, llm: LLM, cell: Cell, batch: Sequence[AskedPrompt], salt: str, has_drafts: bool
-    ) -> list[Completion]:
-        return llm.generate(
-            [_ids(llm, each.prompt) for each in batch],
-            [each.params for each in batch],
-            task=cell.task,
-            cache_salt=salt,
-            speculation=None if has_drafts else _PLAIN,
         )
 
     def _only(self, names: Sequence[str]) -> Config:

@@ -49,7 +49,7 @@ def read_prompts(path: Path, tasks: Collection[str]) -> list[EvaluatedPrompt]:
         if line.strip():
             try:
                 found.append(_prompt(json.loads(line), tasks))
-            except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+            except (ValueError, TypeError, LookupError, AttributeError) as error:
                 raise ConfigError(
                     f"{path}, line {number}: not a prompt ({error}); send {_FORMS}"
                 ) from error

@@ -116,7 +116,7 @@ def live(served: Served, long_folder: Path, long_draft_folder: Path) -> Iterator
     http, grpc = (f"127.0.0.1:{settings[face]['port']}" for face in ("http", "grpc"))
     found = Live(replace(served, http=f"http://{http}", grpc=grpc), document)
     # As `drafthouse serve` begins; all that follows, the first change too, replaces no process.
-    begin(ServeFile(Path("live.yaml"), document, Config()), is_own=True)
+    begin(ServeFile(Path("live.yaml"), document, Config(), {}), is_own=True)
     wait_until(lambda: is_whole(found))
     yield found
     serve.delete(APPLICATION)

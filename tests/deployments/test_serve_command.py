@@ -23,7 +23,7 @@ from deployments.serve_command import _Signals, _Stop, change, refuse_unserved_k
 
 
 def file(application: dict[str, Any], **document: Any) -> ServeFile:
-    return ServeFile(Path("x.yaml"), {**document, "applications": [application]}, Config())
+    return ServeFile(Path("x.yaml"), {**document, "applications": [application]}, Config(), {})
 
 
 @pytest.mark.parametrize("key", ["runtime_env", "autoscaling_policy"])

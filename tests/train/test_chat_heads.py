@@ -250,7 +250,8 @@ def test_it_begins_as_the_untrained_exit_and_drafts_from_the_rows_of_drafts(
     """Behind right drafts the rows are the text's: depth d is depth 0, d tokens later."""
     ids = np.arange(VOCAB, dtype=np.int32)
     batch = HeadOrder(answers, DraftVocabulary(ids, ids), 0).batch(answers[0])
-    learner = ExitLearner(network, new_exit(network, EXIT), torch.arange(VOCAB), 0, depth=3)
+    learner = ExitLearner(network, new_exit(network, EXIT), torch.arange(VOCAB), 0)
+    learner.depth = 3
     with torch.no_grad():
         first, second, third = learner.drafts(batch, 4)
         logits = learner.logits(first[0])

@@ -59,7 +59,7 @@ def learners() -> list[Learner]:
         DraftModelLearner(network(), DraftVocabulary(every, every)),
         Eagle3Learner(new_head(network(), (1, 2, 3), ids), 2, (0, 1, 2)),
         MedusaLearner(target, new_heads(target, 2), ids, 3, 2),
-        ExitLearner(target, new_exit(target, 2), ids, 0, depth=2),
+        ExitLearner(target, new_exit(target, 2), ids, 0),
     ]
 
 
