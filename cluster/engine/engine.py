@@ -78,27 +78,20 @@ class Engine:
             num_pages = tuple(group.minimum(each) for each in num_pages)
         check_sizes(config, model.max_context_len, min(num_pages))
         num_states = derive_num_states(config, layers, self.reserve.total)
-        self.limits = EngineLimits(
-            model.vocab_size,
-            model.max_context_len,
-            num_pages,
-            tuple(each.reach for each in layer_groups(layers, config.page_size)),
-            config.max_batch_tokens,
-        )
+        reaches = tuple(each.reach for each in layer_groups(layers, config.page_size))
+        sizes = model.vocab_size, model.max_context_len, num_pages
+        self.limits = EngineLimits(*sizes, reaches, config.max_batch_tokens)
         self.model_hash, self.tokenizer_hash = identify(model)
         if group is not None:
             told = self.limits, config.max_running_sequences, config.prefix_cache, self.model_hash
             group.end_loading(told)  # all that decides how ranks schedule, and their model
         self.cache = KVCache(layers, num_pages, config.page_size, num_states)
-        self.config = config
-        self.device = model.device
-        self.vocab_size = model.vocab_size
-        self.num_columns = model.num_columns
-        self.max_context_len = model.max_context_len
+        self.config, self.model = config, model
+        self.device, self.vocab_size = model.device, model.vocab_size
+        self.num_columns, self.max_context_len = model.num_columns, model.max_context_len
         self.longest_context = self.limits.longest_context
         self.eos_token_ids = model.eos_token_ids
         self._last_step: tuple[StepSummary, Events | None] = StepSummary(), None
-        self.model = model
         self.page_owners = PageOwners(self.cache, config)
         self._scheduler = Scheduler(self.page_owners, config)
         self.pace = PromptPace(config.max_batch_tokens, config.max_chunk_s)
@@ -247,7 +240,14 @@ class Engine:
         What is returned ends it once it is known, before anything else is asked of the engine: to
         be called with the requests that are to be left as they were; the `delta` of the others
         holds its token by then.  None: it cannot run ahead, and nothing was done."""
-        if self._waiting or not 0 < 2 * len(works) <= self._logit_rows:  # of two steps at a time
+        owners = self.page_owners
+        missing = sum(
+            owners.num_pages_missing(owners.enter(each.request_id), each.context_len)
+            for each in works
+        )
+        # Short of pages one would wait, or lose those whose rows of the last step are still read.
+        is_over = not 0 < 2 * len(works) <= self._logit_rows  # of two steps at a time
+        if self._waiting or is_over or missing > owners.num_available:
             return None
         for work in works:
             self.submit(work)

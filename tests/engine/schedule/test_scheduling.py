@@ -128,8 +128,11 @@ def test_prefills_run_in_order_of_arrival(llama_folder: Path):
 
 def test_the_oldest_takes_the_pages_of_the_youngest(llama_folder: Path):
     engine = load_engine(llama_folder, num_pages=8)
-    for name in ("old", "middle", "young"):
+    names = ("old", "middle", "young")
+    for name in names:
         run(engine, Work(name, 0, prompt(8, seed=len(name))))
+    # But never for a step that runs ahead, while rows of the last one are still read.
+    assert engine.run_ahead([Work(name, 8, prompt(1)) for name in names], None, ()) is None
     run(engine, Work("old", 8, prompt(10)))
     assert engine.last_step.num_preempted == 1
     assert engine.cached_len("young") == 0
