@@ -147,8 +147,12 @@ class Verifier:
         begun, self._ahead = self._ahead, {}
         for output in begun.values() or self._engine.step(self._wants.taps):
             sequence = self._sequences[output.request_id]
-            if begun:
-                sequence.begin(EMPTY_TREE)
+            try:
+                if begun:
+                    sequence.begin(EMPTY_TREE)
+            except DrafthouseError as error:  # of its own hook
+                found.refused[output.request_id] = error
+                continue
             if sequence.search is not None:
                 self._search(sequence, output, found)
             elif output.error is not None:

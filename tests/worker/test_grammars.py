@@ -272,13 +272,17 @@ def test_a_text_tells_the_reason_when_it_cannot_grow():
         assert "non-verbose" not in caught.value.message
 
 
-@pytest.mark.parametrize("tree", [EMPTY_TREE, TokenTree.chain(ids_of("a"))], ids=["plain", "draft"])
-def test_its_request_is_refused_and_nothing_is_said_of_resuming(tree: TokenTree):
+@pytest.mark.parametrize(
+    ("tree", "is_ahead"),
+    [(EMPTY_TREE, False), (EMPTY_TREE, True), (TokenTree.chain(ids_of("a")), False)],
+)
+def test_its_request_is_refused_and_nothing_is_said_of_resuming(tree: TokenTree, is_ahead: bool):
     target, session = verifier(), Session("r", PROMPT, PARAMS)
     refused = {}
     for _ in range(len(BEGUN) + 4):
-        refused |= target.submit([session.item(tree)])
-        frame = target.step()
+        if not target.ahead:
+            refused |= target.submit([session.item(tree)])
+        frame = target.step([session.record] * is_ahead)
         refused |= frame.refused
         if refused:
             break
