@@ -66,7 +66,7 @@ class TargetWorker:
         loop = StepLoop(verifier, residents, controller, description)
         self._loop, self._mailbox, self._texts = loop, loop.mailbox, loop.texts
         self.streams, self.recorder = loop.streams, loop.recorder
-        self._thread = threading.Thread(target=self._loop.run, name="target-engine", daemon=True)
+        self._thread = threading.Thread(target=loop.run, name="target-engine", daemon=True)
 
     def start(self) -> None:
         """Start the engine thread."""
@@ -117,17 +117,16 @@ class TargetWorker:
 
         Raises WorkerError when the engine is broken, so that the peer goes elsewhere at once.
         """
-        if self._texts.broken is not None:
-            raise self._texts.broken
         stream = self.streams.open(link)
         try:
-            await run_until_first_ends(
-                stream.read_forever(self._mailbox, self._texts.apply),
-                stream.send_forever(),
-                self._beat(stream),
-                self._report(stream),
-                self._watch(stream),
-            )
+            if self._texts.broken is None:  # an engine that breaks now ends the open stream
+                await run_until_first_ends(
+                    stream.read_forever(self._mailbox, self._texts.apply),
+                    stream.send_forever(),
+                    self._beat(stream),
+                    self._report(stream),
+                    self._watch(stream),
+                )
         except WorkerError as error:
             log.info("target link broke: %s", error.message)
         finally:
@@ -198,20 +197,20 @@ class ConfiguredTarget(TargetWorker):
         their adapters.  If anything cannot be, nothing changes, and the reason is logged too.  May
         be called from any thread while another steps the engine.
         """
-        refused = ""
+        refused, engine = "", self._parts.engine
         try:
             wanted = changed(config, user_config)
             loaded = self._load(wanted)
-            self._parts.engine.model.adapters.serve(read_adapters(wanted.target.engine))
-        except ConfigError as error:
-            log.error("the target stays as it is: %s", error.message)
-            refused = error.message
+            engine.model.adapters.serve(read_adapters(wanted.target.engine))
+        except Exception as error:  # noqa: BLE001 - libraries raise anything for what is too large
+            refused = error.message if isinstance(error, ConfigError) else repr(error)
+            log.error("the target stays as it is: %s", refused)
         else:
             self.take_up(wanted, loaded)
             self._mailbox.call(partial(self._controller.use, wanted.coordinator))
-            names = ", ".join(self._parts.engine.adapters.names)
+            names = ", ".join(engine.adapters.names)
             log.info("reconfigured; adapters served: %s", names or "none")
-        served = self._parts.engine.adapters.references
+        served = engine.adapters.references
         self.streams.announce(AdapterList(served, refused))
         return refused
 
@@ -255,10 +254,10 @@ class ConfiguredTarget(TargetWorker):
             raise ConfigError.at(path, reason)
         former = next(each.engine for each in self._parts.residents if each.name == name)
         cache = former.cache if isinstance(former, Engine) else None
-        check_models(parts, str(self._parts.engine.device), cache.num_bytes if cache else 0)
         # What is free while both are there is not what will be.
         num_pages = cache.num_pages[0] if cache and len(cache.num_pages) == 1 else 0
         try:
+            check_models(parts, str(self._parts.engine.device), cache.num_bytes if cache else 0)
             drafter = self._parts.resident(wanted, name, beside=True, num_pages=num_pages)
         except ConfigError:
             raise

@@ -104,6 +104,8 @@ def test_a_list_that_cannot_be_served_changes_nothing_and_says_why(
     assert engine.adapters is before
     assert told.served == before.references
     assert "adapter 'c' cannot be served" in told.refused
+    engine.model.adapters.serve = None  # as where a library raises, for want of memory
+    assert "TypeError" in change(engine, llama_folder).refused
 
 
 # What is checked of a drafter's other model before it takes the place of the one that drafts.
