@@ -103,8 +103,8 @@ class FirstLayers:
             else:
                 num_delta = work.context_len - sequence.length
                 picks.append(Pick(sequence, work, num_delta, completes=True))
-        self._pending.clear()
         logits, row = self._forward(picks).logits, 0
+        self._pending.clear()  # only now: where it raises, each is tried again or released
         for pick in picks:
             self.written(pick.sequence, pick.work, pick.work.tree)
             outputs.append(Output(pick.work.request_id, logits[row : row + pick.num_logit_rows]))
@@ -125,8 +125,7 @@ class FirstLayers:
             sequence = _Continued(work.request_id, 0, self.cache.page_size, 0)
             sequence.tables, sequence.length = held.tables, held.cached_len
             self._sequences[work.request_id] = sequence
-        is_there = sequence is not None and sequence.tables is held.tables
-        if not is_there or sequence is None:
+        if sequence is None or sequence.tables is not held.tables:
             return lost
         # Of the whole, as of now; these layers write none.
         sequence.border, sequence.state = held.border, held.state

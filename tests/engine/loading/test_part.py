@@ -10,12 +10,13 @@ import torch
 from cluster.config.schema import EngineConfig
 from cluster.core import TokenArray, token_array
 from cluster.engine.engine import Engine
+from cluster.engine.first_layers import FirstLayers
 from cluster.engine.loading.model import LoadedModel, load_model
 from cluster.engine.loading.part import part_of
 from cluster.engine.work import Work
 from cluster.errors import ConfigError
 from tests.support.choices import by_day
-from tests.support.engine.driver import Factory, rows, run
+from tests.support.engine.driver import Factory, load_engine, rows, run
 from tests.support.engine.parts import plain
 
 FEW = ["llama", "gemma3", "gpt-oss", "lfm2", "qwen3.5", "deepseek-v3"]
@@ -60,6 +61,16 @@ def test_the_whole_model_goes_on_as_before_by_turns(folder: Path, whole: LoadedM
         torch.testing.assert_close(stepped(engine, TEXT), before, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(stepped(part, TEXT), first, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(before[0], plain(folder, all_of_it, TEXT), rtol=1e-4, atol=1e-4)
+
+
+def test_works_whose_pass_of_the_first_layers_raised_are_not_lost(llama_folder: Path):
+    engine = load_engine(llama_folder)
+    first = FirstLayers(engine, part_of(engine.model, (0,)))
+    first.submit(Work("a", 0, TEXT))
+    first._forward = None
+    with pytest.raises(TypeError):
+        first.step()
+    assert first.has_pending
 
 
 def test_no_tensor_is_copied(whole: LoadedModel):
