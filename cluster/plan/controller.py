@@ -182,7 +182,7 @@ class Controller:
             credited_s = (plain_s if done.num_nodes else step_s) * sum(done.num_tokens) / size
             load.guard.settle(time_s, credited_s, plain_s, is_plain=is_plain)
             target.pace.add(credited_s, time_s)
-            if done.num_nodes:
+            if done.num_nodes and size == self._num_sequences:  # else not all had their answers
                 promised, arm = load.promised
                 arm.kept.add(sum(done.num_tokens) - size, promised)
             weighted = sum(

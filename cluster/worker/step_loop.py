@@ -60,7 +60,7 @@ class Step:
         return Round(
             texts,
             [text.num_gained for text in texts],
-            num_nodes=sum(len(in_flight.tree) for in_flight in self.plan.in_flight),
+            num_nodes=report.num_nodes,
             step_time_s=step_s + self.settled_s if is_timed else None,
             draft_time_s=drafted.time_s if self.asked.num_nodes else 0.0,
             turns=drafted.turns if is_timed else (),

@@ -355,3 +355,17 @@ async def test_a_good_drafter_drafts_from_the_first_answer(bad: list[type[Timed]
             accepted = [bits for each in desk.verdicts[name] for bits in each.sources.tolist()]
             assert any(bits & 1 for bits in accepted), f"answer {index}"
             clock.now += 60.0  # whoever rests has rested
+
+
+async def test_a_step_that_answers_only_some_of_its_texts_lowers_no_trust_in_drafts():
+    clock = FakeClock()
+    engine, residents = TimedEngine(clock), [resident(Timed(clock, "a"), clock=clock)]
+    opens = [opened(name, drafters=("a",)) for name in "abcdefghijkl"]
+    async with desk_of(
+        *opens, engine=engine, residents=residents, clock=clock, budget="adaptive"
+    ) as desk:
+        for _ in range(5):
+            await desk.turn()
+        engine.works_per_step = 9
+        await desk.run()
+        assert desk.target.controller.target.arms[False][False].trust == 1.0
