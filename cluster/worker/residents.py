@@ -73,6 +73,7 @@ class ResidentDrafter(Runner):
         self._follows = self.member.is_look_up or self.wants != WANTS_NOTHING
         self._declined: dict[str, float] = {}  # request -> end of its exclusion
         self._num_asked: Counter[str] = Counter()  # nodes, by task
+        self._unread = set[str]()  # requests that its model was still reading when its turn ended
 
     def draft(
         self, texts: Sequence[TargetText], bound_s: float, deadline: float
@@ -87,7 +88,9 @@ class ResidentDrafter(Runner):
         due = self._due(texts, started) if self.breaker.allows(started) else []
         if not due:
             return [], 0.0
-        num_unread = sum(self._num_lacking(text) > MAX_COMMIT for text, _ in due)
+        num_unread = sum(
+            self._num_lacking(text) > MAX_COMMIT or text.id in self._unread for text, _ in due
+        )
         newest: dict[str, Proposal] = {}
         self.growing.clear()
         self._decline(self.follow([(text.as_request, num_nodes) for text, num_nodes in due]))
@@ -109,10 +112,17 @@ class ResidentDrafter(Runner):
         took_s = self._clock() - started
         self.mean_s += evidence.RECENT * (took_s - self.mean_s)
         if asked := [num_nodes for _, num_nodes in due if num_nodes]:
-            is_look_up, size = self.member.is_look_up, (len(asked), max(asked))
-            num_read = 0 if is_look_up else num_unread
-            self.turn = DraftTime(*size, self.name, is_look_up, took_s, num_read)
+            is_look_up = self.member.is_look_up
+            self.turn = DraftTime(
+                len(asked),
+                max(asked),
+                self.name,
+                is_look_up,
+                took_s,
+                0 if is_look_up else num_unread,
+            )
         trees = [each for each in newest.values() if len(each.tree.token_ids)]
+        self._unread = self.growing.keys() - {each.request_id for each in trees}
         return trees, self._stalled_s(took_s, longest_s, bound_s)
 
     def read_step(self, rows: Sequence[StepRows], union: StepWants, bound_s: float) -> float:

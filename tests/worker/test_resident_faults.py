@@ -173,6 +173,8 @@ def test_a_turn_ends_with_its_time_whatever_is_left_to_grow():
     assert drafter.draft([resident_text()], 0.01, clock.now + 0.01) == ([], False)
     assert len(endless.tasks) == 4
     assert clock.now == pytest.approx(1000.012)
+    drafted(drafter, resident_text(), now=clock.now)
+    assert drafter.turn.num_read == 1  # which is no measurement of drafting
 
 
 @pytest.mark.parametrize(
