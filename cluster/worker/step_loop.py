@@ -176,7 +176,7 @@ class StepLoop:
     def _plan(self, decoding: Sequence[TargetText]) -> Plan:
         if not decoding:
             return Plan([])
-        room = max(self._max_rows - len(decoding), 0)
+        room = self._max_rows - len(decoding)
         # A path of k accepted nodes emits k + 1 tokens.
         max_depths = [text.remaining - 1 for text in decoding]
         lacking = sum(
@@ -184,9 +184,9 @@ class StepLoop:
             for text in self.texts.values()
             if text.in_flight is not None or text.is_ready
         )
-        prompt_rows = min(lacking - len(decoding), room)
+        prompt_rows = min(lacking - len(decoding), room, self._verifier.pace.beside_others)
         now = self._clock()
-        moment = Moment(now, self._residents.usable(now), max(prompt_rows, 0))
+        moment = Moment(now, self._residents.usable(now), prompt_rows)
         with self._planning:
             plan = self._controller.plan(decoding, max_depths, room, moment)
             for text, in_flight in zip(decoding, plan.in_flight, strict=True):

@@ -296,6 +296,7 @@ class Verifier:
         try:
             search.take(output, self._engine)
             if not search.is_done:
+                text.held_len = len(text.tokens)  # for what a step is to read
                 self._queue(sequence)
                 return
             found.verdicts.append(beam_verdict(text, search))

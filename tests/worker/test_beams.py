@@ -14,7 +14,7 @@ from tests.support.engine.beam_search import beam_search
 from tests.support.engine.driver import load_engine, prompt
 from tests.support.engine.integrity import check_integrity
 from tests.support.worker.rounds import Session, decode
-from tests.support.worker.steps import written
+from tests.support.worker.steps import desk_of
 from tests.support.worker.texts import opened
 
 PROMPT = prompt(11, seed=3).tolist()
@@ -97,7 +97,17 @@ async def test_a_search_among_the_targets_texts_is_one_verdict_that_ends_it(
     engine: Engine,
 ):
     six = SamplingParams(temperature=0.0, max_tokens=6)
-    desk = await written(opened("a", PROMPT, SEARCH), opened("b", PROMPT, six), engine=engine)
+    async with desk_of(opened("b", PROMPT, six), engine=engine) as desk:
+        rows, plan = [], desk.target.controller.plan
+        desk.target.controller.plan = lambda *asked: (  # type: ignore[method-assign]
+            rows.append(asked[3].prompt_rows) or plan(*asked)
+        )
+        await desk.turn()
+        engine.pace.beside_others = 8
+        desk.post(opened("a", PROMPT, SEARCH))
+        await desk.run()
+    # A step is planned with the rows of prompts that it may read.
+    assert (rows[0], rows[-1]) == (8, 0)
     (verdict,) = desk.verdicts["a"]
     assert texts_of(verdict) == searched(engine)
     assert (verdict.finish_reason, verdict.num_nodes) == (FinishReason.STOP, 0)
