@@ -117,10 +117,10 @@ class StepLoop:
 
     @property
     def has_work(self) -> bool:
-        """True if a text is ready or the engine has unfinished work."""
+        """True if a text may join a step or the engine has unfinished work."""
         if self.texts.broken is not None:
             return False
-        return self._verifier.has_pending or any(text.is_ready for text in self.texts.values())
+        return self._verifier.has_pending or bool(self.texts.next_batch(self._max_rows))
 
     # A step
 

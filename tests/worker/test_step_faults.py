@@ -193,6 +193,19 @@ async def test_guilty_ones_with_good_steps_between_them_break_nothing():
     assert all(codes(desk, f"bad{number}") == [WorkerError.code] for number in range(6))
 
 
+class FullEngine(ToyEngine):
+    """Has no page for any work."""
+
+    has_pending = False
+
+
+async def test_a_suspect_that_waits_for_one_without_pages_keeps_no_core_busy():
+    async with desk_of(opened(), opened("s"), engine=FullEngine()) as desk:
+        await desk.turn()
+        desk.target.texts.contain(ValueError())
+        assert await desk.run() == 1
+
+
 @pytest.mark.parametrize("error", [WorkerError("a rank is gone"), torch.AcceleratorError("lost")])
 async def test_an_engine_that_says_itself_that_it_is_lost_is_broken_at_once(
     error: Exception,
