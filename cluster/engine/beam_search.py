@@ -13,6 +13,7 @@ of the texts that are still alive, each shared part once.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -57,11 +58,6 @@ class BeamRun:
     @property
     def is_done(self) -> bool:
         return self._search.is_done
-
-    @property
-    def num_nodes(self) -> int:
-        """Nodes of the live tree."""
-        return len(self._nodes)
 
     @property
     def hypotheses(self) -> list[Hypothesis]:
@@ -133,11 +129,11 @@ def _survivors(parents: Sequence[int], tips: Sequence[int]) -> tuple[list[int], 
     """The nodes that all of `tips` go through, and those that some of them do; ascending.
 
     tips: nodes, -1 = the context, which nothing is before."""
-    counts: dict[int, int] = {}
+    counts = Counter[int]()
     for tip in tips:
         node = tip
         while node >= 0:
-            counts[node] = counts.get(node, 0) + 1
+            counts[node] += 1
             node = parents[node]
     path = sorted(node for node, count in counts.items() if count == len(tips))
     return path, sorted(counts.keys() - set(path))

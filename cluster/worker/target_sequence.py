@@ -115,7 +115,7 @@ class TargetSequence:
     @property
     def num_rows(self) -> int:
         """Of `logits`."""
-        return len(self.tree.token_ids) + 1
+        return len(self.tree) + 1
 
     @property
     def rows(self) -> slice:
@@ -124,7 +124,7 @@ class TargetSequence:
     @property
     def positions(self) -> Indices:
         """Output position of the draw at each row."""
-        positions = np.zeros(len(self.tree) + 1, dtype=np.int64)
+        positions = np.zeros(self.num_rows, dtype=np.int64)
         positions[1:] = depths(self.tree.parents)
         return positions + self.text.output_len
 

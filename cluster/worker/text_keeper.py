@@ -132,8 +132,9 @@ class TextKeeper(dict[str, TargetText]):
         text.preparation = work = self._verifier.prepare(opened)
         if work is not None:  # a thread that waits is told when the text is ready
             work.add_done_callback(lambda _: self.mailbox.put(lambda: None))
-        most = self._controller.config.max_draft_tokens
-        text.max_draft_tokens = min(max(opened.max_draft_tokens, 0), most)
+        text.max_draft_tokens = max(
+            min(opened.max_draft_tokens, self._controller.config.max_draft_tokens), 0
+        )
         text.suspect = name in self._convicted
         self._controller.scores.roster.assign(text)
 

@@ -216,8 +216,8 @@ class Verifier:
                     work.delta[0] = sequence.verdict.token_ids[-1]
                 if sequence.verdict is None or draws.on_device[sequence.start] != work.delta[0]:
                     lost.add(work.request_id)
-            outputs = {each.request_id: each for each in finish(lost)}
-            self._ahead = {name: each for name, each in outputs.items() if name not in lost}
+            outputs = [each for each in finish(lost) if each.request_id not in lost]
+            self._ahead = {each.request_id: each for each in outputs}
 
         return end
 

@@ -146,9 +146,9 @@ def test_beams_that_die_free_their_pages(engine: Engine):
         work = run.work()
         engine.submit(work)
         num_steps += 1
-        used = work.context_len + run.num_nodes - 4  # the newest four are not evaluated yet
-        assert engine.pages_in_use <= -(-(used + 4) // 4)
-        most = max(most, run.num_nodes)
+        # The newest four are not evaluated yet.
+        assert engine.pages_in_use <= -(-(work.context_len + len(work.tree)) // 4)
+        most = max(most, len(work.tree))
     assert num_steps == 39
     assert most < 4 * 39, "some beams must have died, and some tokens must be shared"
     engine.release("a")

@@ -20,7 +20,7 @@ from cluster.engine.cpu.kernels import CACHE_DTYPES, Kernels
 from cluster.engine.cpu.layers import NativeMLP, NativeRMSNorm
 from cluster.engine.cpu.packed_linear import PackedLinear
 from cluster.engine.cpu.structures import GrowingModel, Rows, Weights
-from cluster.engine.decoder import JOINED, LayerParts, decoder_of, is_known
+from cluster.engine.decoder import JOINED, LayerParts, decoder_of
 from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.paths import StepInputs, StepOutputs, TapStates
 from cluster.engine.types import LayerSpec
@@ -197,18 +197,16 @@ def native_forward(
 
     To be called when its parts are fused and packed.  layers: as probed.  They are one group: a
     native call for all of them reads one page table."""
-    if not is_known(type(module)):
-        log.info("forward native=False: none is made for %s", type(module).__name__)
-        return None
-    if len({each.window is None for each in layers}) > 1:
-        log.info("forward native=False: layers with a window have page tables of their own")
-        return None
     decoder = decoder_of(module)
     if (
         decoder is None
         or not isinstance(decoder.base.norm, NativeRMSNorm)
         or not isinstance(module.lm_head, PackedLinear)
     ):
+        log.info("forward native=False: none is made for %s", type(module).__name__)
+        return None
+    if len({each.window is None for each in layers}) > 1:
+        log.info("forward native=False: layers with a window have page tables of their own")
         return None
     found: list[LayerParts] = []
     for index, (parts, spec) in enumerate(zip(decoder.layers, layers, strict=True)):

@@ -195,16 +195,13 @@ class GraphedForward:
         def run() -> None:
             outputs = self._model.forward(inputs)
             logits.copy_(outputs.logits)
-            if outputs.taps is not None:
-                self._tap_buffer(taps, outputs.taps)[:width].copy_(outputs.taps)
+            states = outputs.taps
+            if states is not None:
+                if taps not in self._taps:  # by the run before the first capture
+                    self._taps[taps] = states.new_zeros(self._widths[-1], *states.shape[1:])
+                self._taps[taps][:width].copy_(states)
 
         return run
-
-    def _tap_buffer(self, taps: tuple[int, ...], states: torch.Tensor) -> torch.Tensor:
-        """The buffer that graphs write these taps to; made by the run before the first capture."""
-        if taps not in self._taps:
-            self._taps[taps] = states.new_zeros(self._widths[-1], *states.shape[1:])
-        return self._taps[taps]
 
     def give_up(self, error: Exception) -> None:
         self.failure = f"steps run without CUDA graphs: {in_a_line(error)}"

@@ -39,7 +39,9 @@ def part_of(
     kept = []
     for place, index in enumerate(layers):
         layer = _copy(whole[index], model.module.config, config)
-        _renumber(layer, place)
+        for each in layer.modules():
+            if isinstance(getattr(each, "layer_idx", None), int):
+                each.layer_idx = place
         kept.append(layer)
     where = next(name for name, each in model.module.named_modules() if each is whole)
     module.set_submodule(where, torch.nn.ModuleList(kept))
@@ -73,12 +75,6 @@ def _copy(module: Any, old_config: Any, config: Any) -> Any:
     if own is old_config or own is old_config.get_text_config():
         copied.config = config if own is old_config else config.get_text_config()
     return copied
-
-
-def _renumber(layer: torch.nn.Module, place: int) -> None:
-    for each in layer.modules():
-        if isinstance(getattr(each, "layer_idx", None), int):
-            each.layer_idx = place  # type: ignore[assignment]
 
 
 def _config_of(config: Any, layers: Sequence[int]) -> Any:
