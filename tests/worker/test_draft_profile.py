@@ -20,6 +20,7 @@ from tests.support.worker.residents import GreedyOracle, resident
 from tests.support.worker.steps import recorded
 from tests.support.worker.texts import VOCAB_SIZE
 from tests.support.worker.toy_engine import ToyEngine
+from tests.worker.test_resident_faults import Broken
 
 
 class Timed(GreedyOracle):
@@ -37,14 +38,6 @@ class Timed(GreedyOracle):
     def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
         self._clock.now += 0.0001 * sum(task.max_nodes for task in tasks)
         return super().propose(tasks)
-
-
-class Broken(GreedyOracle):
-    num_asked = 0
-
-    def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
-        self.num_asked += 1
-        raise RuntimeError("broken")
 
 
 def profile(
@@ -112,6 +105,6 @@ def test_faults_before_anyone_is_served_keep_no_drafter_from_its_first_request()
     )
     text = measured_text("r", token_array([1, 2, 3]), SamplingParams(), ["broken"])
     text.ask = Ask(4)
-    asked = broken.num_asked
+    asked = len(broken.commits)
     assert hosted.draft([text], 1.0, clock.now + 1.0) == ([], False)
-    assert broken.num_asked == asked + 1
+    assert len(broken.commits) == asked + 1

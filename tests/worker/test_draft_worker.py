@@ -155,18 +155,6 @@ async def test_stopping_the_worker_ends_its_links_and_frees_everything():
         await running.connect().end()
 
 
-async def test_a_reader_that_outruns_the_drafter_is_held_back_and_nothing_is_lost():
-    drafter = CountingDrafter(slices=1)
-    async with peer_of(drafter) as peer:
-        text = []
-        for index in range(1500):
-            commit = extension("a", text, [index]) if text else opening("a", [index])
-            await peer.send(commit)
-            text.append(index)
-        await peer.until(lambda f: any(p.base_len == 1500 for p in f.proposals))
-        assert drafter.texts["1/a"] == text
-
-
 class OneAtATime(CountingDrafter):
     """Room for one tree: others grow when the oldest request has been released."""
 
@@ -270,23 +258,6 @@ async def test_of_a_link_that_ends_no_commit_is_taken_in_any_more():
         drafter.gate.set()
         await running.idle()
         assert list(drafter.texts) == ["1/a"]
-
-
-class RaisingAtInterrupts(CountingDrafter):
-    num_interrupts = 0
-
-    def interrupt(self) -> None:
-        self.num_interrupts += 1
-        raise RuntimeError("a plug-in's defect")
-
-
-async def test_a_drafter_that_raises_when_interrupted_goes_on_without():
-    drafter = RaisingAtInterrupts()
-    async with peer_of(drafter, opening("a", [1, 2])) as peer:
-        assert (await peer.proposal("a")).base_len == 2
-        await peer.send(extension("a", [1, 2], [3]))
-        assert (await peer.proposal("a")).base_len == 3
-    assert drafter.num_interrupts == 1
 
 
 async def test_each_second_of_a_drafter_is_told_to_one_link():

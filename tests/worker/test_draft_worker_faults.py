@@ -228,12 +228,13 @@ def call_all(drafter: Runner) -> list[str]:
     refusals = [*propose(drafter), *drafter.tell([COMMIT])]
     drafter.release(["r"])
     drafter.interrupt()
+    assert drafter._interruptible is None  # it is not asked again
     assert drafter.pages == (0, 0)
     return [getattr(each, "message", "") for each in refusals]
 
 
 @pytest.mark.parametrize("kind", [ValueError, KeyError, RequestError, ProtocolError])
-def test_type_file_and_line_are_said_and_the_message_is_not(
+def test_type_file_and_line_are_said_in_a_line_for_the_console_and_the_message_is_not(
     kind: type[Exception], caplog: pytest.LogCaptureFixture
 ):
     with caplog.at_level(logging.DEBUG):
@@ -242,10 +243,6 @@ def test_type_file_and_line_are_said_and_the_message_is_not(
     assert caplog.messages
     assert all(re.search(place, line) for line in (*caplog.messages, *told))
     assert SECRET not in "\n".join([caplog.text, *told])
-
-
-def test_a_fault_is_one_line_that_the_console_shows(caplog: pytest.LogCaptureFixture):
-    call_all(contained(Raising(ValueError), FakeClock()))
     for record in caplog.records:
         form = "%(levelname)s %(asctime)s %(name)s: %(message)s"
         (line,) = logging.Formatter(form).format(record).splitlines()

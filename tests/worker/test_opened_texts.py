@@ -241,9 +241,7 @@ def cut(
     ("tokens", "num_output", "remaining", "stop_ids", "min_tokens", "expected"),
     [
         ([5, 6], 0, 9, (), 0, (2, None)),
-        ([5, 6], 0, 2, (), 0, (2, LENGTH)),
         ([5, 6, 7], 0, 2, (), 0, (2, LENGTH)),
-        ([5, 2, 7], 0, 9, (2,), 0, (1, STOP)),
         ([2], 0, 9, (2,), 0, (0, STOP)),
         ([5, 3, 2], 0, 9, (2, 3), 0, (1, STOP)),
         # An end token that may not stand yet is a token like any other.

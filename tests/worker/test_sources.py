@@ -1,6 +1,5 @@
 """Whose drafts a step has verified and accepted: residents' and the pool's, in one union."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -137,27 +136,17 @@ async def test_a_shadow_is_asked_and_never_verified():
     assert scored >= {"a", "b"}
 
 
-class Pausing(GreedyOracle):
-    """Has nothing to say at its second call."""
-
-    def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
-        if len(self.tasks) == 1:
-            self.tasks.extend(tasks)
-            return []
-        return super().propose(tasks)
-
-
 async def test_a_step_with_no_drafts_at_hand_says_so_and_the_next_goes_on():
-    async with steps(residents=[resident(Pausing(2))]) as target:
+    oracle, whys = GreedyOracle(2), []
+    async with steps(residents=[resident(oracle)]) as target:
         desk = await begun(target)
-        whys = []
-        for _ in range(4):
+        for length in (0, 2, 2):
+            oracle.length = length
             verdict = await next_verdict(target, desk)
             whys.append((verdict.num_nodes, verdict.why))
     assert whys == [
         (2, PlainWhy.NONE),
         (0, PlainWhy.NO_DRAFTS),
-        (2, PlainWhy.NONE),
         (2, PlainWhy.NONE),
     ]
 

@@ -85,22 +85,9 @@ async def test_what_the_engine_loses_is_filled_in_again_and_the_text_is_the_same
     assert 0 < misses <= engine.num_lost
 
 
-class ForgetfulEngine(ToyEngine):
-    """Keeps nothing from one step to the next."""
-
-    def step(self, taps: Sequence[int] = ()) -> list[Output]:
-        self.contexts.clear()
-        return super().step()
-
-
-class UselessEngine(ForgetfulEngine):
+class UselessEngine(ToyEngine):
     def _evaluate(self, work: Work) -> Output:
         return Output(work.request_id, have_len=0)
-
-
-async def test_an_engine_that_keeps_nothing_still_writes_the_text():
-    desk = await written(opened(), engine=ForgetfulEngine())
-    assert desk.text() == plain()
 
 
 async def test_a_text_that_the_engine_never_takes_in_is_refused_and_tried_elsewhere():
@@ -193,19 +180,6 @@ async def test_guilty_ones_with_good_steps_between_them_break_nothing():
     assert all(codes(desk, f"bad{number}") == [WorkerError.code] for number in range(6))
 
 
-class FullEngine(ToyEngine):
-    """Has no page for any work."""
-
-    has_pending = False
-
-
-async def test_a_suspect_that_waits_for_one_without_pages_keeps_no_core_busy():
-    async with desk_of(opened(), opened("s"), engine=FullEngine()) as desk:
-        await desk.turn()
-        desk.target.texts.contain(ValueError())
-        assert await desk.run() == 1
-
-
 @pytest.mark.parametrize("error", [WorkerError("a rank is gone"), torch.AcceleratorError("lost")])
 async def test_an_engine_that_says_itself_that_it_is_lost_is_broken_at_once(
     error: Exception,
@@ -217,6 +191,19 @@ async def test_an_engine_that_says_itself_that_it_is_lost_is_broken_at_once(
         await asyncio.wait_for(desk.sending, 20)
         assert desk.target.loop.texts.broken is not None
         assert not desk.target.loop.has_work
+
+
+class FullEngine(ToyEngine):
+    """Has no page for any work."""
+
+    has_pending = False
+
+
+async def test_a_suspect_that_waits_for_one_without_pages_keeps_no_core_busy():
+    async with desk_of(opened(), opened("s"), engine=FullEngine()) as desk:
+        await desk.turn()
+        desk.target.texts.contain(ValueError())
+        assert await desk.run() == 1
 
 
 class NarrowEngine(ToyEngine):

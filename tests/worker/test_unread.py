@@ -125,15 +125,6 @@ def test_calls_are_made_in_order_by_whoever_takes_and_give_back_what_they_return
     assert made == [1, 2]
 
 
-def test_one_that_waits_goes_on_when_it_is_closed():
-    mailbox, found = ThreadMail(), []
-    taking = threading.Thread(target=lambda: found.append(mailbox.take(is_busy=False)))
-    taking.start()
-    mailbox.close()
-    taking.join(20)
-    assert found == [False]
-
-
 def test_calls_behind_one_that_ends_the_thread_and_after_the_end_are_cancelled():
     mailbox = ThreadMail()
     mailbox.put(lambda: 1 // 0)
