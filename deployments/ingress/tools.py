@@ -222,7 +222,10 @@ class ToolUse(Body):
         if self.choice().kind == "none":
             functions = []
         use = self._use(functions, limits.dialect, form)
-        places, messages = zip(*self.said(), strict=True)
+        said = self.said()
+        if not said:  # what may come back of an answer may be no part of a prompt
+            raise RequestError.at(self.conversation, "nothing for the model; send a message")
+        places, messages = zip(*said, strict=True)
         adds_header, continues = self.ending(messages[-1])
         if continues:
             self._arguments["continue_final_message"] = True
