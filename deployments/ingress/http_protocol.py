@@ -59,6 +59,7 @@ class BoundedProtocol(HttpToolsProtocol):
         # Bytes that came since the parser last told of any: it collects a header until that ends.
         self._num_untold = 0
         self._without_offer = b""  # the head of a request that offered to speak otherwise
+        self._answered: RequestResponseCycle | None = None  # `cycle` is the newest
 
     @property
     def _is_answering(self) -> bool:
@@ -78,6 +79,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """See asyncio.Protocol."""
         self._waiting.pop(self, None)
         self._stop_clock()
+        self._leave()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -143,6 +145,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_clock()
         self._waiting.pop(self, None)
         super().on_headers_complete()
+        if len(self.pipeline) == 1:
+            # It waits, which costs little; unless something is read, nobody sees a client leave.
+            self.flow.resume_reading()
 
     def on_message_complete(self) -> None:
         """See httptools."""
@@ -150,6 +155,7 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answered = cycle
         if cycle.scope["http_version"] < "1.1":
             cycle.keep_alive = cycle.waiting_for_100_continue = cycle.chunked_encoding = False
             app = partial(_without_chunks, app, cycle)
@@ -206,9 +212,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._is_answering and not (
             self._is_in_head or self.pipeline or self.cycle.response_started
         ):
-            # The body is at fault, and what would have answered is told that the client is gone.
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
+            self._leave()  # the body is at fault
         elif self._is_answering or (self.cycle is not None and not self._is_in_head):
             self.transport.abort()
             return
@@ -219,6 +223,12 @@ class BoundedProtocol(HttpToolsProtocol):
         lines += [b"connection: close", b"", bytes(response.body)]
         self.transport.write(b"\r\n".join(lines))
         self.transport.close()
+
+    def _leave(self) -> None:
+        """Tell what answers that the client is gone."""
+        if self._answered is not None:
+            self._answered.disconnected = True
+            self._answered.message_event.set()
 
 
 async def _without_chunks(

@@ -114,6 +114,16 @@ async def test_what_reads_a_damaged_body_learns_that_its_client_is_gone():
             await place.application.is_left.wait()
 
 
+async def test_what_answers_learns_that_its_client_is_gone_though_more_was_asked():
+    ask = ASK.replace(b"/ ", b"/words ") + b"\r\n" + ASK + b"\r\n"
+    async with site() as place:
+        reader, writer = await place.connect(ask)
+        await reader.readexactly(1)
+        writer.close()
+        async with asyncio.timeout(DEADLINE_S):
+            await place.application.is_left.wait()
+
+
 async def test_a_damaged_request_behind_one_that_is_answered_ends_both():
     """An answer of its own would be taken for that of the first."""
     async with site() as place:

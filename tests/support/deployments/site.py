@@ -50,9 +50,12 @@ class Application:
         """A stream of two pieces: the second comes on a word."""
 
         async def pieces() -> AsyncIterator[bytes]:
-            yield b"one "
-            await self.may_answer.wait()
-            yield b"two"
+            try:
+                yield b"one "
+                await self.may_answer.wait()
+                yield b"two"
+            finally:
+                self.is_left.set()
 
         return StreamingResponse(pieces())
 
