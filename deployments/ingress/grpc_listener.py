@@ -5,6 +5,7 @@ All replicas on a node share the port, and the kernel distributes connections ov
 
 from __future__ import annotations
 
+import asyncio
 from operator import methodcaller
 from typing import Any
 
@@ -13,7 +14,7 @@ from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
 from cluster.config.addresses import joined
-from cluster.errors import ConfigError, DrafthouseError
+from cluster.errors import CapacityError, ConfigError, DrafthouseError
 from cluster.rpc.options import public_server_options
 from cluster.rpc.status import status_code, trailing_metadata
 from cluster.rpc.trust import Trust, refusing
@@ -64,20 +65,34 @@ class GrpcListener:
 
 
 class _Door(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
-    """Asks for a key before a message is read: one that never comes must hold no place."""
+    """Asks for a key before a message is read: one that never comes must hold no place.
+
+    Health checks and reflection ask nobody, so where there are keys half of the places are for the
+    calls that show one."""
 
     def __init__(self, ingress: Ingress) -> None:
         self._ingress = ingress
+        self._strangers: set[asyncio.Task[Any]] = set()
 
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
-        call = handler_call_details
+        call, ingress = handler_call_details, self._ingress
         try:
-            # Health checks and reflection ask nobody.
             if call.method.startswith(f"/{GENERATION}/"):
-                self._ingress.caller(dict(call.invocation_metadata or ()))
+                ingress.caller(dict(call.invocation_metadata or ()))
+            elif not ingress.keys.is_open:
+                self._count()
         except DrafthouseError as error:
             return refusing(status_code(error), error.message, trailing_metadata(error))
         return await continuation(call)
+
+    def _count(self) -> None:
+        """Count a call without a key until it ends; raises CapacityError for one too many."""
+        most, call = self._ingress.config.max_calls // 2, asyncio.current_task()
+        if len(self._strangers) >= most:
+            raise CapacityError(f"{most} calls for health and reflection are open; end some first")
+        assert call is not None  # gRPC runs each in one
+        self._strangers.add(call)
+        call.add_done_callback(self._strangers.discard)
 
 
 def _add(servicer: Any, server: Any, service: str, stream: str, *calls: str) -> None:

@@ -1,7 +1,7 @@
 """What a client of the gRPC endpoint may send: bounded, uncompressed, and nobody else notices."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cluster.client.errors import BusyError, error_of
 from cluster.config.schema import Config
-from tests.support.deployments.place import place
+from tests.support.deployments.place import generate, place
 
 WHOLE = health_pb2.HealthCheckRequest()
 GENERATE = "/drafthouse.v1.GenerationService/Generate"
@@ -71,5 +71,20 @@ async def test_calls_beyond_the_limit_are_told_that_the_server_is_full():
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await stubs[0].Watch(WHOLE).read()
         assert isinstance(error_of(raised.value, "there"), BusyError)
+        for watch in watches:
+            watch.cancel()
+
+
+async def test_where_there_are_keys_half_of_the_places_are_for_them(write: Callable[..., Config]):
+    async with place(write(alice={})) as here, here.listening() as (own, _):
+        stub, most = health_pb2_grpc.HealthStub(own), here.ingress.config.max_calls // 2
+        for _ in range(most):
+            await stub.Check(WHOLE)  # its place is free then
+        watches = [stub.Watch(WHOLE) for _ in range(most)]
+        for watch in watches:
+            await watch.read()
+        code, _ = await status(stub.Watch(WHOLE))
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await generate(own, "alice").read()
         for watch in watches:
             watch.cancel()
