@@ -214,10 +214,13 @@ def error_response(
 
 
 def hidden(error: Exception, request_id: str) -> DrafthouseError:
-    """The answer to a request that met `error`; the log says where, in some lines.
+    """The answer to a request that met `error`: itself, if it is meant for clients.
 
-    The error's message may contain anything, including prompt text, so it is not told.
+    Of others the log says where, in some lines: the message may contain anything, including prompt
+    text, so it is not told.
     """
+    if isinstance(error, DrafthouseError):
+        return error
     places = "".join(traceback.format_tb(error.__traceback__, limit=-_MAX_FRAMES))
     log.error("unexpected %s id=%s at\n%s", type(error).__name__, request_id, places)
     return DrafthouseError("internal error; the server's log says where it happened")

@@ -17,6 +17,7 @@ from cluster.errors import DrafthouseError, UnavailableError
 from cluster.rpc.channel import CoordinatorLink
 from cluster.rpc.link import run_until_first_ends
 from deployments.ingress.api.writer import Writer
+from deployments.ingress.body import hidden
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.draining import Draining
 from deployments.ingress.generation import Generation
@@ -82,9 +83,10 @@ async def answered(generation: Generation, writer: Writer) -> Events:
         async for deltas in generation.deltas():
             yield writer.chunks(deltas)
         yield writer.closing()
-    except DrafthouseError as error:
-        log.warning("stream id=%s ended with an error: %s", generation.id, error.code)
-        yield writer.failing(error)
+    except Exception as error:  # noqa: BLE001
+        told = hidden(error, generation.id)
+        log.warning("stream id=%s ended with an error: %s", generation.id, told.code)
+        yield writer.failing(told)
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:

@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2
 
 from cluster.client.generated import generation_pb2 as pb
 from cluster.core import SpeculationStats
-from cluster.errors import DrafthouseError, NotFoundError, RequestError, TooLargeError
+from cluster.errors import NotFoundError, RequestError, TooLargeError
 from cluster.logs import REQUEST_ID
 from cluster.rpc.codec import LOGPROBS, PARTS
 from cluster.rpc.codec_records import ByHand, record_codec
@@ -50,7 +50,7 @@ async def _told(context: Any) -> AsyncIterator[None]:
     try:
         yield
     except Exception as error:  # noqa: BLE001
-        await abort(context, error if isinstance(error, DrafthouseError) else hidden(error, "?"))
+        await abort(context, hidden(error, "?"))
 
 
 class GrpcApi:

@@ -130,8 +130,6 @@ def answering(ingress: Ingress, path: str, handler: Handler) -> Handler:
             return await handler(request)
         except ClientDisconnect:
             return Response(status_code=499)
-        except DrafthouseError as error:
-            return error_response(error, request_id, body)
         except Exception as error:  # noqa: BLE001
             return error_response(hidden(error, request_id), request_id, body)
 

@@ -10,8 +10,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cluster.config.schema import ApiConfig, Config, IngressConfig
+from deployments.ingress.openai_response import Answer
 from tests.support.deployments.asgi import Call, call
-from tests.support.deployments.place import BODIES, Place, generate, held
+from tests.support.deployments.place import BODIES, Place, generate, held, place
 
 BEATING = Config(api=ApiConfig(heartbeat_s=0.02))
 
@@ -73,6 +74,16 @@ async def test_a_client_that_leaves_while_it_waits_frees_its_place(stream: bool)
             assert asked.sent[-1].get("more_body") is True  # nothing is sent to nobody
         else:
             assert asked.status == 499
+
+
+async def test_a_stream_that_meets_a_bug_of_ours_ends_with_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(Answer, "chunks", None)
+    async with place() as here:
+        text = (await here.ask("/v1/completions", stream=True)).text
+    assert "internal error" in text
+    assert text.endswith("data: [DONE]\n\n")
 
 
 AT_ONCE = Config(ingress=IngressConfig(shutdown_grace_s=0.0))
