@@ -105,8 +105,10 @@ async def encode_all(
             )
         return tokenizer.encode(prompt.text or "", add_special_tokens=add_special_tokens)
 
-    num_messages = sum(len(prompt.messages or ()) for prompt in prompts)
-    work = sum(map(_num_characters, prompts)) + _MESSAGE_CHARACTERS * num_messages
+    work = sum(map(_num_characters, prompts))
+    for message in (message for prompt in prompts for message in prompt.messages or ()):
+        # Templates may leave earlier reasoning out, so it counts here alone.
+        work += _MESSAGE_CHARACTERS + len(message.get("reasoning_content", ""))
     # Nobody knows what a template makes of a client's arguments.
     if work <= _INLINE_CHARACTERS and not any(prompt.arguments for prompt in prompts):
         return list(map(encode, prompts))

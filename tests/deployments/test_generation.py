@@ -5,6 +5,8 @@ import asyncio
 import logging
 import re
 from dataclasses import replace
+from threading import get_ident
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from cluster.core import SamplingParams, token_array
 from cluster.errors import CapacityError, DrafthouseError, RequestError
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.generation import Generation
+from deployments.ingress.prompts import check_lengths, encode_all
 from deployments.ingress.spec import GenerationSpec, Prompt
 from deployments.ingress.tracing import write_line
 from tests.support.coordinator.toys import ToyDrafter, oracle_chain, plain_text
@@ -110,6 +113,14 @@ async def test_many_long_prompts_are_encoded_as_each_would_be():
         found = [ids.tolist() for ids in generation.prompt_ids]
         generation.close()
         assert found == [small_tokenizer().encode(text).tolist() for text in texts]
+
+
+async def test_long_reasoning_is_rendered_in_another_thread():
+    """It counts for no more: a template may leave it out."""
+    rendering: Any = SimpleNamespace(apply_chat_template=lambda *_, **__: get_ident())
+    prompt = Prompt(messages=({"content": "", "reasoning_content": "q" * 9000},))
+    check_lengths([prompt], 1, 1.0)
+    assert await encode_all([prompt], rendering, add_special_tokens=False) != [get_ident()]
 
 
 async def test_with_a_seed_every_choice_of_every_prompt_has_a_stream_of_its_own():
