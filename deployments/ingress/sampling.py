@@ -284,11 +284,12 @@ class Sampling(Named):
         # What only shapes a draw (temperature, seed, ...) has no effect with a search, as in vLLM;
         # and drafts have no place in it.
         law = SamplingParams(temperature=0.0, repetition_penalty=defaults.repetition_penalty)
-        speculation, named = SpeculationOptions(enabled=False), _PENALTIES
+        asked, named = self.speculation.options(limits), _PENALTIES
+        speculation = SpeculationOptions(enabled=False, latency_class=asked.latency_class)
         if not self.use_beam_search:
             law, named = defaults, (*_PENALTIES, *_OF_DRAWS)
             speculation = dataclasses.replace(
-                self.speculation.options(limits),
+                asked,
                 return_draft_sources=self.return_draft_sources,
                 return_draft_trees=self.return_draft_trees,
             )
