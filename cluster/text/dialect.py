@@ -22,19 +22,33 @@ _NUM_TAIL_TOKENS = 16
 
 @frozen
 class ReasoningMarkers:
-    """The texts before and after the reasoning, and their tokens."""
+    """The texts before and after the reasoning, and their tokens.  special_ids: the model's."""
 
     start: str
     end: str
     start_ids: tuple[int, ...] = ()
     end_ids: tuple[int, ...] = ()
+    special_ids: frozenset[int] = frozenset()
 
     def begins_inside(self, prompt_ids: Prompt) -> bool | None:
         """True if the prompt begins the reasoning, False if it ends it too, None if it does
         neither."""
         tail = tuple(prompt_ids[-_NUM_TAIL_TOKENS:])
-        started, ended = _last(tail, self.start_ids), _last(tail, self.end_ids)
+        started, ended = self._last(tail, self.start_ids), self._last(tail, self.end_ids)
         return None if started == ended else started > ended
+
+    def _last(self, tokens: tuple[int, ...], part: tuple[int, ...]) -> int:
+        """Where `part` stands for the last time, and not in a message: a special token ends each.
+
+        -1 where it does not, or is empty."""
+        found = (
+            at
+            for at in range(len(tokens))
+            if part
+            and tokens[at : at + len(part)] == part
+            and self.special_ids.isdisjoint(tokens[at + len(part) :])
+        )
+        return max(found, default=-1)
 
     def read(self, source: UnreadText, *, begins_inside: bool | None) -> Reads[None]:
         """Read the reasoning before an answer, if there is any.
@@ -56,12 +70,6 @@ def reasoning_style(template: str) -> str | None:
     if "<|channel|>" in template:
         return "harmony"
     return "think" if "</think>" in template else None
-
-
-def _last(tokens: tuple[int, ...], part: tuple[int, ...]) -> int:
-    """Where `part` stands for the last time; -1 where it does not, or is empty."""
-    found = (at for at in range(len(tokens)) if part and tokens[at : at + len(part)] == part)
-    return max(found, default=-1)
 
 
 @frozen
@@ -125,11 +133,9 @@ def dialect_of(tokenizer: Tokenizer, tool_parser: str, reasoning_parser: str) ->
     def ids(text: str) -> tuple[int, ...]:
         return tuple(tokenizer.encode(text, add_special_tokens=False).tolist())
 
-    markers = None
-    if is_harmony:
-        markers = ReasoningMarkers("", _HARMONY_ANSWER, (), ids(_HARMONY_ANSWER))
-    elif style == "think":
-        start, end = "<think>", "</think>"
-        markers = ReasoningMarkers(start, end, ids(start), ids(end))
-    specials = frozenset(tokenizer.token_text(each) for each in tokenizer.special_ids) - {""}
+    special_ids, markers = tokenizer.special_ids, None
+    if is_harmony or style == "think":
+        start, end = ("", _HARMONY_ANSWER) if is_harmony else ("<think>", "</think>")
+        markers = ReasoningMarkers(start, end, ids(start), ids(end), special_ids)
+    specials = frozenset(map(tokenizer.token_text, special_ids)) - {""}
     return Dialect(calls, markers, is_harmony, template, specials)

@@ -8,7 +8,7 @@ from cluster.text.dialect import Dialect, ReasoningMarkers, reasoning_style
 from cluster.text.tool_calls.base import CallFormat, Said
 from cluster.text.tool_calls.registry import FORMATS
 
-MARKERS = ReasoningMarkers("<think>", "</think>", (7,), (8, 9))
+MARKERS = ReasoningMarkers("<think>", "</think>", (7,), (8, 9), frozenset({4}))
 # Prompts that say nothing of the reasoning, and that begin it.
 OPEN, INSIDE = (1,), (7,)
 #  text, prompt, answer, reasoning
@@ -49,7 +49,8 @@ def test_nothing_is_read_behind_a_prompt_that_ends_the_reasoning():
 
 def test_the_prompt_says_where_a_text_begins():
     assert MARKERS.begins_inside([1, 2, 3]) is None
-    assert MARKERS.begins_inside([1, 7]) is True
+    assert MARKERS.begins_inside([1, 7, 4, 1]) is None  # a message says it
+    assert MARKERS.begins_inside([8, 9, 4, 7]) is True
     assert MARKERS.begins_inside([7, 5, 8, 9, 2]) is False
     assert MARKERS.begins_inside([7, *[5] * 30]) is None
 
