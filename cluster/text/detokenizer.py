@@ -9,11 +9,15 @@ from __future__ import annotations
 import codecs
 from collections.abc import Callable, Iterable, Sequence
 
+from cluster.core import TokenArray
+
 REPLACEMENT = "\ufffd"
 
 # UTF-8 characters have at most four bytes, so this many tokens without a complete character cannot
 # be one incomplete character.
 _MAX_INCOMPLETE_TOKENS = 4
+# Decoders depend on at most the last word of the prompt.
+_NUM_CONTEXT_TOKENS = 8
 
 
 class ByteDetokenizer:
@@ -54,15 +58,16 @@ class WindowDetokenizer:
         self,
         decode: Callable[[Sequence[int]], str],
         skipped_ids: frozenset[int],
-        context_ids: Sequence[int] = (),
+        context_ids: Sequence[int] | TokenArray = (),
     ) -> None:
         """decode: converts tokens to text.  skipped_ids: tokens without text.
 
-        context_ids: the last tokens of the prompt that the text continues.
+        context_ids: the prompt that the text continues.
         """
         self._decode = decode
         self._skipped_ids = skipped_ids
-        self._prefix = [token for token in context_ids if token not in skipped_ids]
+        last = map(int, context_ids[-_NUM_CONTEXT_TOKENS:])
+        self._prefix = [token for token in last if token not in skipped_ids]
         self._prefix_text = decode(self._prefix) if self._prefix else ""
         self._pending: list[int] = []
         self._num_incomplete = 0  # consecutive pending tokens that ended inside a character

@@ -12,9 +12,6 @@ from cluster.records import equal_record
 from cluster.text.tokenizer import Tokenizer
 from cluster.text.tool_calls.base import held_len
 
-# Decoders depend on at most the last word of the prompt.
-_NUM_CONTEXT_TOKENS = 8
-
 
 @equal_record
 class TextDelta:
@@ -56,8 +53,9 @@ class TextStream:
         text is not searched.  prompt_ids: the prompt; needed to keep the space before the first
         word in vocabularies that join spaces to words.  Raises RequestError for an empty stop.
         """
-        context = [int(token) for token in prompt_ids[-_NUM_CONTEXT_TOKENS:]]
-        self._detokenizer = tokenizer.detokenizer(context, skip_special_tokens=skip_special_tokens)
+        self._detokenizer = tokenizer.detokenizer(
+            prompt_ids, skip_special_tokens=skip_special_tokens
+        )
         if not all(stop_strings):  # it would end every text at once
             raise RequestError("stop contains an empty string; leave it out", param="stop")
         self._stops = stop_strings

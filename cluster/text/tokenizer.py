@@ -114,7 +114,7 @@ class Tokenizer:
         return self.token_text(token_id).encode()
 
     def detokenizer(
-        self, context_ids: Sequence[int] = (), *, skip_special_tokens: bool = True
+        self, context_ids: Sequence[int] | TokenArray = (), *, skip_special_tokens: bool = True
     ) -> Detokenizer:
         """An incremental decoder for one sequence that continues `context_ids`."""
         if self.is_byte_level:
