@@ -56,15 +56,13 @@ def test_the_operator_may_choose_openais_defaults_or_another_folder(tmp_path: Pa
 def test_unsupported_settings_of_a_checkpoint_are_logged_by_name(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
+    caplog.set_level(logging.WARNING)
     folder_with(tmp_path, **QWEN, num_beams=1, bad_words_ids=[], typical_p=1)
-    with caplog.at_level(logging.WARNING):
-        load_sampling_defaults(tmp_path)
-    assert not caplog.records
+    load_sampling_defaults(tmp_path)
     folder_with(tmp_path, num_beams=4, no_repeat_ngram_size=3, stop_strings=["x"], do_sample=False)
-    with caplog.at_level(logging.WARNING):
-        load_sampling_defaults(tmp_path, "none")
-        assert not caplog.records
-        load_sampling_defaults(tmp_path)
+    load_sampling_defaults(tmp_path, "none")
+    assert not caplog.records
+    load_sampling_defaults(tmp_path)
     assert caplog.messages[0].endswith(
         "not supported: do_sample, num_beams, no_repeat_ngram_size, stop_strings"
     )
