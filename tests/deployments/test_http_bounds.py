@@ -14,6 +14,7 @@ from tests.support.deployments.site import (
 )
 
 BRIEF_S = 0.3
+SLOW = ASK.replace(b"/ ", b"/slow ") + b"Connection: close\r\n\r\n"
 
 
 HEADS = {
@@ -91,9 +92,7 @@ async def test_an_idle_connection_is_closed():
 
 async def test_an_answer_may_take_longer_than_a_head():
     async with site(head_timeout_s=0.1) as place:
-        reader, _ = await place.connect(
-            ASK.replace(b"/ ", b"/slow ") + b"Connection: close\r\n\r\n"
-        )
+        reader, _ = await place.connect(SLOW)
         await asyncio.sleep(0.4)
         place.application.may_answer.set()
         assert (await rest(reader)).endswith(b"late")
@@ -110,9 +109,7 @@ async def test_connections_without_a_request_make_room_for_others():
 
 async def test_one_connection_too_many_is_refused_where_all_have_a_request():
     async with site(max_connections=1) as place:
-        reader, _ = await place.connect(
-            ASK.replace(b"/ ", b"/slow ") + b"Connection: close\r\n\r\n"
-        )
+        reader, _ = await place.connect(SLOW)
         await place.application.is_asked.wait()
         answer = await place.answer(ASK + b"\r\n")
         check_refused(answer, 503, "1 connections are open")
