@@ -19,6 +19,7 @@ from cluster.errors import RequestError
 from cluster.grammar.json_schema import servable
 from cluster.grammar.lark import structural_tag_to_lark
 from cluster.grammar.mask import MaskRow, mask_words
+from cluster.records import record
 from cluster.requests.fields import GrammarSpec
 
 # Without the grammar's source and the parser's state, which are long and may be secrets.
@@ -94,11 +95,11 @@ class Grammar:
         return Matcher(self._root.deep_copy())
 
 
+@record
 class Matcher:
     """Where one text stands in its grammar."""
 
-    def __init__(self, matcher: llguidance.LLMatcher) -> None:
-        self._matcher = matcher
+    _matcher: llguidance.LLMatcher
 
     def push(self, token_id: int) -> bool:
         """Append a token; False, and nothing has changed, where the grammar forbids it.

@@ -13,6 +13,7 @@ from cluster.client.generated import generation_pb2 as pb
 from cluster.core import SpeculationStats
 from cluster.errors import NotFoundError, RequestError, TooLargeError
 from cluster.logs import REQUEST_ID
+from cluster.records import record
 from cluster.rpc.codec import LOGPROBS, PARTS
 from cluster.rpc.codec_records import ByHand, record_codec
 from cluster.rpc.status import abort
@@ -53,12 +54,12 @@ async def _told(context: Any) -> AsyncIterator[None]:
         await abort(context, hidden(error, "?"))
 
 
+@record
 class GrpcApi:
     """Answers calls; capitalised methods are gRPC's.  They get messages as bytes, so that what is
     malformed, too large or no UTF-8 is answered with a status of ours."""
 
-    def __init__(self, ingress: Ingress) -> None:
-        self._ingress = ingress
+    _ingress: Ingress
 
     async def Generate(self, body: bytes, context: Any) -> AsyncIterator[pb.GenerateResponse]:
         """Yield one GenerateResponse per piece of text; the last one has the usage."""
@@ -180,7 +181,7 @@ class GrpcApi:
 
 
 def _response(
-    model: str, generation: Generation, deltas: Sequence[Delta], *, is_last: bool = False
+    model: str, generation: Generation, deltas: Sequence[Delta], *, is_last: bool
 ) -> pb.GenerateResponse:
     last: dict[str, Any] = {}
     if is_last:

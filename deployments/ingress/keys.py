@@ -22,7 +22,7 @@ from cluster.config.schema import Config
 from cluster.errors import CapacityError, ForbiddenError, TooLargeError, UnauthenticatedError
 from cluster.metrics.recorder import Recorder
 from cluster.metrics.told import Tokens
-from cluster.records import frozen
+from cluster.records import frozen, record
 from deployments.access import read_keys
 
 _LOOK_EVERY_S = 1.0
@@ -245,14 +245,15 @@ class Quotas:
         return -(-limit // self._keys.num_processes)
 
 
+@record
 class Use:
-    """What one request has of its key's and its class's limits, until it leaves."""
+    """What one request has of its key's and its class's limits, until it leaves.
 
-    def __init__(self, quotas: Quotas, accounts: Sequence[_Account], name: str) -> None:
-        """name: of the key."""
-        self._quotas = quotas
-        self._accounts = accounts
-        self._name = name
+    name: of the key."""
+
+    _quotas: Quotas
+    _accounts: Sequence[_Account]
+    _name: str
 
     def take_tokens(self, num_tokens: int) -> None:
         """Count the tokens of its prompts; raises CapacityError where they do not fit."""

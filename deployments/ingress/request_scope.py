@@ -18,6 +18,7 @@ from cluster.config.addresses import is_loopback
 from cluster.config.doors import HttpConfig
 from cluster.errors import ForbiddenError, RequestError
 from cluster.logs import UNKNOWN
+from cluster.records import record
 from deployments.ingress.body import error_response
 
 log = logging.getLogger(__name__)
@@ -34,20 +35,15 @@ _WHITE_SPACE = b" \t"
 SILENT = ("/health", "/-/healthz", "/metrics", "/ping", "/stats")
 
 
+@record
 class RequestScope:
-    """Takes the client's X-Request-Id, or makes one, and answers with it; logs how it ended."""
+    """Takes the client's X-Request-Id, or makes one, and answers with it; logs how it ended.
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        is_logged: bool,
-        check: Callable[[Scope], None] = lambda scope: None,
-    ) -> None:
-        """check: raises RequestError for what is not answered."""
-        self._app = app
-        self._is_logged = is_logged
-        self._check = check
+    check: raises RequestError for what is not answered."""
+
+    _app: ASGIApp
+    is_logged: bool
+    check: Callable[[Scope], None] = lambda scope: None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # RFC 9110, 5.5: white space around a value is no part of it; not every server takes it off.
@@ -70,12 +66,12 @@ class RequestScope:
 
         try:
             _check_coding(sent.getlist("transfer-encoding"), scope)
-            self._check(scope)
+            self.check(scope)
             await self._app(scope, receive, send_with_id)
         except RequestError as error:
             await error_response(error, request_id)(scope, receive, send_with_id)
         finally:
-            if self._is_logged and scope["path"] not in SILENT:
+            if self.is_logged and scope["path"] not in SILENT:
                 # Of the path only what the application itself knows: the rest is a client's text.
                 caller = scope["state"].get("caller")
                 log.info(
@@ -126,6 +122,7 @@ _PORTS = {"http": ":80", "https": ":443"}
 _READING = ("GET", "HEAD", "OPTIONS")
 
 
+@record
 class BrowserGuard:
     """Two things that the browser's own rules let through.
 
@@ -136,9 +133,8 @@ class BrowserGuard:
     is known by its Origin, which is another than the Host that it asks.
     """
 
-    def __init__(self, where: HttpConfig, origins: Sequence[str]) -> None:
-        self._where = where
-        self._origins = origins
+    _where: HttpConfig
+    _origins: Sequence[str]
 
     def check(self, scope: Scope) -> None:
         """Raise ForbiddenError for what is not answered."""
