@@ -78,7 +78,7 @@ class _Rules:
     """Collects the rules of one grammar; every method returns an expression."""
 
     def __init__(self, specials: Mapping[str, int]) -> None:
-        self.lines: list[str] = []
+        self.lines = [f"TAG_TEXT: {_ANY}"]
         self._specials = specials
         names = sorted(specials, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, names)) or "(?!)")
@@ -169,8 +169,6 @@ class _Rules:
             else:
                 head = self._new(f"TAG_TEXT {trigger}", "[lazy]")
                 found.append(self._new(f"{head} {body}"))
-        if "TAG_TEXT: " + _ANY not in self.lines:
-            self.lines.append("TAG_TEXT: " + _ANY)
         tags, is_needed = f"({' | '.join(found)})", part.value.get("at_least_one")
         if part.value.get("stop_after_first"):
             return tags if is_needed else f"({tags} | TAG_TEXT)"

@@ -81,7 +81,7 @@ class ConstrainedText:
         """The mask of what may follow.  Raises RequestError, as `Matcher.fill`."""
         if self._ends_at is not None:
             row[:] = 0
-            self._allow(row, self._eos)
+            _allow(row, self._eos)
         elif self._begins_at is None:
             row[:] = np.uint32(0xFFFFFFFF)
         else:
@@ -89,9 +89,9 @@ class ConstrainedText:
             for token in self._eos:
                 row[token >> 5] &= ~np.uint32(1 << (token & 31))
             if self._matcher.may_end():
-                self._allow(row, self._eos)
+                _allow(row, self._eos)
             if not self._tokens and self._end:
-                self._allow(row, self._start[:1])
+                _allow(row, self._start[:1])
 
     def forced(self) -> Sequence[int]:
         """The tokens that must follow, as far as they are certain."""
@@ -111,7 +111,7 @@ class ConstrainedText:
                     texts[node] = text
         return texts
 
-    @staticmethod
-    def _allow(row: MaskRow, token_ids: Iterable[int]) -> None:
-        for token in token_ids:
-            row[token >> 5] |= np.uint32(1 << (token & 31))
+
+def _allow(row: MaskRow, token_ids: Iterable[int]) -> None:
+    for token in token_ids:
+        row[token >> 5] |= np.uint32(1 << (token & 31))

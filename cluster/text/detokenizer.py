@@ -58,7 +58,7 @@ class WindowDetokenizer:
         self,
         decode: Callable[[Sequence[int]], str],
         skipped_ids: frozenset[int],
-        context_ids: Sequence[int] | TokenArray = (),
+        context_ids: Sequence[int] | TokenArray,
     ) -> None:
         """decode: converts tokens to text.  skipped_ids: tokens without text.
 

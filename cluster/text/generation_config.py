@@ -5,7 +5,6 @@ As in vLLM, its values are only defaults for parameters that a request does not 
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -112,9 +111,9 @@ def _params(path: Path, values: Mapping[str, Any]) -> SamplingParams:
             raise _unusable(path, f"{theirs} is {value!r}, not {kind}")
         found[ours] = value if is_whole else float(value)
     # Older checkpoints write -1 for our 0: keep every token.
-    found["top_k"] = max(found.get("top_k", 0), 0)
-    found["max_tokens"] = max(found.get("max_tokens", 0), 0)
-    params = dataclasses.replace(SamplingParams(), **found)
+    for name in ("top_k", "max_tokens"):
+        found[name] = max(found.get(name, 0), 0)
+    params = SamplingParams(**found)
     try:
         check_params(params, vocab_size=2**31 - 1)
     except RequestError as error:

@@ -125,19 +125,8 @@ class Tokenizer:
         return WindowDetokenizer(decode, skipped, context_ids)
 
     def apply_chat_template(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_arguments: Mapping[str, Any] | None = None,
+        self, messages: Sequence[Mapping[str, Any]], **options: Any
     ) -> TokenArray:
-        """Token ids of a conversation, int32[n], ready for the model; see `render_chat`."""
-        text = self.render_chat(
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            tools=tools,
-            template_arguments=template_arguments,
-        )
+        """Token ids of a conversation, int32[n], ready for a model.  options: of `render_chat`."""
         # The template already contains the special tokens; a second BOS would be wrong.
-        return self.encode(text, add_special_tokens=False)
+        return self.encode(self.render_chat(messages, **options), add_special_tokens=False)

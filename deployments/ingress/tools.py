@@ -88,7 +88,6 @@ class Function(Body):
     format: dict[str, Any] | None = supported(
         "of a custom tool: told to the model, which is not held to it"
     )
-    is_custom: ClassVar[bool] = False  # then its calls are one text each
 
     def named(self) -> Function:
         """What is called."""
@@ -130,7 +129,7 @@ class Function(Body):
 
 
 class _OfText(Function):
-    is_custom = True
+    """A custom tool's: its calls are one text each."""
 
 
 class Custom(Function):
@@ -261,7 +260,7 @@ class ToolUse(Body):
             is_forced=choice.kind != "auto",
             is_parallel=is_parallel,
             shows_reasoning=shows,
-            custom=frozenset(function.name for function in functions if function.is_custom),
+            custom=frozenset(one.name for one in functions if isinstance(one, _OfText)),
             has_form=held is not None,
         )
 

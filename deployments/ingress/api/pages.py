@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import importlib.metadata
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,10 +36,9 @@ from deployments.ingress.openai_request import (
 from deployments.ingress.sampling import check_model
 from deployments.ingress.spec import Limits
 from deployments.ingress.wording import Rule, Status, resolved, warning_header
-from deployments.page.routes import wants_html
+from deployments.page.routes import Handler, wants_html
 from deployments.report import rendered
 
-Handler = Callable[[Request], Awaitable[Response]]
 Asked = TypeVar("Asked", bound=Body)
 
 _VERSION = importlib.metadata.version("drafthouse")
@@ -133,8 +132,8 @@ class Pages:
         )
 
     async def models(self, request: Request) -> Response:
-        cards = list(map(self._card, self._ingress.limits.model_names))
-        return JSONResponse({"object": "list", "data": cards})
+        names = self._ingress.limits.model_names
+        return JSONResponse({"object": "list", "data": list(map(self._card, names))})
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["model"]
