@@ -28,8 +28,9 @@ TextOrParts = Annotated[str, instead(lambda value, _: text_of(value, ""), TEXT_O
 
 def _role(role: str, limits: Any) -> str:
     if role == "function":
-        reason = "'function': the older form of tool; send system, user, assistant or tool"
-        raise RequestError.at("", reason)
+        raise RequestError.at(
+            "", "'function': the older form of tool; send system, user, assistant or tool"
+        )
     return role
 
 
@@ -97,8 +98,9 @@ def check_call(function: Mapping[str, Any], path: str) -> None:
         what = json_kind(name) if name else "missing"
         raise RequestError.at(f"{path}name", f"{what}; send the tool's name")
     if not isinstance(arguments, str | dict):
-        reason = f"{json_kind(arguments)}; send a JSON object as a text"
-        raise RequestError.at(f"{path}arguments", reason)
+        raise RequestError.at(
+            f"{path}arguments", f"{json_kind(arguments)}; send a JSON object as a text"
+        )
 
 
 OF_MESSAGES = "the conversation"
@@ -134,8 +136,10 @@ class Conversation(ToolUse):
     def check(self, limits: Any) -> None:
         super().check(limits)
         if self.continue_final_message and self.add_generation_prompt:
-            reason = "not together with add_generation_prompt; send one of them"
-            raise self.wrong("continue_final_message", reason)
+            raise self.wrong(
+                "continue_final_message",
+                "not together with add_generation_prompt; send one of them",
+            )
 
     def ending(self, last: Message) -> tuple[bool, bool]:
         adds, continues = self.add_generation_prompt, self.continue_final_message

@@ -155,11 +155,12 @@ def combined(stats: Sequence[SpeculationStats]) -> SpeculationStats:
             sums[name] = sum(values)
         elif name.endswith("_by_drafter"):
             sums[name] = dict(sum(map(Counter, values), Counter()))
-    histograms = [one.acceptance_histogram for one in stats]
     reasons = [one.idle_because for one in stats if one.idle_because]
     return SpeculationStats(
         **sums,
-        acceptance_histogram=tuple(map(sum, zip_longest(*histograms, fillvalue=0))),
+        acceptance_histogram=tuple(
+            map(sum, zip_longest(*(one.acceptance_histogram for one in stats), fillvalue=0))
+        ),
         idle_because=reasons[0] if reasons and not sums["num_spec_steps"] else "",
         decode_time_s=max((one.decode_time_s for one in stats), default=0.0),
     )
@@ -176,10 +177,10 @@ class Reading:
         self.has_calls = False
         self.is_cut = False
         self._use = use or ChatUse()
-        self._reader = None
+        self._reader = (
+            None if use is None else dialect.reader(prompt_ids, with_calls=use.reads_calls)
+        )
         self._text: TextArgument | None = None  # of the call that is being read
-        if use is not None:
-            self._reader = dialect.reader(prompt_ids, with_calls=use.reads_calls)
 
     def push(self, text: str, *, is_last: bool) -> list[Part]:
         """What new text brings, in its order; is_last: it is the end of the answer."""

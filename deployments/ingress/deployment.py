@@ -56,13 +56,14 @@ class IngressDeployment(Replica):
         self._part.start()
         if await asyncio.to_thread(has_others):
             await self._part.connections.first_link()
-        exporter = Exporter(self._part.recorder)
-        self._exporting = asyncio.create_task(exporter.run_forever())
+        self._exporting = asyncio.create_task(Exporter(self._part.recorder).run_forever())
         patience_s = config.ingress.shutdown_grace_s + _LISTENER_MARGIN_S
         app, tls = create_app(self._part), config.tls.pem()
         self._http = HttpListener(app, config.http, patience_s, tls)
-        grpc = GrpcListener(self._part, patience_s)
-        self._listeners: list[GrpcListener | HttpListener] = [grpc, self._http]
+        self._listeners: list[GrpcListener | HttpListener] = [
+            GrpcListener(self._part, patience_s),
+            self._http,
+        ]
         admin = config.access.admin
         if admin.port is not None:
             where = HttpConfig(host=admin.host, port=admin.port)

@@ -112,8 +112,6 @@ async def _until_disconnected(receive: Receive) -> None:
 
 # Of one ingress.  Each has a stream of its own from every coordinator.
 MAX_WATCHERS = 8
-# A comment: it says at once that the stream is there.
-_OPENING = b": watching\n\n"
 
 
 News = asyncio.Queue[bytes | None]
@@ -146,7 +144,7 @@ class Watchers:
         self._num_streams += 1
         following = asyncio.create_task(self._follow(news), name="follow the coordinators")
         try:
-            yield _OPENING
+            yield b": watching\n\n"  # a comment: it says at once that the stream is there
             while (event := await news.get()) is not None:
                 yield event
         finally:

@@ -44,8 +44,9 @@ class GrpcListener:
         )
         _add(api, self._server, GENERATION, "Generate", "ListModels", "Tokenize", "Detokenize")
         _add(api, self._server, health.SERVICE_NAME, "Watch", "Check")
-        names = (GENERATION, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._server)
+        reflection.enable_server_reflection(
+            (GENERATION, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
+        )
 
     async def start(self) -> None:
         """Start listening; raises ConfigError if the address cannot be bound."""

@@ -92,8 +92,9 @@ def to_spec(message: pb.GenerateRequest, limits: Limits) -> GenerationSpec:
     if is_search:
         width = search.num_beams or call.n
         if resumed:
-            reason = "a beam search has nothing to resume; send the request without it"
-            raise RequestError.at("resume", reason)
+            raise RequestError.at(
+                "resume", "a beam search has nothing to resume; send the request without it"
+            )
         most = limits.config.ingress.max_choices
         if not call.n <= width <= most:
             remedy = f"send n={call.n} to {most}"
@@ -111,8 +112,9 @@ def _check_removed(message: pb.GenerateRequest) -> None:
     """Raise RequestError for what older versions served."""
     for field in cast(Any, UnknownFieldSet(message.speculation)):
         if field.field_number == _MIN_TOKENS_PER_S:
-            remedy = "remove it; use speculation.latency_class"
-            raise RequestError.at("speculation.min_tokens_per_s", remedy)
+            raise RequestError.at(
+                "speculation.min_tokens_per_s", "remove it; use speculation.latency_class"
+            )
     if message.speculation.law == _BLOCK:
         raise RequestError.at("speculation.law", f"block is gone; {REMOVED_LAWS['block']}")
 

@@ -112,8 +112,11 @@ def create_admin_app(ingress: Ingress) -> Starlette:
 
 
 def _app(routes: Sequence[BaseRoute], middleware: Sequence[Middleware]) -> Starlette:
-    handlers = {HTTPException: _on_http_exception}
-    return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
+    return Starlette(
+        routes=routes,
+        middleware=middleware,
+        exception_handlers={HTTPException: _on_http_exception},
+    )
 
 
 def answering(ingress: Ingress, path: str, handler: Handler) -> Handler:
@@ -125,8 +128,7 @@ def answering(ingress: Ingress, path: str, handler: Handler) -> Handler:
         request_id = request_id_of(request)
         request.state.route = path
         try:
-            is_asked = path not in SILENT
-            request.state.caller = ingress.caller(request.headers) if is_asked else ANYBODY
+            request.state.caller = ANYBODY if path in SILENT else ingress.caller(request.headers)
             return await handler(request)
         except ClientDisconnect:
             return Response(status_code=499)
@@ -215,8 +217,9 @@ async def _on_http_exception(request: Request, error: Any) -> Response:
     headers = {**(error.headers or {}), "Allow": _allowed(request)}
     if method == "OPTIONS":
         return Response(status_code=204, headers=headers)
-    refusal = RequestError(f"{method} {path}: the method is not served here")
-    response = error_response(refusal, request_id)
+    response = error_response(
+        RequestError(f"{method} {path}: the method is not served here"), request_id
+    )
     response.status_code = status
     response.headers.update(headers)
     return response

@@ -75,8 +75,7 @@ class HttpListener:
 
     async def start(self) -> None:
         """Take connections from now on; raises ConfigError if the address cannot be bound."""
-        bound = _bound(self._where)
-        self._serving = asyncio.create_task(self._server.serve(sockets=[bound]))
+        self._serving = asyncio.create_task(self._server.serve(sockets=[_bound(self._where)]))
 
     def check(self) -> None:
         """Raise WorkerError where it does not serve any more."""

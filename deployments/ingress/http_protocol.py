@@ -72,8 +72,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._start_clock()
         limit = self._bounds.max_connections
         if len(self.connections) > limit:
-            oldest = next(iter(self._waiting))
-            oldest._end(UnavailableError(f"{limit} connections are open; try again later"))
+            next(iter(self._waiting))._end(
+                UnavailableError(f"{limit} connections are open; try again later")
+            )
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""

@@ -196,9 +196,9 @@ class Answer(Writer):
             if self._is_chat:
                 said = {"delta": {"role": "assistant", "content": "", "refusal": None}}
             said |= {"logprobs": None, "finish_reason": None}
-            said["seed"] = self._generation.seed_of(index)
             self._begun.add(index)
-            parts.append(self._chunk({"index": index, **said}))
+            seed = self._generation.seed_of(index)
+            parts.append(self._chunk({"index": index, **said, "seed": seed}))
         return b"".join(parts)
 
     def chunks(self, deltas: Sequence[Delta]) -> bytes:

@@ -61,8 +61,7 @@ def prediction_idle(spec: GenerationSpec) -> dict[str, Any]:
     if not spec.prediction or spec.prediction_drafters:
         return {}
     is_enabled = spec.speculation.enabled and spec.speculation.max_draft_tokens != 0
-    why = "no_prediction_drafter" if is_enabled else "disabled"
-    return {"prediction_idle_because": why}
+    return {"prediction_idle_because": "no_prediction_drafter" if is_enabled else "disabled"}
 
 
 # The fixed cost of a message, as a number of characters that are encoded in the same time.

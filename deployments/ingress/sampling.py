@@ -20,8 +20,7 @@ from deployments.ingress.structured import Held, ResponseFormat, StructuredOutpu
 from deployments.ingress.wording import shown
 
 MAX_NAME_LEN = 256
-_PENALTIES: Sequence[str] = ("presence_penalty", "frequency_penalty", "repetition_penalty")
-_OF_DRAWS = ("temperature", "top_p", "top_k", "min_p")
+_PENALTIES = ["presence_penalty", "frequency_penalty", "repetition_penalty"]
 
 
 def check_model(model: str, limits: Limits, name: str = "model") -> str:
@@ -47,9 +46,7 @@ ModelName = Annotated[
     Field(min_length=1, max_length=MAX_NAME_LEN),
     Read(lambda name, limits: check_model(name, limits, "")),
 ]
-Share = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
-LengthPenalty = Annotated[float, Field(ge=-MAX_LENGTH_PENALTY, le=MAX_LENGTH_PENALTY)]
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 PositiveCount = Annotated[int, Field(ge=1, le=2**31 - 1)]
 AtLeastMinusOne = Annotated[int, Field(ge=-1, le=2**31 - 1)]
@@ -57,7 +54,6 @@ AtLeastMinusOne = Annotated[int, Field(ge=-1, le=2**31 - 1)]
 TopK = Annotated[AtLeastMinusOne, Read(lambda count, _: max(count, 0))]
 Choices = Annotated[int, Field(ge=1), up_to("config.ingress.max_choices")]
 Alternatives = Annotated[int, Field(ge=0), up_to("config.ingress.max_logprobs")]
-TokenId = Annotated[int, Field(ge=0), up_to("max_token_id")]
 StopTexts = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=256)]],
     up_to("config.ingress.max_stop_strings"),
@@ -96,7 +92,8 @@ class Sampling(Named):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = supported(
         "nucleus sampling; for greedy decoding send temperature 0")
     top_k: TopK | None = supported("candidates kept; 0 and -1 = all")
-    min_p: Share | None = supported("least probability, relative to the greatest")
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = supported(
+        "least probability, relative to the greatest")
     presence_penalty: Penalty = supported("counts output tokens", 0.0)
     frequency_penalty: Penalty = supported("counts output tokens", 0.0)
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = supported(
@@ -111,7 +108,8 @@ class Sampling(Named):
     stop: Annotated[
         StopTexts, or_text({"type": "string", "minLength": 1, "maxLength": 256}, lambda one: [one])
     ] = supported(OF_STOP, ())
-    stop_token_ids: list[TokenId] = supported("tokens that end the text", (), max_length=64)
+    stop_token_ids: list[Annotated[int, Field(ge=0), up_to("max_token_id")]] = supported(
+        "tokens that end the text", (), max_length=64)
     max_tokens: Count | None = supported(OF_TOKENS)
     min_tokens: Count = supported("output tokens before the text may end", 0)
     ignore_eos: bool = supported("end-of-sequence tokens are ordinary ones", False)
@@ -142,7 +140,9 @@ class Sampling(Named):
     use_beam_search: bool = supported(
         "the n best texts are searched for, by best_of (else n) beams; nothing is drawn, so "
         "temperature and the like have no effect, and nothing is streamed", False)
-    length_penalty: LengthPenalty = supported(
+    length_penalty: Annotated[
+        float, Field(ge=-MAX_LENGTH_PENALTY, le=MAX_LENGTH_PENALTY)
+    ] = supported(
         "of beam search: a text's score is its log-probability over its length to this power", 1.0)
     early_stopping: bool | Literal["never"] = supported(
         "of beam search, as in transformers: true = it ends with its first texts", False)
@@ -262,7 +262,7 @@ class Sampling(Named):
         self,
         limits: Limits,
         prompts: tuple[Prompt, ...],
-        logprobs: int | None = None,
+        logprobs: int | None,
         *,
         num_samples: int | None = None,
         use: ChatUse | None = None,
@@ -287,7 +287,7 @@ class Sampling(Named):
         asked, named = self.speculation.options(limits), _PENALTIES
         speculation = SpeculationOptions(enabled=False, latency_class=asked.latency_class)
         if not self.use_beam_search:
-            law, named = defaults, (*_PENALTIES, *_OF_DRAWS)
+            law, named = defaults, [*_PENALTIES, "temperature", "top_p", "top_k", "min_p"]
             speculation = dataclasses.replace(
                 asked,
                 return_draft_sources=self.return_draft_sources,

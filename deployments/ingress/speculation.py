@@ -43,18 +43,18 @@ Drafter = Annotated[
     Field(max_length=256),
     Read(lambda name, limits: _open(name, limits.config.on_their_own, "drafters")),
 ]
-DraftTokens = Annotated[int, Field(ge=0), up_to("config.coordinator.max_draft_tokens")]
-LawName = Annotated[str, Field(max_length=64), Read(_law)]
 
 
 # fmt: off
 class Speculation(Body):
     enabled: bool = supported("false = plain decoding", True)
-    max_draft_tokens: DraftTokens | None = supported("draft tokens checked per step, at most")
+    max_draft_tokens: (
+        Annotated[int, Field(ge=0), up_to("config.coordinator.max_draft_tokens")] | None
+    ) = supported("draft tokens checked per step, at most")
     drafters: list[Drafter] | None = supported("names of those that may help", max_length=64)
     latency_class: Annotated[str, Field(max_length=64), Read(_latency_class)] | None = supported(
         "one of ingress.public_latency_classes")
-    law: LawName | None = supported(
+    law: Annotated[str, Field(max_length=64), Read(_law)] | None = supported(
         "how drafts are accepted, one of coordinator.laws; under all but coupled the text depends "
         "on the drafts")
     # fmt: on

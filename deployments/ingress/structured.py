@@ -64,8 +64,8 @@ class StructuredOutputs(Body):
             raise RequestError.at(path, f"{' and '.join(asked)} are set; send one of them")
         for kind, value in asked.items():
             place = joined(path, kind)
-            is_any = kind == "json_object"
-            return _ANY_OBJECT if is_any else grammar_of(kind, value, place), place
+            held = _ANY_OBJECT if kind == "json_object" else grammar_of(kind, value, place)
+            return held, place
         return None
 
 

@@ -221,12 +221,14 @@ COUNT_TOKENS = PostEndpoint(
 
 
 # The block of each kind of item, its field that grows, and the delta that brings more of it.
-_TEXT = {"type": "text", "text": ""}, "text", "text_delta"
-_THINKING = {"type": "thinking", "thinking": "", "signature": ""}, "thinking", "thinking_delta"
 _CALL = {"type": "tool_use"}, "partial_json", "input_json_delta"
 _BLOCKS: dict[str, tuple[dict[str, str], str, str]] = {
-    "text": _TEXT,
-    "reasoning": _THINKING,
+    "text": ({"type": "text", "text": ""}, "text", "text_delta"),
+    "reasoning": (
+        {"type": "thinking", "thinking": "", "signature": ""},
+        "thinking",
+        "thinking_delta",
+    ),
     "function": _CALL,
     "custom": _CALL,
 }
@@ -247,11 +249,15 @@ class MessagesWriter(ItemWriter):
         return event("message_start", message=self._message([])) + event("ping")
 
     def closing(self) -> bytes:
-        told = metrics(self._generation)
         return (
             self._filled()
             + self._told("ended", self._items[-1], "")
-            + event("message_delta", delta=self._end(), usage=self._usage(), metrics=told)
+            + event(
+                "message_delta",
+                delta=self._end(),
+                usage=self._usage(),
+                metrics=metrics(self._generation),
+            )
             + event("message_stop")
         )
 

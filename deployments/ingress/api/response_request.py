@@ -152,8 +152,7 @@ class Response(AnsweredConversation, Harmless):
             )
 
     def num_logprobs(self) -> int | None:
-        is_asked = self.top_logprobs or _LOGPROBS in self.include
-        return self.top_logprobs if is_asked else None
+        return self.top_logprobs if self.top_logprobs or _LOGPROBS in self.include else None
 
     def asked(self, limits: Limits) -> GenerationSpec:
         self._limits, earlier = limits, self.previous_response_id

@@ -110,10 +110,12 @@ class ResponseWriter(ItemWriter):
             is_full = self._last.finish_reason is FinishReason.LENGTH
             body["incomplete_details"] = {"reason": "max_output_tokens" if is_full else "stop"}
         prompt, output = generation.num_prompt_tokens, generation.num_output_tokens
-        cached = generation.num_cached_tokens
         body["usage"] = {
             "input_tokens": prompt,
-            "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+            "input_tokens_details": {
+                "cached_tokens": generation.num_cached_tokens,
+                "cache_write_tokens": 0,
+            },
             "output_tokens": output,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": prompt + output,
