@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.core import (
+    EMPTY_TOKENS,
     Commit,
     FinishReason,
     FloatArray,
@@ -24,6 +25,7 @@ from cluster.core import (
     TokenLogprob,
     TokenTree,
 )
+from cluster.errors import CapacityError, DrafthouseError
 from cluster.models.engine_state import EngineState
 from cluster.models.made_for import MadeFor
 from cluster.records import frozen, record
@@ -164,6 +166,19 @@ class Refusal:
     generation: int
     code: str
     message: str
+
+
+def error_event(request_id: str, why: Refusal | DrafthouseError, position: int = 0) -> TokenEvent:
+    """Return the event that ends a request with an error."""
+    return TokenEvent(
+        request_id,
+        position,
+        EMPTY_TOKENS,
+        finish_reason=FinishReason.ERROR,
+        error_code=why.code,
+        error_message=why.message,
+        retry_after_s=why.retry_after_s if isinstance(why, CapacityError) else 0.0,
+    )
 
 
 @frozen

@@ -10,7 +10,7 @@ from cluster.config.processes import RECORDER
 from cluster.config.schema import Config
 from cluster.coordinator.session import Session
 from cluster.coordinator.targets import TargetSeat
-from cluster.core import Request, TokenArray
+from cluster.core import Request
 from cluster.draft.registry import has_laws
 from cluster.errors import ContextLengthError, NotFoundError, RequestError, TooLargeError
 from cluster.messages import WorkerDescription
@@ -27,9 +27,28 @@ def check_request(request: Request, served: WorkerDescription, config: Config) -
     prompt_len = len(request.prompt_ids) + len(request.output_ids)
     if len(request.prompt_ids) == 0:
         raise RequestError("the prompt has no tokens; send at least one", param="prompt")
-    _check_length(prompt_len, served, max_frame_tokens)
+    if served.max_context_len and prompt_len >= served.max_context_len:
+        raise ContextLengthError.of(
+            prompt_len,
+            served.max_context_len,
+            "reduce the length of the prompt or raise target.engine.max_context_len",
+        )
+    if prompt_len > max_frame_tokens:
+        raise TooLargeError(
+            f"the prompt has {prompt_len} tokens; one frame carries {max_frame_tokens}; "
+            "shorten the prompt or raise coordinator.max_frame_bytes",
+            param="prompt",
+        )
     for name, token_ids in (("prompt", request.prompt_ids), ("output_ids", request.output_ids)):
-        _check_vocabulary(token_ids, served.vocab_size, name)
+        if len(token_ids) == 0:
+            continue
+        low, high, size = int(token_ids.min()), int(token_ids.max()), served.vocab_size
+        if low < 0 or (size and high >= size):
+            worst = low if low < 0 else high
+            raise RequestError(
+                f"token id {worst} is outside the vocabulary of {size or 'the model'} tokens",
+                param=name,
+            )
     # While no target has told its vocabulary, ids are checked against none; the target will.
     check_params(request.params, num_ids(served.vocab_size))
     if request.params.max_tokens < 1:
@@ -72,21 +91,6 @@ def with_law(request: Request, laws: Sequence[Law]) -> Request:
     return replace(request, params=replace(request.params, law=law))
 
 
-def _check_length(prompt_len: int, served: WorkerDescription, max_frame_tokens: int) -> None:
-    if served.max_context_len and prompt_len >= served.max_context_len:
-        raise ContextLengthError.of(
-            prompt_len,
-            served.max_context_len,
-            "reduce the length of the prompt or raise target.engine.max_context_len",
-        )
-    if prompt_len > max_frame_tokens:
-        raise TooLargeError(
-            f"the prompt has {prompt_len} tokens; one frame carries {max_frame_tokens}; "
-            "shorten the prompt or raise coordinator.max_frame_bytes",
-            param="prompt",
-        )
-
-
 def _check_given(request: Request, prompt_len: int, max_frame_tokens: int) -> None:
     # They stand in the frame that opens the request, beside the prompt; a forced output comes once
     # more as the tokens that an opening repeats.
@@ -98,18 +102,6 @@ def _check_given(request: Request, prompt_len: int, max_frame_tokens: int) -> No
                 f"{max_frame_tokens}; shorten them or raise coordinator.max_frame_bytes",
                 param=name,
             )
-
-
-def _check_vocabulary(token_ids: TokenArray, vocab_size: int, param: str) -> None:
-    if len(token_ids) == 0:
-        return
-    low, high = int(token_ids.min()), int(token_ids.max())
-    if low < 0 or (vocab_size and high >= vocab_size):
-        worst = low if low < 0 else high
-        raise RequestError(
-            f"token id {worst} is outside the vocabulary of {vocab_size or 'the model'} tokens",
-            param=param,
-        )
 
 
 def allowed_drafters(config: Config, request: Request) -> tuple[str, ...]:

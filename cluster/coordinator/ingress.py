@@ -6,12 +6,11 @@ import asyncio
 import logging
 from collections import deque
 
-from cluster.coordinator.session import error_event
 from cluster.coordinator.sessions import SessionTable
 from cluster.coordinator.workers import AdapterNews
 from cluster.core import EMPTY_TOKENS, FinishReason, Request, TokenEvent
 from cluster.errors import CapacityError, DrafthouseError, WorkerError
-from cluster.messages import HEARTBEAT_S, EventFrame, SubmitFrame
+from cluster.messages import HEARTBEAT_S, EventFrame, SubmitFrame, error_event
 from cluster.rpc.link import Link, Outbox, run_until_first_ends
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from cluster.core import EMPTY_TOKENS, FinishReason, Request, TokenEvent
-from cluster.errors import CapacityError, DrafthouseError
-from cluster.messages import Open, TextVerdict
+from cluster.errors import DrafthouseError
+from cluster.messages import Open, TextVerdict, error_event
 from cluster.plan.roster import lot_of
 from cluster.plan.texts import NO_SOURCES, Text
 from cluster.requests.fields import PlainWhy, Redraw, StepCount
@@ -173,8 +173,7 @@ class Session:
     def failed(self, error: DrafthouseError) -> TokenEvent:
         """The last event, where it ends with `error`."""
         return replace(
-            error_event(self.request.id, error),
-            position=self.num_output_tokens,
+            error_event(self.request.id, error, self.num_output_tokens),
             stats=self.statistics.snapshot(self.idle_because),
             queue_time_s=self.queue_time_s,
         )
@@ -193,16 +192,3 @@ class Session:
             )
         ]
         return (*found, *[()] * (num_tokens - len(found)))
-
-
-def error_event(request_id: str, error: DrafthouseError) -> TokenEvent:
-    """The only event of a request that ends with `error`."""
-    return TokenEvent(
-        request_id,
-        0,
-        EMPTY_TOKENS,
-        finish_reason=FinishReason.ERROR,
-        error_code=error.code,
-        error_message=error.message,
-        retry_after_s=error.retry_after_s if isinstance(error, CapacityError) else 0.0,
-    )

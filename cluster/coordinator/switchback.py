@@ -37,7 +37,7 @@ class Switchback:
         self.use(config)
 
     def use(self, config: Config) -> None:
-        """Go on by another configuration; what was measured by another one is forgotten."""
+        """Go on by another configuration; windows that are not judged yet are forgotten."""
         settings = config.coordinator.switchback
         self._period_s, self._window_s = int(settings.period_s), int(settings.window_s)
         # By window, and whether it is the time in it: tokens of texts that may have drafts, and the

@@ -10,9 +10,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from cluster.client.generated.common_pb2 import TokenTree as TreeMessage
 from cluster.core import (
-    EMPTY_TOKENS,
     Commit,
-    FinishReason,
     Proposal,
     Request,
     TokenEvent,
@@ -30,6 +28,7 @@ from cluster.messages import (
     SubmitFrame,
     TextVerdict,
     VerdictFrame,
+    error_event,
 )
 from cluster.records import frozen
 from cluster.requests.fields import NO_LAWS, PlainWhy
@@ -66,18 +65,6 @@ def _decode_event(message: coordinator_pb2.TokenEvent) -> TokenEvent:
     except ProtocolError as error:
         # Tokens are missing from here on, so the text cannot go on: the request ends.
         return error_event(message.request_id, error, message.position)
-
-
-def error_event(request_id: str, why: Refusal | ProtocolError, position: int = 0) -> TokenEvent:
-    """The event that ends a request which was refused."""
-    return TokenEvent(
-        request_id,
-        position,
-        EMPTY_TOKENS,
-        finish_reason=FinishReason.ERROR,
-        error_code=why.code,
-        error_message=why.message,
-    )
 
 
 SUBMIT = FrameCodec(SubmitFrame, coordinator_pb2.SubmitFrame, [_REQUEST.read_by(_decode_request)])

@@ -30,9 +30,7 @@ class FrameCodec(Generic[F]):
     An item whose codec reads it as a Refusal is refused, and one that reads as None is left out.
     """
 
-    def __init__(
-        self, kind: type[F], message: type[Message], codecs: Iterable[Codec[Any]] = ()
-    ) -> None:
+    def __init__(self, kind: type[F], message: type[Message], codecs: Iterable[Codec[Any]]) -> None:
         self.name = kind.__name__
         self._codec = record_codec(kind, message, codecs)
         self._parse = message.FromString
@@ -54,7 +52,8 @@ class FrameCodec(Generic[F]):
         if halves is None:
             raise TooLargeError(
                 f"one item of a {self.name} has {len(data)} bytes, the limit is {max_bytes}; "
-                "send a shorter prompt or raise coordinator.max_frame_bytes"
+                "send a shorter prompt or raise coordinator.max_frame_bytes",
+                param="prompt",
             )
         return self.encode(halves[0], max_bytes) + self.encode(halves[1], max_bytes)
 

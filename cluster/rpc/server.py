@@ -60,7 +60,10 @@ class RunningServer:
         self._server = server
 
     async def stop(self, grace_s: float = 1.0) -> None:
-        """Refuse new streams, give open ones grace_s seconds to end, then break them."""
+        """Refuse new streams, give open ones grace_s seconds to end, then break them.
+
+        By then their last frames have arrived; more is not waited for, because every peer can
+        continue elsewhere."""
         await self._server.stop(grace_s)
 
 

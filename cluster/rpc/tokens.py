@@ -130,16 +130,13 @@ class TokenCheck:
             )
         if token["nonce"] in self._seen:
             return f"the {HEADER} was used before; every call needs one of its own"
-        self._remember(token["nonce"], now)
-        return ""
-
-    def _remember(self, nonce: str, now: float) -> None:
         # Only holders of the key can add to it, and what is too old by its time needs no memory.
         for oldest in list(self._seen):
             if now - self._seen[oldest] <= 2 * MAX_SKEW_S:
                 break
             del self._seen[oldest]
-        self._seen[nonce] = now
+        self._seen[token["nonce"]] = now
+        return ""
 
 
 def _mac(key: bytes, *said: str) -> str:

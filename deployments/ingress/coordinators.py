@@ -25,8 +25,6 @@ _RESUME_PAUSE_S = 0.05
 # Coordinators say every second that they are there.  Looks are counted, not time: when the ingress
 # itself was stopped, it has heard nobody meanwhile, and that counts as one look.
 _NUM_LOOKS = 12
-# Upper bound for the bytes of a request on the wire besides its tokens: parameters, biases, names.
-_ENVELOPE_BYTES = 32 * 1024
 
 
 class Coordinators:
@@ -36,8 +34,6 @@ class Coordinators:
         """settings: how long a request waits for a coordinator before it ends with 503, and a
         coordinator says nothing before it is left, are those of targets."""
         self._settings = settings
-        # A token has four bytes.
-        self._max_prompt_len = (settings.max_frame_bytes - _ENVELOPE_BYTES) // 4
         self._peers: dict[str, CoordinatorPeer] = {}
         self._changed = asyncio.Event()
         self._resumptions: set[asyncio.Task[None]] = set()
@@ -62,15 +58,12 @@ class Coordinators:
         except DrafthouseError as error:
             log.warning("lost coordinator id=%s: %s", peer.id, error)
         finally:
-            self._lose(peer)
-
-    def _lose(self, peer: CoordinatorPeer) -> None:
-        del self._peers[peer.id]
-        self._update_adapters()
-        self.announce()
-        for ticket in list(peer.tickets.values()):
-            self._resume_later(ticket)
-        peer.tickets.clear()
+            del self._peers[peer.id]
+            self._update_adapters()
+            self.announce()
+            for ticket in list(peer.tickets.values()):
+                self._resume_later(ticket)
+            peer.tickets.clear()
 
     def announce(self) -> None:
         """Wake those who wait for a change of what can be served."""
@@ -95,17 +88,8 @@ class Coordinators:
     async def submit(self, request: Request, arrived: asyncio.Event) -> Ticket:
         """Send the request to the least loaded coordinator; its events arrive in the ticket.
 
-        Raises UnavailableError if no coordinator connects in time, TooLargeError for a prompt that
-        exceeds the limit of a frame.
+        Raises UnavailableError if no coordinator connects in time.
         """
-        num_tokens = len(request.prompt_ids) + len(request.output_ids)
-        num_tokens += len(request.params.forced_ids) + len(request.params.prediction)
-        if num_tokens > self._max_prompt_len:
-            raise TooLargeError(
-                f"the prompt has {num_tokens} tokens, {self._max_prompt_len} fit into one frame; "
-                "shorten it or raise coordinator.max_frame_bytes",
-                param="prompt",
-            )
         ticket = Ticket(request, arrived)
         await self.wait_connected()
         self._place(ticket, request)
@@ -114,21 +98,17 @@ class Coordinators:
     def close(self, ticket: Ticket) -> None:
         """Forget the request; a coordinator that still works on it is told to cancel it."""
         peer, ticket.peer = ticket.peer, None
-        if peer is None:
-            ticket.finished = True
-            return
-        peer.tickets.pop(ticket.wire_id, None)
-        if not ticket.finished:
-            ticket.finished = True
-            peer.tell(cancelled=ticket.wire_id)
+        was_finished, ticket.finished = ticket.finished, True
+        if peer is not None:
+            peer.tickets.pop(ticket.wire_id, None)
+            if not was_finished:
+                peer.tell(cancelled=ticket.wire_id)
 
     def end(self, ticket: Ticket) -> None:
         """Ask for the end of a request whose text is complete; its last event still arrives, with
         the statistics."""
         ticket.cancelled = True
-        if ticket.finished:
-            return
-        if ticket.peer is None:  # its coordinator was lost, and with it the statistics
+        if ticket.peer is None:  # it has ended, or its coordinator was lost with the statistics
             ticket.end()
         else:
             ticket.peer.tell(ended=ticket.wire_id)

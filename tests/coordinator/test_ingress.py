@@ -49,15 +49,6 @@ async def test_each_ingress_hears_how_busy_the_coordinator_is_with_all_of_them()
         assert (await anext(connect(stage))).load == Load(64, num_running=1, num_waiting=1)
 
 
-async def test_a_refused_request_is_answered_with_an_error_event():
-    async with at_work() as stage:
-        link = connect(stage)
-        await link.send(SubmitFrame((request([], id="x"),)))
-        (event,) = (await read(link, "x"))["x"]
-    assert event.finish_reason is FinishReason.ERROR
-    assert event.error_code == RequestError.code
-
-
 async def test_a_cancelled_request_is_freed_and_others_go_on():
     target = ToyTarget()
     async with at_work(target, drafters=()) as stage:
@@ -86,11 +77,15 @@ async def test_a_link_that_breaks_frees_its_requests_and_no_others():
         assert stage.status()["num_running"] == 0
 
 
-async def test_an_id_sent_twice_does_not_end_the_first_request():
+async def test_an_id_sent_twice_or_a_refused_request_does_not_end_the_first_one():
     async with at_work(drafters=()) as stage:
         link = connect(stage)
-        await link.send(SubmitFrame((request(id="x"), request([7], id="x"))))
-        assert text_of((await read(link, "x"))["x"]) == PLAIN
+        sent = request(id="x"), request([7], id="x"), request([], id="refused")
+        await link.send(SubmitFrame(sent))
+        events = await read(link, "x", "refused")
+        assert text_of(events["x"]) == PLAIN
+        (refused,) = events["refused"]
+        assert refused.error_code == RequestError.code
 
 
 class Talkative:

@@ -166,7 +166,6 @@ async def test_what_a_target_says_of_itself_changes_no_text():
     ("name", "problem"),
     [
         ("outside the vocabulary", "outside the vocabulary"),
-        ("negative", "outside the vocabulary"),
         ("too many tokens", "60 tokens, 40 are left"),
         ("nothing", "brings nothing"),
         ("more accepted than verified", "accepts 3 drafts of 1"),

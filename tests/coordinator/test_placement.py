@@ -115,15 +115,7 @@ def test_a_full_target_gets_nothing_and_one_that_failed_the_text_only_at_need():
     assert placement.choose(asked, [full, other]) is other
 
 
-def test_a_lost_target_holds_nothing():
-    placement, lost = Placement(PAGE), seat("lost")
-    placement.remember(lost, text(LONG))
-    placement.forget("lost")
-    placement.forget("unknown")
-    assert placement.num_held("lost", text(LONG)) == 0
-
-
-def test_no_more_is_remembered_than_the_target_has_pages():
+def test_no_more_is_remembered_than_the_target_has_pages_and_nothing_of_a_lost_one():
     placement, small = Placement(PAGE), seat("small")
     small.note_load(Load(seats=8, pages_total=5))
     placement.remember(small, text(LONG))
@@ -132,3 +124,6 @@ def test_no_more_is_remembered_than_the_target_has_pages():
     placement.remember(small, text([9] * 12))
     assert placement.num_held("small", text([9] * 12)) == 3 * PAGE
     assert placement.num_held("small", text(LONG)) == 2 * PAGE
+    placement.forget("unknown")
+    placement.forget("small")
+    assert placement.num_held("small", text(LONG)) == 0

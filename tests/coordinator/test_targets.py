@@ -153,7 +153,7 @@ def resumed(max_tokens: int = 9) -> Session:
 
 @pytest.mark.parametrize(
     ("max_tokens", "max_context_len", "remaining"),
-    [(9, 0, 8), (9, 11, 8), (9, 12, 8), (9, 10, 7), (9, 3, 0), (9, 2, -1), (1, 100, 0)],
+    [(9, 0, 8), (9, 11, 8), (9, 10, 7), (9, 2, -1), (1, 100, 0)],
 )
 def test_a_text_ends_by_max_tokens_or_by_the_context_limit(
     max_tokens: int, max_context_len: int, remaining: int

@@ -119,15 +119,6 @@ async def test_another_target_takes_over_in_mid_text():
         assert "drafthouse_failovers_total 1.0" in stage.metrics()
 
 
-async def test_merged_drafters_do_not_change_the_text_and_save_steps():
-    target = ToyTarget()
-    async with at_work(
-        target, ToyDrafter("a", random_tree(5)), ToyDrafter("b", oracle_in_a_crowd(6))
-    ) as stage:
-        await stage.ask(params=SEEDED)
-    assert len(target.steps) < SEEDED.max_tokens
-
-
 async def test_many_requests_at_once_each_get_their_own_text():
     async with at_work(ToyDrafter("a", oracle_in_a_crowd(7))) as stage:
         prompts = [[i, i + 1, (i * 7) % 32] for i in range(12)]

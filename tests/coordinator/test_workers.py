@@ -20,7 +20,6 @@ TARGET = WorkerDescription("first", "target", "m", model_hash="ab", native_build
 @pytest.mark.parametrize(
     ("is_reproducible", "fields", "reason"),
     [
-        (False, {}, ""),
         (False, {"model_hash": "cd"}, "has model_hash cd"),
         (False, {"model_hash": "ab|weights=int8"}, ""),  # a processor that cannot has wider ones
         (False, {"model_hash": "cd|weights=int8"}, "has model_hash cd|weights=int8"),

@@ -158,28 +158,6 @@ async def test_an_accepted_request_is_not_refused_for_want_of_room_after_a_failo
         assert ticket.failovers >= 1
 
 
-async def test_a_coordinator_that_falls_silent_is_left_and_its_requests_go_on_elsewhere():
-    ingress = Coordinators(CoordinatorConfig(target_silence_s=1.5))  # heartbeats come every second
-    description = WorkerDescription("c", "coordinator", "c", vocab_size=9, max_context_len=99)
-    ours, mute = memory_pair()
-    using = asyncio.create_task(ingress.use(Endpoint("mute", ""), description, ours))
-    await asyncio.sleep(0)
-    ticket, arrived = await ask(ingress)
-    frame: SubmitFrame = await anext(mute)
-    whole = plain_text([1, 2, 3], PARAMS)
-    event = TokenEvent(frame.requests[0].id, 0, token_array(whole[:5]))
-    await mute.send(EventFrame((event,)))
-    async with asyncio.timeout(20), house() as heard:
-        setting = Stage(ingress)
-        setting.add("heard", heard)
-        tokens = await read(ticket, arrived)
-        await using
-        assert ingress.links
-        await setting.close()
-    assert tokens == whole
-    assert ticket.failovers == 1
-
-
 Ours = MemoryLink[EventFrame, SubmitFrame]
 
 
@@ -199,6 +177,22 @@ async def peers(ingress: Coordinators, *names: str) -> AsyncIterator[dict[str, O
         for task in using:
             task.cancel()
         await asyncio.gather(*using, return_exceptions=True)
+
+
+async def test_a_coordinator_that_falls_silent_is_left_and_its_requests_go_on_elsewhere():
+    ingress = Coordinators(CoordinatorConfig(target_silence_s=1.5))  # heartbeats come every second
+    async with asyncio.timeout(20), house() as heard, peers(ingress, "mute") as links:
+        ticket, arrived = await ask(ingress)
+        frame: SubmitFrame = await anext(links["mute"])
+        whole = plain_text([1, 2, 3], PARAMS)
+        event = TokenEvent(frame.requests[0].id, 0, token_array(whole[:5]))
+        await links["mute"].send(EventFrame((event,)))
+        setting = Stage(ingress)
+        setting.add("heard", heard)
+        assert await read(ticket, arrived) == whole
+        assert [*ingress.links] == ["heard"]
+        assert ticket.failovers == 1
+        await setting.close()
 
 
 async def placed(ingress: Coordinators, count: int) -> list[str]:
