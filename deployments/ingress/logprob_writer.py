@@ -51,8 +51,9 @@ class PromptScore:
     def take(self) -> bool:
         """Read what has come; True once it is complete.  Raises the error that ended it."""
         if self.ticket is not None:
-            for event in self.ticket.take():
-                self.logprobs += event.logprobs
+            while events := self.ticket.take():  # once more, for an error that came with them
+                for event in events:
+                    self.logprobs += event.logprobs
         return self.ticket is None or self.ticket.finished
 
 

@@ -12,7 +12,7 @@ import dataclasses
 import time
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -34,14 +34,14 @@ MAX_NODES = 4096
 class StepTrace:
     """The steps of one choice, as they arrive; those behind MAX_NODES nodes are dropped."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self) -> None:
         self.num_dropped = 0
         self._num_steps = self._num_nodes = 0
-        self._clock, self._began_at = clock, clock()
+        self._began_at = time.monotonic()
 
     def take(self, steps: Sequence[DraftStep]) -> tuple[DraftStep, ...]:
         """Number and time these steps; returns those that are kept."""
-        at_s, kept = self._clock() - self._began_at, list[DraftStep]()
+        at_s, kept = time.monotonic() - self._began_at, list[DraftStep]()
         for step in steps:
             number, self._num_steps = self._num_steps, self._num_steps + 1
             num_nodes = self._num_nodes + max(step.num_nodes, 1)
@@ -169,8 +169,10 @@ class Ticket:
         stay, for every choice to take its text from; an error comes before them.
         """
         events, is_search = self._arrived, self.request.params.beams is not None
-        if self._error is not None and (is_search or not events):
-            raise self._error
+        if self._error is not None:
+            if is_search or not events:
+                raise self._error
+            self._signal.set()  # of the next call, which raises it
         if not is_search:
             self._arrived = []
         return events
@@ -179,9 +181,11 @@ class Ticket:
         """The request in the form in which another coordinator continues it."""
         self.failovers += 1
         self.wire_id = f"{self.request.id}~{self.failovers}"
-        output_ids = token_array(self._output)
         return dataclasses.replace(
-            self.request, id=self.wire_id, output_ids=output_ids, was_admitted=True
+            self.request,
+            id=self.wire_id,
+            output_ids=token_array(self._output),
+            was_admitted=self._is_answered or self.request.was_admitted,
         )
 
 

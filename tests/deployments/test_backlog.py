@@ -15,6 +15,8 @@ from cluster.core import (
     TokenLogprob,
     token_array,
 )
+from cluster.errors import WorkerError
+from deployments.ingress.logprob_writer import PromptScore
 from deployments.ingress.ticket import MAX_PIECES, Ticket
 
 NUM_STEPS = 5000
@@ -43,7 +45,8 @@ async def filled(count: int) -> Ticket:
 async def test_nothing_is_lost_or_moved(count: int):
     ticket = await filled(count)
     # Another coordinator is given all of it.
-    assert len(ticket.resumed().output_ids) == 2 * count
+    resumed = ticket.resumed()
+    assert (len(resumed.output_ids), resumed.was_admitted) == (2 * count, True)
     events = ticket.take()
     assert len(events) <= MAX_PIECES
     tokens = np.concatenate([one.token_ids for one in events])
@@ -59,8 +62,22 @@ async def test_nothing_is_lost_or_moved(count: int):
     assert events[-1].stats is not None
 
 
+async def test_an_error_is_told_though_it_came_with_events():
+    ticket, score = await filled(0), PromptScore(await filled(0))
+    assert not ticket.resumed().was_admitted
+    for each in (ticket, score.ticket):
+        each.push(event(0))
+        each.fail(WorkerError("lost"))
+        each._signal.clear()
+    assert len(ticket.take()) == 1
+    assert ticket._signal.is_set()
+    for take in (ticket.take, score.take):
+        with pytest.raises(WorkerError):
+            take()
+
+
 async def test_a_token_that_waits_takes_a_few_bytes():
-    ticket = Ticket(Request("r", token_array([1]), SamplingParams()), asyncio.Event())
+    ticket = await filled(0)
     for step in range(NUM_STEPS):
         ticket.push(TokenEvent("r", step, token_array([step])))
     held = ticket.take()
