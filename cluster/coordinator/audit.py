@@ -81,7 +81,7 @@ class Auditor:
             if event.finish_reason is None:
                 return
             self._is_running = False
-            is_done = session.num_output_tokens == case.session.num_output_tokens
+            is_done = event.position + len(event.token_ids) == case.session.num_output_tokens
             self._conclude(case, session.redraws if is_done else None)
             self.tick()
 
@@ -141,6 +141,7 @@ def _request(case: Ended) -> Request:
         params=params,
         speculation=SpeculationOptions(enabled=False),
         output_ids=EMPTY_TOKENS,
+        was_admitted=False,
         tenant=secrets.token_bytes(16),
         timeout_s=0.0,
     )

@@ -112,7 +112,12 @@ class SessionTable:
         return session
 
     def _wait(self, session: Session) -> None:
-        bisect.insort(self._line, session, key=lambda each: each.arrived_at)
+        bisect.insort(
+            self._line,
+            session,
+            # Who has queued at another coordinator, and may have half of its text, goes first.
+            key=lambda each: (not each.request.was_admitted, each.arrived_at),
+        )
 
     def cancel(self, session_id: str, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """Free everything held for a session, and let another have its place; unknown and finished

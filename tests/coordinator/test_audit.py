@@ -117,6 +117,10 @@ async def test_another_target_looks_where_there_is_one():
         audited = {item.request_id for item in targets[reader].items}
         assert len(audited) == 1
         assert outcomes(stage) == {"equal": 1.0}
+        await stage.ask()
+        stage.add_target(ToyTarget(), "short", max_context_len=3)
+        await stage.pass_time(1.0)
+        assert outcomes(stage) == {"equal": 1.0, "failed": 1.0}
 
 
 async def test_nothing_of_an_audit_is_counted_as_a_request():
