@@ -99,17 +99,16 @@ class Peer:
             raise _failure(error, self.address) from error
         except asyncio.InvalidStateError as error:
             raise WorkerError(f"{self.address}: the worker has ended the stream") from error
-
-    async def read(self) -> bytes | None:
-        try:
-            with self.translated():
-                data = await self._stream.read()
         except asyncio.CancelledError:
             # gRPC raises this also when the call was cancelled, not only when this task was.
             task = asyncio.current_task()
-            if self._stream.cancelled() and not (task and task.cancelling()):
-                raise WorkerError(f"{self.address}: the stream was cancelled") from None
-            raise
+            if task is None or task.cancelling():
+                raise
+            raise WorkerError(f"{self.address}: the call was cancelled") from None
+
+    async def read(self) -> bytes | None:
+        with self.translated():
+            data = await self._stream.read()
         return None if data is grpc.aio.EOF else bytes(data)
 
     async def write(self, data: bytes) -> None:

@@ -63,7 +63,11 @@ async def test_a_watcher_reads_events_until_it_leaves_and_no_other_call_waits():
                 assert await link.status() == {"targets": ["w-1"], "running": 0}
                 assert not toy.left.is_set()
             await toy.left.wait()
-        await link.close()
+            events = link.watch()
+            await anext(events)
+            await link.close()
+            with pytest.raises(WorkerError):
+                await anext(events)
     assert told == [("rounds", "0"), ("rounds", "1"), ("rounds", "2")]
 
 
