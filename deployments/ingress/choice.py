@@ -94,6 +94,7 @@ class Choice(GrowingText):
         if len(request.output_ids):
             # The text was delivered before the stream broke; only the position is needed.
             self.reading.push(self.text.push(request.output_ids).text, is_last=False)
+        self.num_resumed = self.text.num_tokens  # which another request has counted
         self.ticket: Ticket | None = None  # it is over, or not submitted yet
         self.queue_time_s = self.prefill_time_s = 0.0
         self._is_over = is_over or self.text.is_finished

@@ -7,13 +7,15 @@ import contextlib
 import dataclasses
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import field
+from typing import Any
 
 from cluster.core import FinishReason, Request, SpeculationStats, TokenArray
 from cluster.errors import DeadlineError, DrafthouseError
 from cluster.metrics.told import Tokens, ToldRequest
 from cluster.requests.fields import draw_seed
+from cluster.rpc.link import run_until_first_ends
 from cluster.text.dialect import Dialect
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.choice import Choice, Delta, combined
@@ -102,11 +104,11 @@ class Generation:
 
     @property
     def tokens(self) -> Tokens:
-        """All of these."""
+        """All of these; of the output those that this request has brought."""
         return Tokens(
             prompt=self.num_prompt_tokens,
             cached=self.num_cached_tokens,
-            output=self.num_output_tokens,
+            output=self.num_output_tokens - sum(choice.num_resumed for choice in self.choices),
         )
 
     def prompt_logprobs(self, choice: int, num_top: int | None = None) -> PromptLogprobs:
@@ -138,6 +140,9 @@ class Generation:
         if self.use is not None:
             self.use.take_tokens(self.num_prompt_tokens)
         prediction = await prediction_ids(spec, self.tokenizer, self.max_chars_per_token)
+        left_s = 0.0  # it has no limit
+        if self._alarm is not None:
+            left_s = self._alarm.when() - asyncio.get_running_loop().time()
         for number, prompt_ids in enumerate(self.prompt_ids):
             params = dataclasses.replace(
                 spec.params,
@@ -162,7 +167,7 @@ class Generation:
                     output_ids=resumed.token_ids,
                     tenant=spec.tenant,
                     adapter=spec.adapter,
-                    timeout_s=self._left_s(),
+                    timeout_s=left_s,
                     segment=spec.segment,
                     counts_steps=bool(spec.stop),
                 )
@@ -205,8 +210,8 @@ class Generation:
 
     def _tickets(self) -> list[Ticket]:
         """Of all that was submitted so far."""
-        tickets = [one.ticket for one in self.choices] + [one.ticket for one in self._scores]
-        return [each for each in tickets if each is not None]
+        parts: tuple[Choice | PromptScore, ...] = (*self.choices, *self._scores)
+        return [part.ticket for part in parts if part.ticket is not None]
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
@@ -225,10 +230,16 @@ class Generation:
         if self._failure is not None:
             raise self._failure
 
-    def _left_s(self) -> float:
-        """Until its time is up; 0 = it has no limit."""
-        alarm = self._alarm
-        return 0.0 if alarm is None else alarm.when() - asyncio.get_running_loop().time()
+    async def unless_failed(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something that may take long, like waiting for a coordinator, and leave it with the
+        request's error where that comes first."""
+
+        async def fail() -> None:
+            while True:
+                await self._wait()
+
+        await run_until_first_ends(work, fail())
+        self._news.set()  # `deltas` has not seen it
 
     def fail(self, error: DrafthouseError) -> None:
         """End it with an error, which whoever iterates is told."""
@@ -247,7 +258,7 @@ class Generation:
                 for choice in self.choices:
                     # The score before it was admitted: it need not queue again.
                     choice.request = dataclasses.replace(choice.request, was_admitted=True)
-                await self._submit()
+                await self.unless_failed(self._submit())
             pieces: list[Delta] = []
             if self.spec.is_prompt_only:
                 pieces = [choice.end() for choice in self.choices if not choice.done]
@@ -289,7 +300,7 @@ class Generation:
     async def _wait_for_last_events(self) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAST_EVENT_PATIENCE_S):
-                while not all(one.ticket is None or one.ticket.finished for one in self.choices):
+                while not all(ticket.finished for ticket in self._tickets()):
                     await self._news.wait()
                     self._news.clear()
         self._take()

@@ -149,12 +149,15 @@ async def _generate(ingress: Ingress, face: Face, request: Request) -> Response:
             asked = await read_object(
                 request, ingress.config.ingress, lambda values: form.parse(values, limits)
             )
-            generation = await ingress.generate(
-                face.answer_id(request_id),
-                asked.spec,
-                timeout_s=timeout_s,
-                caller=caller,
-                traceparent=request.headers.get("traceparent", ""),
+            generation = await while_connected(
+                request.receive,
+                ingress.generate(
+                    face.answer_id(request_id),
+                    asked.spec,
+                    timeout_s=timeout_s,
+                    caller=caller,
+                    traceparent=request.headers.get("traceparent", ""),
+                ),
             )
     except ContextLengthError as error:
         if face.endpoint is RESPONSES and asked.stream:

@@ -102,7 +102,7 @@ class Ingress:
         """With the adapters that are served now: they may change at any time."""
         return dataclasses.replace(self._limits, adapters=self.coordinators.adapters)
 
-    def limits_of(self, caller: Caller, segment: str = "") -> Limits:
+    def limits_of(self, caller: Caller, segment: str) -> Limits:
         """Return the limits of a key's request.  segment: what its header says."""
         return dataclasses.replace(self.limits, caller=caller, segment=segment)
 
@@ -172,11 +172,15 @@ class Ingress:
             follow(self.tracing, generation, traceparent, self.config.model_name)
         if self.config.ingress.log_requests:
             generation.when_closed.append(write_line)
+
+        async def begin() -> None:
+            await self._grammars.check(spec.params.grammar, asker)
+            await generation.start()
+
         try:
             self.draining.watch(generation)
             with generation.noted():
-                await self._grammars.check(spec.params.grammar, asker)
-                await generation.start()
+                await generation.unless_failed(begin())
             generation.told = ToldRequest(self._told, spec.task, spec.segment)
         except BaseException:
             generation.close()
@@ -196,8 +200,7 @@ class Ingress:
     async def detokenize(self, token_ids: TokenArray) -> str:
         """The text of tokens, special ones included."""
         # A message of some megabytes holds many tokens.
-        decode = self.tokenizer.decode
-        return await asyncio.to_thread(decode, token_ids, skip_special_tokens=False)
+        return await asyncio.to_thread(self.tokenizer.decode, token_ids, skip_special_tokens=False)
 
     def caller(self, headers: Mapping[str, str]) -> Caller:
         """Return who calls, by the headers or the metadata; a refusal is counted."""

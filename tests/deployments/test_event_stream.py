@@ -3,6 +3,7 @@ nothing new begins, and what does not end in time ends with an error."""
 
 import asyncio
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -10,9 +11,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cluster.config.schema import ApiConfig, Config, IngressConfig
+from deployments.ingress.http import create_app
 from deployments.ingress.openai_response import Answer
 from tests.support.deployments.asgi import Call, call
 from tests.support.deployments.place import BODIES, Place, generate, held, place
+from tests.support.deployments.stage import toys_ingress
 
 BEATING = Config(api=ApiConfig(heartbeat_s=0.02))
 
@@ -84,6 +87,13 @@ async def test_a_stream_that_meets_a_bug_of_ours_ends_with_an_error(
         text = (await here.ask("/v1/completions", stream=True)).text
     assert "internal error" in text
     assert text.endswith("data: [DONE]\n\n")
+
+
+async def test_a_client_that_leaves_before_there_is_a_coordinator_keeps_no_place():
+    asked = ask(SimpleNamespace(app=create_app(toys_ingress(Config(model_name="toy")))))
+    await asyncio.sleep(0.1)
+    await asked.gone()
+    assert asked.status == 499
 
 
 AT_ONCE = Config(ingress=IngressConfig(shutdown_grace_s=0.0))

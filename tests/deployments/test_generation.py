@@ -13,15 +13,15 @@ import pytest
 
 from cluster.config.schema import Config, IngressConfig
 from cluster.core import SamplingParams, token_array
-from cluster.errors import CapacityError, DrafthouseError, RequestError
+from cluster.errors import CapacityError, DeadlineError, DrafthouseError, RequestError
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.generation import Generation
 from deployments.ingress.prompts import check_lengths, encode_all
-from deployments.ingress.spec import GenerationSpec, Prompt
+from deployments.ingress.spec import GenerationSpec, Prompt, Resumed
 from deployments.ingress.tracing import write_line
 from tests.support.coordinator.toys import ToyDrafter, oracle_chain, plain_text
 from tests.support.deployments.place import place
-from tests.support.deployments.stage import alone
+from tests.support.deployments.stage import alone, toys_ingress
 from tests.support.text.tokenizers_for_tests import small_tokenizer
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=12)
@@ -68,6 +68,20 @@ async def test_requests_with_the_same_id_are_served_independently():
         params = replace(PARAMS, seed=5)
         assert found == [plain_text(prompt, params) for prompt in prompts]
         assert [generation.id for generation in generations] == ["name", "name"]
+
+
+async def test_what_a_client_has_already_is_not_counted_again():
+    async with alone() as (ingress, *_):
+        whole = plain_text([1, 2, 3], replace(PARAMS, seed=5))
+        resumed = {0: Resumed(token_array(whole[:5]))}
+        generation = create(replace(spec(tokens(1, 2, 3)), resumed=resumed), ingress)
+        assert await run(generation) == whole[5:]
+        assert generation.tokens["output"] == len(whole[5:])
+
+
+async def test_a_deadline_holds_while_there_is_no_coordinator():
+    with pytest.raises(DeadlineError):
+        await toys_ingress(Config()).generate("name", spec(tokens(1)), 0.05)
 
 
 async def test_a_prompt_without_tokens_is_refused():
