@@ -114,6 +114,8 @@ class Coordinator:
 
     def use(self, config: Config) -> None:
         """Go on with other values of the keys of `cluster.config.live`; what runs keeps its own."""
+        for name in self._present.config.drafters.keys() - config.drafters.keys():
+            self._accept(name)
         self._present.config = config
         self.refuse_config("")
         self._switchback.use(config)
@@ -143,6 +145,8 @@ class Coordinator:
             except ProtocolError as error:
                 self.refuse_drafter(replica.name, error.message)
                 self.remove_drafter(replica.name, replica.id)
+        for name in description.residents:
+            self._accept(name)
         for name, reason in description.refused.items():
             self.refuse_drafter(name, reason)
         for each in (description, *(replica.description for replica in self._pool)):
@@ -160,16 +164,15 @@ class Coordinator:
     ) -> asyncio.Task[None]:
         """Add a replica to the pool of drafter `name`; like `add_target` otherwise."""
         self.remove_drafter(name, replica_id)
-        seats, refused = self._present.seats, self._present.refused
-        target = self._present.served if seats else None
+        target = self._present.served if self._present.seats else None
         try:
             check_drafter(description, target)
         except ProtocolError as error:
             self.refuse_drafter(name, error.message)
             raise
-        refused.pop(name, None)
-        refused.pop(config_of(name), None)
-        refused |= {config_of(each): why for each, why in description.refused.items()}
+        self._accept(name)
+        for each, why in description.refused.items():
+            self._present.refused[config_of(each)] = why
         replica = self._pool.add(name, replica_id, description, link)
         log.info("drafter joined name=%s id=%s", name, replica_id)
         note_foreign(description, target, self.recorder)
@@ -186,6 +189,11 @@ class Coordinator:
         if self._present.refused.get(name) != reason:
             log.error("drafter refused name=%s: %s", name, reason)
         self._present.refused[name] = reason
+
+    def _accept(self, name: str) -> None:
+        """Report nothing more of what a drafter, or a change of it, was refused for."""
+        for what in (name, config_of(name)):
+            self._present.refused.pop(what, None)
 
     def remove_drafter(self, name: str, replica_id: str) -> None:
         """Stop using a drafter replica; an unknown one is no error."""

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import itertools
 import json
+import math
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -179,7 +180,8 @@ class Watch:
             steps.setdefault(target_id, []).append(_step(now - at, report))
         skipped = self._num_steps - len(self._steps)
         drafts = [
-            Drafts(*key, trees, nodes, round(draft_ms, 2))
+            # JSON has no other numbers, and a drafter says whatever it likes.
+            Drafts(*key, trees, nodes, round(draft_ms, 2) if math.isfinite(draft_ms) else 0.0)
             for key, (trees, nodes, draft_ms) in self._drafts.items()
         ]
         self._steps.clear()

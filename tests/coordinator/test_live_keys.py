@@ -78,12 +78,11 @@ async def test_a_change_that_is_refused_is_reported_until_one_is_not():
         assert stage.status()["refused"] == {"coordinator.user_config": "a reason"}
         tell(stage)
         assert stage.status()["refused"] == {}
-
-
-async def test_a_drafter_says_by_its_description_that_a_change_of_it_was_refused():
-    async with house() as stage:
         drafter = ToyDrafter("a", oracle_chain())
         stage.add_drafter(drafter, refused={"a": "why"})
         assert stage.status()["refused"] == {"drafter-a.user_config": "why"}
         stage.add_drafter(drafter)
+        assert stage.status()["refused"] == {}
+        stage.coordinator.refuse_drafter("b", "why")
+        stage.coordinator.use(Config())
         assert stage.status()["refused"] == {}

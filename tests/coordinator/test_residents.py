@@ -93,7 +93,11 @@ async def test_the_residents_of_a_target_that_is_gone_are_gone_as_well():
         assert 'deficit_seconds{target="t"' not in metrics
         stage.add_target(ToyTarget(), "other")
         events = await stage.ask()
-    assert events[-1].stats.idle_because == "drafters_down"
+        assert events[-1].stats.idle_because == "drafters_down"
+        stage.add_target(ToyTarget(), "other", refused={"a": "why"})
+        assert stage.status()["refused"] == {"a": "why"}
+        stage.add_target(host(), "t")
+        assert stage.status()["refused"] == {}
 
 
 async def test_a_drafter_of_the_pool_on_the_targets_cores_is_warned_of_once(
@@ -114,8 +118,6 @@ async def test_a_drafter_of_the_pool_on_the_targets_cores_is_warned_of_once(
 @pytest.mark.parametrize(
     ("kind", "options", "computes"),
     [
-        ("suffix", {}, False),
-        ("lm", {"engine": {"model": "m"}}, True),
         ("mine:Own", {}, True),
         ("cascade", {"stages": ["small", "lookup"]}, True),
         ("cascade", {"stages": ["lookup", "lookup"]}, False),

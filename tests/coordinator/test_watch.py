@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncGenerator, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -102,10 +103,11 @@ def test_an_event_is_bounded_and_keeps_the_newest_steps():
     for number in range(5000):
         watch.stepped(f"target-{number % 7}", StepReport(12345.678901, num_sequences=number))
         replica = SimpleNamespace(name="a-drafter-with-a-long-name", id=f"replica-{number}")
-        watch.drafted(replica, ProposalFrame())  # type: ignore[arg-type]
+        watch.drafted(replica, ProposalFrame(draft_time_s=math.nan))  # type: ignore[arg-type]
     rounds = watch.take("c")
     _, told = encoded(rounds)
     assert len(told) < 32_768
+    assert "NaN" not in told
     event = json.loads(told)
     steps = [StepEvent(*step) for steps in event["steps"].values() for step in steps]
     assert event["skipped"] == 5000 - len(steps) == 5000 - 256
