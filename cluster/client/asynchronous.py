@@ -9,6 +9,7 @@ from typing import Any, Self
 import grpc
 
 from .answer import Resumption, whole_of
+from .errors import CancelledError
 from .generated.generation_pb2 import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -48,6 +49,13 @@ class AsyncClient(Caller):
                         yield response
             except grpc.RpcError as error:
                 failure = error
+            except asyncio.CancelledError:
+                # gRPC raises this also when the client was closed, not only when this task was
+                # cancelled.
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                raise CancelledError("the client was closed") from None
             finally:
                 call.cancel()
             if not resumption.is_complete:

@@ -86,7 +86,8 @@ class Attempts:
         is_alive = isinstance(error, BusyError) and asked_s is not None
         if self._max_retries == 0 or not (is_started and is_alive):
             self._num_failures += 1
-        backoff_s = min(_MAX_DELAY_S, _FIRST_DELAY_S * 2.0 ** max(0, self._num_failures - 1))
+        doublings = min(max(0, self._num_failures - 1), 10)  # 2**1024 would be no float
+        backoff_s = min(_MAX_DELAY_S, _FIRST_DELAY_S * 2.0**doublings)
         delay_s = max(backoff_s, asked_s or 0.0) * (1.0 + _JITTER * self._jitter())
         may_help = isinstance(error, BusyError | UnavailableError) and not error.is_final
         is_late = time.monotonic() + delay_s >= self._ends_at

@@ -221,7 +221,10 @@ async def test_leaving_the_asyncio_iteration_cancels_the_request(serve: Serve):
         assert await asyncio.to_thread(service.client_gone.wait, PATIENCE_S)
 
 
-async def test_cancelling_the_task_cancels_the_request(serve: Serve):
+@pytest.mark.parametrize("error", [asyncio.CancelledError, CancelledError])
+async def test_cancelling_the_task_or_closing_the_client_cancels_the_request(
+    serve: Serve, error: type[BaseException]
+):
     service = EndlessService()
     async with AsyncClient(serve(service)) as client:
         started = asyncio.Event()
@@ -232,8 +235,11 @@ async def test_cancelling_the_task_cancels_the_request(serve: Serve):
 
         task = asyncio.create_task(read())
         await started.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
+        if error is CancelledError:
+            await client.close()
+        else:
+            task.cancel()
+        with pytest.raises(error):
             await task
         assert await asyncio.to_thread(service.client_gone.wait, PATIENCE_S)
 
