@@ -1,7 +1,4 @@
-"""The messages between processes: descriptions of workers, and the frames of streams.
-
-`cluster.core` defines the objects that the frames are about.
-"""
+"""Messages between processes: workers' descriptions, and frames about objects of `cluster.core`."""
 
 from __future__ import annotations
 
