@@ -23,6 +23,7 @@ from tests.support.local_models import drafters
 from tests.support.page.browser import Page, browser
 from tests.support.page.hostile import HOSTILE
 from tests.support.page.pictures import with_palette
+from tests.support.page.traces import traced
 
 TABS = ("chat", "race", "tree", "timeline", "figures")
 # A server to take the pictures of docs/screenshots of.
@@ -349,37 +350,6 @@ def photograph(page: Page, width: int, name: str) -> None:
 def saved(page: Page, folder: Path, name: str) -> Path:
     page.wait(lambda: list(folder.glob(f"{name}-*.json")))
     return next(folder.glob(f"{name}-*.json"))
-
-
-def traced(text: str) -> dict[str, Any]:
-    """A trace in which every text is `text`."""
-    token = {"id": 7, "bytes": list(text.encode()), "drafters": [text]}
-    piece = {"ms": 5, "text": text, "tokens": [token, token]}
-    nodes = [[-1, 7, text, 0.5, 1], [0, 8, text, 0.5, 1]]
-    step = {
-        "n": 0,
-        "at_ms": 5,
-        "drafters": [text],
-        "nodes": nodes,
-        "path": [0],
-        "own": [9, text],
-        "ms": {"draft": 1, "step": 2},
-        "batch": 1,
-        "why": text,
-    }
-    answers = [
-        {"drafts": drafts, "pieces": [piece], "steps": [step], "stats": {"decode_time_s": 1}}
-        for drafts in (True, False)
-    ]
-    return {
-        "drafthouse": "trace",
-        "version": 1,
-        "model": text,
-        "made": text,
-        "prompt": text,
-        "answers": answers,
-        "steps": [step],
-    }
 
 
 def open_trace(page: Page, trace: dict[str, Any]) -> None:
