@@ -137,13 +137,8 @@ class Runner:
                 if isinstance(answer, Observation) and not self.holds(each[0])
             ]
         for text, _ in short:
-            refused.append(
-                self.refuse(
-                    text.request_id,
-                    text.generation,
-                    ProtocolError(f"it was sent {len(text.text)} tokens and keeps fewer"),
-                )
-            )
+            error = ProtocolError(f"it was sent {len(text.text)} tokens and keeps fewer")
+            refused.append(self.refuse(text.request_id, text.generation, error))
         return refused
 
     def _told(self, params: SamplingParams) -> SamplingParams:

@@ -200,9 +200,8 @@ class DraftTimes:
         if turn.num_read == 0:
             self.times.record(turn.num_sequences, turn.num_nodes, turn.time_s)
             return
-        read_s = (
-            turn.time_s - (self.times.estimate(turn.num_sequences, turn.num_nodes) or 0.0)
-        ) / turn.num_read
+        drafting_s = self.times.estimate(turn.num_sequences, turn.num_nodes) or 0.0
+        read_s = (turn.time_s - drafting_s) / turn.num_read
         weight = 1.0 / evidence.PRIOR if self.read_s else 1.0
         self.read_s += weight * (max(read_s, 0.0) - self.read_s)
 
