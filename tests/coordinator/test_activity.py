@@ -7,7 +7,7 @@ import pytest
 
 from cluster.coordinator.moment import ActivityLog
 from cluster.coordinator.present import Answered
-from cluster.core import token_array
+from cluster.core import SamplingParams, token_array
 from cluster.messages import Load, TextVerdict
 from cluster.requests.fields import PlainWhy
 from tests.support.coordinator.house import at_work, session
@@ -20,12 +20,16 @@ def _info(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def answer(
-    num_tokens: int, *, num_nodes: int = 0, why: PlainWhy = PlainWhy.NONE, is_first: bool = False
+    num_tokens: int,
+    *given: SamplingParams,
+    num_nodes: int = 0,
+    why: PlainWhy = PlainWhy.NONE,
+    is_first: bool = False,
 ) -> Answered:
     accepted = np.ones(num_tokens - 1 if num_nodes else 0, np.uint32)
     tokens = token_array(range(num_tokens))
     verdict = TextVerdict("r", 1, 5, tokens, accepted, num_nodes=num_nodes, why=why)
-    return Answered(session(range(50)), verdict, 1.0, None if is_first else 0.5)
+    return Answered(session(range(50), *given), verdict, 1.0, None if is_first else 0.5)
 
 
 def test_every_ten_seconds_of_work_have_a_line(caplog: pytest.LogCaptureFixture):
@@ -36,6 +40,7 @@ def test_every_ten_seconds_of_work_have_a_line(caplog: pytest.LogCaptureFixture)
             answer(1, why=PlainWhy.NO_DRAFTS),
             answer(4, num_nodes=8),
             answer(3, num_nodes=8),
+            answer(7, SamplingParams(forced_ids=(1,) * 9)),
         ]
     )
     own = Load(num_running=3, num_waiting=1)
@@ -44,7 +49,7 @@ def test_every_ten_seconds_of_work_have_a_line(caplog: pytest.LogCaptureFixture)
     assert caplog.messages == []
     activity.tick(110.0, own, targets)
     assert caplog.messages == [
-        "running 3 requests, waiting 1, prompt 5.0 tokens/s, output 0.8 tokens/s, "
+        "running 3 requests, waiting 1, prompt 5.7 tokens/s, output 0.8 tokens/s, "
         "mean acceptance length 3.50, plain steps 33% (no_drafts 1), KV cache 25.0 %"
     ]
 

@@ -1,33 +1,48 @@
 """A coordinator's requests and steps under vLLM's names, the gauges of the moment, and what engines
 compute with, which is told for as long as their workers are there."""
 
+import dataclasses
+import math
 from dataclasses import replace
 
-from cluster.messages import AdapterList, Load
+from cluster.messages import AdapterList, Load, StepReport, VerdictFrame
 from cluster.models.engine_state import EngineState
 from tests.support.coordinator.house import GREEDY, at_work, house, request, text_of
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain
 
-PHASES = ("inference", "prefill", "decode")
-
 
 async def test_a_finished_request_is_told_with_its_phases():
+    """A second each until a verdict is there, from its place on."""
+
+    def takes_its_time(frame: VerdictFrame) -> VerdictFrame:
+        stage.clock.now += bool(frame.verdicts)
+        return frame
+
     async with house(["a"]) as stage:
         stage.add_drafter(ToyDrafter("a", oracle_chain()))
         stage.clock.now += 1.0
         events = []
-        stage.coordinator._table.open("r", request(), events.append)
+        asked = request(counts_steps=True)
+        stage.coordinator._table.open("r", asked, events.append)
         assert stage.value("vllm:num_requests_waiting_by_reason", reason="capacity") == 1
         stage.clock.now += 3.0
-        stage.add_target(ToyTarget())
-        await stage.settle()
+        stage.add_target(ToyTarget(says=takes_its_time))
+        await stage.settle(2000)
     stats = events[-1].stats
+    counts = [step for event in events for step in event.steps]
+    assert [step.decode_time_s for step in counts] == [*range(stats.num_steps)]
+    assert events[-1].prefill_time_s == 1.0
+    decode_s = stats.num_steps - 1
     for series, expected in {
         "iteration_tokens_total_sum": 3 + len(text_of(events)),
         "request_queue_time_seconds_sum": 3.0,
-        "e2e_request_latency_seconds_sum": 3.0,  # the clock stood still
-        **{f"request_{phase}_time_seconds_count": 1 for phase in PHASES},
-        **{f"request_{phase}_time_seconds_sum": 0.0 for phase in PHASES},
+        "time_to_first_token_seconds_sum": 4.0,
+        "e2e_request_latency_seconds_sum": 4.0 + decode_s,
+        "request_prefill_time_seconds_sum": 1.0,
+        "request_decode_time_seconds_sum": decode_s,
+        "request_inference_time_seconds_sum": 1.0 + decode_s,
+        "request_time_per_output_token_seconds_sum": decode_s / (len(text_of(events)) - 1),
+        "inter_token_latency_seconds_count": decode_s,
         "spec_decode_num_drafts_total": stats.num_spec_steps,
         "spec_decode_num_draft_tokens_total": stats.num_draft_tokens,
         "spec_decode_num_accepted_tokens_total": stats.num_accepted_draft_tokens,
@@ -39,8 +54,7 @@ async def test_a_finished_request_is_told_with_its_phases():
 
 
 async def test_the_moment_has_its_pages_and_its_adapters():
-    async with at_work(drafters=[]) as stage:
-        await stage.ask()
+    async with at_work(ToyTarget(is_held=True), max_running_sequences=2) as stage:
         (seat,) = stage.coordinator._present.seats.values()
         seat.note_load(Load(pages_in_use=3, pages_total=12))
         assert stage.value("vllm:kv_cache_usage_perc") == 0.25
@@ -48,20 +62,34 @@ async def test_the_moment_has_its_pages_and_its_adapters():
         assert stage.value("vllm:cache_config_info", **cache) == 1
         assert "vllm:lora_requests_info{" not in stage.metrics()
         stage.coordinator._present.adapters.update([AdapterList(("sql@12ab",))])
-        assert stage.value("vllm:lora_requests_info", max_lora="1") > 0
+        named = {"max_lora": "1", "running_lora_adapters": "sql", "waiting_lora_adapters": "nl"}
+        for name in ("", "sql@12ab", "nl@34cd"):
+            stage.coordinator._table.open(name, request(adapter=name), lambda event: None)
+        assert stage.value("vllm:lora_requests_info", **named) > 0
 
 
-async def test_a_step_that_reads_a_short_prompt_counts_it_and_is_none_of_decoding():
-    toy = ToyTarget()
-    async with at_work(toy, drafters=[]) as stage:
-        first = stage.begin(id="a")
-        await toy.wait_for_steps(5)
-        second = await stage.ask((4, 5, 6, 7), id="b")
-        num_drawn = sum(len(text_of(events)) for events in (await first, second))
-        await stage.settle()
-        assert stage.value("vllm:iteration_tokens_total_sum") == 3 + 4 + num_drawn
-        # Each prompt has a step of its own, or shares one with what is decoded.
-        assert len(stage.status()["recent_steps"]) <= len(toy.steps) - 2
+async def test_a_step_is_told_whole_and_one_that_reads_or_has_no_times_is_none_of_decoding():
+    step = StepReport(0.5, 0.25, 1.0, 0.125, num_sequences=2, num_nodes=3, num_emitted_tokens=4)
+    others = {"num_prefill_tokens": 5, "num_prompt_tokens": 6, "num_sequences": 0, "period_s": 0.0}
+    wrong = [("step_time_s", time_s) for time_s in (math.nan, math.inf, -1.0)]
+    async with at_work() as stage:
+        (seat,) = stage.coordinator._present.seats.values()
+        for name, value in (("num_preempted", 1), *others.items(), *wrong):
+            report = replace(step, **{"num_preempted": 1, name: value})
+            stage.coordinator._targets._take_report(seat, report)
+        for series, expected in {
+            "drafthouse_target_steps_total": 5,
+            "drafthouse_target_step_seconds_sum": 2.5,
+            "drafthouse_target_forward_seconds_sum": 1.25,
+            "drafthouse_batch_size_sum": 8,
+            "drafthouse_round_overhead_seconds_sum": 0.625,
+            "vllm:iteration_tokens_total_sum": 5 * 4 + 6,
+            "vllm:num_preemptions_total": 5,
+        }.items():
+            labels = {"target": seat.id} if "_target_" in series else {}
+            assert stage.value(series, **labels) == expected, series
+        (recent,) = stage.status()["recent_steps"]
+    assert recent.items() <= dataclasses.asdict(step).items()
 
 
 async def test_a_prompt_that_is_scored_is_read_and_not_drawn():

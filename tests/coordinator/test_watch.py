@@ -4,12 +4,18 @@ import asyncio
 import json
 import math
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from cluster.coordinator.coordinator import Coordinator
-from cluster.coordinator.watch import EVENTS, Drafts, StepEvent, Watch, encoded
+from cluster.coordinator.watch import EVENTS, Drafts, Rounds, StepEvent, Watch, encoded
+from cluster.core import Commit, TokenTree
 from cluster.messages import ProposalFrame, StepReport
+from cluster.requests.fields import PlainWhy
+from tests.support.clock import FakeClock
 from tests.support.coordinator.house import at_work, text_of
 from tests.support.coordinator.toys import ToyDrafter, oracle_chain
 
@@ -30,8 +36,10 @@ class Watcher:
                 name, told = await anext(self.events)
                 self.told.append((name, json.loads(told)))
 
-    def all(self, name: str) -> list[dict[str, Any]]:
-        return [event for each, event in self.told if each == name]
+
+def steps_of(told: Told) -> list[StepEvent]:
+    rounds = [event["steps"] for name, event in told if name == "rounds"]
+    return [StepEvent(*step) for steps in rounds for step in steps.get("target-0", ())]
 
 
 def names(told: Told) -> set[str]:
@@ -39,45 +47,27 @@ def names(told: Told) -> set[str]:
 
 
 async def test_a_watcher_sees_every_step_and_what_drafters_brought():
-    async with at_work(ToyDrafter("right", oracle_chain())) as stage:
+    """Its drafter has no draft for every other text."""
+
+    def grow(context: list[int], opened: Commit) -> TokenTree:
+        return oracle_chain(len(context) % 2)(context, opened)
+
+    async with at_work(ToyDrafter("right", grow)) as stage:
         watcher = Watcher(stage.coordinator)
         await watcher.until(lambda told: {"drafters", "state", "scores"} <= names(told))
         events = await stage.ask()
         stats = events[-1].stats
-
-        def num_steps(told: Told) -> int:
-            rounds = [event for name, event in told if name == "rounds"]
-            return sum(len(steps) for event in rounds for steps in event["steps"].values())
-
-        await watcher.until(lambda told: num_steps(told) >= stats.num_steps)
+        await watcher.until(lambda told: len(steps_of(told)) >= stats.num_steps)
         await watcher.events.aclose()
-    name, hello = watcher.told[0]
-    assert (name, hello["drafters"], hello["targets"]) == ("hello", ["right"], ["target-0"])
-    steps = [
-        StepEvent(*step) for event in watcher.all("rounds") for step in event["steps"]["target-0"]
-    ]
+    steps = steps_of(watcher.told)
     assert len(steps) == stats.num_steps
     assert sum(step.accepted for step in steps) == stats.num_accepted_draft_tokens > 0
     assert sum(step.nodes for step in steps) == stats.num_draft_tokens
     assert {step.texts for step in steps} == {1}
+    assert {step.why for step in steps} == {"", "no_drafts"}
     assert all(step.rows >= step.texts + step.nodes for step in steps)
-    drafts = [Drafts(*each) for event in watcher.all("rounds") for each in event["drafts"]]
-    assert {(each.name, each.id) for each in drafts} == {("right", "r0")}
-    assert sum(each.trees for each in drafts) > 0
     for each, event in watcher.told:
         assert list(event) == list(EVENTS[each].__annotations__)
-        assert event["coordinator"] == hello["coordinator"]
-
-
-async def test_a_plain_step_says_why():
-    async with at_work() as stage:
-        watcher = Watcher(stage.coordinator)
-        await watcher.until(lambda told: "scores" in names(told))
-        await stage.ask()
-        await watcher.until(lambda told: "rounds" in names(told))
-        await watcher.events.aclose()
-    whys = {step[-1] for event in watcher.all("rounds") for step in event["steps"]["target-0"]}
-    assert whys == {"", "no_drafts"}  # the step of the prompt could have none
 
 
 async def test_nothing_is_noted_without_watchers_and_the_text_is_the_same():
@@ -117,9 +107,44 @@ def test_an_event_is_bounded_and_keeps_the_newest_steps():
 
 
 def test_a_step_has_accepted_what_it_brought_beyond_a_token_a_text():
-    watch = Watch(lambda: 0.0)
+    clock = FakeClock()
+    watch = Watch(clock)
+    step = StepReport(0.0025, draft_time_s=0.001, num_sequences=2, num_nodes=8, num_rows=11)
+    replica = SimpleNamespace(name="a", id="r0")
     for num_emitted in (5, 2, 99):
-        report = StepReport(num_sequences=2, num_nodes=8, num_emitted_tokens=num_emitted)
-        watch.stepped("t", report)
+        watch.stepped("t", replace(step, num_emitted_tokens=num_emitted, why=PlainWhy.GUARD))
+        proposals = (SimpleNamespace(tree="two"), SimpleNamespace(tree="trees"))
+        watch.drafted(replica, ProposalFrame(proposals, draft_time_s=0.25))  # type: ignore[arg-type]
+    clock.now += 0.5
     rounds = watch.take("c")
-    assert [step.accepted for step in rounds.steps["t"]] == [3, 0, 8]
+    steps = [StepEvent(500.0, 2.5, 1.0, 2, 11, 8, accepted, "guard") for accepted in (3, 0, 8)]
+    drafts = [Drafts("a", "r0", 6, 24, 750.0)]
+    assert rounds == Rounds("c", rounds.at_ms, {"t": steps}, drafts, 0)
+
+
+async def test_the_state_is_told_at_its_ticks_and_scores_at_theirs(monkeypatch: pytest.MonkeyPatch):
+    for name, value in (("ROUNDS_EVERY_S", 0), ("TICKS_OF_STATE", 1), ("TICKS_OF_SCORES", 2)):
+        monkeypatch.setattr(f"cluster.coordinator.watch._{name}", value)
+    async with at_work(ToyDrafter("a", oracle_chain())) as stage:
+        await stage.ask()
+        await stage.pass_time(1.0)
+        watcher = Watcher(stage.coordinator)
+        await watcher.until(lambda told: [name for name, _ in told].count("scores") == 2)
+        status = stage.status()
+        await watcher.events.aclose()
+    (target,) = status["targets"]
+    ticks = ["drafters", "state", "scores", "drafters", "state"]
+    said = {
+        "hello": {"model": "", "drafters": ["a"], "targets": ["target-0"]},
+        "drafters": {each: status[each] for each in ("drafters", "left_alone", "refused")},
+        "state": {
+            "running": 0,
+            "waiting": 0,
+            "targets": [{each: target[each] for each in ("id", "sessions", "load")}],
+        },
+        "scores": {"pool": status["scores"], "targets": {"target-0": target["scores"]}},
+    }
+    assert watcher.told == [
+        (name, {"coordinator": status["id"], **said[name]})
+        for name in ["hello", *ticks, *ticks[:3]]
+    ]

@@ -12,7 +12,7 @@ from cluster.errors import ProtocolError
 from cluster.messages import WorkerDescription
 from cluster.rpc.link import memory_pair
 from tests.support.coordinator.house import at_work
-from tests.support.coordinator.toys import target_description
+from tests.support.coordinator.toys import ToyTarget, target_description
 
 TARGET = WorkerDescription("first", "target", "m", model_hash="ab", native_build="b1")
 
@@ -65,6 +65,14 @@ def refused(reason: str, check: Callable[..., None], *given: Any) -> None:
         return
     with pytest.raises(ProtocolError, match=re.escape(reason)):
         check(*given)
+
+
+async def test_a_coordinator_says_of_itself_what_all_of_its_targets_can():
+    async with at_work(max_running_sequences=7) as stage:
+        stage.add_target(ToyTarget(), "short", max_context_len=64)
+        own = {"role": "coordinator", "name": "", "max_running_sequences": 7}
+        served = target_description(stage.status()["id"], max_context_len=64)
+        assert stage.coordinator.describe() == dataclasses.replace(served, **own)
 
 
 async def test_a_target_with_another_model_is_refused_beside_the_first():
