@@ -118,6 +118,10 @@ def test_the_first_law_is_that_of_requests_that_name_none_and_can_have_it():
             request([1] * 100, replace(GREEDY, prediction=(1,) * 8100)),
             "prediction has 8100 .* prompt 100",
         ),
+        (
+            request([1] * 100, replace(GREEDY, max_tokens=4047, forced_ids=(1,) * 4047)),
+            "forced_ids has 4047 .* prompt 100",
+        ),
     ],
 )
 async def test_what_no_frame_can_carry_is_too_large(asked: Request, message: str):
@@ -149,8 +153,6 @@ async def test_beyond_the_running_requests_wait_and_beyond_the_queue_are_sent_aw
     target = ToyTarget(is_held=True)
     async with at_work(target, max_running_sequences=2, max_queued_requests=3) as stage:
         tasks = await fill(stage, 5)
-        assert stage.status()["num_running"] == 2
-        assert stage.status()["num_waiting"] == 3
         for resumed in ([], [7]):  # a continued request queues like any other
             with pytest.raises(CapacityError, match="max_queued_requests") as refused:
                 await stage.ask(id="late", output_ids=token_array(resumed))
@@ -182,8 +184,15 @@ async def test_a_request_that_was_admitted_is_let_in_before_all_others_of_a_full
 
 
 async def test_without_a_queue_a_free_place_still_lets_in():
-    async with at_work(drafters=(), max_running_sequences=1, max_queued_requests=0) as stage:
-        (*_, last) = await stage.ask()
+    target = ToyTarget()
+    async with at_work(
+        target, drafters=(), max_running_sequences=1, max_queued_requests=0
+    ) as stage:
+        running = stage.begin()
+        await target.wait_for_steps(1)
+        with pytest.raises(CapacityError, match="1 requests are running and 0 are waiting"):
+            await stage.ask(id="late")
+        (*_, last) = await running
     assert last.stats.idle_because == "no_drafter_for_model"
 
 
@@ -229,6 +238,7 @@ async def test_a_text_is_opened_once_with_its_params_and_where_it_ends():
         await stage.ask(params=params)
     (opened,) = target.opens
     assert (opened.params, opened.token_ids.tolist(), opened.max_len) == (params, [1, 2, 3], 9)
+    assert (opened.latency_class, opened.return_draft_trees, opened.is_audit) == ("", False, False)
     assert [item.text.params for item in target.items] == [params] * 6
     assert [item.base_len > 0 for item in target.items] == [False] + [True] * 5
 

@@ -16,11 +16,17 @@ from tests.support.coordinator.toys import (
     random_tree,
 )
 
+FEW = SpeculationOptions(max_draft_tokens=2)
 TOLD = SpeculationOptions(return_draft_sources=True)
 
 
-def three() -> list[ToyDrafter]:
-    grows = {"right": oracle_chain(4), "half": oracle_chain(2), "wrong": random_tree(1, 3)}
+def several() -> list[ToyDrafter]:
+    grows = {
+        "silent": oracle_chain(0),
+        "right": oracle_chain(4),
+        "half": oracle_chain(2),
+        "wrong": random_tree(1, 3),
+    }
     return [ToyDrafter(name, grow) for name, grow in grows.items()]
 
 
@@ -30,7 +36,7 @@ async def served(stage: House, **fields: Any) -> tuple[list[TokenEvent], Specula
 
 
 async def test_every_token_names_the_drafters_that_had_proposed_it():
-    async with at_work(*three()) as stage:
+    async with at_work(*several()) as stage:
         events, stats = await served(stage, params=SEEDED, speculation=TOLD)
     sources = [drafters for event in events for drafters in event.draft_sources]
     assert len(sources) == len(text_of(events))
@@ -46,7 +52,7 @@ async def test_every_token_names_the_drafters_that_had_proposed_it():
 
 
 async def test_a_drafter_that_never_came_is_loading_for_a_while_and_one_that_went_is_down():
-    other = SpeculationOptions(drafters=("b",))
+    other = SpeculationOptions(drafters=("b",), max_draft_tokens=1)
     async with at_work() as stage:
         assert (await served(stage))[1].idle_because == "warming_up"
         link = stage.add_drafter(ToyDrafter("a", oracle_chain()))
@@ -67,8 +73,10 @@ async def test_an_answer_without_room_for_a_draft_says_so(max_tokens: int):
 
 
 async def test_what_answers_and_the_metrics_count_is_the_same_and_adds_up():
-    async with at_work(*three()) as stage:
-        answers = [(await served(stage, id=f"r{index}"))[1] for index in range(4)]
+    drafters = several()
+    async with at_work(*drafters) as stage:
+        answers = [(await served(stage, id=f"r{index}", speculation=FEW))[1] for index in range(4)]
+        await stage.settle()
     steps = sum(stats.num_spec_steps for stats in answers)
     drafted = sum(stats.num_draft_tokens for stats in answers)
     accepted = sum(stats.num_accepted_draft_tokens for stats in answers)
@@ -88,6 +96,17 @@ async def test_what_answers_and_the_metrics_count_is_the_same_and_adds_up():
         assert stage.value(shared_total, drafter=name) == shared
         assert 0 < stage.value("drafthouse_drafts_total", drafter=name) <= steps
     assert stage.value(shared_total) > 0
+    for each in drafters:
+        told = [
+            stage.value(f"drafthouse_{what}_total", drafter=each.name)
+            for what in ("drafter_commits", "draft_demand_nodes", "draft_seconds")
+        ]
+        num_commits = len(each.commits)
+        assert told == [num_commits, 64 * num_commits, 0.25 * len(each.frames)]
+    for name, outcome in (("right", "hit"), ("silent", "miss")):
+        for labels in ({}, {"outcome": outcome}):
+            later = stage.value("drafthouse_pre_drafted_steps_total", drafter=name, **labels)
+            assert later == num_commits - len(answers)
 
 
 @pytest.mark.parametrize("error", [None, RequestError("no")], ids=["written", "refused"])
@@ -101,5 +120,6 @@ async def test_the_last_event_says_how_long_the_request_queued(error: RequestErr
         await stage.settle()
     assert events[-1].finish_reason is not None
     assert (events[-1].finish_reason is FinishReason.ERROR) == (error is not None)
-    assert [event.queue_time_s for event in events] == [0.0] * (len(events) - 1) + [3.0]
+    *before, last = ((event.stats is not None, event.queue_time_s) for event in events)
+    assert (set(before), last) == ({(False, 0.0)} if error is None else set(), (True, 3.0))
     assert events[-1].prefill_time_s == 0.0, "the clock stood still"

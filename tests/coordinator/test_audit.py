@@ -43,15 +43,14 @@ def outcomes(stage: House) -> dict[str, float]:
     return found
 
 
-def changed_once(wrong: list[int]) -> Callable[..., VerdictFrame]:
-    """The last token of the text `r` comes as another one; wrong: which."""
+def changed_last(wrong: list[int]) -> Callable[..., VerdictFrame]:
+    """The last two tokens of the text `r` come as other ones; wrong: which."""
 
     def changed(verdict: TextVerdict) -> TextVerdict:
-        if verdict.request_id != "r" or verdict.finish_reason is None or wrong:
+        if verdict.request_id != "r" or verdict.context_len < 1 + SEEDED.max_tokens:
             return verdict
-        *before, last = verdict.token_ids.tolist()
-        wrong.append((last + 1) % VOCAB_SIZE)
-        return replace(verdict, token_ids=token_array([*before, *wrong]))
+        wrong.append((verdict.token_ids[0] + 1) % VOCAB_SIZE)
+        return replace(verdict, token_ids=token_array(wrong[-1:]))
 
     return told_instead(changed)
 
@@ -76,29 +75,35 @@ async def test_texts_are_what_would_be_drawn_again(params: SamplingParams):
 
 
 async def test_a_text_that_nobody_drew_is_found_named_and_kept(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    wrong = []
+    monkeypatch.setattr("cluster.coordinator.audit._MAX_FILES", 2)
+    wrong, folder = [], tmp_path / "all" / "kept"
     async with at_work(
-        ToyTarget(says=changed_once(wrong)), audit=replace(ALL, folder=str(tmp_path / "kept"))
+        ToyTarget(says=changed_last(wrong)), audit=replace(ALL, folder=str(folder))
     ) as stage:
-        told = text_of(await collect(stage.coordinator, request(params=SEEDED)))
-        await stage.pass_time(1.0)
-        assert outcomes(stage) == {"mismatch": 1.0}
-    assert told[-1:] == wrong
-    assert (
-        f"request=r target=target-0 is not what is drawn now: place={len(told) - 1}" in caplog.text
-    )
-    (kept,) = (tmp_path / "kept").iterdir()
+        for _ in range(3):
+            told = text_of(await collect(stage.coordinator, request(params=SEEDED)))
+            await stage.pass_time(1.0)
+        assert outcomes(stage) == {"mismatch": 3.0}
+    assert told[-2:] == wrong[-2:]
+    kept, _ = folder.iterdir()
     assert kept.stat().st_mode & 0o077 == 0
     record = json.loads(kept.read_text())
     assert (record["prompt_ids"], record["output_ids"]) == ([1, 2, 3], told)
-    assert [each["position"] for each in record["redraws"]] == [len(told) - 1]
+    assert (record["target"], record["params"]["seed"]) == ("target-0", SEEDED.seed)
+    redraws = sorted(record["redraws"], key=lambda each: each["gap"])
+    assert {each["position"] for each in redraws} == {len(told) - 2, len(told) - 1}
+    place, drawn, gap = redraws[-1].values()
+    assert (
+        f"request=r target=target-0 is not what is drawn now: place={place} token={told[place]} "
+        f"drawn={drawn} gap={gap:.4f} places=2 of {len(told)}"
+    ) in caplog.text
 
 
 async def test_a_token_that_rounding_could_give_is_a_near_tie():
     async with at_work(
-        ToyTarget(says=changed_once([])), audit=replace(ALL, tie_margin=1000.0)
+        ToyTarget(says=changed_last([])), audit=replace(ALL, tie_margin=1000.0)
     ) as stage:
         await collect(stage.coordinator, request(params=SEEDED))
         await stage.pass_time(1.0)

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -23,12 +24,13 @@ LONGER = replace(GREEDY, max_tokens=150)
 
 @dataclass
 class DecliningDrafter(ToyDrafter):
-    """Is full: keeps nothing of what it is sent."""
+    """Is full: keeps no more than so many tokens of what it is sent."""
+
+    most: int = 0
 
     def answer(self, frame: CommitFrame) -> ProposalFrame:
-        return ProposalFrame(
-            observations=tuple(Observation(c.request_id, c.generation, 0) for c in frame.commits)
-        )
+        kept = (Observation(c.request_id, c.generation, self.most) for c in frame.commits)
+        return ProposalFrame(observations=tuple(kept))
 
 
 @dataclass
@@ -75,10 +77,15 @@ async def test_a_drafter_learns_whose_text_it_is_with_the_first_commit():
 
 
 @pytest.mark.parametrize(
-    ("kind", "fields"), [(DecliningDrafter, {}), (RefusingDrafter, {"code": RequestError.code})]
+    ("kind", "fields", "count"),
+    [
+        (DecliningDrafter, {}, 1),
+        (DecliningDrafter, {"most": 1}, 10),
+        (RefusingDrafter, {"code": RequestError.code}, 1),
+    ],
 )
 async def test_a_request_that_a_drafter_cannot_serve_is_not_its_fault_nor_sent_again_and_again(
-    kind: type[ToyDrafter], fields: dict[str, str]
+    kind: type[ToyDrafter], fields: dict[str, Any], count: int
 ):
     drafter = kind("a", oracle_chain(), **fields)  # type: ignore[arg-type]
     async with at_work(drafter) as stage:
@@ -87,7 +94,7 @@ async def test_a_request_that_a_drafter_cannot_serve_is_not_its_fault_nor_sent_a
         status = stage.status()
         assert (status["faults"], status["left_alone"]) == ({}, [])
         assert status["drafters"][0]["breaker"] == "closed"
-        assert 5 <= len(drafter.commits) <= 3 * 5
+        assert len(drafter.commits) == 5 * count
 
 
 async def test_a_full_drafter_refuses_what_is_new_and_keeps_what_it_has():

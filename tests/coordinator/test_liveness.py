@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from cluster.coordinator.session import MAX_LOST_IN_A_ROW
 from cluster.errors import WorkerError
 from cluster.messages import StepFrame, VerdictFrame
 from tests.support.coordinator.house import GREEDY, SEEDED, at_work, house
@@ -117,12 +118,14 @@ async def test_a_text_that_every_target_loses_ends_in_an_error():
 
 async def test_a_text_that_one_target_loses_again_and_again_goes_to_another():
     async with house(drafters=()) as stage:
+        other = ToyTarget()
         stage.add_target(ToyTarget(hears=deaf), "deaf")
         running = stage.begin()
         await stage.settle()
-        stage.add_target(ToyTarget(), "other")
+        stage.add_target(other, "other")
         await stage.pass_time(30.0)
         await running
+        assert [each.generation for each in other.opens] == [2 + MAX_LOST_IN_A_ROW]
         assert stage.target_ids() == ["deaf", "other"]
 
 

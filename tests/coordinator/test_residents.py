@@ -82,9 +82,11 @@ async def test_a_replica_in_the_pool_is_not_asked_for_what_the_target_has_inside
 async def test_the_residents_of_a_target_that_is_gone_are_gone_as_well():
     async with house(["a"]) as stage:
         stage.add_target(host(), "t")
+        inside = {"name": "a", "id": "t", "sessions": 0, "breaker": "closed", "written_at": 0.0}
+        assert stage.status()["drafters"] == [inside], "as long as it has said nothing"
         await stage.ask()
         await stage.pass_time(1.0)
-        assert [each["name"] for each in stage.status()["drafters"]] == ["a"]
+        assert stage.status()["drafters"] == [inside]
         stage.coordinator.remove_target("t")
         assert stage.status()["drafters"] == []
         metrics = stage.metrics()

@@ -65,17 +65,21 @@ def test_windows_leave_time_around_them():
         parse(Config, given)
 
 
-@pytest.mark.parametrize("num_tokens", [9, 10])
-def test_fewer_than_a_hundred_tokens_of_a_window_tell_nothing(num_tokens: int):
+@pytest.mark.parametrize(
+    ("num_tokens", "wait_s", "mean"), [(9, 0.5, None), (10, 0.5, 1.0), (10, 0.0, None)]
+)
+def test_fewer_than_a_hundred_tokens_of_a_window_tell_nothing_nor_do_those_of_no_time(
+    num_tokens: int, wait_s: float, mean: float | None
+):
     """Of its twelve seconds two pass until all targets know of it."""
     clock, recorder = FakeClock(), Recorder()
     given = config(period_s=100, window_s=12)
     switchback = Switchback(given, recorder, wall=lambda: clock.now)
     for _ in range(1000):
-        switchback.note(num_tokens, 0.5)
+        switchback.note(num_tokens, wait_s)
         switchback.tick()
         clock.now += 1.0
-    assert speedup(recorder) == (pytest.approx(1.0) if num_tokens == 10 else None)
+    assert speedup(recorder) == pytest.approx(mean)
 
 
 async def test_in_a_window_texts_are_plain_and_say_why():

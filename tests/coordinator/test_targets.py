@@ -171,12 +171,6 @@ def test_where_a_text_ends_is_fixed_once_it_has_a_place():
     assert text.opened().max_len == 8
 
 
-def test_the_end_of_a_text_alone_has_its_statistics():
-    text = resumed()
-    assert text.event(None, None).stats is None
-    assert text.event(None, FinishReason.STOP).stats is not None
-
-
 @pytest.mark.parametrize(
     ("redraw", "is_sound"),
     [

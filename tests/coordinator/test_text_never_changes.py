@@ -121,14 +121,16 @@ async def test_another_target_takes_over_in_mid_text():
 
 async def test_many_requests_at_once_each_get_their_own_text():
     async with at_work(ToyDrafter("a", oracle_in_a_crowd(7))) as stage:
-        prompts = [[i, i + 1, (i * 7) % 32] for i in range(12)]
-        params = [replace(SEEDED if i % 2 else GREEDY, max_tokens=20 + i) for i in range(12)]
-        await asyncio.gather(
-            *(
-                stage.ask(p, s, id=f"r{i}", task="code" if i % 3 else "chat")
-                for i, (p, s) in enumerate(zip(prompts, params, strict=True))
+        running = [
+            stage.begin(
+                [i, i + 1, (i * 7) % 32],
+                replace(SEEDED if i % 2 else GREEDY, max_tokens=20 + i),
+                id=f"r{i}",
+                task="code" if i % 3 else "chat",
             )
-        )
+            for i in range(12)
+        ]
+        await asyncio.gather(*running)
 
 
 # Links that lose, double, delay and reorder frames, and drafters behind such links.
@@ -171,6 +173,7 @@ async def test_a_drafter_whose_link_breaks_again_and_again_is_left_alone_for_a_w
         for _ in range(2):
             stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(1))).sever()
             await stage.settle(10)
+        assert stage.status()["faults"] == {"a": {"link": 2}}
         drafter = ToyDrafter("a", oracle_in_a_crowd(1))
         stage.add_drafter(drafter)
         await stage.ask(id="one")

@@ -96,7 +96,7 @@ async def test_one_that_is_lost_takes_its_own_texts_along_and_no_others():
         await both.first.settle()
         assert {text.stream.prefix for text in target.texts.values()} <= {"1/"}
         await running
-        assert both.second.status()["num_waiting"] == 1
+        assert both.second.value("drafthouse_queued_requests") == 1
         assert not lost.done()
 
 

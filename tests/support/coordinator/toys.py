@@ -151,7 +151,8 @@ class ToyDrafter:
                 held = held if commit.base_len > len(held) else []
                 self.contexts[commit.request_id] = held
             observations.append(Observation(commit.request_id, commit.generation, len(held)))
-        return ProposalFrame(tuple(proposals), tuple(observations), num_requests=len(self.contexts))
+        counts = {"num_requests": len(self.contexts), "draft_time_s": 0.25}
+        return ProposalFrame(tuple(proposals), tuple(observations), **counts)
 
     def _propose(self, commit: Commit, context: list[int]) -> Proposal:
         tree = self.grow(context, self.opened[commit.request_id])
