@@ -218,6 +218,7 @@ def test_logprobs_that_do_not_add_up_are_refused():
         common_pb2.Logprobs(
             logprobs=[-1.0], num_top=[1], top_token_ids=[5], top_logprobs=[-1.0, -2.0]
         ),
+        common_pb2.Logprobs(logprobs=[-1.0], num_top=[0], ranks=[1, 2]),
     ):
         with pytest.raises(ProtocolError):
             LOGPROBS.decode(broken)

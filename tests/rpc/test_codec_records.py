@@ -1,6 +1,7 @@
 """A derived codec stands for both sides whole, or it is not built."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -18,6 +19,9 @@ def record(kind: str, **fields: Any) -> Any:
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
+        ({"made_for": int}, "made_for is repeated and holds no <class 'int'>"),
+        ({"made_for": Mapping[str, int]}, "is a drafthouse.v1.MadeFor and holds no <class 'int'>"),
+        ({"made_for": Mapping[int, str]}, "MadeForEntry.key holds no <class 'int'>"),
         ({"name": str}, "Odd has no field for MadeFor.model_hash"),
         ({"name": str, "model_hash": str, "age": int}, "MadeFor has no field for Odd.age"),
         ({"name": int, "model_hash": str}, "MadeFor.name holds no <class 'int'>"),
@@ -29,8 +33,9 @@ def record(kind: str, **fields: Any) -> Any:
 def test_a_field_without_a_counterpart_is_noticed_when_the_codec_is_built(
     fields: dict[str, Any], problem: str
 ):
+    message = common_pb2.DescribeResponse if "made_for" in fields else common_pb2.MadeFor
     with pytest.raises(TypeError, match=problem.replace("|", r"\|")):
-        record_codec(record("Odd", **fields), common_pb2.MadeFor)
+        record_codec(record("Odd", **fields), message)
 
 
 @dataclasses.dataclass
