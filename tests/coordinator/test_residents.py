@@ -92,7 +92,6 @@ async def test_the_residents_of_a_target_that_is_gone_are_gone_as_well():
         metrics = stage.metrics()
         assert 'drafthouse_drafter_up{drafter="a"} 0.0' in metrics
         assert 'worker="t"' not in metrics
-        assert 'deficit_seconds{target="t"' not in metrics
         stage.add_target(ToyTarget(), "other")
         events = await stage.ask()
         assert events[-1].stats.idle_because == "drafters_down"

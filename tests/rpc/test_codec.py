@@ -1,6 +1,7 @@
 """Frames survive encoding and decoding, those over the limit in several parts.  A malformed item is
 refused by name and does not affect the others of its frame."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -161,6 +162,10 @@ def test_a_frame_without_two_items_cannot_be_split():
 DEFAULTS = common_pb2.SamplingParams()
 
 
+def reasons(refusals: Sequence[Refusal]) -> list[tuple[str, int, str]]:
+    return [(each.request_id, each.generation, each.message) for each in refusals]
+
+
 def test_a_coordinator_answers_a_malformed_request_by_the_event_that_ends_it():
     refusals = (Refusal("a", 1, "protocol_error", "why"),)
     (event,) = COORDINATOR.refuse(refusals).events
@@ -187,7 +192,7 @@ def test_a_request_without_parameters_or_with_torn_tokens_is_refused():
     message = coordinator_pb2.SubmitFrame(requests=requests, cancelled=["d"])
     frame, refusals = SUBMIT.decode(message.SerializeToString())
     assert (frame.requests, frame.cancelled) == ((), ("d",))
-    assert [(each.request_id, each.generation, each.message) for each in refusals] == [
+    assert reasons(refusals) == [
         ("a", 0, "params is absent"),
         ("b", 0, "prompt_ids has 3 bytes; int32[] takes a multiple of 4"),
     ]
@@ -247,7 +252,7 @@ def test_a_malformed_text_is_refused_and_the_rest_of_the_frame_is_decoded():
     assert [each.request_id for each in frame.opens] == ["good"]
     assert frame.cancels == (TextName("gone", 2),)
     assert frame.serial == 5
-    assert [(each.request_id, each.generation, each.message) for each in refusals] == [
+    assert reasons(refusals) == [
         ("torn", 7, "token_ids has 3 bytes; int32[] takes a multiple of 4"),
         ("bare", 0, "params is absent"),
     ]
@@ -292,7 +297,7 @@ def test_a_malformed_verdict_becomes_a_refusal_of_its_text():
     message.verdicts[2].why = 99  # type: ignore[assignment]
     frame, _ = VERDICT.decode(message.SerializeToString())
     assert [each.request_id for each in frame.verdicts] == ["good"]
-    assert [(each.request_id, each.generation, each.message) for each in frame.refusals] == [
+    assert reasons(frame.refusals) == [
         ("torn", 3, "sources has 5 bytes; uint32[] takes a multiple of 4"),
         ("odd", 0, "why is 99, which this version does not know"),
     ]
