@@ -69,6 +69,7 @@ async def test_a_drafter_that_never_came_is_loading_for_a_while_and_one_that_wen
 async def test_an_answer_without_room_for_a_draft_says_so(max_tokens: int):
     async with at_work(ToyDrafter("a", oracle_chain())) as stage:
         _, stats = await served(stage, params=replace(GREEDY, max_tokens=max_tokens))
+        assert stage.value("drafthouse_bookkeeping_faults_total") == 0
     assert stats.idle_because == "too_short"
 
 
