@@ -118,13 +118,6 @@ async def test_what_is_asked_of_residents_and_what_they_take_is_counted():
     assert took_s["a",] > 0.0
 
 
-async def test_a_step_says_how_long_residents_drafted_before_it():
-    desk = await written(opened(drafters=("a",)), residents=[resident(GreedyOracle(2))])
-    reports = [frame.report for frame in desk.frames if frame.report is not None]
-    assert reports[0].draft_time_s == 0.0
-    assert all(0.0 < report.draft_time_s < report.period_s for report in reports[1:])
-
-
 def test_a_drafter_that_another_one_replaces_frees_all_that_it_holds():
     former, later = GreedyOracle(), GreedyOracle()
     residents = Residents([resident(former)])

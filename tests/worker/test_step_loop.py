@@ -1,6 +1,7 @@
 """The target runs each text by itself, from its opening to its end."""
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,13 +10,18 @@ import pytest
 from cluster.config.speculation import DraftLengthConfig, DraftLengthOverride
 from cluster.core import FinishReason, SamplingParams, TokenArray, TokenTree
 from cluster.messages import Heartbeat, StepReport, TextName
+from cluster.plan.controller import Controller
+from cluster.plan.roster import DraftScores
 from cluster.requests.fields import PlainWhy
+from cluster.spec.step_profile import DraftTime
 from cluster.worker.residents import Drafted
 from cluster.worker.step_loop import Step
 from cluster.worker.target_sequence import BatchDraws
+from tests.support.clock import FakeClock
 from tests.support.worker.residents import GreedyOracle, resident
 from tests.support.worker.steps import Steps, desk_of, steps, written
 from tests.support.worker.texts import GREEDY, LAWS, PROMPT, SEEDED, opened, plain, pool_tree
+from tests.support.worker.toy_engine import ToyEngine
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 
@@ -187,20 +193,44 @@ async def test_a_text_that_the_coordinators_heartbeat_does_not_name_is_freed():
     assert other.text("lost") == plain([4, 4])
 
 
-async def test_a_report_says_what_a_step_took_and_to_whom_it_counts_without_verdicts():
-    async with steps() as target:
+async def test_a_coordinator_without_verdicts_is_told_too_what_each_step_took(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    clock, rounds, text = FakeClock(), [], plain()
+
+    def takes(owner: type, name: str, time_s: float, told: Callable[[Any], None]) -> None:
+        call = getattr(owner, name)
+
+        def slow(*given: Any, **fields: Any) -> Any:
+            clock.now += time_s
+            told(given[-1])
+            return call(*given, **fields)
+
+        monkeypatch.setattr(owner, name, slow)
+
+    takes(ToyEngine, "step", 1.0, id)
+    takes(GreedyOracle, "propose", 0.25, id)
+    takes(DraftScores, "score", 0.125, id)
+    takes(Controller, "learn", 0.0, rounds.append)
+    drafter = resident(GreedyOracle(2), clock=clock)
+    async with steps(residents=[drafter], clock=clock) as target:
         first, second = target.connect(), target.connect()
-        second.post(opened())
+        second.post(opened(params=replace(GREEDY, stop_token_ids=(text[8],)), drafters=("a",)))
         await target.run()
+    assert second.text() == text[:8]
     assert first.stream.counts
     assert not second.stream.counts
-    reports = [frame.report for frame in first.frames if frame.report is not None]
-    assert len(reports) == 40
     assert not any(frame.report for frame in second.frames)
-    assert all(report.num_sequences == 1 and report.step_time_s > 0.0 for report in reports)
-    assert reports[0].period_s == 0.0
-    assert all(report.period_s > report.step_time_s for report in reports[1:])
-    assert reports[-2].pages_in_use > 0
+    of_prompt = StepReport(1.0, 0.0, pages_total=1000, num_sequences=1, pages_in_use=1, num_rows=3)
+    later = replace(of_prompt, period_s=1.375, draft_time_s=0.25, num_nodes=2, num_emitted_tokens=3)
+    of_prompt = replace(of_prompt, num_prompt_tokens=3, num_emitted_tokens=1)
+    told = [frame.report for frame in first.frames if frame.report]
+    assert told == [of_prompt, *[later] * 3]
+    # The stop token, which ends the last step, would have taken a plain one too.
+    learned = [(each.num_tokens, each.num_nodes, each.step_time_s) for each in rounds]
+    assert learned == [([], 0, None), *[([3], 2, 1.125)] * 2, ([2], 2, 1.125)]
+    assert [each.draft_time_s for each in rounds] == [0.0, 0.0, 0.25, 0.25]
+    assert [each.turns for each in rounds[1:]] == [[DraftTime(1, 16, "a", False, 0.25)]] * 3
 
 
 async def test_a_step_without_drafts_says_why():
