@@ -20,7 +20,7 @@ from cluster.plan.texts import Resident, Text
 from cluster.simulate.replay import Adaptive, Outcome, Playing, Simulation
 from cluster.simulate.world import Pool, recorded
 from cluster.spec.acceptance import AcceptanceModel
-from cluster.spec.budget import Ask, Exploration, Standing
+from cluster.spec.budget import FIRST_NODES, SIZES, Ask, Exploration, Standing
 from cluster.spec.native.trees import Seen
 from cluster.spec.step_profile import DraftTime
 from tests.support.choices import by_day, by_night
@@ -131,14 +131,30 @@ def test_a_model_that_drafts_for_other_texts_is_tried_sooner(
     residents = [Resident(name, False) for name in "ab"]
     ensemble = Ensemble(priced(("a", "b")), AcceptanceModel(), residents, 100.0)
     texts = [told((3, 0), ("a", "b")), told((0, 3), ("a", "b"))]
-    for each in texts:
-        each.standing.turns.update(
-            {name: Exploration(done_at=0.0, num_done=1) for name in ("a", "b")}
-        )
-    for asked, tried in ((["a", "a"], ["a", "a"]), (["a", "b"], ["ab", "ab"])):
+    for asked, affordable_s, tried in (
+        (["a", "a"], 1.0, ["a", "a"]),
+        (["a", "b"], 0.0003, ["ab", "b"]),
+        (["a", "b"], 1.0, ["ab", "ab"]),
+    ):
+        for each in texts:
+            each.standing.turns.update({name: Exploration(0.0, num_done=1) for name in "ab"})
         teams = [*map(frozenset, asked)]
-        ensemble.add_tries(texts, teams, 0.1, 1.0)
+        spent_s = ensemble.add_tries(texts, teams, 0.1, affordable_s)
         assert teams == [*map(frozenset, tried)]
+        before_s, after_s = (ensemble.draft_s(each, 0.0) for each in (asked, teams))
+        assert spent_s == pytest.approx((after_s - before_s)[SIZES.index(FIRST_NODES)])
+
+
+@pytest.mark.parametrize(("read_s", "asked"), [(0.1, "a"), (1.0, "b")])
+def test_a_better_model_is_to_bring_the_time_in_which_it_reads_the_text(read_s: float, asked: str):
+    text, target = told((3, 1), ("a", "b")), TargetModel(None)
+    residents = [Resident(name, False) for name in "ab"]
+    text.take_ask(Ask(8), frozenset("b"), residents)
+    for name in "ab":
+        target.drafting[name].read_s = read_s
+    other = text_of("names none of them")
+    ensemble = Ensemble(target, AcceptanceModel(), residents, 100.0)
+    assert ensemble.teams([text, other], np.ones(2)) == [{asked}, frozenset()]
 
 
 def test_a_model_that_was_never_asked_or_is_new_has_not_read_even_a_short_text():
@@ -147,8 +163,9 @@ def test_a_model_that_was_never_asked_or_is_new_has_not_read_even_a_short_text()
     text.take_ask(Ask(8), frozenset("a"), [model])
     assert text.is_read("a")
     assert text.standing.expected("a", 40, 3.0) < 2.0
+    text.weights["a"] = 1.0
     text.forget("a")
-    assert not text.is_read("a")
+    assert not (text.is_read("a") or text.weights)
     assert text.standing.expected("a", 40, 3.0) == 3.0, "another model is there now"
 
 

@@ -1,6 +1,7 @@
 """Whose the nodes of a batch are: bits that stay with their nodes while texts go on."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -58,6 +59,16 @@ def test_a_drafter_that_the_text_does_not_name_has_no_bit():
     own = text()
     hold(own, "unknown", TokenTree.chain([1]), is_resident=True)
     assert offered(own) == [{(1,): 0}]
+
+
+def test_drafts_of_one_that_lost_all_trust_count_for_little_and_for_something():
+    own = text()
+    own.standing = SimpleNamespace(expected=lambda name, *_: float(name == "look-up"))
+    for name, token in (("resident", 1), ("look-up", 2)):
+        hold(own, name, TokenTree.chain([token]), is_resident=True)
+    found = gather([own], AcceptanceModel())
+    of_one, of_other = found.survival[np.argsort(found.forest.token_ids)].tolist()
+    assert of_one == pytest.approx(0.05 * of_other)
 
 
 @given(st.lists(token_trees(), min_size=1, max_size=3), st.integers(0, 2**32 - 1))

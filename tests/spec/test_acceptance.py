@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from cluster.core import FloatArray, TokenTree, token_array
+from cluster.spec import acceptance
 from cluster.spec.acceptance import AcceptanceModel, Score
 from cluster.spec.native.trees import Fate, Seen
 from cluster.spec.step_profile import DRAFT_LENGTHS
@@ -103,21 +104,31 @@ def test_the_table_says_of_whom_what_task_and_law_it_speaks():
     model = AcceptanceModel()
     for is_sampled in (False, True):
         own = fate(5, 7, 9)
-        model.learn([replace(own, seen=replace(own.seen, group=("code", is_sampled)))])
+        own = replace(own, seen=replace(own.seen, group=("code", is_sampled)))
+        model.learn([own] * (20 if is_sampled else 1))
     greedy, sampled = model.table()
-    assert [greedy[key] for key in ("drafter", "task", "law")] == ["lm", "code", "greedy"]
-    assert sampled["law"] == "sampled"
-    assert greedy["accepted"]["4"] == 2.0
-    assert set(greedy) == {
-        "drafter",
-        "version",
-        "task",
-        "law",
-        "trees",
-        "accepted",
-        "error",
-        "calibration_error",
+    assert greedy == {
+        "drafter": "lm",
+        "version": "lm",
+        "task": "code",
+        "law": "greedy",
+        "trees": 1.0,
+        "accepted": {str(each): 2.0 if each > 3 else 1.0 for each in DRAFT_LENGTHS.tolist()},
+        "error": 0.0,
+        "calibration_error": model.score("lm", GROUP).calibrator.expected_error(),
     }
+    assert sampled["law"] == "sampled"
+    # Of one tree nothing is known yet.
+    assert model.calibration_error("lm") == sampled["calibration_error"]
+    assert sampled["calibration_error"] > 0.0
+
+
+def test_of_too_many_tasks_the_oldest_is_forgotten(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(acceptance, "_MAX_SCORES", 3)
+    model = AcceptanceModel()
+    for task in ("code", None, "poems", "prose"):
+        model.score("lm", (task, False))
+    assert [task for _, task, *_ in model.export()] == [None, "poems", "prose"]
 
 
 def test_a_shadow_is_worth_what_steps_with_its_drafts_bring():

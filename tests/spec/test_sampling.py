@@ -208,6 +208,8 @@ def test_each_emitted_token_has_its_log_probability():
     entries = token_logprobs(LOGITS, token_array([2, 3]), 0)
     assert [entry.top for entry in entries] == [(), ()]
     assert [entry.logprob for entry in entries] == pytest.approx(np.log([0.2, 0.4]), abs=1e-6)
+    assert [entry.rank for entry in entries] == [2, 1]
+    assert [entry.rank for entry in token_logprobs(LOGITS, token_array([0, 0]), 1)] == [1, 4]
 
 
 def test_alternatives_come_most_probable_first_and_equal_ones_by_id():

@@ -1,6 +1,7 @@
 """Claims become calibrated by what is revealed, and by nothing else."""
 
 import itertools
+import math
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from cluster.core import TokenTree
 from cluster.spec import survival as survival_
 from cluster.spec.evidence import isotonic
-from cluster.spec.survival import Calibrator, claimed_conditionals
+from cluster.spec.survival import Calibrator, claimed_conditionals, sigmoid
 from cluster.spec.tree import monotone
 from tests.support.spec.in_loops import calibrated, observe, survival
 from tests.support.spec.trees import token_trees
@@ -102,6 +103,31 @@ def test_claims_that_nobody_makes_any_more_do_not_turn_the_order_around():
 
     assert (np.diff(found) >= -1e-12).all()
     assert float(calibrated(calibrator, 0.3)) == pytest.approx(0.2, abs=0.03)
+
+
+def test_the_fit_is_the_likeliest_below_its_prior_and_each_bin_is_drawn_to_what_it_saw():
+    generator, calibrator, curves = np.random.default_rng(4), Calibrator(), []
+    for _ in range(3000):
+        claim = generator.random()
+        observe(calibrator, claim, generator.random() < claim**2)
+        curves.append(calibrator.curve[0])
+    num, accepted, claims = np.array(calibrator.export()[:3])
+    # One of the last fits, a twentieth of what is remembered after the other.
+    assert (np.diff(curves[-300:]) != 0.0).sum() == 300 // math.ceil(num.sum() / 20)
+    calibrator.restore(calibrator.export())
+    means = claims / num
+
+    def loss(slope: float, offset: float) -> float:
+        found = slope * means + offset
+        prior = 10.0 * ((slope - 1.0) ** 2 + offset**2)
+        return float(num @ np.logaddexp(0.0, found) - accepted @ found) + prior
+
+    slope, offset = calibrator.curve[:2].tolist()
+    steps = itertools.product((-0.02, 0.0, 0.02), repeat=2)
+    assert loss(slope, offset) == min(loss(slope + each, offset + other) for each, other in steps)
+    fitted = sigmoid(slope * means + offset)
+    rates = isotonic(((accepted + 20.0 * fitted) / (num + 20.0)).tolist(), (num + 20.0).tolist())
+    assert calibrated(calibrator, sigmoid(means)) == pytest.approx(rates, abs=0.0025)
 
 
 def test_the_calibration_error_is_that_of_what_was_predicted_before(

@@ -245,11 +245,25 @@ async def test_faults_of_a_canary_and_the_phase_are_reported():
         stage.residents[1].breaker.faults["rubbish"] += 3
         _, state = target.loop.report()
         assert [each["phase"] for each in state["rollouts"]] == ["retired"]
+        assert state["faults"] == {"new": {"rubbish": 3}}
         assert target.told(metrics.ROLLOUT_PHASE) == {("new",): 3}
         assert target.told(metrics.ROLLOUT_CHANGES) == {("new", "retired"): 1}
         old, new = await stage.verified(target, GREEDY)
+        _, state = target.loop.report()
     assert old > 0
     assert new == 0
+    assert state["residents"] == dict.fromkeys(PAIR, "closed")
+    assert state["written_at"] == dict.fromkeys(PAIR, 0.0)
+    assert state["scores"] == target.controller.acceptance.table() != []
+    assert state["loads"] == [
+        {
+            "law": "greedy",
+            "sequences": 1,
+            "draft_nodes": 0,
+            "with_models": False,
+            "deficit_s": 0.0,
+        }
+    ]
 
 
 # The steps of a text that asks for its draft trees.

@@ -50,6 +50,7 @@ class Played:
         """Make a step of all texts; each then has a new tree if drafts were asked for."""
         plan = self.plan()
         counts = [len(item.tree) for item in plan.in_flight]
+        assert not (plan.why and any(counts)), "there is a reason only where nothing is verified"
         for text, count in zip(self.texts, counts, strict=True):
             accepted = min(count, self.depth)
             last = 1 if accepted < self.depth and accepted == count else 9
