@@ -165,7 +165,8 @@ def test_a_model_that_was_never_asked_or_is_new_has_not_read_even_a_short_text()
     assert text.standing.expected("a", 40, 3.0) < 2.0
     text.weights["a"] = 1.0
     text.forget("a")
-    assert not (text.is_read("a") or text.weights)
+    assert not text.is_read("a")
+    assert not text.weights
     assert text.standing.expected("a", 40, 3.0) == 3.0, "another model is there now"
 
 

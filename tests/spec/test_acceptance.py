@@ -86,6 +86,7 @@ def test_what_was_learned_outlives_a_restart():
     assert again.table() == model.table()
     former, restored = model.score("lm", GROUP), again.score("lm", GROUP)
     assert restored.weight() == former.weight()
+    assert model.calibration_error("lm") == former.calibrator.expected_error() > 0.0
     of_all, greedy = again.known("lm", ("poems", True)), again.known("lm", ("poems", False))
     assert (of_all.num_trees, greedy.num_trees) == (0.0, former.num_trees)
     assert calibrated(restored.calibrator, [0.8]) == pytest.approx(

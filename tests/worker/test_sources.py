@@ -253,7 +253,6 @@ async def test_faults_of_a_canary_and_the_phase_are_reported():
     assert old > 0
     assert new == 0
     assert state["residents"] == dict.fromkeys(PAIR, "closed")
-    assert state["written_at"] == dict.fromkeys(PAIR, 0.0)
     assert state["scores"] == target.controller.acceptance.table() != []
     assert state["loads"] == [
         {

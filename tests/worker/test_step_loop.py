@@ -1,7 +1,7 @@
 """The target runs each text by itself, from its opening to its end."""
 
 import itertools
-from collections.abc import Callable
+from collections import defaultdict
 from dataclasses import replace
 from typing import Any
 
@@ -196,22 +196,22 @@ async def test_a_text_that_the_coordinators_heartbeat_does_not_name_is_freed():
 async def test_a_coordinator_without_verdicts_is_told_too_what_each_step_took(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    clock, rounds, text = FakeClock(), [], plain()
+    clock, text, given = FakeClock(), plain(), defaultdict(list)
 
-    def takes(owner: type, name: str, time_s: float, told: Callable[[Any], None]) -> None:
+    def takes(owner: type, name: str, time_s: float) -> None:
         call = getattr(owner, name)
 
-        def slow(*given: Any, **fields: Any) -> Any:
+        def slow(own: object, *known: Any, **fields: Any) -> Any:
             clock.now += time_s
-            told(given[-1])
-            return call(*given, **fields)
+            given[name] += known
+            return call(own, *known, **fields)
 
         monkeypatch.setattr(owner, name, slow)
 
-    takes(ToyEngine, "step", 1.0, id)
-    takes(GreedyOracle, "propose", 0.25, id)
-    takes(DraftScores, "score", 0.125, id)
-    takes(Controller, "learn", 0.0, rounds.append)
+    takes(ToyEngine, "step", 1.0)
+    takes(GreedyOracle, "propose", 0.25)
+    takes(DraftScores, "score", 0.125)
+    takes(Controller, "learn", 0.0)
     drafter = resident(GreedyOracle(2), clock=clock)
     async with steps(residents=[drafter], clock=clock) as target:
         first, second = target.connect(), target.connect()
@@ -227,10 +227,28 @@ async def test_a_coordinator_without_verdicts_is_told_too_what_each_step_took(
     told = [frame.report for frame in first.frames if frame.report]
     assert told == [of_prompt, *[later] * 3]
     # The stop token, which ends the last step, would have taken a plain one too.
-    learned = [(each.num_tokens, each.num_nodes, each.step_time_s) for each in rounds]
-    assert learned == [([], 0, None), *[([3], 2, 1.125)] * 2, ([2], 2, 1.125)]
-    assert [each.draft_time_s for each in rounds] == [0.0, 0.0, 0.25, 0.25]
-    assert [each.turns for each in rounds[1:]] == [[DraftTime(1, 16, "a", False, 0.25)]] * 3
+    learned = [
+        (each.num_tokens, each.num_nodes, each.step_time_s, each.draft_time_s)
+        for each in given["learn"]
+    ]
+    drafted = ([3], 2, 1.125, 0.25)
+    assert learned == [([], 0, None, 0.0), ([3], 2, 1.125, 0.0), drafted, ([2], *drafted[1:])]
+    assert given["learn"][-1].turns == [DraftTime(1, 16, "a", False, 0.25)]
+
+
+async def test_a_step_is_planned_with_the_rows_of_prompts_beside_it(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    rows, plan = [], Controller.plan
+    monkeypatch.setattr(
+        Controller, "plan", lambda *given: rows.append(given[-1].prompt_rows) or plan(*given)
+    )
+    async with desk_of(opened(), max_rows=100) as desk:
+        await desk.turn()
+        for length in (30, 200):
+            desk.post(opened(str(length), [5] * length))
+            await desk.turn()
+    assert rows == [30, 98]
 
 
 async def test_a_step_without_drafts_says_why():
@@ -239,6 +257,9 @@ async def test_a_step_without_drafts_says_why():
     # The prompt's own step, and the one before the last token, could have had none.
     whys = [each.why for each in desk.verdicts["has none"]]
     assert whys == [PlainWhy.NONE, *[PlainWhy.NO_DRAFTS] * 38, PlainWhy.NONE]
+    drafted = opened(drafters=("a",))
+    desk = await written(drafted, residents=[resident(GreedyOracle())], budget="adaptive")
+    assert desk.verdicts["r"][1].why is PlainWhy.UNMEASURED
 
 
 @LAWS
@@ -262,7 +283,6 @@ async def test_a_pool_tree_is_verified_in_the_next_step_and_changes_no_text(
 
 
 def test_a_step_in_which_a_resident_stalled_tells_nothing_of_the_time_of_steps():
-    assert Step(settled_s=0.5).round([], StepReport(), 1.0).step_time_s == 1.5
     assert Step(drafted=Drafted(stalled=True)).round([], StepReport(), 1.0).step_time_s is None
 
 

@@ -99,7 +99,7 @@ def test_stop_tokens_are_impossible_until_min_tokens_are_out(min_tokens: int):
     early, late = [], []
     for seed in range(6):
         params = SamplingParams(
-            1.5, min_tokens=min_tokens, stop_token_ids=tuple(range(6)), seed=seed
+            1.5, min_tokens=min_tokens, stop_token_ids=(*range(6), VOCAB_SIZE), seed=seed
         )
         drafter = random_drafts(seed, VOCAB_SIZE)
         output = decode(verifier(), PROMPT, params, drafter, num_tokens=30)
