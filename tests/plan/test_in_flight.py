@@ -61,16 +61,6 @@ def test_a_drafter_that_the_text_does_not_name_has_no_bit():
     assert offered(own) == [{(1,): 0}]
 
 
-def test_drafts_of_one_that_lost_all_trust_count_for_little_and_for_something():
-    own = text()
-    own.standing = SimpleNamespace(expected=lambda name, *_: float(name == "look-up"))
-    for name, token in (("resident", 1), ("look-up", 2)):
-        hold(own, name, TokenTree.chain([token]), is_resident=True)
-    found = gather([own], AcceptanceModel())
-    of_one, of_other = found.survival[np.argsort(found.forest.token_ids)].tolist()
-    assert of_one == pytest.approx(0.05 * of_other)
-
-
 @given(st.lists(token_trees(), min_size=1, max_size=3), st.integers(0, 2**32 - 1))
 def test_bits_follow_their_nodes_down_any_way_that_the_text_takes(
     trees: list[TokenTree], seed: int
@@ -118,13 +108,16 @@ def test_what_is_chosen_goes_into_flight_with_its_bits():
     assert in_flight_of([one, other], offers, chosen[:0]) == [PLAIN, PLAIN]
 
 
-def test_nodes_of_the_pool_and_of_look_ups_are_told_apart():
+def test_nodes_of_the_pool_and_of_look_ups_are_told_apart_and_weighed_by_trust():
     own = text()
     hold(own, POOL, TokenTree.of([1, 2], [-1, -1]), [A, A])
     hold(own, "resident", TokenTree.of([2, 3], [-1, -1]), is_resident=True)
     hold(own, "look-up", TokenTree.of([3, 4], [-1, -1]), is_resident=True, is_look_up=True)
+    # A drafter that has lost all trust in this text counts for a little.
+    own.standing = SimpleNamespace(expected=lambda name, *_: float(name != "resident"))
     offers = gather([own], AcceptanceModel())
     tokens = offers.forest.token_ids
+    assert offers.survival[tokens.argsort()] * 2.05 == pytest.approx([0.5, 0.525, 0.525, 0.5])
     assert sorted(tokens[offers.is_pooled].tolist()) == [1, 2]
     assert sorted(tokens[offers.is_looked_up].tolist()) == [3, 4]
 
