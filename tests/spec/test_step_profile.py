@@ -79,7 +79,6 @@ def test_by_the_measured_curve_a_step_costs_its_rows_and_its_drafts():
     times = (
         DraftTime(1, 2, "lm", False, 0.001),
         DraftTime(1, 8, "lm", False, 0.007),
-        DraftTime(1, 16, "lm", False, 0.1),
         DraftTime(1, 2, "suffix", True, 0.001),
         DraftTime(1, 8, "lm", False, 0.9, num_read=1),
     )
