@@ -20,7 +20,6 @@ import httpx
 from cluster.coordinator.idle import MEANINGS
 from cluster.logs import say
 from cluster.spec.interval import Interval
-from deployments.bench.ratios import told
 from deployments.coloured import coloured, legend
 from deployments.openai_client import OpenAIServer, RefusedError, StreamedAnswer
 from deployments.report import rendered
@@ -129,7 +128,7 @@ def _ratio(answers: Mapping[bool, Sequence[StreamedAnswer]]) -> str:
     rates = [[*map(_rate, side)] for side in answers.values()]
     if len(answers[True][0].tokens) < _LEAST_TOKENS or not all(map(all, rates)):
         return ""
-    return told(Interval.of_ratios([[one / other for one, other in zip(*rates, strict=True)]]))
+    return Interval.of_ratios([[one / other for one, other in zip(*rates, strict=True)]]).told
 
 
 async def _answer(

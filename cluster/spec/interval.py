@@ -53,6 +53,11 @@ class Interval:
     count: int
 
     @property
+    def told(self) -> str:
+        """A ratio for people."""
+        return f"{self}{'' if self.is_telling else ': cannot tell'}"
+
+    @property
     def is_telling(self) -> bool:
         """True if the whole interval of a ratio is on one side of 1."""
         return self.low is not None and self.high is not None and not self.low <= 1.0 <= self.high

@@ -111,15 +111,13 @@ async def _compare(
         about = f"{level}, round {again + 1} of {report.rounds}"
         say(f"{about}, from prompt {start + 1} of {report.num_prompts}")
         for side in sides if turn % 2 == 0 else reversed(sides):
-            block = replace(side, prompts=side.prompts[start : start + size])
             before = await _page(side.server)
-            answers, took_s = await load(block, level, arguments.seed + again)
+            block = range(report.num_prompts)[start : start + size]
+            answers, took_s = await load(side, block, level, arguments.seed + again)
             changes[side.name].append(MetricsChange(before, await _page(side.server)))
             # Rounds of the same prompts are one measurement, unless there are few others.
             unit = start // size if len(starts) >= _FEW_BLOCKS else turn
-            found[side.name] += [
-                replace(each, prompt=start + each.prompt, unit=unit) for each in answers
-            ]
+            found[side.name] += [replace(each, unit=unit) for each in answers]
             seconds[side.name] += took_s
     for side in sides:
         answers = found[side.name]
@@ -130,7 +128,7 @@ async def _compare(
 
 async def _warm_up(side: Side, count: int) -> None:
     """Ask the first prompt `count` times; raises WorkerError if the server refuses it."""
-    answers, _ = await load(replace(side, prompts=[side.prompts[0]] * count), Level(1), 0)
+    answers, _ = await load(side, [0] * count, Level(1), 0)
     for answer in answers:
         if answer.error:
             raise WorkerError(answer.error)

@@ -48,27 +48,29 @@ class Side:
         return {**self.fields, **usage, **salt, **self.prompts[index]}
 
 
-async def load(side: Side, level: Level, seed: int) -> tuple[list[TimedAnswer], float]:
-    """Ask every prompt once; returns the answers in order, and the seconds that all took.
+async def load(
+    side: Side, places: Sequence[int], level: Level, seed: int
+) -> tuple[list[TimedAnswer], float]:
+    """Ask each of some prompts; returns the answers in order, and the seconds that all took.
 
-    seed: of the arrivals.  A request that fails is an answer with an error.
+    places: of them among the side's.  seed: of the arrivals.  A request that fails is an answer
+    with an error.
     """
-    count = len(side.prompts)
     clock = asyncio.get_running_loop().time
     began = clock()
     if level.rate:
-        gaps = np.random.default_rng(seed).exponential(1.0 / level.rate, count)
+        gaps = np.random.default_rng(seed).exponential(1.0 / level.rate, len(places))
         due = began + np.cumsum(gaps) - gaps[0]
         answers = await asyncio.gather(
-            *(ask(side, index, due_s) for index, due_s in enumerate(due.tolist()))
+            *(ask(side, *asked) for asked in zip(places, due.tolist(), strict=True))
         )
     else:
-        waiting = iter(range(count))
+        waiting = iter(places)
 
         async def ask_in_turn() -> list[TimedAnswer]:
             return [await ask(side, index) for index in waiting]
 
-        askers = [ask_in_turn() for _ in range(min(level.concurrency, count))]
+        askers = [ask_in_turn() for _ in range(min(level.concurrency, len(places)))]
         answers = [each for own in await asyncio.gather(*askers) for each in own]
     return sorted(answers, key=lambda answer: answer.prompt), clock() - began
 

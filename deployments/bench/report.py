@@ -12,9 +12,8 @@ from typing import Any
 from cluster.errors import ConfigError
 from cluster.records import frozen
 from cluster.spec.interval import Interval
-from deployments.bench.answers import TimedAnswer
+from deployments.bench.answers import TimedAnswer, equal_texts, ratios
 from deployments.bench.load import Level
-from deployments.bench.ratios import equal_texts, ratios, told
 from deployments.metrics_reader import SpeculationCounts
 from deployments.report import rendered
 
@@ -65,7 +64,7 @@ class Report:
 
 def markdown(report: Report) -> str:
     """The tables that the command prints."""
-    return rendered("bench", {"report": report, "compared": [*report.compared()], "told": told})
+    return rendered("bench", {"report": report, "compared": [*report.compared()]})
 
 
 def write_json(report: Report, path: Path) -> None:

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from cluster.errors import ConfigError, WorkerError
-from deployments.bench.answers import TimedAnswer, figures
+from deployments.bench.answers import TimedAnswer, equal_texts, figures, ratios
 from deployments.bench.command import bench
-from deployments.bench.ratios import equal_texts, ratios
+from deployments.bench.prompts import QUESTIONS
 from deployments.bench.report import Report, markdown, write_json, write_picture
 from deployments.command_line import parser_for
-from deployments.questions import QUESTIONS
 from tests.conftest import Run
 from tests.deployments.conftest import Served
 from tests.support.deployments.scripted_server import (
