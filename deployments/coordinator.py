@@ -20,7 +20,6 @@ from cluster.rpc.connections import Connections
 from cluster.rpc.server import serve_coordinator
 from cluster.worker.priority import lower_priority
 from deployments import learned
-from deployments.demand import tell_forever
 from deployments.endpoints import ServeEndpoints
 from deployments.exporter import Exporter
 from deployments.replica import (
@@ -29,6 +28,7 @@ from deployments.replica import (
     cpu_use,
     has_others,
     process_id,
+    tell_forever,
 )
 
 
@@ -95,12 +95,14 @@ class CoordinatorDeployment(WorkerReplica):
     def _demands(self) -> list[tuple[Any, Statistics]]:
         """Return what targets and drafters are told of their demand, with their handles."""
         demand = self._part.demand()
-        waiting = {WAITING: self._part.load().num_waiting}
-        drafters = ((handle, demand.get(name)) for (name, _), (handle, _) in self._pools.items())
         return [
             *((handle, {}) for handle in self._called),
-            (self._target, waiting),
-            *((handle, said) for handle, said in drafters if said),
+            (self._target, {WAITING: self._part.load().num_waiting}),
+            *(
+                (pool, demand[name])
+                for (name, _), (pool, _) in self._pools.items()
+                if name in demand
+            ),
         ]
 
     def _led(

@@ -34,6 +34,8 @@ class DrafterDeployment(WorkerReplica):
     torch is imported by the kinds that need it, so token-only drafters start in a moment.
     """
 
+    _worker: DraftWorker  # none where the drafter is refused: then it does not listen
+
     async def __init__(self, config: Config, name: str, others: Sequence[Any] = ()) -> None:  # type: ignore[misc]  # awaited
         """others: handles of drafters, where these are deployed with this one."""
         configure_logging(config.log_format)
@@ -41,7 +43,6 @@ class DrafterDeployment(WorkerReplica):
         self._name = name
         self._changing = asyncio.Lock()
         self._refusal = self._change_refused = ""
-        self._worker: DraftWorker | None = None
         self._can_work = False
         try:
             self._worker = await self._first(config, told_at_start())
@@ -71,16 +72,6 @@ class DrafterDeployment(WorkerReplica):
         # Loading a model takes seconds, and Serve asks for the state meanwhile.
         return await asyncio.to_thread(load_drafter, config, self._name, own_id, beside=beside)
 
-    async def _load_beside(self, former: DraftWorker | None, config: Config) -> DraftWorker:
-        """Load what is to take the place of a drafter that serves meanwhile."""
-        if former is None:
-            return await self._load(config)
-        await asyncio.to_thread(check_models, parts_of(config, self._name))
-        worker = await self._load(config, beside=True)
-        if former.has_links:  # so it fits the target
-            check_successor(former.describe(), worker.describe())
-        return worker
-
     async def reconfigure(self, user_config: Any) -> None:
         """Serve calls it after the constructor and when the file's user_config has changed.
 
@@ -93,45 +84,45 @@ class DrafterDeployment(WorkerReplica):
                 wanted = changed_drafter(self._given, self._name, user_config)
                 former, later = (each.drafters[self._name] for each in (self._config, wanted))
                 if replace(former, price=later.price) != later:
-                    await self._become(await self._load_beside(self._worker, wanted))
+                    await self._make_anew(wanted)
                 self._config = wanted
             except Exception as error:  # noqa: BLE001 - whatever the drafter's own code raises
                 refused = error.message if isinstance(error, ConfigError) else repr(error)
                 log.error("drafter %s stays as it is: %s", self._name, refused)
             if refused != self._change_refused:
                 self._change_refused = refused[:_MAX_REFUSAL_LEN]
-                if self._worker is not None:
+                if not self._refusal:
                     self._worker.renew_links()  # the description says it
 
-    async def _become(self, worker: DraftWorker) -> None:
-        if self._worker is None:
+    async def _make_anew(self, config: Config) -> None:
+        """Load what takes the place of the drafter, which serves meanwhile."""
+        if self._refusal:
+            await self._load(config)
             self._can_work = True  # but nobody is told where it listens: Serve asks only once
             return
-        former, self._worker = self._worker, worker
+        await asyncio.to_thread(check_models, parts_of(config, self._name))
+        worker, former = await self._load(config, beside=True), self._worker
+        if former.has_links:  # so it fits the target
+            check_successor(former.describe(), worker.describe())
+        self._worker = worker
         worker.start()
         await asyncio.to_thread(former.stop)
         del former
         await asyncio.to_thread(freeze_gc)
         log.info("drafter made anew name=%s", self._name)
 
-    @property
-    def _drafting(self) -> DraftWorker:
-        assert self._worker is not None, "a drafter that is refused does not listen"
-        return self._worker
-
     def describe(self) -> WorkerDescription:
         """Return the description of the drafter as it is now."""
-        found = self._drafting.describe()
         refused = {self._name: self._change_refused} if self._change_refused else {}
-        return replace(found, refused=refused)
+        return replace(self._worker.describe(), refused=refused)
 
     def statistics(self) -> dict[str, float]:
         """Return what autoscaling is to know of the drafter as it is now."""
-        return {**self._drafting.statistics(), PRICE: self._config.drafters[self._name].price}
+        return {**self._worker.statistics(), PRICE: self._config.drafters[self._name].price}
 
     async def serve(self, link: Link[ProposalFrame, CommitFrame]) -> None:
         """Serve one coordinator until the link ends, or the drafter is made anew."""
-        await self._drafting.serve(link)
+        await self._worker.serve(link)
 
     async def record_replica_metadata(self) -> dict[str, str]:
         """Serve passes this on to whoever holds a handle."""
@@ -143,13 +134,13 @@ class DrafterDeployment(WorkerReplica):
         """Raises when the drafter fails again and again: Serve then replaces the replica."""
         if self._can_work:
             raise WorkerError("the drafter can work now; the replica must be replaced to be found")
-        if self._worker is not None and not self._worker.is_healthy:
+        if not self._refusal and not self._worker.is_healthy:
             raise WorkerError("the drafter keeps failing; the replica must be replaced")
 
     async def __del__(self) -> None:
         if hasattr(self, "_server"):
             await self._stop_listening()
-            await asyncio.to_thread(self._drafting.stop)
+            await asyncio.to_thread(self._worker.stop)
 
 
 def _may_pass(error: ConfigError) -> bool:

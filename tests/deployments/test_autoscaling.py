@@ -13,7 +13,7 @@ from ray.serve._private.common import DeploymentID, TimeStampedValue
 from ray.serve.config import AutoscalingConfig, AutoscalingContext
 
 from deployments.autoscaling import ByStatistics
-from deployments.demand import Demand
+from deployments.replica import Demand
 from tests.support.choices import by_day
 
 PLACES = 8
