@@ -36,7 +36,7 @@ def wait_until_connected(
     ask: Callable[[], Mapping[str, Any]],
     url: str,
     drafters: Iterable[str],
-    check: Callable[[], None],
+    check: Callable[[], object],
     say: Callable[[str], None],
     patience_s: float = PATIENCE_S,
 ) -> None:

@@ -73,11 +73,13 @@ def serve_until_stopped(file: ServeFile, place: Path | str) -> int:
     cluster = own or JoinedRay(file.config, str(place), names)
     follower = LogFollower(own.log_folder if own else None)
 
-    def check() -> None:
+    def look() -> str:
+        """Show what the replicas log; returns how far a model that loads is."""
         signals.check()
         with contextlib.suppress(OSError):  # where nobody reads them, the server goes on
             for line in follower.new_lines():
                 _say(line, sys.stderr)
+        return follower.progress
 
     try:
         with signals.interrupt():
@@ -88,11 +90,11 @@ def serve_until_stopped(file: ServeFile, place: Path | str) -> int:
             serve.start(proxy_location="Disabled", logging_config=logging_options(file, {}))
             begin(file, is_own=own is not None)
             cluster.is_ours = True
-            _wait_until_running(names, check, follower)
+            _wait_until_running(names, look)
             is_serving = True
             ask = partial(state_of, cluster, names[0])
             url, drafters = base_url(cluster.as_reached()), file.config.on_their_own
-            wait_until_connected(ask, url, drafters, check, _progress)
+            wait_until_connected(ask, url, drafters, look, _progress)
             if own:
                 own.announce(file.document)
                 if token_file := own.token_file():
@@ -103,7 +105,7 @@ def serve_until_stopped(file: ServeFile, place: Path | str) -> int:
             _say(said(ready_line(seen, engines), beginning=""), sys.stdout)
             _say(said(what_to_try(file.config, base_url(seen)), beginning=""), sys.stderr)
             while True:
-                check()
+                look()
                 time.sleep(_LOOK_S)
     except (_Stop, SystemExit, KeyboardInterrupt):
         _progress("stopping")
@@ -184,7 +186,7 @@ def change(address: str, document: Mapping[str, Any]) -> list[str]:
     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     try:
         _get_global_client().deploy_apps(ServeDeploySchema.model_validate(dict(document)))
-        _wait_until_running(names, _Signals().check, LogFollower(None))
+        _wait_until_running(names, lambda: "")
         time.sleep(_TOLD_S)
         refused = _health_of(names[0])["refused"].items()
         return [f"{where}: {why}" for where, why in refused if where.endswith(".user_config")]
@@ -192,18 +194,15 @@ def change(address: str, document: Mapping[str, Any]) -> list[str]:
         ray.shutdown()
 
 
-def _wait_until_running(
-    names: Sequence[str], check: Callable[[], None], follower: LogFollower
-) -> None:
+def _wait_until_running(names: Sequence[str], look: Callable[[], str]) -> None:
     """Report progress until every deployment runs; raises WorkerError when one never will.
 
-    A terminal has it in one line, all else a line for each change and every ten seconds.  check:
-    called often; may raise to end the waiting.  follower: of the log in which a model that loads
-    says how far it is."""
+    A terminal has it in one line, all else a line for each change and every ten seconds.  look:
+    called often; may raise to end the waiting, and returns how far a model that loads is."""
     is_renewed = sys.stderr.isatty() and not is_json()
     last, reported = "", 0.0
     while True:
-        check()
+        progress = look()
         found = serve.status().applications
         applications = [found[name] for name in names]
         deployments = [pair for each in applications for pair in each.deployments.items()]
@@ -214,7 +213,7 @@ def _wait_until_running(
             text += f", waiting for {', '.join(waiting)}"
         is_due = text != last or time.monotonic() - reported > _REPORT_S
         if total and (is_due or is_renewed):
-            phase = f" ({follower.progress})" if waiting and follower.progress else ""
+            phase = f" ({progress})" if waiting and progress else ""
             _say(said(text + phase), sys.stderr, end="" if is_renewed and waiting else "\n")
             last, reported = text, time.monotonic()
         if all(each.status == ApplicationStatus.RUNNING for each in applications):
