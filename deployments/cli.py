@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
+import importlib.metadata
 import logging
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import NoReturn
+
+import yaml
 
 from cluster import logs
 from cluster.config.file import ServeFile, in_file
 from cluster.errors import ConfigError, DrafthouseError
 from cluster.logs import say
+from cluster.options import add_options
 from cluster.worker.priority import importing
-from deployments import plan_command
+from deployments import gpus, plan_command, vllm_options
 from deployments.access import new_key
 from deployments.asked import (
+    DEMONSTRATION,
     asked,
     check_api_key,
     load,
@@ -27,20 +35,60 @@ from deployments.asked import (
     with_api_keys,
     with_models,
 )
-from deployments.command_line import MODULES, module_of, parser_for
 from deployments.configured_models import fetch_model, models_table
 from deployments.evaluate import command as evaluate_command
 from deployments.plan import check_text
 from deployments.preflight import inspect
-from deployments.supervisor import supervised
+from deployments.supervisor import EXIT_BAD_CONFIG, EXIT_INTERRUPTED, supervised
+
+# The verbs and their options.
+_OF_FILES, _VERBS = yaml.safe_load_all(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+# Verbs whose module runs them; it is imported for them alone.
+MODULES = {verb: told["module"] for verb, told in _VERBS.items() if "module" in told}
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, without the list of all options before it."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see `{self.prog} --help`")
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("drafthouse")
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed, run from its sources)"
+
+
+def module_of(verb: str) -> ModuleType:
+    return importlib.import_module(MODULES[verb])
+
+
+def parser_for(argv: Sequence[str]) -> argparse.ArgumentParser:
+    """Return the parser of a command line; `train`'s options are known to that of `train` alone."""
+    parser = _Parser(prog="drafthouse", description="A serving cluster for speculative decoding.")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    add = partial(add_options, gpus=", ".join(gpus.known()), demonstration=DEMONSTRATION)
+    for verb, told in _VERBS.items():
+        added = verbs.add_parser(verb, help=told["about"])
+        if "file" in told:
+            add(added, {"file": {**_OF_FILES["file"], "nargs": told["file"]}})
+            vllm_options.add_options(added)
+            add(added, {"--set": _OF_FILES["--set"]})
+        add(added, told.get("options", {}))
+    # torch takes seconds to import: only for the verb that needs it.
+    if argv[:1] == ["train"]:
+        module_of("train").configure(verbs.choices["train"])
+    return parser
+
 
 # What the extra `serve` installs: the library does without.
 _SERVED_WITH = ("ray", "fastapi", "uvicorn", "httpx", "argcomplete", "rich")
 
 EXIT_OK = 0
 EXIT_FAILED = 1
-EXIT_BAD_CONFIG = 2
-EXIT_INTERRUPTED = 130
 # As a shell says of a process that SIGPIPE has ended.
 EXIT_UNREAD = 141
 # Of a text that cannot be read, so much is shown on both sides.

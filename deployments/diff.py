@@ -10,10 +10,10 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
+import yaml
 from ray import serve
 
-from deployments.deploying import with_options
-from deployments.paths import (
+from deployments.applied import (
     ABSENT,
     Path,
     at,
@@ -22,9 +22,10 @@ from deployments.paths import (
     keyed,
     live_place,
     name_of,
-    shown,
 )
+from deployments.deploying import with_options
 
+_MAX_VALUE_LEN = 60
 Applications = dict[str, dict[str, Any]]
 
 
@@ -54,7 +55,7 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     changes = defaultdict[tuple[int, str, str], set[str]](set)
     for path in differing(before, after):
         price, names = _cost(before["applications"], after["applications"], path)
-        values = " -> ".join(shown(at(side, path)) for side in (before, after))
+        values = " -> ".join(_shown(at(side, path)) for side in (before, after))
         line = f"  {name_of(path)}: {values}{_remedy(path, price, names)}"
         application = path[1] if path[0] == "applications" else ""
         changes[_PRICES.index(price), application, line] |= names
@@ -65,6 +66,15 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
         "\n".join([_said(*cost), *lines]) for cost, lines in sorted(told.items(), reverse=True)
     ]
     return "\n\n".join(parts or ["the files mean the same"]) + "\n"
+
+
+def _shown(value: Any) -> str:
+    """Return a value as a line of a report has it."""
+    if value == ABSENT:
+        return ABSENT
+    text = yaml.safe_dump(value, default_flow_style=True, width=10**6).strip()
+    text = text.removesuffix("...").strip()
+    return text if len(text) <= _MAX_VALUE_LEN else f"{text[:_MAX_VALUE_LEN]}..."
 
 
 def _said(place: int, application: str, names: tuple[str, ...]) -> str:

@@ -27,11 +27,11 @@ from types import FrameType
 from cluster.worker.priority import adopt_orphans, end_with_parent
 from deployments.processes import end_descendants, end_session, short_lived_folder
 
+EXIT_BAD_CONFIG = 2
+EXIT_INTERRUPTED = 130
 # Processes that Ray has just told to end, or that have seen the end of their parent, are given so
 # long.
 _GRACE_S = 3.0
-_INTERRUPTED = 130
-_BAD_CONFIG = 2
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # Of what Ray wrote before the child failed, so many lines are shown.
 _NUM_LAST_LINES = 20
@@ -87,10 +87,10 @@ def _supervised(body: Callable[[Path], int], folder: Path) -> int:
     guard.kill()
     guard.wait()
     end_descendants(_GRACE_S)
-    if not asked and status not in (0, _INTERRUPTED, _BAD_CONFIG):
+    if not asked and status not in (0, EXIT_INTERRUPTED, EXIT_BAD_CONFIG):
         _show_last_lines(folder / _RAYS_OWN)
     if asked:
-        return _INTERRUPTED if status == _INTERRUPTED else 0
+        return EXIT_INTERRUPTED if status == EXIT_INTERRUPTED else 0
     return status if status >= 0 else 128 - status
 
 

@@ -30,7 +30,7 @@ from cluster.records import frozen
 from cluster.simulate.settings import Settings
 from deployments import vllm_options
 from deployments.asked import DEMONSTRATION
-from deployments.command_line import parser_for
+from deployments.cli import parser_for
 from deployments.ingress.api.pages import ENDPOINTS, PAGES
 from tests.test_docs import ROOT, pages
 

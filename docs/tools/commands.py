@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from deployments.command_line import parser_for
+from deployments.cli import parser_for
 from docs.tools.markdown import table
 
 # Its parser is that of cluster.train, which takes torch to import; docs/models.md tells of it.

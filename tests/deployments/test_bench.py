@@ -14,7 +14,7 @@ from deployments.bench.answers import TimedAnswer, equal_texts, figures, ratios
 from deployments.bench.command import bench
 from deployments.bench.prompts import QUESTIONS
 from deployments.bench.report import Report, markdown, write_json, write_picture
-from deployments.command_line import parser_for
+from deployments.cli import parser_for
 from tests.conftest import Run
 from tests.deployments.conftest import Served
 from tests.support.deployments.scripted_server import (

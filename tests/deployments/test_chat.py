@@ -7,8 +7,7 @@ import pytest
 
 from cluster.errors import WorkerError
 from deployments.chat_command import ChatHistory
-from deployments.cli import main
-from deployments.command_line import parser_for
+from deployments.cli import main, parser_for
 from tests.deployments.conftest import Served
 from tests.support.deployments.drafting_server import DraftingServer, Terminal
 

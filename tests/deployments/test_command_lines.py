@@ -11,8 +11,7 @@ import yaml
 
 from cluster.errors import WorkerError
 from deployments.chat_command import ChatHistory
-from deployments.cli import EXIT_BAD_CONFIG, EXIT_FAILED, EXIT_UNREAD
-from deployments.command_line import parser_for
+from deployments.cli import EXIT_BAD_CONFIG, EXIT_FAILED, EXIT_UNREAD, parser_for
 from deployments.openai_client import OpenAIServer
 from tests.conftest import Run, command, python
 from tests.support.choices import by_day

@@ -10,8 +10,7 @@ import httpx
 import pytest
 
 from cluster.errors import WorkerError
-from deployments.cli import EXIT_UNREAD
-from deployments.command_line import parser_for
+from deployments.cli import EXIT_UNREAD, parser_for
 from deployments.metrics_reader import MetricsChange, Page
 from deployments.top_command import top, view
 from tests.conftest import Run, command

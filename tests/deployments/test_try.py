@@ -13,7 +13,7 @@ import pytest
 
 from cluster.coordinator.idle import MEANINGS, IdleReason
 from cluster.errors import WorkerError
-from deployments.command_line import parser_for
+from deployments.cli import parser_for
 from deployments.try_command import compare
 from tests.conftest import Run
 from tests.deployments.conftest import Served

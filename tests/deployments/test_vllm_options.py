@@ -12,7 +12,7 @@ import yaml
 from cluster.config.schema import Config
 from deployments.access import check_access
 from deployments.asked import asked, with_api_keys
-from deployments.command_line import parser_for
+from deployments.cli import parser_for
 from tests.conftest import Run
 
 
