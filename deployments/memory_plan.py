@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from cluster.config.schema import Config, EngineConfig
@@ -166,21 +166,18 @@ class Warned:
     source: str = "guides to speculative decoding in production"
 
 
-def warnings(
-    models: Sequence[Sized], total_bytes: int, draft_token_cost: float | None
-) -> list[Warned]:
+def warnings(plan: MemoryPlan, draft_token_cost: float | None) -> list[Warned]:
     """Return the rules that draft models do not meet.
 
-    models: of known size.  total_bytes: of its process.  draft_token_cost: the measured time
-    of a draft token as a share of a step's; None = not measured, so bytes of weights stand for it.
-    """
+    draft_token_cost: the measured time of a draft token as a share of a step's; None = not
+    measured, so bytes of weights stand for it."""
     return [
         Warned(drafter.name, rule, found)
-        for target in models
+        for target in plan.models
         if not target.name
-        for drafter in models
+        for drafter in plan.models
         if drafter.name
-        for rule, found in _broken(target, drafter, total_bytes, draft_token_cost)
+        for rule, found in _broken(target, drafter, plan.total, draft_token_cost)
     ]
 
 

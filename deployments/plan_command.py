@@ -86,9 +86,7 @@ def _forecast(
         "measured": measured,
         "speedup": speedup,
         "loads": [_at_load(count, curve) for count, curve in curves.items()],
-        "warnings": [
-            *map(asdict, warnings(memory.models, memory.total, cost if measured else None))
-        ],
+        "warnings": [*map(asdict, warnings(memory, cost if measured else None))],
     }
 
 
@@ -122,10 +120,8 @@ def _draft_cost(config: Config, memory: MemoryPlan, task: str) -> float | None:
     costs = [0.0]
     for name in config.drafters_of(task):
         for part in config.drafters[name].stages or (name,):
-            is_look_up = getattr(
-                registry.drafter_class(config.drafters[part].kind), "is_look_up", False
-            )
-            if not (is_look_up or part in read):
+            kind = registry.drafter_class(config.drafters[part].kind)
+            if not (getattr(kind, "is_look_up", False) or part in read):
                 return None
             costs.append(read.get(part, 0) / read[""])
     return max(costs)
@@ -146,22 +142,27 @@ def _splits(config: Config, memory: MemoryPlan, on: Gpus | None) -> Iterator[dic
     (target,) = (each for each in memory.models if not each.name)
 
     def split(ranks: int, gpus: int) -> dict[str, Any]:
-        known = {"ranks": ranks, "gpus": gpus, "gpu_weights": 0, "num_tokens": 0, "step_s": None}
+        found = {
+            "ranks": ranks,
+            "gpus": gpus,
+            "gpu_weights": 0,
+            "num_tokens": 0,
+            "step_s": None,
+            "refused": "",
+        }
         device_map = "auto" if gpus > ranks else None
         engine = replace(config.target.engine, tensor_parallel=ranks, device_map=device_map)
         try:
             described = describe(folder, engine)
         except ConfigError as error:
-            return {**known, "refused": error.message}
+            return found | {"refused": error.message}
         sizes = planned(folder, described, engine, is_here=False)
         # Layers that are spread are read one after the other.
         step_s = sizes.rank_weights * target.read / target.weights / (on.bandwidth or math.inf)
-        return {
-            **known,
+        return found | {
             "gpu_weights": sizes.rank_weights * ranks // gpus,
             "num_tokens": sizes.room(engine, on.memory, gpus // ranks),
             "step_s": step_s or None,
-            "refused": "",
         }
 
     counts = [2**power for power in range(on.count.bit_length())]

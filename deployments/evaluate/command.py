@@ -112,29 +112,23 @@ def evaluate(config: Config, arguments: argparse.Namespace) -> str:
 def judge(cells: Cells, config: Config, measure: Measure) -> list[Judgement]:
     """Judge each cell.  measure: pairs of answers with these drafters alone."""
     together = measure(config.on_their_own, cells)
-    alone: dict[str, Mapping[Cell, Sequence[Pair]]] = {}
-    names_of = {cell: config.drafters_of(cell.task) for cell in cells}
+    alone: dict[Cell, dict[str, Sequence[Pair]]] = {cell: {} for cell in cells}
     for name in config.on_their_own:
+        # The only drafter of a task needs no trial of its own.
         own = {
             cell: asked
             for cell, asked in cells.items()
-            if name in names_of[cell] and len(names_of[cell]) > 1
+            if {name} < {*config.drafters_of(cell.task)}
         }
         if own and name not in config.shadows.union(config.rollouts):
-            alone[name] = measure((name,), own)
+            for cell, pairs in measure((name,), own).items():
+                alone[cell][name] = pairs
     judgements = []
-    for cell in cells:
+    for cell, apart in alone.items():
         found = speedup(together[cell])
-        apart = {name: pairs[cell] for name, pairs in alone.items() if cell in pairs}
-        judgements.append(
-            Judgement(
-                cell,
-                verdict(found),
-                found,
-                {name: speedup(pairs) for name, pairs in apart.items()},
-                tuple(name for name, pairs in apart.items() if is_useless(name, pairs)),
-            )
-        )
+        speedups = {name: speedup(pairs) for name, pairs in apart.items()}
+        useless = tuple(name for name, pairs in apart.items() if is_useless(name, pairs))
+        judgements.append(Judgement(cell, verdict(found), found, speedups, useless))
     return judgements
 
 
