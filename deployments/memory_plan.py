@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from cluster.config.schema import Config, EngineConfig
@@ -55,10 +55,10 @@ class MemoryPlan:
     no memory of their GPU for a KV cache.  num_tokens: of the target's KV cache, 0 = not known.
     requests: how many fit at a time, by their tokens."""
 
-    parts: tuple[MemoryShare, ...]
-    models: tuple[Sized, ...]
-    unsized: tuple[str, ...]
-    too_large: tuple[str, ...]
+    parts: Sequence[MemoryShare]
+    models: Sequence[Sized]
+    unsized: Sequence[str]
+    too_large: Sequence[str]
     num_tokens: int
     requests: Mapping[int, int]
 
@@ -107,9 +107,7 @@ def memory_plan(
         architecture, read = found[path].described.architecture, int(weights * sizes.active)
         models.append(Sized(name, path, architecture, sizes.num_parameters, weights, read, memory))
     parts += _heads(config)
-    return MemoryPlan(
-        tuple(parts), tuple(models), tuple(unsized), tuple(too_large), num_tokens, requests
-    )
+    return MemoryPlan(parts, models, unsized, too_large, num_tokens, requests)
 
 
 def folder_of(model: str) -> Path | None:

@@ -80,17 +80,16 @@ def wait_until_connected(
 
 def engine_line(state: Mapping[str, Any]) -> str:
     """Return in words what the target computes with, as /health says; "" where it does not."""
-    engines = [each for each in state.get("engines", ()) if each["role"] == "target"]
-    own = next((each for each in engines if not each["name"]), None)
-    if own is None:
+    engines = sorted(
+        (each for each in state.get("engines", ()) if each["role"] == "target"),
+        key=lambda each: bool(each["name"]),  # the target's own, which has no name, is the first
+    )
+    if not engines or engines[0]["name"]:
         return ""
+    own = engines[0]
     graphs = ", CUDA graphs" if own["graphs"] == "cuda" else ""
     products = f", products: {own['products']}" if own.get("products") else ""
-    slower = [
-        reason
-        for each in sorted(engines, key=lambda each: bool(each["name"]))
-        for reason in each["fallbacks"]
-    ]
+    slower = [reason for each in engines for reason in each["fallbacks"]]
     more = f" ({len(slower) - 1} more in /health)" if slower[1:] else ""
     warning = f", slower than wanted: {slower[0]}{more}" if slower else ""
     return (

@@ -236,7 +236,7 @@ class Demand:
             if now - at < _VALID_S:
                 for key, value in said.items():
                     total[key] += value
-        return dict(total)
+        return total
 
 
 async def tell_forever(

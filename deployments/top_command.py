@@ -181,48 +181,45 @@ def tables(found: Mapping[str, Any], title: str) -> Group:
     from rich.table import Table
     from rich.text import Text
 
-    rows = [_row(name, found[name]) for name in (*_GAUGES, *_RATES, "prefix_cache_hit_rate")]
-    drafts, beside = found["speculation"], list[Table]()
+    drafts = found["speculation"] or {}
+    now = {name: found[name] for name in (*_GAUGES, *_RATES, "prefix_cache_hit_rate")}
     if drafts:
-        rows += [_row(name, drafts[name]) for name in _DRAFTS]
-        shares = " ".join(f"{share:.0%}" for share in drafts["acceptance_by_position"])
-        rows.append(["by position", shares])
-    latencies = [
-        [name, *(_shown(share, values[share]) for share in _SHARES), values["since"]]
-        for name, values in found["latency_ms"].items()
-        if values
+        now |= {name: drafts[name] for name in _DRAFTS}
+        now["by_position"] = " ".join(f"{share:.0%}" for share in drafts["acceptance_by_position"])
+    named = {
+        name.replace("_per_s", "/s").replace("_", " "): {name: value} for name, value in now.items()
+    }
+    latencies = {name: values for name, values in found["latency_ms"].items() if values}
+    beside = [
+        _table(head, figures)
+        for head, figures in (
+            (("ms", *_SHARES, "since"), latencies),
+            (("drafter", "draft tokens/s", "accepted"), drafts.get("drafters")),
+        )
+        if figures
     ]
-    if latencies:
-        beside.append(_table(["ms", *_SHARES, "since"], latencies))
-    if drafts and drafts["drafters"]:
-        own = [
-            [name, *(_shown(key, value) for key, value in each.items())]
-            for name, each in drafts["drafters"].items()
-        ]
-        beside.append(_table(["drafter", "draft tokens/s", "accepted"], own))
     # Side by side they fit a terminal of 24 lines.
     grid = Table.grid()
-    grid.add_row(_table(["", "now"], rows), Group(*beside))
+    grid.add_row(_table(("", "now"), named), Group(*beside))
     return Group(Text(title, style="bold"), grid)
 
 
-def _row(name: str, value: float | None) -> list[str]:
-    return [name.replace("_per_s", "/s").replace("_", " "), _shown(name, value)]
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+def _table(head: Sequence[str], figures: Mapping[str, Mapping[str, Any]]) -> Table:
+    """figures: of each row, in the order of `head`."""
     from rich.box import SIMPLE
     from rich.table import Table
 
     table = Table(box=SIMPLE)
     for place, name in enumerate(head):
         table.add_column(name, justify="right" if place else "left", no_wrap=not place)
-    for row in rows:
-        table.add_row(*row)
+    for title, row in figures.items():
+        table.add_row(title, *(_shown(name, value) for name, value in row.items()))
     return table
 
 
-def _shown(name: str, value: float | None) -> str:
+def _shown(name: str, value: float | str | None) -> str:
+    if isinstance(value, str):
+        return value
     if value is None:
         return "-"
     if name.endswith(("_rate", "_usage")):

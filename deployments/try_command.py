@@ -63,27 +63,35 @@ async def compare(
             "return_draft_sources": True,
             "messages": [{"role": "user", "content": prompt}],
         }
-        warm_up = {"max_tokens": _WARM_UP_TOKENS, "speculation": {"enabled": True}}
+
+        async def ask(max_tokens: int, *, speculates: bool) -> StreamedAnswer:
+            """Each time with another salt: what the server has learned from other texts, or keeps
+            of the prompt, helps neither answer more than the other."""
+            own = {"max_tokens": max_tokens, "speculation": {"enabled": speculates}}
+            answer = StreamedAnswer(clock)
+            async for event in client.events(body | own | {"cache_salt": secrets.token_hex(8)}):
+                answer.take(event)
+            return answer
+
         try:
-            await _answer(client, body | warm_up, clock)
+            await ask(_WARM_UP_TOKENS, speculates=True)
         except RefusedError as error:
             if "no chat template" not in error.message:
                 raise
             del body["messages"]
             body["prompt"] = prompt
-            await _answer(client, body | warm_up, clock)
+            await ask(_WARM_UP_TOKENS, speculates=True)
         for speculates in (True, False, False, True):
             say(f"asking {'with speculation' if speculates else 'without'}")
-            own = {"max_tokens": arguments.max_tokens, "speculation": {"enabled": speculates}}
-            answers[speculates].append(await _answer(client, body | own, clock))
+            answers[speculates].append(await ask(arguments.max_tokens, speculates=speculates))
     drafted, *others = (*answers[True], *answers[False])
     differing = [
         each.text
         for each in others
         if (each.text, each.finish_reason) != (drafted.text, drafted.finish_reason)
     ]
-    owners, in_colour = drafted.by_drafter.most_common(), out.isatty()
-    names = [name for name, _ in owners]
+    owners, in_colour = dict(drafted.by_drafter.most_common()), out.isatty()
+    names = [*owners]
     seen = {
         **body,
         "base": client.base,
@@ -98,7 +106,7 @@ async def compare(
         "ratio": _ratio(answers),
         "least_tokens": _LEAST_TOKENS,
         "idle": MEANINGS.get(drafted.statistics.get("idle_because") or "unknown", "see the log"),
-        "owners": dict(owners),
+        "owners": owners,
         "shared": Counter(name for token in drafted.tokens for name in token.drafters[1:]),
         "differing": differing,
     }
@@ -129,17 +137,3 @@ def _ratio(answers: Mapping[bool, Sequence[StreamedAnswer]]) -> str:
     if len(answers[True][0].tokens) < _LEAST_TOKENS or not all(map(all, rates)):
         return ""
     return Interval.of_ratios([[one / other for one, other in zip(*rates, strict=True)]]).told
-
-
-async def _answer(
-    server: OpenAIServer, body: Mapping[str, Any], clock: Callable[[], float]
-) -> StreamedAnswer:
-    """The whole answer, streamed.
-
-    Each time with another salt: what the server has learned from other texts, or keeps of the
-    prompt, helps neither answer more than the other.
-    """
-    answer = StreamedAnswer(clock)
-    async for event in server.events({**body, "cache_salt": secrets.token_hex(8)}):
-        answer.take(event)
-    return answer
