@@ -22,8 +22,7 @@ from benchmarks.support.page import head, row
 from benchmarks.support.processes import exit_on_sigterm
 from benchmarks.support.record import OUT, write_report
 from benchmarks.support.serving import running
-from deployments.bench.answers import FIGURES, TimedAnswer, ratios
-from deployments.bench.load import Side, ask
+from deployments.bench.load import FIGURES, Side, TimedAnswer, ask, ratios
 from deployments.openai_client import OpenAIServer
 
 ALL = "all"

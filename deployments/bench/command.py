@@ -1,15 +1,16 @@
-"""`drafthouse bench URL`: its options, and the runs that they ask for."""
+"""`drafthouse bench URL`: its options, the prompts, and the runs that they ask for."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from itertools import cycle, islice, product
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,13 +18,31 @@ import httpx
 from cluster.errors import ConfigError, WorkerError
 from cluster.logs import say
 from cluster.options import number, url
-from deployments.bench.answers import GOODPUT, TimedAnswer, figures
-from deployments.bench.load import Level, Side, load
-from deployments.bench.prompts import prompts
+from deployments.bench.load import GOODPUT, Level, Side, TimedAnswer, figures, load
 from deployments.bench.report import Report, Run, markdown, write_json, write_picture
+from deployments.evaluate.prompts import EvaluatedPrompt, read_prompts
 from deployments.metrics_reader import MetricsChange, Page, speculation
 from deployments.openai_client import OpenAIServer
 
+# Everyday questions, asked where nobody names one; long enough answers, of several kinds.
+QUESTIONS = (
+    "How do vaccines work? Explain it to a ten-year-old.",
+    "Write a Python function that finds the longest common prefix of a list of strings.",
+    "What should I pack for a week of hiking in the mountains?",
+    "Summarise the plot of Romeo and Juliet in one paragraph.",
+    "A train leaves at 9:40 and arrives at 13:05. How long does the journey take? Show the steps.",
+    "Compare tea and coffee: where they come from, how they are made, what they do to you.",
+    "Write a friendly e-mail that moves a meeting from Tuesday to Thursday.",
+    "List the planets of the solar system as a JSON array with name and number of moons.",
+    "Rewrite in plain English: the aforementioned party shall forthwith remit the outstanding sum.",
+    "Why is the sky blue, and why is it red in the evening?",
+    "Translate into French: We would like a table for four by the window, please.",
+    "Explain the difference between a process and a thread, with an example of each.",
+    "Write an SQL query that finds the three customers who spent most last year.",
+    "Give me a recipe for vegetable soup, with amounts for four people.",
+    "What are the arguments for and against a four-day working week?",
+    "Write a short story about a lighthouse keeper who finds a message in a bottle.",
+)
 _OFF = "off"
 # With fewer, an interval over them alone would be very wide.
 _FEW_BLOCKS = 4
@@ -106,7 +125,7 @@ async def _compare(
         await _warm_up(side, arguments.warmups)
     size = level.concurrency if len(sides) > 1 and level.concurrency else report.num_prompts
     starts = range(0, report.num_prompts, size)
-    turns = list(itertools.product(starts, range(report.rounds)))
+    turns = list(product(starts, range(report.rounds)))
     for turn, (start, again) in enumerate(turns):
         about = f"{level}, round {again + 1} of {report.rounds}"
         say(f"{about}, from prompt {start + 1} of {report.num_prompts}")
@@ -124,6 +143,25 @@ async def _compare(
         numbers = figures(answers, seconds[side.name], report.goodput)
         drafted = speculation(changes[side.name])
         report.runs.append(Run(level, side.name, answers, numbers, drafted))
+
+
+def prompts(path: Path | None, count: int | None, *, is_chat: bool) -> list[dict[str, Any]]:
+    """`count` prompts, the first again where there are fewer; None = all, each once.
+
+    Each is the field of a request that holds it.  Raises ConfigError for a file with a bad line.
+    """
+    found: list[dict[str, Any]] = []
+    for prompt in read_prompts(path, ()) if path else map(EvaluatedPrompt, QUESTIONS):
+        said = ({"role": "user", "content": prompt.text},)
+        if is_chat:
+            found.append({"messages": prompt.messages or said})
+        elif prompt.messages in ((), said):
+            found.append({"prompt": prompt.text})
+        else:
+            raise ConfigError(
+                f"{path}: messages are for the chat endpoint; leave out --endpoint completions"
+            )
+    return list(islice(cycle(found), len(found) if count is None else count))
 
 
 async def _warm_up(side: Side, count: int) -> None:

@@ -1,19 +1,162 @@
-"""Asks one server many prompts: so many at a time, or as they arrive at random."""
+"""Asks one server many prompts: so many at a time, or as they arrive at random; and says by their
+times how that went.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from cluster.errors import WorkerError
 from cluster.records import frozen
-from deployments.bench.answers import TimedAnswer
+from cluster.spec.interval import Interval
 from deployments.openai_client import OpenAIServer, StreamedAnswer
+
+# What a client notes of one answer, and the figures of many and ratios of two sides: pure
+# functions of their times.
+#
+# The definitions are those of `vllm bench serve`, and so are the figures' names, so that what reads
+# its results reads ours.
+
+# The times of a good answer that --goodput may bound.
+GOODPUT = ("ttft", "tpot", "e2el")
+_PERCENTILES = (95, 99)
+
+
+@frozen
+class TimedAnswer:
+    """One request as its client saw it.  All times are seconds of one clock.
+
+    prompt: its place among the prompts.  unit: of what is compared, both sides of which were asked
+    one right after the other.  arrivals_s: when each piece of the answer came, which may
+    be several tokens.  late_s: how much later than planned it was sent.  error: why it failed.
+    """
+
+    prompt: int
+    sent_s: float
+    arrivals_s: tuple[float, ...] = ()
+    num_tokens: int = 0
+    num_prompt_tokens: int = 0
+    text: str = ""
+    late_s: float = 0.0
+    error: str = ""
+    unit: int = 0
+
+    @property
+    def ttft_s(self) -> float:
+        """Time to the first token."""
+        return self.arrivals_s[0] - self.sent_s
+
+    @property
+    def e2e_s(self) -> float:
+        """Time to the last token."""
+        return self.arrivals_s[-1] - self.sent_s
+
+    @property
+    def times_s(self) -> dict[str, list[float]]:
+        """All times by their names: to the first token, of each output token after it, between two
+        pieces of the answer, whatever number of tokens they bring, and to the last token."""
+        num_later = self.num_tokens - 1
+        return {
+            "ttft": [self.ttft_s],
+            "tpot": [(self.e2e_s - self.ttft_s) / num_later] if num_later > 0 else [],
+            "itl": [later - sooner for sooner, later in pairwise(self.arrivals_s)],
+            "e2el": [self.e2e_s],
+        }
+
+
+def figures(
+    answers: Sequence[TimedAnswer], duration_s: float, goodput: Mapping[str, float]
+) -> dict[str, float]:
+    """The figures of one run by the names of `vllm bench serve`; times in milliseconds.
+
+    duration_s: from before the first request to after the last answer.  goodput: bounds in
+    milliseconds by the names of GOODPUT; an answer within all of them is good.  A time that no
+    answer has is missing.
+    """
+    good = [answer for answer in answers if not answer.error]
+    prompt_tokens = sum(answer.num_prompt_tokens for answer in good)
+    tokens = sum(answer.num_tokens for answer in good)
+    found: dict[str, float] = {
+        "duration": duration_s,
+        "completed": len(good),
+        "failed": len(answers) - len(good),
+        "total_input_tokens": prompt_tokens,
+        "total_output_tokens": tokens,
+        "request_throughput": len(good) / duration_s,
+        "output_throughput": tokens / duration_s,
+        "total_token_throughput": (prompt_tokens + tokens) / duration_s,
+    }
+    times = [each.times_s for each in good]
+    if goodput:
+        kept = [
+            all(1e3 * value <= most for name, most in goodput.items() for value in each[name])
+            for each in times
+        ]
+        found["request_goodput"] = sum(kept) / duration_s
+    for name in times[0] if times else ():
+        if values := [value for each in times for value in each[name]]:
+            found |= _spread(name, 1e3 * np.array(values))
+    return found
+
+
+def _spread(name: str, values: np.ndarray) -> dict[str, float]:
+    found = {f"mean_{name}_ms": np.mean(values), f"median_{name}_ms": np.median(values)}
+    found |= {f"p{share}_{name}_ms": np.percentile(values, share) for share in _PERCENTILES}
+    return {key: float(value) for key, value in found.items()}
+
+
+# Of each answer a numerator and a denominator: a side's figure is the quotient of their sums.
+Parts = Callable[[TimedAnswer], tuple[float, float]]
+FIGURES: Mapping[str, Parts] = {
+    "tokens/s of a request": lambda answer: (answer.num_tokens, answer.e2e_s),
+    "TTFT": lambda answer: (answer.ttft_s, 1.0),
+    "TPOT": lambda answer: (answer.e2e_s - answer.ttft_s, max(answer.num_tokens - 1, 0)),
+}
+
+
+def ratios(first: Sequence[TimedAnswer], second: Sequence[TimedAnswer]) -> dict[str, Interval]:
+    """The ratios of FIGURES over what both sides answered; those that exist.
+
+    Each unit gives one ratio.  They differ by their prompts and by the minute in which they were
+    measured, so the interval of their mean has both in it.
+    """
+    sides = [[each for each in answers if not each.error] for answers in (first, second)]
+    answered = [{(each.unit, each.prompt) for each in side} for side in sides]
+    both = answered[0] & answered[1]
+    found = {}
+    for name, parts in FIGURES.items():
+        # Of each unit the sums of both parts, by side.
+        sums = {unit: np.zeros((2, 2)) for unit, _ in sorted(both)}
+        for place, side in enumerate(sides):
+            for each in side:
+                if (each.unit, each.prompt) in both:
+                    sums[each.unit][place] += parts(each)
+        own = [
+            float((one[0] / one[1]) / (other[0] / other[1]))
+            for one, other in sums.values()
+            if min(*one, *other) > 0.0
+        ]
+        if own:
+            found[name] = Interval.of_ratios([own])
+    return found
+
+
+def equal_texts(first: Sequence[TimedAnswer], second: Sequence[TimedAnswer]) -> tuple[int, int]:
+    """How many prompts have the same text on both sides, in every round, and of how many."""
+    texts: dict[int, tuple[set[str], set[str]]] = {}
+    for place, answers in enumerate((first, second)):
+        for each in answers:
+            if not each.error:
+                texts.setdefault(each.prompt, (set(), set()))[place].add(each.text)
+    both = [one | other for one, other in texts.values() if one and other]
+    return sum(len(each) == 1 for each in both), len(both)
 
 
 @frozen

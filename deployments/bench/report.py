@@ -12,8 +12,7 @@ from typing import Any
 from cluster.errors import ConfigError
 from cluster.records import frozen
 from cluster.spec.interval import Interval
-from deployments.bench.answers import TimedAnswer, equal_texts, ratios
-from deployments.bench.load import Level
+from deployments.bench.load import Level, TimedAnswer, equal_texts, ratios
 from deployments.metrics_reader import SpeculationCounts
 from deployments.report import rendered
 
@@ -78,7 +77,7 @@ def write_json(report: Report, path: Path) -> None:
         "goodput": dict(report.goodput),
         "runs": [
             {
-                "load": {"concurrency": run.level.concurrency, "rate": run.level.rate},
+                "load": asdict(run.level),
                 "side": run.side,
                 **run.figures,
                 "speculation": run.speculation and asdict(run.speculation),

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from cluster.errors import ConfigError, WorkerError
-from deployments.bench.answers import TimedAnswer, equal_texts, figures, ratios
-from deployments.bench.command import bench
-from deployments.bench.prompts import QUESTIONS
+from deployments.bench.command import QUESTIONS, bench
+from deployments.bench.load import TimedAnswer, equal_texts, figures, ratios
 from deployments.bench.report import Report, markdown, write_json, write_picture
 from deployments.cli import parser_for
 from tests.conftest import Run
