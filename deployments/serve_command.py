@@ -32,10 +32,9 @@ from cluster.errors import ConfigError, WorkerError
 from cluster.logs import is_json, said
 from deployments.access import access_lines
 from deployments.configured_models import has_chat_template
-from deployments.console_log import LogFollower
 from deployments.deploying import begin, logging_options, names_of
 from deployments.local_ray import JoinedRay, LocalRay
-from deployments.readiness import base_url, engine_line, health, wait_until_connected
+from deployments.readiness import LogFollower, base_url, engine_line, health, wait_until_connected
 from deployments.report import rendered
 
 _POLL_S = 0.25

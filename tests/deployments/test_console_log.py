@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cluster.logs import JsonLines
-from deployments.console_log import LogFollower, is_wanted
+from deployments.readiness import LogFollower, is_wanted
 
 TIME = "2026-01-02 03:04:05,678"
 REQUEST = f"INFO {TIME} deployments.ingress.tracing: request id=a task=default"

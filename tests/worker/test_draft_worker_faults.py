@@ -18,7 +18,7 @@ from cluster.draft.suffix import SuffixDrafter, SuffixOptions
 from cluster.errors import CapacityError, ProtocolError, RequestError, WorkerError
 from cluster.messages import Refusal
 from cluster.spec.token_log import TokenLog, prefix_hash
-from deployments.console_log import is_wanted
+from deployments.readiness import is_wanted
 from tests.draft.conftest import noisy_engine  # noqa: F401 - a fixture
 from tests.support.clock import FakeClock
 from tests.support.rpc.faulty import FaultPlan, FaultyLink
