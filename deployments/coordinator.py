@@ -21,8 +21,8 @@ from cluster.rpc.server import serve_coordinator
 from cluster.worker.priority import lower_priority
 from deployments import learned
 from deployments.endpoints import ServeEndpoints
-from deployments.exporter import Exporter
 from deployments.replica import (
+    Exporter,
     WorkerReplica,
     configure_logging,
     cpu_use,

@@ -1,4 +1,6 @@
-"""What every worker replica does beside its work: be found, say where it runs, end in order."""
+"""What every worker replica does beside its work: be found, say where it runs and what it counts,
+end in order.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +10,25 @@ import os
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import psutil
 import ray
+from prometheus_client.metrics_core import Metric as Family
 from ray import serve
 from ray.exceptions import RayError
 from ray.experimental import internal_kv
 from ray.serve.schema import ReplicaState
+from ray.util import metrics as ray_metrics
 
 from cluster import logs
 from cluster.config.addresses import LOOPBACK
 from cluster.config.live import changed
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
+from cluster.metrics.recorder import Recorder
 from cluster.plan.autoscaling import CPU, Statistics
 from cluster.rpc.server import LOG_FORMAT, RunningServer
 from cluster.rpc.trust import Trust, trust_of
@@ -110,19 +115,12 @@ def trust_in(config: Config, role: str) -> Trust:
     trust = trust_of(config.data_plane, role)
     if trust.secrets is not None:
         return trust
-    secret = _cluster_secret()
-    return replace(trust, secrets=lambda: (secret,))
-
-
-def _cluster_secret() -> str:
-    """Drawn by the first process that asks.
-
-    Whoever can read it there may also run code in the cluster, so it opens nothing that was closed.
-    """
+    # Drawn by the first process that asks.  Whoever can read it there may also run code in the
+    # cluster, so it opens nothing that was closed.
     drawn = secrets.token_hex(32)
     internal_kv._internal_kv_put(_KEY, drawn, overwrite=False, namespace=_NAMESPACE)
-    kept: bytes = internal_kv._internal_kv_get(_KEY, namespace=_NAMESPACE)
-    return kept.decode()
+    secret: str = internal_kv._internal_kv_get(_KEY, namespace=_NAMESPACE).decode()
+    return replace(trust, secrets=lambda: (secret,))
 
 
 class Replica:
@@ -254,3 +252,66 @@ async def _tell(handle: Any, coordinator: str, said: Statistics) -> None:
         await answers.results_async(timeout_s=_TELL_EVERY_S, return_exceptions=True)
     except Exception as error:  # noqa: BLE001 - Serve's errors have no common base; it is told again
         log.debug("demand was not told: %s", type(error).__name__)
+
+
+# Mirrors our metrics into Ray's metrics agent, so that the dashboard's Prometheus has them.
+#
+# Ray exports them with the prefix `ray_` and a few seconds' delay; our own /metrics is live.  The
+# mirror runs on a timer of its own and costs no token anything.
+
+# The name and the labels of a sample.
+Series = tuple[str, tuple[tuple[str, str], ...]]
+
+_EXPORT_EVERY_S = 2.0
+
+
+class Exporter:
+    """Copies the values of one `Recorder`; tags are the labels.
+
+    Counters are passed on as increments.  A histogram becomes gauges with the names, labels and
+    values of its `_bucket`, `_sum` and `_count`, because Ray's histograms take single observations
+    only; `rate` and `histogram_quantile` ask for no more.
+    """
+
+    def __init__(self, recorder: Recorder, refresh: Callable[[], object] = lambda: None) -> None:
+        """refresh: called on the event loop before each copy, to bring gauges up to date."""
+        self._recorder = recorder
+        self._refresh = refresh
+        self._metrics: dict[str, Any] = {}  # Ray's, by name
+        self._counted: dict[Series, float] = {}
+        self._gauges: set[Series] = set()
+
+    async def run_forever(self) -> None:
+        """Copy every value again and again."""
+        while True:
+            await asyncio.sleep(_EXPORT_EVERY_S)
+            self._refresh()
+            # Reading hundreds of series takes a few milliseconds: not on the event loop.
+            await asyncio.to_thread(self._export)
+
+    def _export(self) -> None:
+        gauges: set[Series] = set()
+        for family in self._recorder.collect():
+            for sample in family.samples:
+                # Ray's names have no colon, and its own vLLM's are told likewise.
+                name, tags = sample.name.replace(":", "_"), dict(sample.labels)
+                series = name, tuple(sorted(tags.items()))
+                if family.type != "counter":
+                    self._metric(ray_metrics.Gauge, name, family, tags).set(sample.value, tags=tags)
+                    gauges.add(series)
+                    continue
+                increment = sample.value - self._counted.get(series, 0.0)
+                self._counted[series] = sample.value
+                if increment > 0:
+                    # Ray appends `_total` to counters itself.
+                    name = name.removesuffix("_total")
+                    self._metric(ray_metrics.Counter, name, family, tags).inc(increment, tags=tags)
+        for name, labels in self._gauges - gauges:
+            # Ray's agent would repeat the last value of what is no more, for ever.
+            self._metrics[name].set(0.0, tags=dict(labels))
+        self._gauges = gauges
+
+    def _metric(self, kind: Any, name: str, family: Family, tags: Mapping[str, str]) -> Any:
+        if name not in self._metrics:
+            self._metrics[name] = kind(name, description=family.documentation, tag_keys=tuple(tags))
+        return self._metrics[name]

@@ -16,8 +16,8 @@ from cluster.rpc.server import serve_target
 from cluster.worker.build import load_target
 from cluster.worker.ranks import Ranks
 from deployments import learned
-from deployments.exporter import Exporter
 from deployments.replica import (
+    Exporter,
     WorkerReplica,
     configure_logging,
     process_id,
@@ -44,8 +44,7 @@ class TargetDeployment(WorkerReplica):
         described = self._worker.describe()
         self._keeping = learned.keep(self._config, described, "target", self._worker)
         self._worker.start()
-        exporter = Exporter(self._worker.recorder)
-        self._exporting = asyncio.create_task(exporter.run_forever())
+        self._exporting = asyncio.create_task(Exporter(self._worker.recorder).run_forever())
         await self._listen(config, serve_target, self._worker, self._worker.statistics)
         watching = self._ranks.end_with_them(config.coordinator.target_silence_s)
         self._watching = asyncio.create_task(watching)

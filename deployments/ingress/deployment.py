@@ -15,13 +15,13 @@ from cluster.text.tokenizer import Tokenizer
 from cluster.worker.priority import lower_priority
 from deployments.configured_models import tokenizer_folder
 from deployments.endpoints import ServeEndpoints
-from deployments.exporter import Exporter
 from deployments.ingress.draining import LAST_WORDS_S
 from deployments.ingress.grpc_listener import GrpcListener
 from deployments.ingress.http import create_admin_app, create_app
 from deployments.ingress.http_listener import HttpListener
 from deployments.ingress.ingress import Ingress
 from deployments.replica import (
+    Exporter,
     Replica,
     configure_logging,
     has_others,
