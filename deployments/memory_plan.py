@@ -69,7 +69,7 @@ class MemoryPlan:
 
 
 def memory_plan(
-    config: Config, found: Mapping[str, Inspected], base: int, gpus: Gpus | None = None
+    config: Config, found: Mapping[str, Inspected], base: int, gpus: Gpus | None
 ) -> MemoryPlan:
     """found: what the models are.  base: bytes of a process that has imported all it needs,
     0 = other memory than that of models.  gpus: those that the models run on, None = this CPU."""
@@ -96,7 +96,9 @@ def memory_plan(
                 too_large.append(path)
         if path == TARGET:
             num_tokens = cache * (1 if on is None else engine.tensor_parallel) // sizes.kv_per_token
-            requests = _requests(engine, found[path].described.max_context_len, num_tokens)
+            longest, most = found[path].described.max_context_len, engine.max_running_sequences
+            lengths = sorted({min(each, longest) for each in (*LENGTHS, longest)})
+            requests = {each: min(num_tokens // each, most) for each in lengths}
         own = {"weights": weights, "kv_cache": cache, "states": states}
         memory = sum(own.values())
         if process not in {part.process for part in parts if part.what == "working"}:
@@ -113,14 +115,6 @@ def memory_plan(
 def folder_of(model: str) -> Path | None:
     """Return the folder of a model that is here, or of its configuration; None = of neither."""
     return find(source_of(model)) or published(model)
-
-
-def _requests(engine: EngineConfig, longest: int, num_tokens: int) -> dict[int, int]:
-    """Return the requests that fit in a KV cache of so many tokens, by their length.
-
-    longest: the length that the model takes."""
-    lengths = sorted({min(each, longest) for each in (*LENGTHS, longest)})
-    return {each: min(num_tokens // each, engine.max_running_sequences) for each in lengths}
 
 
 def _on_gpu(engine: EngineConfig, found: Inspected, gpus: Gpus, num_gpus: int, taken: int) -> int:

@@ -7,6 +7,7 @@ fetched them.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,13 +59,16 @@ _SAMPLE = "execmodel"
 class Inspected:
     """A model as its files describe it.
 
-    sizes: what it will take.  is_here: whether its weights are.  vocabulary: a line on one that is
-    another than the target's; "" = nothing to be said.
+    sizes: what it will take.  is_here: whether its weights are; if not, `folder` has a config.json
+    and nothing else.  strings: the tokenizer's in id order, none for a drafter without a tokenizer.
+    vocabulary: a line on one that is another than the target's; "" = nothing to be said.
     """
 
+    folder: Path
     described: Description
     sizes: Planned
-    is_here: bool = True
+    is_here: bool
+    strings: Sequence[str] = ()
     vocabulary: str = ""
 
 
@@ -77,7 +81,6 @@ def inspect(config: Config, *, is_here: bool, is_plan: bool = False) -> dict[str
     """
     check_settings(config, is_here=is_here)
     found: dict[str, Inspected] = {}
-    target, target_folder = list[str](), Path()
     for path, engine in engines(config).items():
         by_config = published(engine.model) if is_plan else None
         rows = _logit_rows(config, path)
@@ -86,22 +89,16 @@ def inspect(config: Config, *, is_here: bool, is_plan: bool = False) -> dict[str
             if folder is None:
                 check_convertible(source_of(engine.model))
                 continue
-            found[path] = _inspected(
+            own = _inspected(
                 folder, engine, is_here=is_here, logit_rows=rows, has_weights=by_config is None
             )
-            if by_config is not None:
-                continue
-            strings = _token_strings(folder, is_target=path == TARGET)
-            if path != TARGET and target:  # else that is not here
-                own = found[path].described
-                reduced = load_draft_vocabulary(folder)
-                if _is_by_bytes(config, path, strings, reduced, target):
-                    shared = _shared(target_folder, folder, found[TARGET].described, own)
-                    found[path] = replace(found[path], vocabulary=shared)
-                else:
-                    _compare(own, strings, reduced, found[TARGET].described, target)
-        if path == TARGET:
-            target, target_folder = strings, folder
+            if own.is_here:
+                own = replace(own, strings=_token_strings(folder, is_target=path == TARGET))
+                target = found.get(TARGET)
+                if target is not None and target.is_here:
+                    own = replace(own, vocabulary=_other_vocabulary(config, path, own, target))
+        found[path] = own
+        if path == TARGET and own.is_here:
             load_sampling_defaults(folder, config.target.generation_config)
     if TARGET in found:
         _check_made_of(config, found[TARGET].described)
@@ -175,7 +172,6 @@ def _logit_rows(config: Config, path: str) -> int | None:
 def _inspected(
     folder: Path, engine: EngineConfig, *, is_here: bool, logit_rows: int | None, has_weights: bool
 ) -> Inspected:
-    """has_weights: False where `folder` has a config.json, and nothing else."""
     # torch takes seconds to import: only for those who have models here.
     with importing():
         from cluster.engine.loading.inspection import check_loadable, describe
@@ -188,11 +184,10 @@ def _inspected(
     else:
         described = describe(folder, engine)
     sizes = planned(folder, described, engine, is_here=is_here, logit_rows=logit_rows)
-    return Inspected(described, sizes, has_weights)
+    return Inspected(folder, described, sizes, has_weights)
 
 
 def _token_strings(folder: Path, *, is_target: bool) -> list[str]:
-    """The tokenizer's strings in id order; none for a drafter without a tokenizer."""
     try:
         tokenizer = load_pretrained_tokenizer(folder)
     except ConfigError:
@@ -202,29 +197,33 @@ def _token_strings(folder: Path, *, is_target: bool) -> list[str]:
     return token_strings(tokenizer.get_vocab())
 
 
-def _compare(
-    drafter: Description,
-    strings: list[str],
-    reduced: DraftVocabulary | None,
-    target: Description,
-    target_strings: list[str],
-) -> None:
+def _other_vocabulary(config: Config, path: str, own: Inspected, target: Inspected) -> str:
+    """A line on the vocabulary of the drafter at this path, where it is to draft with what its
+    tokenizer and the target's share; else "", and the two are compared."""
+    drafter, reduced = config.drafters[path.split(".")[1]], load_draft_vocabulary(own.folder)
+    way = drafter.options.get("vocabulary", "auto") if drafter.kind == "lm" else "own"
+    is_other = bool(own.strings) and reduced is None and own.strings != target.strings
+    if way == "intersection" or (way == "auto" and is_other):
+        return _shared(own, target)
+    _compare(own, reduced, target)
+    return ""
+
+
+def _compare(drafter: Inspected, reduced: DraftVocabulary | None, target: Inspected) -> None:
     """Raise ConfigError unless the drafter's token ids mean what the target's do, by way of its
     reduced vocabulary if it has one."""
+    size, target_size = drafter.described.vocab_size, target.described.vocab_size
+    differs = ""
     if reduced is not None:
         num_read, ours = len(reduced.draft_ids), reduced.tokenizer_hash
-        if ours and ours != tokenizer_hash(target_strings):
+        if ours and ours != tokenizer_hash(target.strings):
             differs = "its draft vocabulary was made for another one"
-        elif not ours and num_read != target.vocab_size:
-            differs = f"its draft vocabulary reads {num_read} tokens, not {target.vocab_size}"
-        else:
-            return
-    elif strings:
-        differs = difference(strings, target_strings)
-    elif drafter.vocab_size != target.vocab_size:
-        differs = f"no tokenizer, and {drafter.vocab_size} tokens against {target.vocab_size}"
-    else:
-        return
+        elif not ours and num_read != target_size:
+            differs = f"its draft vocabulary reads {num_read} tokens, not {target_size}"
+    elif drafter.strings:
+        differs = difference(drafter.strings, target.strings)
+    elif size != target_size:
+        differs = f"no tokenizer, and {size} tokens against {target_size}"
     if differs:
         raise ConfigError(
             f"its tokenizer is another than the target's ({differs}); use a draft model with the "
@@ -233,27 +232,13 @@ def _compare(
         )
 
 
-def _is_by_bytes(
-    config: Config,
-    path: str,
-    strings: list[str],
-    reduced: DraftVocabulary | None,
-    target: list[str],
-) -> bool:
-    """True if the drafter at this path is to draft with what its tokenizer and the target's
-    share."""
-    drafter = config.drafters[path.split(".")[1]]
-    way = drafter.options.get("vocabulary", "auto") if drafter.kind == "lm" else "own"
-    is_other = bool(strings) and reduced is None and strings != target
-    return way == "intersection" or (way == "auto" and is_other)
-
-
-def _shared(target_folder: Path, folder: Path, target: Description, drafter: Description) -> str:
+def _shared(drafter: Inspected, target: Inspected) -> str:
     """A line on what the tokenizers of a draft model and of the target have in common."""
     from pydoc_data.topics import topics  # a text that comes with Python
 
-    theirs, ours = tokenizers(target_folder, folder)
-    found = intersection(theirs, ours, target.vocab_size, drafter.vocab_size, "text").vocabulary
+    theirs, ours = tokenizers(target.folder, drafter.folder)
+    target_size, own_size = target.described.vocab_size, drafter.described.vocab_size
+    found = intersection(theirs, ours, target_size, own_size, "text").vocabulary
     sample = theirs.encode(topics[_SAMPLE])
     share = sum(found.draft_id_of(each) is not None for each in sample) / len(sample)
     size = sum(map(bool, ours.bytes_of)) + len(ours.marks)
