@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from cluster.config.applications import drafter_deployment, is_pool, parse_pool
-from cluster.config.file import ServeFile, load, parse_arguments
+from cluster.config.file import ServeFile, load, parse_arguments, set_at
 from cluster.config.live import COORDINATOR, INGRESS, OF_A_DRAFTER, READ_BY, TARGET
 from cluster.errors import ConfigError, WorkerError
 from cluster.records import frozen
@@ -84,16 +84,16 @@ def deployments_of(application: Mapping[str, Any]) -> list[str]:
 
 @frozen
 class LivePlace:
-    """Where a key of `args` can change live: the deployments that read it, none where it cannot;
-    key: its path in their user_config; source: in `args`, of all that is told together."""
+    """Where a key of `args` can change live: the deployments that read it; key: its path in their
+    user_config; source: in `args`, of all that is told together."""
 
-    readers: tuple[str, ...] = ()
-    key: Path = ()
-    source: Path = ()
+    readers: tuple[str, ...]
+    key: Path
+    source: Path
 
 
-def live_place(path: Path, deployments: Collection[str]) -> LivePlace:
-    """Where a key of `args` can change live.
+def live_place(path: Path, deployments: Collection[str]) -> LivePlace | None:
+    """Where a key of `args` can change live; None where it cannot.
 
     path: below `args`.  deployments: of the application."""
     match path:
@@ -104,12 +104,12 @@ def live_place(path: Path, deployments: Collection[str]) -> LivePlace:
             if deployment in deployments:
                 return LivePlace((deployment,), (option,), path[:3])
             is_inside = option == "options" and TARGET in deployments
-            return LivePlace((TARGET,), path[:3], path[:3]) if is_inside else LivePlace()
+            return LivePlace((TARGET,), path[:3], path[:3]) if is_inside else None
     for known, readers in READ_BY.items():
         if f"{'.'.join(path)}.".startswith(f"{known}.") and known != "drafters":
             key = tuple(known.split("."))
             return LivePlace(readers, key, key)
-    return LivePlace()
+    return None
 
 
 def apply(file: ServeFile) -> str:
@@ -143,22 +143,19 @@ def live_document(served: Mapping[str, Any], file: ServeFile) -> dict[str, Any]:
         for name in names:
             # Replicas are not told that a user_config has gone.
             entry = told.setdefault(name, {"name": name})
-            entry["user_config"] = copy.deepcopy(entry.get("user_config") or {})
+            entry["user_config"] = dict(entry.get("user_config") or {})
         # A section that is new differs key by key.
         sections: dict[str, Any] = {
             key: {} for key, each in own["args"].items() if isinstance(each, Mapping)
         }
         for path in differing(sections | former["args"], own["args"]):
             place = live_place(path, names)
-            value = at(own["args"], place.source)
-            if not place.readers or value == ABSENT:
+            value = at(own["args"], place.source) if place else ABSENT
+            if place is None or value == ABSENT:
                 stuck.append(".".join(path))
                 continue
             for reader in place.readers:
-                node = told[reader]["user_config"]
-                for key in place.key[:-1]:
-                    node = node.setdefault(key, {})
-                node[place.key[-1]] = value
+                set_at(told[reader]["user_config"], place.key, value)
         own |= {"args": former["args"], "deployments": list(told.values())}
     # What is told to single deployments is what changes now.
     outside = differing(keyed(served), keyed(result))

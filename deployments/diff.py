@@ -123,7 +123,7 @@ def _remedy(path: Path, price: Price, deployments: set[str]) -> str:
     if price is not Price.APPLICATION or path[2:3] != ("args",):
         return ""
     place = live_place(path[3:], deployments)
-    if not place.readers:
+    if place is None:
         return ""
     renamed = f", as {'.'.join(place.key)}" if path[3] in ("drafters", "target") else ""
     return f" (live in the user_config of {', '.join(place.readers)}{renamed})"

@@ -209,7 +209,7 @@ def _override(arguments: Sequence[dict[str, Any]], override: str) -> None:
         is_as_it_stands = is_text(Config, parts) and not text.startswith(("'", '"'))
         value = text if is_as_it_stands else _loaded(text)
         for node in _places(arguments, parts):
-            _set(node, parts, value)
+            set_at(node, parts, value)
     except ConfigError as error:
         raise ConfigError(f"--set {override!r}: {error.message}", param=key) from error
 
@@ -223,7 +223,8 @@ def _places(arguments: Sequence[dict[str, Any]], parts: Sequence[str]) -> list[d
     return [of_target, *(each for each in of_pools if is_shared(".".join(parts)))]
 
 
-def _set(node: dict[str, Any], parts: Sequence[str], value: Any) -> None:
+def set_at(node: dict[str, Any], parts: Sequence[str], value: Any) -> None:
+    """Set what stands at a path; raises ConfigError where what leads there is no mapping."""
     for part in parts[:-1]:
         below = {} if node.get(part) is None else node[part]
         if not isinstance(below, dict):
