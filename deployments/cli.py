@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import NoReturn
 
 import yaml
@@ -61,10 +60,6 @@ def _version() -> str:
         return "(not installed, run from its sources)"
 
 
-def module_of(verb: str) -> ModuleType:
-    return importlib.import_module(MODULES[verb])
-
-
 def parser_for(argv: Sequence[str]) -> argparse.ArgumentParser:
     """Return the parser of a command line; `train`'s options are known to that of `train` alone."""
     parser = _Parser(prog="drafthouse", description="A serving cluster for speculative decoding.")
@@ -80,7 +75,7 @@ def parser_for(argv: Sequence[str]) -> argparse.ArgumentParser:
         add(added, told.get("options", {}))
     # torch takes seconds to import: only for the verb that needs it.
     if argv[:1] == ["train"]:
-        module_of("train").configure(verbs.choices["train"])
+        importlib.import_module(MODULES["train"]).configure(verbs.choices["train"])
     return parser
 
 
@@ -175,7 +170,7 @@ def _prepare_streams() -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.verb in MODULES:
-        return int(module_of(arguments.verb).run(arguments))
+        return int(importlib.import_module(MODULES[arguments.verb]).run(arguments))
     if arguments.verb == "serve":
         return _serve(asked(arguments), arguments)
     for text in _told(arguments):
