@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from itertools import cycle, islice, product
+from itertools import chain, cycle, islice, product
 from pathlib import Path
 from typing import Any
 
@@ -117,10 +116,8 @@ async def _compare(
 ) -> None:
     """One load.  Where sides are compared they are asked block by block, each in its turn and in
     changing order, so that whatever the machine does meets both."""
-    # By the names of the sides.
-    found = defaultdict[str, list[TimedAnswer]](list)
-    seconds = defaultdict[str, float](float)
-    changes = defaultdict[str, list[MetricsChange]](list)
+    # Of each block its answers, the seconds that they took, and what was counted meanwhile.
+    found = [(side, list[tuple[list[TimedAnswer], float, MetricsChange]]()) for side in sides]
     for side in sides:
         await _warm_up(side, arguments.warmups)
     size = level.concurrency if len(sides) > 1 and level.concurrency else report.num_prompts
@@ -129,20 +126,20 @@ async def _compare(
     for turn, (start, again) in enumerate(turns):
         about = f"{level}, round {again + 1} of {report.rounds}"
         say(f"{about}, from prompt {start + 1} of {report.num_prompts}")
-        for side in sides if turn % 2 == 0 else reversed(sides):
+        for side, blocks in found if turn % 2 == 0 else reversed(found):
             before = await _page(side.server)
             block = range(report.num_prompts)[start : start + size]
             answers, took_s = await load(side, block, level, arguments.seed + again)
-            changes[side.name].append(MetricsChange(before, await _page(side.server)))
+            change = MetricsChange(before, await _page(side.server))
             # Rounds of the same prompts are one measurement, unless there are few others.
             unit = start // size if len(starts) >= _FEW_BLOCKS else turn
-            found[side.name] += [replace(each, unit=unit) for each in answers]
-            seconds[side.name] += took_s
-    for side in sides:
-        answers = found[side.name]
-        numbers = figures(answers, seconds[side.name], report.goodput)
-        drafted = speculation(changes[side.name])
-        report.runs.append(Run(level, side.name, answers, numbers, drafted))
+            told = [replace(each, unit=unit) for each in answers]
+            blocks.append((told, took_s, change))
+    for side, blocks in found:
+        parts, seconds, changes = zip(*blocks, strict=True)
+        answers = [*chain(*parts)]
+        numbers = figures(answers, sum(seconds), report.goodput)
+        report.runs.append(Run(level, side.name, answers, numbers, speculation(changes)))
 
 
 def prompts(path: Path | None, count: int | None, *, is_chat: bool) -> list[dict[str, Any]]:
