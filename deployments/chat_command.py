@@ -23,10 +23,10 @@ _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 def run(arguments: argparse.Namespace) -> int:
     """Talk until the end of the input; without a terminal, standard input is one question."""
     conversation = ChatHistory(arguments, sys.stdout, sys.stderr)
-    if not sys.stdin.isatty():
+    if sys.stdin.isatty():
+        conversation.talk(_typed())
+    else:
         conversation.ask(sys.stdin.read())
-        return 0
-    conversation.talk(_typed())
     return 0
 
 

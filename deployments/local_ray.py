@@ -93,11 +93,10 @@ class LocalRay:
 
     def announce(self, document: Mapping[str, Any]) -> None:
         """Let `drafthouse apply` find what is served here."""
-        address = ray.get_runtime_context().gcs_address
         announce(
             self._folder,
             self._config.http.port,
-            address=address,
+            address=ray.get_runtime_context().gcs_address,
             token=drawn_token(),
             document=document,
         )
