@@ -219,14 +219,14 @@ def _told(arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def _simulated(path: Path) -> Iterator[str]:
-    from cluster.simulate import report, settings
+    from cluster.simulate import fleet, settings
 
-    scene, found = settings.read(path), list[report.Row]()
-    yield f"{report.head(scene)}\n"
-    for row in report.rows(scene):
+    scene, found = settings.read(path), list[fleet.Row]()
+    yield f"{fleet.head(scene)}\n"
+    for row in fleet.rows(scene):
         yield f"{row}\n"
         found.append(row)
-    yield f"{report.verdict(found)}\n"
+    yield f"{fleet.verdict(found)}\n"
 
 
 def _serve(file: ServeFile, arguments: argparse.Namespace) -> int:

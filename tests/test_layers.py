@@ -42,7 +42,7 @@ for name, forbidden in json.loads(sys.argv[1]):
             "cluster.config.file": (*TORCHLESS, "grpc"),
             "cluster.draft.registry": (*TORCHLESS, "grpc"),
             "cluster.coordinator.coordinator": (*TORCHLESS, "grpc"),
-            "cluster.simulate.report": (*TORCHLESS, "grpc"),
+            "cluster.simulate.fleet": (*TORCHLESS, "grpc"),
             "cluster.engine.engine": SILENT,
             "cluster.worker.target": ("ray",),
             "cluster.worker.draft_worker": ("ray",),

@@ -1,7 +1,7 @@
 """Many targets under one load, text by text, in virtual time.
 
 Every target and every text is simulated; steps are not.  A text's decoding advances at the speed
-that the replay has found for it beside so many others (`cluster.simulate.decode_times`).  A prompt
+that the replay has found for it beside so many others (`cluster.simulate.replay`).  A prompt
 takes the time of its rows by the profile, which everybody at that target waits for.
 """
 
@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cluster.records import frozen
-from cluster.simulate.decode_times import DecodeTimes
-from cluster.simulate.settings import Workload
+from cluster.simulate.replay import DecodeTimes
+from cluster.simulate.settings import Scene, Workload
 from cluster.simulate.world import Machine, RecordedText
 
 # Of a text's decoding, what rounding may leave at its end.
@@ -75,13 +75,13 @@ class _Running:
 
     number: of the recorded one.  left: the share of its decoding that is still to be done; more
     than 1 while its prompt is being read.  lag_s: of one that is new, the seconds until its prompt
-    is read, from the moment on up to which the others are known.
+    is read, from the moment on up to which the others are known; then 0.
     """
 
     number: int
     asked_at: float
     first_at: float
-    lag_s: float | None
+    lag_s: float
     left: float = 1.0
 
 
@@ -110,7 +110,7 @@ class Fleet:
         limits: FleetLimits,
         seed: int = 0,
     ) -> None:
-        self._texts, self._times, self._limits = texts, times, limits
+        self._texts, self._times, self._max_queued = texts, times, limits.max_queued
         self._step_s, self._max_rows = functools.cache(machine.step_s), machine.max_rows
         self._generator = np.random.default_rng(seed)
         self._targets = [_Target() for _ in range(limits.num_targets)]
@@ -122,7 +122,8 @@ class Fleet:
         self._queue: deque[tuple[int, float]] = deque()  # number of the text, when it was asked for
         self._lengths = [len(text.token_ids) for text in texts]
         self._numbers = self._endless()
-        self._num_running = self._num_asked = self._num_refused = 0
+        self._num_free = min(limits.max_running, limits.seats * limits.num_targets)
+        self._num_asked = self._num_refused = 0
         self._ended: list[EndedText] = []
         self._changed: dict[int, None] = {}  # targets whose next event has to be noted
 
@@ -161,25 +162,19 @@ class Fleet:
         """Take a request; the texts are asked for in turn, each time in another order."""
         number = next(self._numbers)
         self._num_asked += 1
-        if len(self._queue) - self._num_free >= self._limits.max_queued:
+        if len(self._queue) - self._num_free >= self._max_queued:
             self._num_refused += 1
         else:
             self._queue.append((number, now))
-
-    @property
-    def _num_free(self) -> int:
-        limits = self._limits
-        return min(limits.max_running, limits.seats * limits.num_targets) - self._num_running
 
     def _open_texts(self, now: float) -> None:
         """Open what waits where there is room, and note the next events of all changed targets."""
         while self._queue and self._num_free:
             place = next(iter(next(filter(None, self._by_count))))
             target = self._targets[place]
-            number, asked_at = self._queue.popleft()
             if place not in self._changed:
                 self._advance(target, now)
-            self._open(target, number, asked_at, now)
+            self._open(target, *self._queue.popleft(), now)
             self._change(place, 1)
         for place in self._changed:
             self._note(place)
@@ -218,7 +213,7 @@ class Fleet:
 
     def _change(self, place: int, by: int) -> None:
         """Note that a target has so many texts more."""
-        self._num_running += by
+        self._num_free -= by
         self._changed[place] = None
         count = len(self._targets[place].running)
         del self._by_count[count - by][place]
@@ -243,8 +238,7 @@ class Fleet:
         target = self._targets[place]
         rest_s = []
         for own, whole_s in self._whole_s(target):
-            if own.lag_s is not None:
-                own.left, own.lag_s = 1.0 + own.lag_s / whole_s, None
+            own.left, own.lag_s = own.left + own.lag_s / whole_s, 0.0
             rest_s.append(own.left * whole_s)
         self._due_s[place] = target.since_s + max(min(rest_s, default=math.inf), 0.0)
 
@@ -260,3 +254,93 @@ class Fleet:
     def _endless(self) -> Iterator[int]:
         while True:
             yield from self._generator.permutation(len(self._texts)).tolist()
+
+
+# What a fleet does under a load, by the ratio of its drafters to its targets.
+
+_PERCENTILES = (50, 90, 99)
+_HEAD = (
+    f"{'per target':>10} {'drafters':>8} {'tokens/s':>10} {'TTFT p50, p90, p99, ms':>24} "
+    f"{'TPOT p50, p90, p99, ms':>24} {'refused':>8} {'per M tokens':>12}"
+)
+
+
+@frozen
+class Row:
+    """One ratio.  price_per_hour: of all devices."""
+
+    ratio: float
+    num_drafters: int
+    price_per_hour: float
+    outcome: FleetOutcome
+
+    @property
+    def cost(self) -> float:
+        """The price of a million output tokens; inf where there were none."""
+        speed = self.outcome.tokens_per_s
+        return self.price_per_hour / 3600.0 / speed * 1e6 if speed else math.inf
+
+    def percentiles_ms(self, name: str) -> list[float]:
+        """Return those of `ttft_s` or `tpot_s` of the texts that ended while it was counted."""
+        times = [
+            getattr(each, name)
+            for each in self.outcome.ended
+            if each.ended_at >= self.outcome.from_s
+        ]
+        return [float(1e3 * value) for value in np.percentile(times or [np.nan], _PERCENTILES)]
+
+    def __str__(self) -> str:
+        latencies = " ".join(
+            f"{', '.join(f'{value:.1f}' for value in self.percentiles_ms(name)):>24}"
+            for name in ("ttft_s", "tpot_s")
+        )
+        refused = self.outcome.num_refused / max(self.outcome.num_asked, 1)
+        return (
+            f"{self.ratio:>10g} {self.num_drafters:>8,} {self.outcome.tokens_per_s:>10,.0f} "
+            f"{latencies} {refused:>8.1%} {self.cost:>12.3f}"
+        )
+
+
+def rows(scene: Scene) -> Iterator[Row]:
+    """Simulate one ratio after the other."""
+    settings, config = scene.settings, scene.config
+    limits, engine, target = config.coordinator, config.target.engine, settings.target
+    places = FleetLimits(
+        target.replicas,
+        engine.max_running_sequences,
+        limits.max_running_sequences,
+        limits.max_queued_requests,
+    )
+    for ratio in settings.ratios:
+        times = DecodeTimes(
+            scene.texts, scene.machine, scene.pool(ratio), limits, places.seats, settings.seed
+        )
+        fleet = Fleet(scene.texts, times, scene.machine, places, settings.seed)
+        outcome = fleet.run(settings.load, settings.seconds, settings.seconds / 4.0)
+        num_drafters = round(ratio * target.replicas)
+        price = (
+            target.replicas * engine.tensor_parallel * target.price_per_hour
+            + num_drafters * settings.drafter.price_per_hour
+        )
+        yield Row(ratio, num_drafters, price, outcome)
+
+
+def head(scene: Scene) -> str:
+    """Return the lines above the table: what is simulated, and what of the file is not."""
+    settings, pool, load = scene.settings, scene.pool(1.0), scene.settings.load
+    asked = f"{load.streams:,} streams" if load.streams else f"{load.requests_per_s:,g} requests/s"
+    lines = [
+        f"{settings.target.replicas:,} targets under {asked} for {settings.seconds:g} s, "
+        f"{len(scene.texts)} recorded texts ({settings.law})",
+        f"residents: {', '.join(each.name for each in pool.residents) or 'none'}; "
+        f"pool: {', '.join(sorted(pool.remote)) or 'none'}",
+    ]
+    if scene.unrecorded:
+        lines.append(f"not in the recording, so left out: {', '.join(scene.unrecorded)}")
+    return "\n".join([*lines, "", _HEAD])
+
+
+def verdict(found: Sequence[Row]) -> str:
+    """Return the line below the table."""
+    best = min(found, key=lambda row: row.cost)
+    return f"cheapest: {best.ratio:g} drafters per target, {best.cost:.3f} per million tokens"

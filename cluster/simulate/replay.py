@@ -5,9 +5,10 @@ When a text ends, the next one takes its place.  The first minutes count too.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -22,7 +23,7 @@ from cluster.records import frozen
 from cluster.simulate.world import Machine, Offer, Pool, RecordedText, RemoteTree, best
 from cluster.spec.step_profile import MAX_COMMIT, DraftTime
 from cluster.spec.token_log import TokenLog
-from cluster.spec.tree import walk
+from cluster.spec.tree import Floats, walk
 
 _JITTER = 0.03
 
@@ -31,12 +32,13 @@ _JITTER = 0.03
 class Playing:
     """A text that is being written.
 
-    prompt_rows: rows of its prompt that are still to be read, 0 = it is read.  began_s: when its
-    first token was drawn, and drafts behind it were made.  offers: the drafts that residents have
-    made after the last step.  read: by model, the tokens that it was told of, those of the prompt
-    among them.
+    number: of the recorded one.  prompt_rows: rows of its prompt that are still to be read, 0 = it
+    is read.  began_s: when its first token was drawn, and drafts behind it were made.  offers: the
+    drafts that residents have made after the last step.  read: by model, the tokens that it was
+    told of, those of the prompt among them.
     """
 
+    number: int
     recorded: RecordedText
     text: Text
     prompt_rows: int
@@ -88,7 +90,7 @@ class Outcome:
 class Simulation:
     """One cell: a number of concurrent texts, of one law, on one machine, with one pool.
 
-    ended: the texts that have ended, with the seconds from the first token of each to its last.
+    times_s: by text, the seconds from its first token to its last, each time that it was written.
     """
 
     def __init__(
@@ -98,11 +100,11 @@ class Simulation:
         self._machine = machine
         self._pool = pool
         self._num_sequences = num_sequences
-        self.ended: list[tuple[RecordedText, float]] = []
+        self.times_s: list[list[float]] = [[] for _ in texts]
 
     def run(self, policy: Policy, seconds: float, seed: int = 0) -> Outcome:
         """Run a policy for `seconds` of virtual time."""
-        generator, max_rows = np.random.default_rng(seed), self._machine.max_rows
+        generator = np.random.default_rng(seed)
         order = generator.permutation(len(self._texts)).tolist()
         turns = list(range(self._num_sequences))
         now, plain_s, tokens = 0.0, 0.0, 0
@@ -110,19 +112,18 @@ class Simulation:
         while now < seconds:
             new = [own for own in batch if own.prompt_rows]
             decoding = [own for own in batch if not own.prompt_rows]
-            room = max_rows - len(decoding)
-            prompt_rows = sum(_chunks(new, room))
-            trees = policy.plan(decoding, now, prompt_rows) if decoding else []
+            room = self._machine.max_rows - len(decoding)
+            trees = policy.plan(decoding, now, sum(_chunks(new, room))) if decoding else []
             size = sum(len(tree) for tree in trees)
             jitter = float(np.exp(_JITTER * generator.standard_normal()))
             chunks = _chunks(new, room - size)
-            num_rows = len(decoding) + size + sum(chunks)
-            step_s = self._machine.step_s(num_rows, len(batch)) * jitter
+            num_plain = len(decoding) + sum(chunks)
+            step_s = self._machine.step_s(num_plain + size, len(batch)) * jitter
             # A prompt's last row draws a token, as a row of a decoding text does.
             num_read = sum(rows == own.prompt_rows for own, rows in zip(new, chunks, strict=True))
             num_drawing = len(decoding) + num_read
             only_step_s = self._machine.step_s(num_drawing, len(batch))
-            read_s = self._machine.step_s(num_rows - size, len(batch)) - only_step_s
+            read_s = self._machine.step_s(num_plain, len(batch)) - only_step_s
             plain_s += read_s * jitter
             emitted = [
                 min(len(walk(tree, own.recorded.token_ids[own.position :])) + 1, own.remaining)
@@ -144,30 +145,27 @@ class Simulation:
             for own in new:
                 own.began_s = now
             texts = [own.text for own in decoding]
-            prompt_rows = sum(chunks)
-            policy.learn(
-                decoding,
-                Round(texts, emitted, size, step_s, draft_s, drafted_in, prompt_rows),
-            )
+            done = Round(texts, emitted, size, step_s, draft_s, drafted_in, sum(chunks))
+            policy.learn(decoding, done)
             num_emitted = sum(emitted) + num_read
             tokens += num_emitted
             plain_s += num_emitted / max(num_drawing, 1) * only_step_s * jitter
             for place, own in enumerate(batch):
                 if own.remaining == 0:
-                    self.ended.append((own.recorded, now - own.began_s))
+                    self.times_s[own.number].append(now - own.began_s)
                     batch[place] = self._open(order, place, turns, now)
         return Outcome(tokens, now, plain_s)
 
     def _turns(self, batch: Sequence[Playing]) -> list[DraftTime]:
         """Let residents read and draft; returns their turns."""
         turns: list[DraftTime] = []
-        num_look_ups = sum(each.is_look_up for each in self._pool.residents)
-        for each in self._pool.residents:
+        residents = self._pool.residents
+        for each in residents:
             asked = [own for own in batch if own.text.asks(each.name) and own.text.ask.num_nodes]
             if not asked:
                 continue
             size = len(asked), asked[0].text.ask.num_nodes
-            time_s = self._machine.draft_s(*size, num_look_ups if each.is_look_up else 0)
+            time_s = self._machine.draft_s(*size, each, residents)
             num_read = 0
             for own in () if each.is_look_up else asked:
                 length = own.recorded.prompt_len + own.position
@@ -179,12 +177,13 @@ class Simulation:
         return turns
 
     def _open(self, order: list[int], place: int, turns: list[int], now: float) -> Playing:
-        recorded = self._texts[order[turns[place] % len(order)]]
+        number = order[turns[place] % len(order)]
+        recorded = self._texts[number]
         turns[place] += self._num_sequences
         text = Text(f"{place}", (recorded.task, recorded.is_sampled), TokenLog())
         text.names = tuple(self._pool.sources)
         text.lot = lot_of(f"{place}-{turns[place]}")
-        playing = Playing(recorded, text, recorded.prompt_len)
+        playing = Playing(number, recorded, text, recorded.prompt_len)
         share = min(1.0, self._pool.crowd / self._num_sequences)
         rate = self._pool.nodes_per_s * share
         playing.growing = {
@@ -272,3 +271,60 @@ class Adaptive:
                 held.is_look_up = held.is_resident and name not in self._pool.models
         if not offers:
             text.held.clear()
+
+
+# How long each recorded text takes to decode beside others: the target's own planner says.
+
+# Each text is played at least about so often.
+_PASSES = 1.5
+_SIZES = tuple(2**power for power in range(11))
+
+
+class DecodeTimes:
+    """Times by the number of texts at a target, each measured when it is first asked for.
+
+    of: returns, for so many texts, the seconds from a text's first token to its last,
+    float64[texts].
+
+    Some sizes are replayed, step by step; between two of them times are interpolated.
+    """
+
+    def __init__(
+        self,
+        texts: Sequence[RecordedText],
+        machine: Machine,
+        pool: Pool,
+        config: CoordinatorConfig,
+        max_texts: int,
+        seed: int = 0,
+    ) -> None:
+        """max_texts: the most at one target."""
+        # Prompts cost what they cost by the profile: `cluster.simulate.fleet` adds it.
+        self._texts = [replace(text, prompt_len=1) for text in texts]
+        self._machine, self._pool, self._config = machine, pool, config
+        self._seed = seed
+        self._sizes = (*(edge for edge in _SIZES if edge < max_texts), max_texts)
+        self.of = functools.cache(self._of)
+
+    def _of(self, num_texts: int) -> Floats:
+        above = next(size for size in self._sizes if size >= num_texts)
+        below = max(size for size in self._sizes if size <= num_texts)
+        if above == below:
+            return self._replay(above)
+        share = (num_texts - below) / (above - below)
+        return (1.0 - share) * self.of(below) + share * self.of(above)
+
+    def _replay(self, num_texts: int) -> Floats:
+        lengths = np.array([len(text.token_ids) for text in self._texts])
+        # A pass takes at most what it would take without drafts, and each text ends once at least.
+        tokens = max(lengths.sum() / num_texts, lengths.max())
+        seconds = _PASSES * tokens * self._machine.step_s(num_texts, num_texts)
+        simulation = Simulation(self._texts, self._machine, self._pool, num_texts)
+        simulation.run(Adaptive(self._machine, self._pool, self._config), seconds, self._seed)
+        # Each text's mean time, in the later plays where there are several.
+        found = np.array(
+            [np.mean(own[len(own) // 3 :]) if own else np.nan for own in simulation.times_s]
+        )
+        is_known = ~np.isnan(found)
+        token_s = found[is_known].sum() / (lengths[is_known] - 1.0).sum()
+        return np.where(is_known, found, token_s * (lengths - 1.0))

@@ -166,7 +166,8 @@ def read(path: Path) -> Scene:
         _check_load(settings, config)
         known = texts[0].trees
         drafters = config.on_their_own
-        if not any(name in known for name in drafters):
+        unrecorded = tuple(name for name in drafters if name not in known)
+        if unrecorded == drafters:
             raise ConfigError.at(
                 "recording",
                 f"it has the drafters {', '.join(known)}, and {settings.config} "
@@ -176,7 +177,6 @@ def read(path: Path) -> Scene:
             reason = f"{name!r} is no drafter of {settings.config}"
             check_known(name, drafters, "target.models", reason, "drafters")
         machine = settings.target.machine(config.target.engine.max_batch_tokens)
-        unrecorded = tuple(name for name in drafters if name not in known)
         return Scene(settings, config, machine, texts, unrecorded)
 
 

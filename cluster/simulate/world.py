@@ -127,11 +127,11 @@ class Machine:
     def draft_times(self, residents: Sequence[Resident]) -> list[DraftTime]:
         """Return the times of its residents, as measured before it served: of drafting, and of
         reading a prompt by each model."""
-        num_look_ups = sum(each.is_look_up for each in residents)
+        read_s = self.read_s * _READ_LEN
         reading = [
-            DraftTime(1, 8, each.name, False, self.draft_s(1, 8, 0) + self.read_s * _READ_LEN, 1)
+            DraftTime(1, 8, each.name, False, self.draft_s(1, 8, each, residents) + read_s, 1)
             for each in residents
-            if self.read_s and not each.is_look_up
+            if read_s and not each.is_look_up
         ]
         return reading + [
             DraftTime(
@@ -139,18 +139,20 @@ class Machine:
                 nodes,
                 each.name,
                 each.is_look_up,
-                self.draft_s(count, nodes, num_look_ups if each.is_look_up else 0),
+                self.draft_s(count, nodes, each, residents),
             )
             for each in residents
             for count in (1, 4, 16)
             for nodes in (2, 8, 24)
         ]
 
-    def draft_s(self, num_sequences: int, num_nodes: int, num_look_ups: int) -> float:
-        """Return the time of one resident's turn.  num_look_ups: there are so many, and it is one
-        of them; 0 = it is a model."""
-        once_s, node_s = self.look_up_s if num_look_ups else self.model_s
-        return (once_s + node_s * num_nodes * num_sequences) / max(num_look_ups, 1)
+    def draft_s(
+        self, num_sequences: int, num_nodes: int, own: Resident, residents: Sequence[Resident]
+    ) -> float:
+        """Return the time of one resident's turn; look-ups share the time of all of them."""
+        once_s, node_s = self.look_up_s if own.is_look_up else self.model_s
+        num_sharing = sum(each.is_look_up for each in residents) if own.is_look_up else 1
+        return (once_s + node_s * num_nodes * num_sequences) / num_sharing
 
 
 # The complete tree of one drafter at a place of a text.
@@ -159,8 +161,7 @@ DraftSource = Callable[[RecordedText, int], Offer]
 
 def best(tree: Offer, num_nodes: int) -> Offer:
     """The best nodes of a tree."""
-    pruned, claimed, _ = prune(*tree, num_nodes)
-    return pruned, claimed
+    return prune(*tree, num_nodes)[:2]
 
 
 def recorded(name: str) -> DraftSource:

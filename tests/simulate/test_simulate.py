@@ -15,10 +15,8 @@ import yaml
 from benchmarks.replay.record import save
 from benchmarks.replay.synthetic import texts
 from cluster.errors import ConfigError
-from cluster.simulate.decode_times import DecodeTimes
-from cluster.simulate.fleet import Fleet, FleetLimits, FleetOutcome
-from cluster.simulate.replay import Adaptive, Simulation
-from cluster.simulate.report import head, rows, verdict
+from cluster.simulate.fleet import Fleet, FleetLimits, FleetOutcome, head, rows, verdict
+from cluster.simulate.replay import Adaptive, DecodeTimes, Simulation
 from cluster.simulate.settings import Scene, Workload, read
 from deployments.cli import main
 from tests.support.choices import by_day
