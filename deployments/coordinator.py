@@ -13,8 +13,7 @@ from cluster.config.schema import Config
 from cluster.coordinator.coordinator import Coordinator
 from cluster.leading import led_by
 from cluster.messages import WorkerDescription
-from cluster.metrics.recorder import Recorder
-from cluster.metrics.told import COORDINATOR
+from cluster.metrics.recorder import COORDINATOR, Recorder
 from cluster.plan.autoscaling import WAITING, Statistics
 from cluster.rpc.connections import Connections
 from cluster.rpc.server import serve_coordinator

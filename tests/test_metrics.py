@@ -9,8 +9,16 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cluster import metrics
 from cluster.metrics import Metric
-from cluster.metrics.recorder import EVERY_METRIC, Recorder
-from cluster.metrics.told import COORDINATOR, INGRESS, TARGET, Tokens, Told, ToldRequest
+from cluster.metrics.recorder import (
+    COORDINATOR,
+    EVERY_METRIC,
+    INGRESS,
+    TARGET,
+    Recorder,
+    Tokens,
+    Told,
+    ToldRequest,
+)
 from tests.support.clock import FakeClock
 from tests.support.metrics import enter, page
 

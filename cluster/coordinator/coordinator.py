@@ -46,8 +46,7 @@ from cluster.messages import (
     VerdictFrame,
     WorkerDescription,
 )
-from cluster.metrics.recorder import Recorder, readable, side_by_side
-from cluster.metrics.told import COORDINATOR, TARGET
+from cluster.metrics.recorder import COORDINATOR, TARGET, Recorder, readable, side_by_side
 from cluster.plan.autoscaling import WAITING, WORTH, Statistics
 from cluster.plan.fence import Fence
 from cluster.rpc.link import Link, end_tasks

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from cluster.metrics.metric import (
     ITL_SECONDS,
-    SEGMENT_SECONDS,
-    TOKENS,
     TTFT_SECONDS,
     counter,
     gauge,
@@ -88,18 +86,20 @@ ITL = histogram(
     ("task",),
     ITL_SECONDS,
 )
+# Few bounds: there are as many histograms as segments.
+_SEGMENT_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 # Both labels on each of these would be more series than all others together.
 SEGMENT_TTFT = histogram(
     "drafthouse_segment_time_to_first_token_seconds",
     "drafthouse_time_to_first_token_seconds by segment, where segments are configured.",
     ("segment",),
-    SEGMENT_SECONDS,
+    _SEGMENT_SECONDS,
 )
 SEGMENT_ITL = histogram(
     "drafthouse_segment_inter_token_latency_seconds",
     "drafthouse_inter_token_latency_seconds by segment, where segments are configured.",
     ("segment",),
-    tuple(bound / 10.0 for bound in SEGMENT_SECONDS),
+    tuple(bound / 10.0 for bound in _SEGMENT_SECONDS),
 )
 SEGMENT_DRAFT_TOKENS = counter(
     "drafthouse_segment_draft_tokens",
@@ -128,7 +128,9 @@ ROUND_OVERHEAD = histogram(
     "drafted: draws, choice of drafts, verdicts. Of steps that read no prompt.",
 )
 BATCH_SIZE = histogram(
-    "drafthouse_batch_size", "Sequences per decode step.", (), (*TOKENS, 32.0, 64.0)
+    "drafthouse_batch_size",
+    "Sequences per decode step.",
+    buckets=(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0),
 )
 BATCH_PURITY = gauge(
     "drafthouse_batch_purity",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Literal
 
-from cluster.records import frozen
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-Kind = Literal["counter", "gauge", "histogram"]
+from cluster.records import frozen
 
 # Rounds of small models take fractions of a millisecond, long prefills of large ones seconds.
 _SECONDS = (
@@ -29,7 +30,6 @@ _SECONDS = (
     10.0,
 )
 
-TOKENS = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0)
 # All bounds that vLLM has, since `vllm_metrics` tells the same series under its names; and
 # finer ones below them, because small models write a token within a millisecond.
 TTFT_SECONDS = (
@@ -84,19 +84,25 @@ ITL_SECONDS = (
     80.0,
 )
 
-# Few: there are as many histograms as segments.
-SEGMENT_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-
 
 @frozen
 class Metric:
     """One time series family.  Counters are exported with `_total`."""
 
-    kind: Kind
+    kind: Literal["counter", "gauge", "histogram"]
     name: str
     help: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = _SECONDS
+
+    def series(self, registry: CollectorRegistry | None = None) -> Counter | Gauge | Histogram:
+        """Make what holds its values; with a registry it is read with all others there."""
+        kinds: Mapping[str, Callable[..., Counter | Gauge | Histogram]] = {
+            "counter": Counter,
+            "gauge": Gauge,
+            "histogram": partial(Histogram, buckets=self.buckets),
+        }
+        return kinds[self.kind](self.name, self.help, self.labels, registry=registry)
 
 
 # They take what follows the kind.

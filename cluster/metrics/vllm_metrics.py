@@ -11,11 +11,10 @@ somebody reads it (`IMITATED`); the others are recorded under vLLM's name (`RECO
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.samples import Sample
-from prometheus_client.utils import floatToGoString
 
 from cluster import metrics
 from cluster.metrics import Metric
@@ -175,28 +174,20 @@ def imitate(families: Mapping[str, Family]) -> Iterator[Family]:
 
 def _sum_of(imitation: Imitation, source: Family) -> Family:
     """Add up the series of `source`; what vLLM shows from the start is there as 0."""
-    sums = dict.fromkeys(_from_the_start(imitation), 0.0)
+    label, words = imitation.label, imitation.words
+    empty = replace(
+        imitation.source, name=PREFIX + imitation.name, labels=(label,) if label else ()
+    ).series()
+    for word in words.values():
+        empty.labels(word)
+    (family,) = empty.collect()
+    sums = {(each.name, frozenset(each.labels.items())): each.value for each in family.samples}
     for sample in source.samples:
         ours = sample.labels.get(imitation.of, "")
-        word = imitation.words.get(ours, ours) if imitation.label else ""
-        key = (sample.name.removeprefix(source.name), sample.labels.get("le", ""), word)
+        labels = {label: words.get(ours, ours)} if label else {}
+        if bound := sample.labels.get("le"):
+            labels["le"] = bound
+        key = family.name + sample.name.removeprefix(source.name), frozenset(labels.items())
         sums[key] = sums.get(key, 0.0) + sample.value
-    family = Family(f"{PREFIX}{imitation.name}", source.documentation, source.type)
-    for (suffix, bound, word), value in sums.items():
-        labels = {"le": bound} if bound else {}
-        if imitation.label:
-            labels[imitation.label] = word
-        family.samples.append(Sample(family.name + suffix, labels, value))
+    family.samples = [Sample(name, dict(own), value) for (name, own), value in sums.items()]
     return family
-
-
-def _from_the_start(imitation: Imitation) -> Iterator[tuple[str, str, str]]:
-    """Yield (suffix, bound, word) of every series that is there before anything has happened."""
-    words = imitation.words.values() if imitation.label else ("",)
-    for word in words:
-        if imitation.source.kind != "histogram":
-            yield ("_total" if imitation.source.kind == "counter" else "", "", word)
-            continue
-        for bound in (*imitation.source.buckets, float("inf")):
-            yield ("_bucket", floatToGoString(bound), word)  # type: ignore[no-untyped-call]
-        yield from (("_count", "", word), ("_sum", "", word))

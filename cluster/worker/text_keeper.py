@@ -20,8 +20,7 @@ from cluster.messages import (
     VerdictFrame,
     WorkerDescription,
 )
-from cluster.metrics.recorder import Recorder
-from cluster.metrics.told import TARGET
+from cluster.metrics.recorder import TARGET, Recorder
 from cluster.plan.controller import Controller
 from cluster.plan.fence import Fence
 from cluster.plan.texts import POOL

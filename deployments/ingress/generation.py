@@ -13,7 +13,7 @@ from typing import Any
 
 from cluster.core import FinishReason, Request, SpeculationStats, TokenArray
 from cluster.errors import DeadlineError, DrafthouseError
-from cluster.metrics.told import Tokens, ToldRequest
+from cluster.metrics.recorder import Tokens, ToldRequest
 from cluster.requests.fields import draw_seed
 from cluster.rpc.link import run_until_first_ends
 from cluster.text.dialect import Dialect

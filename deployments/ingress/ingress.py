@@ -14,8 +14,7 @@ from cluster.config.schema import Config
 from cluster.core import SamplingParams, TokenArray
 from cluster.errors import DrafthouseError, UnavailableError
 from cluster.messages import WorkerDescription
-from cluster.metrics.recorder import Recorder
-from cluster.metrics.told import INGRESS, Told, ToldRequest
+from cluster.metrics.recorder import INGRESS, Recorder, Told, ToldRequest
 from cluster.requests.fields import tenant_of
 from cluster.rpc.channel import CoordinatorLink, connect_coordinator
 from cluster.rpc.connections import Connections, Endpoint, Endpoints

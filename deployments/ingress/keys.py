@@ -20,8 +20,7 @@ from cluster.config.doors import ClientKey, RateLimits, digest_of
 from cluster.config.pem import Reloaded
 from cluster.config.schema import Config
 from cluster.errors import CapacityError, ForbiddenError, TooLargeError, UnauthenticatedError
-from cluster.metrics.recorder import Recorder
-from cluster.metrics.told import Tokens
+from cluster.metrics.recorder import Recorder, Tokens
 from cluster.records import frozen, record
 from deployments.access import read_keys
 

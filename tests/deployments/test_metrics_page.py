@@ -4,8 +4,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.errors import WorkerError
 from cluster.metrics import OUTPUT_TOKENS, REJECTED, RUNNING, TTFT
-from cluster.metrics.recorder import Recorder
-from cluster.metrics.told import INGRESS
+from cluster.metrics.recorder import INGRESS, Recorder
 from deployments.ingress.metrics_page import metrics_page, nobody
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
