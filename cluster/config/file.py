@@ -71,7 +71,26 @@ def load(
     """
     path = Path(path)
     with in_file(path):
-        return _checked(path, read_document(path) if document is None else document, overrides)
+        document = read_document(path) if document is None else document
+        _check_proxies(document)
+        check_keys(document, _FILE_KEYS)
+        applications = _applications(document)
+        document["applications"] = list(applications.values())
+        for override in overrides:
+            _override([application["args"] for application in applications.values()], override)
+        (place, application), *pools = applications.items()
+        prefix = application.get("route_prefix")
+        reason = f"{prefix!r} is for Ray Serve's proxies; remove it"
+        check_that(prefix in (None, "/"), f"{place}.route_prefix", reason)
+        config = parse_arguments(application["args"])
+        config, deployments = with_deployments(config, application, place)
+        for place, pool in pools:
+            config, more = with_pool(config, pool, place)
+            deployments |= more
+        for name, where in config.elsewhere.items():
+            reason = f"there is no application {where!r} in this file"
+            raise ConfigError.at(f"drafters.{name}.placement.application", reason)
+        return ServeFile(path, document, config, deployments)
 
 
 @contextmanager
@@ -153,28 +172,6 @@ def read_document(path: Path, example: str = "configs/own-model.yaml") -> dict[s
         what = "is empty" if document is None else "is not a mapping"
         raise ConfigError(f"the file {what}; see {example} for the form")
     return document
-
-
-def _checked(path: Path, document: dict[str, Any], overrides: Sequence[str]) -> ServeFile:
-    _check_proxies(document)
-    check_keys(document, _FILE_KEYS)
-    applications = _applications(document)
-    document["applications"] = list(applications.values())
-    for override in overrides:
-        _override([application["args"] for application in applications.values()], override)
-    (place, application), *pools = applications.items()
-    prefix = application.get("route_prefix")
-    reason = f"{prefix!r} is for Ray Serve's proxies; remove it"
-    check_that(prefix in (None, "/"), f"{place}.route_prefix", reason)
-    config = parse_arguments(application["args"])
-    config, deployments = with_deployments(config, application, place)
-    for place, pool in pools:
-        config, more = with_pool(config, pool, place)
-        deployments |= more
-    for name, where in config.elsewhere.items():
-        reason = f"there is no application {where!r} in this file"
-        raise ConfigError.at(f"drafters.{name}.placement.application", reason)
-    return ServeFile(path, document, config, deployments)
 
 
 def _applications(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -28,9 +28,12 @@ def check_tasks(tasks: Tasks, drafters: Drafters) -> None:
             reason = f"{name!r} is a stage of {cascades.get(name)!r}; name that one"
             check_that(name not in cascades, path, reason)
             rollout = drafters[name].rollout
-            former = rollout.replaces if rollout else ""
-            reason = f"{name!r} takes the place of {former!r} by itself; name that one alone"
-            check_that(rollout is None, path, reason)
+            check_that(
+                rollout is None,
+                path,
+                f"{name!r} takes the place of {rollout and rollout.replaces!r} by itself; name "
+                "that one alone",
+            )
 
 
 def check_stages(drafters: Drafters) -> None:
@@ -58,34 +61,46 @@ def check_rollouts(drafters: Drafters, residents: Collection[str]) -> None:
         if drafter.rollout is None:
             continue
         path, former = f"drafters.{name}.rollout.replaces", drafter.rollout.replaces
-        check_that(former, path, "empty; name the drafter whose place it is to take")
-        reason = "a drafter cannot replace itself; name the one that serves now"
-        check_that(former != name, path, reason)
-        reason = f"{former!r} is a stage of {cascades.get(former)!r}; replace that one"
-        check_that(former not in cascades, path, reason)
+        for holds, reason in (
+            (former, "empty; name the drafter whose place it is to take"),
+            (former != name, "a drafter cannot replace itself; name the one that serves now"),
+            (
+                former not in cascades,
+                f"{former!r} is a stage of {cascades.get(former)!r}; replace that one",
+            ),
+        ):
+            check_that(holds, path, reason)
         others = [each for each in drafters if each not in (name, *cascades)]
         reason = f"no drafter of its own is named {former!r}"
         check_known(former, others, path, reason, "drafters")
-        reason = f"{name!r} is a stage of {cascades.get(name)!r}; roll that one out"
-        check_that(name not in cascades, path, reason)
         other = drafters[former]
-        reason = "a recorder drafts nothing; it neither takes nor leaves a drafter's place"
-        check_that(RECORDER not in (drafter.kind, other.kind), path, reason)
-        reason = f"{former!r} is in a rollout itself; end that one first"
-        check_that(other.rollout is None, path, reason)
-        reason = (
-            f"{replaced.get(former)!r} is to replace {former!r} already; roll out one at a time"
-        )
-        check_that(former not in replaced, path, reason)
-        reason = "a shadow is never verified; remove shadow: true"
-        check_that(not drafter.shadow and not other.shadow, path, reason)
         inside = name if name in residents else former
-        check_that(
-            (name in residents) == (former in residents),
-            path,
-            f"{inside!r} runs inside the target and the other one does not, so nobody sees the "
-            "trees of both; give both the same placement",
-        )
+        for holds, reason in (
+            (
+                name not in cascades,
+                f"{name!r} is a stage of {cascades.get(name)!r}; roll that one out",
+            ),
+            (
+                RECORDER not in (drafter.kind, other.kind),
+                "a recorder drafts nothing; it neither takes nor leaves a drafter's place",
+            ),
+            (other.rollout is None, f"{former!r} is in a rollout itself; end that one first"),
+            (
+                former not in replaced,
+                f"{replaced.get(former)!r} is to replace {former!r} already; roll out one at a "
+                "time",
+            ),
+            (
+                not drafter.shadow and not other.shadow,
+                "a shadow is never verified; remove shadow: true",
+            ),
+            (
+                (name in residents) == (former in residents),
+                f"{inside!r} runs inside the target and the other one does not, so nobody sees the "
+                "trees of both; give both the same placement",
+            ),
+        ):
+            check_that(holds, path, reason)
         replaced[former] = name
 
 

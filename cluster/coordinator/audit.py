@@ -89,19 +89,16 @@ class Auditor:
 
     def _conclude(self, case: Ended, redraws: list[Redraw] | None) -> None:
         """redraws: None = it came to no end."""
-        if redraws is None:
-            self._count("failed")
-            return
         if not redraws:
-            self._count("equal")
+            self._count("failed" if redraws is None else "equal")
             return
         config, output_ids = self._present.config, _output_of(case)
         settings = config.coordinator.audit
         margin = 0.0 if config.target.engine.reproducible else settings.tie_margin
-        is_tie = all(each.gap <= margin for each in redraws)
-        self._count("near_tie" if is_tie else "mismatch")
-        if is_tie:
+        if all(each.gap <= margin for each in redraws):
+            self._count("near_tie")
             return
+        self._count("mismatch")
         worst = max(redraws, key=lambda each: each.gap)
         log.error(
             "audit: the text of request=%s target=%s is not what is drawn now: place=%d token=%d "

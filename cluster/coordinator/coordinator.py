@@ -232,8 +232,10 @@ class Coordinator:
         self._present.events.settle()
         waiting = self._pool.num_waiting()
         worth = self._series.worth(self._present.clock(), self._scores.acceptance)
-        names = {replica.name for replica in self._pool}
-        return {name: {WAITING: waiting[name], WORTH: worth[name]} for name in names}
+        return {
+            name: {WAITING: waiting[name], WORTH: worth[name]}
+            for name in {replica.name for replica in self._pool}
+        }
 
     async def serve(self, link: Link[EventFrame, SubmitFrame]) -> None:
         """Serve one ingress link until it ends."""
@@ -273,7 +275,6 @@ class Coordinator:
         """A plain picture of the moment, for debugging and benchmarks."""
         seats, replicas = self._present.seats.values(), self._pool
         drafters = replicas.states()
-        left_alone = {each["name"] for each in drafters} - replicas.usable()
         return {
             "id": self._id,
             "num_running": self._table.num_running,
@@ -283,7 +284,7 @@ class Coordinator:
             "faults": added_up(
                 [replicas.faults, *(seat.state.get("faults", {}) for seat in seats)]
             ),
-            "left_alone": sorted(left_alone),
+            "left_alone": sorted({each["name"] for each in drafters} - replicas.usable()),
             "engines": [
                 {"role": each.description.role, "worker": each.id, **dataclasses.asdict(engine)}
                 for each in (*seats, *replicas)
@@ -308,8 +309,7 @@ class Coordinator:
         self._table.tick(now)
         self._auditor.tick()
         self._pool.tick()
-        loads = [seat.load for seat in self._present.seats.values()]
-        self._activity.tick(now, self.load(), loads)
+        self._activity.tick(now, self.load(), [seat.load for seat in self._present.seats.values()])
 
     async def _read_proposals(self, replica: DrafterReplica) -> None:
         async for frame in replica.link:

@@ -165,9 +165,10 @@ class DrafterPool(list[DrafterReplica]):
 
     def states(self) -> list[dict[str, Any]]:
         """The replicas, and the residents of each target, as plain pictures of the moment."""
-        seats = self._present.seats.values()
-        residents = (one for seat in seats for one in seat.resident_states())
-        return [*(replica.status() for replica in self), *residents]
+        return [
+            *(replica.status() for replica in self),
+            *(one for seat in self._present.seats.values() for one in seat.resident_states()),
+        ]
 
     def usable(self) -> set[str]:
         """Names of the drafters of which a replica may be used at present, or one in a target."""

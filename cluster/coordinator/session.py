@@ -71,8 +71,7 @@ class Session:
 
     def __post_init__(self) -> None:
         request, params = self.request, self.request.params
-        resumed = np.concatenate([request.prompt_ids, request.output_ids])
-        self.tokens = TokenLog(resumed)
+        self.tokens = TokenLog(np.concatenate([request.prompt_ids, request.output_ids]))
         self.max_len = self.prompt_len + params.max_tokens
         group = group_of(params, request.task, request.adapter)
         self.text = Text(self.id, group, self.tokens)

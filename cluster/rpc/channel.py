@@ -205,8 +205,7 @@ async def _connect(
         if isinstance(error, TimeoutError):
             raise WorkerError(f"{address}: no stream within {CONNECT_TIMEOUT_S:g} s") from error
         raise
-    link = kind(peer, service.asks, service.answers, max_frame_bytes=max_frame_bytes)
-    return description, link
+    return description, kind(peer, service.asks, service.answers, max_frame_bytes=max_frame_bytes)
 
 
 connect_target = functools.partial(_connect, StreamLink, TARGET)

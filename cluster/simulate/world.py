@@ -85,8 +85,7 @@ def load(path: Path) -> list[RecordedText]:
                 )
                 for number, name in enumerate(header["drafters"])
             }
-            token_ids = arrays[f"{index}.text"]
-            texts.append(RecordedText(prompt_len, token_ids, task, is_sampled, trees))
+            texts.append(RecordedText(prompt_len, arrays[f"{index}.text"], task, is_sampled, trees))
     return texts
 
 
