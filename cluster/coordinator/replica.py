@@ -21,9 +21,9 @@ class Subscription:
     """One drafter replica's part of a session: what it was told, and what it answered.
 
     max_nodes: that it may grow, 0 = nothing.  sent_len: tokens it has been sent; known_len: of
-    them, the most that it has said it has.  base_len, generation: of the last commit, None before
-    the first.  num_shortages: answers in a row that asked for tokens again.  num_unused: steps
-    since a draft of it was last verified for the text.
+    them, the most that it has said it has.  base_len, generation: of the last commit; generation is
+    None before the first.  num_shortages: answers in a row that asked for tokens again.
+    num_unused: steps since a draft of it was last verified for the text.
     """
 
     session: Session
@@ -31,7 +31,7 @@ class Subscription:
     max_nodes: int = 0
     sent_len: int = 0
     known_len: int = 0
-    base_len: int | None = None
+    base_len: int = 0
     generation: int | None = None
     num_shortages: int = 0
     num_unused: int = 0

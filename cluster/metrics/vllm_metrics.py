@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
+from functools import partial
 
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.samples import Sample
@@ -23,41 +24,38 @@ from cluster.records import frozen
 
 PREFIX = "vllm:"
 
-# vLLM's bounds, and finer ones below them for small models.
-_REQUEST_SECONDS = (
-    0.005,
-    0.02,
-    0.05,
-    0.1,
-    0.3,
-    0.5,
-    0.8,
-    1.0,
-    1.5,
-    2.0,
-    2.5,
-    5.0,
-    10.0,
-    15.0,
-    20.0,
-    30.0,
-    40.0,
-    50.0,
-    60.0,
-    120.0,
-    240.0,
-    480.0,
-    960.0,
-    1920.0,
-    7680.0,
-)
 _TOKENS = tuple(float(m * 10**exponent) for exponent in range(6) for m in (1, 2, 5))
-_STEP_TOKENS = (1.0, *(float(2**exponent) for exponent in range(3, 15)))
-
-
-def _of_requests(name: str, text: str, buckets: tuple[float, ...] = _REQUEST_SECONDS) -> Metric:
-    return histogram(f"{PREFIX}{name}", text, buckets=buckets)
-
+# By vLLM's bounds, and finer ones below them for small models.
+_request_time = partial(
+    histogram,
+    buckets=(
+        0.005,
+        0.02,
+        0.05,
+        0.1,
+        0.3,
+        0.5,
+        0.8,
+        1.0,
+        1.5,
+        2.0,
+        2.5,
+        5.0,
+        10.0,
+        15.0,
+        20.0,
+        30.0,
+        40.0,
+        50.0,
+        60.0,
+        120.0,
+        240.0,
+        480.0,
+        960.0,
+        1920.0,
+        7680.0,
+    ),
+)
 
 KV_USAGE = gauge(
     "vllm:kv_cache_usage_perc",
@@ -85,28 +83,34 @@ TIME_PER_OUTPUT_TOKEN = histogram(
     "Of a text that is over, the time from its first token to its last, per token after the first.",
     buckets=metrics.ITL.buckets,
 )
-E2E_TIME = _of_requests("e2e_request_latency_seconds", "From a text's arrival to its end.")
-QUEUE_TIME = _of_requests(
-    "request_queue_time_seconds", "From a text's arrival to its place at a target."
+E2E_TIME = _request_time("vllm:e2e_request_latency_seconds", "From a text's arrival to its end.")
+QUEUE_TIME = _request_time(
+    "vllm:request_queue_time_seconds", "From a text's arrival to its place at a target."
 )
-PREFILL_TIME = _of_requests(
-    "request_prefill_time_seconds", "From a text's place at a target to its first token."
+PREFILL_TIME = _request_time(
+    "vllm:request_prefill_time_seconds", "From a text's place at a target to its first token."
 )
-DECODE_TIME = _of_requests("request_decode_time_seconds", "From a text's first token to its last.")
-INFERENCE_TIME = _of_requests(
-    "request_inference_time_seconds", "From a text's place at a target to its last token."
+DECODE_TIME = _request_time(
+    "vllm:request_decode_time_seconds", "From a text's first token to its last."
 )
-REQUEST_PROMPT_TOKENS = _of_requests(
-    "request_prompt_tokens", "Of a request that is over, its drafthouse_prompt_tokens.", _TOKENS
+INFERENCE_TIME = _request_time(
+    "vllm:request_inference_time_seconds", "From a text's place at a target to its last token."
 )
-REQUEST_GENERATION_TOKENS = _of_requests(
-    "request_generation_tokens", "Of a request that is over, its drafthouse_output_tokens.", _TOKENS
+REQUEST_PROMPT_TOKENS = histogram(
+    "vllm:request_prompt_tokens",
+    "Of a request that is over, its drafthouse_prompt_tokens.",
+    buckets=_TOKENS,
 )
-STEP_TOKENS = _of_requests(
-    "iteration_tokens_total",
+REQUEST_GENERATION_TOKENS = histogram(
+    "vllm:request_generation_tokens",
+    "Of a request that is over, its drafthouse_output_tokens.",
+    buckets=_TOKENS,
+)
+STEP_TOKENS = histogram(
+    "vllm:iteration_tokens_total",
     "Tokens of a target's step: those of prompts that it read or scored, and those that it drew; "
     "what a beam search tries is left out.",
-    _STEP_TOKENS,
+    buckets=(1.0, *(float(2**exponent) for exponent in range(3, 15))),
 )
 
 RECORDED: tuple[Metric, ...] = tuple(
