@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from cluster.config.processes import RECORDER
@@ -70,10 +70,10 @@ def check_request(request: Request, served: WorkerDescription, config: Config) -
         _check_known("latency class", options.latency_class, classes, param)
 
 
-def _check_known(kind: str, name: str, known: Iterable[str], param: str) -> None:
-    if name not in (served := tuple(known)):
+def _check_known(kind: str, name: str, known: Collection[str], param: str) -> None:
+    if name not in known:
         raise NotFoundError(
-            f"no {kind} is named {name!r}; served are: {', '.join(served) or 'none'}", param=param
+            f"no {kind} is named {name!r}; served are: {', '.join(known) or 'none'}", param=param
         )
 
 
@@ -187,7 +187,7 @@ class Placement:
 
     def num_held(self, target_id: str, session: Session) -> int:
         """Return how many tokens at the beginning of the text the target should hold."""
-        pages, count = self._pages.get(target_id, OrderedDict()), 0
+        pages, count = self._pages.get(target_id, ()), 0
         most = len(session.tokens) // self._page_len
         while count < most and self._key(session, count + 1) in pages:
             count += 1

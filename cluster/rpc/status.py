@@ -44,8 +44,7 @@ async def abort(context: Any, error: DrafthouseError) -> NoReturn:
 def error_from_status(details: str, metadata: Mapping[str, Any]) -> DrafthouseError:
     """Rebuild the error that a peer sent with `trailing_metadata`."""
     param = metadata.get(PARAM_KEY)
-    code = metadata[CODE_KEY]
-    error = error_from_code(code, details, None if param is None else unquote(param))
+    error = error_from_code(metadata[CODE_KEY], details, None if param is None else unquote(param))
     if isinstance(error, CapacityError):
         # A delay that is missing or no number becomes the default.
         with contextlib.suppress(KeyError, ValueError):

@@ -127,8 +127,7 @@ class StreamLink(MemoryLink[Any, R], Generic[S, R]):
                 continue  # the consumer has left; the end of our stream tells the peer
             frame, refusals = self._incoming.decode(data)
             if refusals and self._refuse is not None:
-                count, name = len(refusals), self._incoming.name
-                log.warning("malformed items count=%d frame=%s", count, name)
+                log.warning("malformed items count=%d frame=%s", len(refusals), self._incoming.name)
                 await self.send(self._refuse(tuple(refusals)))
             with contextlib.suppress(WorkerError):  # closed while waiting for space
                 await self._inbox.put(frame)

@@ -83,8 +83,7 @@ class ServiceKeys:
 
     def get(self) -> tuple[bytes, ...]:
         """The keys that are accepted; calls are signed by the first."""
-        keys = (derive(line, self.service) for line in self._of_now())
-        return tuple(key for key in keys if key is not None)
+        return tuple(filter(None, (derive(line, self.service) for line in self._of_now())))
 
     def sign(self, method: str, worker: str, now: float | None = None) -> Metadata:
         """Return the metadata of one call; none without a key."""
@@ -145,10 +144,8 @@ def _mac(key: bytes, *said: str) -> str:
 
 def main(path: str, service: str) -> None:
     """Print the keys of one service, newest first."""
-    for line in _read(path):
-        key = derive(line, service)
-        if key is not None:
-            sys.stdout.write(f"key:{service}:{key.hex()}\n")
+    for key in ServiceKeys(functools.partial(_read, path), service).get():
+        sys.stdout.write(f"key:{service}:{key.hex()}\n")
 
 
 if __name__ == "__main__":
