@@ -108,7 +108,7 @@ class Fleet:
         times: DecodeTimes,
         machine: Machine,
         limits: FleetLimits,
-        seed: int = 0,
+        seed: int,
     ) -> None:
         self._texts, self._times, self._max_queued = texts, times, limits.max_queued
         self._step_s, self._max_rows = functools.cache(machine.step_s), machine.max_rows
