@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema
@@ -116,8 +116,7 @@ class AnsweredConversation(ToolUse, Sampling):
     """A conversation that is answered."""
 
     def asked(self, limits: Limits) -> GenerationSpec:
-        form = self.form()
-        prompt, use = self.prompt_of(limits, form and form[0])
+        prompt, use = self.prompt_of(limits, self.form())
         return self.generation(limits, (prompt,), self.num_logprobs(), use=use)
 
 
@@ -127,11 +126,6 @@ class Conversation(ToolUse):
     messages: Turns = supported(OF_MESSAGES, REQUIRED)
     add_generation_prompt: bool | None = supported("false = the answer's header is not added")
     continue_final_message: bool = supported("the answer goes on with the last message", False)
-    chat_template_kwargs: dict[str, Any] = supported("arguments of the model's template", {})
-
-    def given(self) -> Iterable[tuple[str, Any]]:
-        """Arguments of the model's template."""
-        return self.chat_template_kwargs.items()
 
     def check(self, limits: Any) -> None:
         super().check(limits)

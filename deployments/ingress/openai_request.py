@@ -13,7 +13,6 @@ import numpy as np
 
 from cluster.core import TokenArray
 from cluster.errors import RequestError
-from cluster.requests.fields import GrammarSpec
 from deployments.ingress.api.contract import REQUIRED, Body, PostEndpoint, instead, supported
 from deployments.ingress.chat import (
     OF_MESSAGES,
@@ -31,7 +30,7 @@ from deployments.ingress.sampling import (
     ModelName,
     Sampling,
 )
-from deployments.ingress.spec import ChatUse, GenerationSpec, Limits, Prompt
+from deployments.ingress.spec import ChatUse, GenerationSpec, Held, Limits, Prompt
 from deployments.ingress.tools import ToolUse
 from deployments.ingress.wording import Schema, json_kind, shown
 
@@ -170,7 +169,7 @@ class _MayName(Body):
 
 
 class Tokenize(_MayName, Conversation):
-    hidden = ToolUse.all_but("tools")
+    hidden = ToolUse.all_but("tools", "chat_template_kwargs")
 
     text: str | None = supported("a text; this or messages", alias="prompt")
     messages: Turns = supported(OF_MESSAGES, ())
@@ -182,7 +181,7 @@ class Tokenize(_MayName, Conversation):
         if (self.text is None) == (not self.messages):
             raise RequestError.at("prompt", "send either prompt or messages")
 
-    def prompt_of(self, limits: Limits, form: GrammarSpec | None = None) -> tuple[Prompt, ChatUse]:
+    def prompt_of(self, limits: Limits, form: Held | None = None) -> tuple[Prompt, ChatUse]:
         if self.text is None:
             return super().prompt_of(limits, form)
         return Prompt(text=self.text), ChatUse()

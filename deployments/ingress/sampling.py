@@ -14,9 +14,9 @@ from cluster.errors import NotFoundError, RequestError
 from cluster.requests.fields import DEFAULT_TENANT, BeamSpec, asked_seed, tenant_of
 from cluster.spec.beam_search import MAX_LENGTH_PENALTY
 from deployments.ingress.api.contract import Body, Read, or_text, supported, up_to
-from deployments.ingress.spec import ChatUse, GenerationSpec, Limits, Prompt
+from deployments.ingress.spec import ChatUse, GenerationSpec, Held, Limits, Prompt
 from deployments.ingress.speculation import Speculation
-from deployments.ingress.structured import Held, ResponseFormat, StructuredOutputs
+from deployments.ingress.structured import ResponseFormat, StructuredOutputs
 from deployments.ingress.wording import shown
 
 MAX_NAME_LEN = 256
@@ -248,15 +248,15 @@ class Sampling(Named):
             reason = "structured_outputs says what the answer must be, too; send one"
             raise RequestError.at(name, reason)
         found = other or found
-        if use is None or use.grammar is None:
+        if use is None or use.held is None:
             return found
-        if found and not use.has_form:
+        if found and found[1] != use.held[1]:
             raise RequestError.at(
                 found[1],
                 "the tools say what the answer must be, too; remove it, or send tool_choice auto "
                 "and tools that are not strict",
             )
-        return use.grammar, found[1] if found else "tools"
+        return use.held
 
     def generation(
         self,

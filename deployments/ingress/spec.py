@@ -41,23 +41,26 @@ class Prompt:
     names: Names = field(default_factory=Names)
 
 
+# The grammar that holds an answer, and the field that it comes from.
+Held = tuple[GrammarSpec, str]
+
+
 @frozen
 class ChatUse:
-    """grammar: of the calls, None = they are not constrained.
+    """held: what the calls are held to, None = they are not; it comes from the form that the text
+    has, where it allows one in place of calls.
 
     reads_calls: whether calls are looked for in the answer.  is_forced: whether it must be calls.
     is_parallel: whether it may have several.  shows_reasoning: whether it is sent.
     custom: names of tools whose calls are one text each.
-    has_form: whether the grammar allows a text of the wanted form in place of calls.
     """
 
-    grammar: GrammarSpec | None = None
+    held: Held | None = None
     reads_calls: bool = False
     is_forced: bool = False
     is_parallel: bool = True
     shows_reasoning: bool = True
     custom: frozenset[str] = frozenset()
-    has_form: bool = False
 
 
 @record
@@ -83,7 +86,7 @@ class GenerationSpec:
     prediction: what the client expects the output to be; prediction_drafters: those of its drafters
     that draft from it.
     truncate_prompt_tokens: prompts keep their last so many tokens; -1 = what fits, 0 = all.
-    grammar_field: that of a chat that the grammar comes from.
+    grammar_field: that the grammar comes from, if there is one.
     resumed: by the choice that goes on.
     """
 
@@ -114,8 +117,7 @@ class GenerationSpec:
     @property
     def names(self) -> Names:
         """What its body calls the fields that an error may name."""
-        names, place = self.prompts[0].names, self.grammar_field
-        return Names({**names.own, "grammar": names.of(place)}) if place else names
+        return Names({**self.prompts[0].names.own, "grammar": self.grammar_field})
 
 
 @frozen

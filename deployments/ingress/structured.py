@@ -12,6 +12,7 @@ from cluster.grammar.json_schema import lenient
 from cluster.requests.fields import GrammarSpec
 from cluster.text.json_text import parse_json
 from deployments.ingress.api.contract import REQUIRED, Body, supported
+from deployments.ingress.spec import Held
 from deployments.ingress.wording import TEXT, json_kind
 
 _MAX_CHOICES, _MAX_CHOICE_LEN = 4096, 65536
@@ -41,10 +42,6 @@ def grammar_of(kind: str, value: Any, path: str) -> GrammarSpec:
 
 def _dumped(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
-
-
-# The grammar that holds an answer, and the field that it comes from.
-Held = tuple[GrammarSpec, str]
 
 
 class StructuredOutputs(Body):

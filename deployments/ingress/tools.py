@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -17,7 +17,7 @@ from cluster.text.chat import RESERVED_ARGUMENTS
 from cluster.text.dialect import Dialect
 from cluster.text.tool_calls.base import NAME
 from deployments.ingress.api.contract import REQUIRED, Body, Read, instead, supported
-from deployments.ingress.spec import ChatUse, Limits, Message, Prompt
+from deployments.ingress.spec import ChatUse, Held, Limits, Message, Prompt
 from deployments.ingress.wording import TEXT, shown
 
 MAX_TOOLS = 128
@@ -173,12 +173,16 @@ class ToolUse(Body):
     parallel_tool_calls: bool = supported("false = one call at most", True)
     reasoning_effort: Effort | None = supported(OF_EFFORT, max_length=16)
     include_reasoning: bool = supported("false = reasoning_content is left out", True)
-    # What else the chat template is given.
+    chat_template_kwargs: dict[str, Any] = supported("arguments of the model's template", {})
+    # What the chat template is given beside messages and tools.
     _arguments: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     def check(self, limits: Limits) -> None:
         super().check(limits)
-        given = {f"chat_template_kwargs.{key[:40]}": (key, value) for key, value in self.given()}
+        given = {
+            f"chat_template_kwargs.{key[:40]}": (key, value)
+            for key, value in self.chat_template_kwargs.items()
+        }
         effort = attrgetter(self.effort)(self)
         if effort:
             given[self.effort] = "reasoning_effort", effort
@@ -190,10 +194,6 @@ class ToolUse(Body):
                 self._arguments[key] = value
             else:
                 self.ignore(name, reason, limits)
-
-    def given(self) -> Iterable[tuple[str, Any]]:
-        """Arguments of the model's template."""
-        return ()
 
     def choice(self) -> CallChoice:
         """Who chooses what is called."""
@@ -212,8 +212,8 @@ class ToolUse(Body):
         on with that."""
         return True, False
 
-    def prompt_of(self, limits: Limits, form: GrammarSpec | None = None) -> tuple[Prompt, ChatUse]:
-        """The prompt, and how the answer is read.  form: what a text of the answer must be.
+    def prompt_of(self, limits: Limits, form: Held | None = None) -> tuple[Prompt, ChatUse]:
+        """The prompt, and how the answer is read.  form: what a text of the answer is held to.
 
         Raises RequestError for tools that cannot be served, naming the field."""
         functions = [tool.named() for tool in self.tools if not tool._is_left_out]
@@ -237,9 +237,7 @@ class ToolUse(Body):
         )
         return prompt, use
 
-    def _use(
-        self, functions: Sequence[Function], dialect: Dialect, form: GrammarSpec | None
-    ) -> ChatUse:
+    def _use(self, functions: Sequence[Function], dialect: Dialect, form: Held | None) -> ChatUse:
         choice, shows = self.choice(), self.shows_reasoning()
         if not functions:
             return ChatUse(shows_reasoning=shows)
@@ -251,17 +249,13 @@ class ToolUse(Body):
             )
         is_single = choice.is_single or choice.kind == "named"
         is_parallel = self.parallel_tool_calls and not is_single
-        # Messages in channels are calls or text, and no form holds the calls.
-        is_free = choice.kind == "auto" and not dialect.is_harmony
-        held = form if is_free and form and form.kind == "json_schema" else None
         return ChatUse(
-            grammar=self._grammar_of_calls(functions, dialect, held, is_parallel=is_parallel),
+            held=self._held_calls(functions, dialect, form, is_parallel=is_parallel),
             reads_calls=True,
             is_forced=choice.kind != "auto",
             is_parallel=is_parallel,
             shows_reasoning=shows,
             custom=frozenset(one.name for one in functions if isinstance(one, _OfText)),
-            has_form=held is not None,
         )
 
     def _check_choice(self, names: Sequence[str]) -> None:
@@ -277,16 +271,19 @@ class ToolUse(Body):
                 f"{shown(choice.name)} is not one of the tools that can be called",
             )
 
-    def _grammar_of_calls(
+    def _held_calls(
         self,
         functions: Sequence[Function],
         dialect: Dialect,
-        form: GrammarSpec | None,
+        form: Held | None,
         *,
         is_parallel: bool,
-    ) -> GrammarSpec | None:
+    ) -> Held | None:
         choice = self.choice()
         is_required = choice.kind != "auto"
+        # Messages in channels are calls or text, and no form holds the calls.
+        if is_required or dialect.is_harmony or (form and form[0].kind != "json_schema"):
+            form = None
         if not is_required and form is None and not any(function.strict for function in functions):
             return None
         if dialect.is_harmony:
@@ -305,6 +302,6 @@ class ToolUse(Body):
             schemas,
             is_required=is_required,
             is_parallel=is_parallel,
-            form=None if form is None else json.loads(form.source),
+            form=form and json.loads(form[0].source),
         )
-        return GrammarSpec("structural_tag", source)
+        return GrammarSpec("structural_tag", source), form[1] if form else "tools"

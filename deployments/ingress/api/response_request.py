@@ -117,7 +117,8 @@ class Response(AnsweredConversation, Harmless):
     hidden = frozenset(
         {"n", "return_token_ids", "return_draft_sources", "return_draft_trees", "prompt_logprobs",
          "add_special_tokens", "return_tokens_as_token_ids", "early_stopping", "functions",
-         "function_call", "reasoning_effort", "include_reasoning", "thinking_token_budget"})
+         "function_call", "chat_template_kwargs", "reasoning_effort", "include_reasoning",
+         "thinking_token_budget"})
 
     input: Annotated[
         list[Item], Field(min_length=1, max_length=MAX_MESSAGES),
