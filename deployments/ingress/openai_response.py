@@ -14,7 +14,6 @@ from deployments.ingress.body import error_body
 from deployments.ingress.choice import Delta
 from deployments.ingress.logprob_writer import LogprobWriter, TextOffsets
 from deployments.ingress.openai_request import Chat, CompletionBody
-from deployments.ingress.sampling import StreamOptions
 from deployments.ingress.ticket import written
 
 DONE = b"data: [DONE]\n\n"
@@ -29,8 +28,7 @@ class Answer(Writer):
     def __post_init__(self) -> None:
         request, self._tokenizer = self._request, self._generation.tokenizer
         self._is_chat = isinstance(request, Chat)
-        self._echoes = isinstance(request, CompletionBody) and request.echo
-        self._options = request.stream_options or StreamOptions()
+        self._options = request.stream_options
         self._usage_is_continuous = (
             self._options.include_usage and self._options.continuous_usage_stats
         )
@@ -46,7 +44,10 @@ class Answer(Writer):
             for prompt_ids in self._generation.prompt_ids
             for _ in range(spec.num_choices)
         ]
-        self._begun: set[int] = set()  # choices whose echo is written
+        # What begins the text of a choice, until it is written.
+        self._echoes: dict[int, str] = {}
+        if isinstance(request, CompletionBody) and request.echo:
+            self._echoes = {choice: self._echo(choice) for choice in self._choices}
         # Nothing is asked for of tokens whose text has not come yet.
         self._is_brief = not (
             self._shows_logprobs
@@ -84,30 +85,30 @@ class Answer(Writer):
     def _told(self) -> dict[str, Any]:
         return {"usage": usage(self._generation), "metrics": metrics(self._generation)}
 
-    def _kept(self, collected: Sequence[Sequence[Delta]]) -> list[int]:
+    def _kept(self, collected: Sequence[Sequence[Delta]]) -> Sequence[int]:
         """The samples that are answered with: all, or the likeliest of each prompt."""
         count, kept = self._spec.num_choices, self._request.n
-        samples = range(len(collected))
         if kept == count:
-            return list(samples)
+            return self._choices
 
-        def rank(sample: int) -> tuple[int, float]:
+        def likelihood(sample: int) -> float:
             values = [one.logprob for part in collected[sample] for one in part.logprobs]
-            return sample // count, -sum(values) / max(len(values), 1)
+            return sum(values) / max(len(values), 1)
 
-        ranked = enumerate(sorted(samples, key=rank))
-        return [sample for place, sample in ranked if place % count < kept]
+        found: list[int] = []
+        for first in self._choices[::count]:
+            samples = range(first, first + count)
+            found += sorted(samples, key=likelihood, reverse=True)[:kept]
+        return found
 
     def _choice(self, index: int, parts: Sequence[Delta], *, is_whole: bool) -> dict[str, Any]:
         """What a choice has said in `parts`: all of it, or what is new."""
-        request, last = self._request, parts[-1] if parts else Delta(index)
+        speculation, last = self._spec.speculation, parts[-1]
         token_ids = [token for part in parts for token in part.token_ids.tolist()]
-        begins = is_whole or index not in self._begun
-        self._begun.add(index)
+        echo = self._echoes.pop(index, None)
         choice: dict[str, Any] = {"index": index}
         if not self._is_chat:
-            said = "".join(part.text for part in parts)
-            choice["text"] = self._echoed(index) + said if begins else said
+            choice["text"] = (echo or "") + "".join(part.text for part in parts)
         elif is_whole:
             choice["message"] = whole_message(parts)
         else:
@@ -115,20 +116,20 @@ class Answer(Writer):
         choice |= {"logprobs": None, "finish_reason": finish_reason(last)}
         if self._shows_logprobs:
             logprobs = [one for part in parts for one in part.logprobs]
-            choice["logprobs"] = self._written_logprobs(index, token_ids, logprobs, echoes=begins)
+            choice["logprobs"] = self._written_logprobs(index, token_ids, logprobs, echo)
         choice["seed"] = self._generation.seed_of(index)
         if is_whole or last.stop is not None:
             choice["stop_reason"] = last.stop
         if last.cumulative_logprob is not None:
             choice["cumulative_logprob"] = last.cumulative_logprob
-        if self._spec.speculation.return_draft_sources:
+        if speculation.return_draft_sources:
             choice["draft_sources"] = [one for part in parts for one in self._sources(part)]
-        if self._spec.speculation.return_draft_trees:
+        if speculation.return_draft_trees:
             steps = (step for part in parts for step in part.draft_steps)
             choice["draft_steps"] = [written(step, self._tokenizer) for step in steps]
             if last.draft_steps_dropped:
                 choice["draft_steps_dropped"] = last.draft_steps_dropped
-        if request.return_token_ids:
+        if self._request.return_token_ids:
             choice["token_ids"] = token_ids
         return choice | self._of_prompt(index) if is_whole and not self._is_chat else choice
 
@@ -150,9 +151,8 @@ class Answer(Writer):
         number = choice // self._spec.num_choices
         return self._generation.prompt_ids[number].tolist()
 
-    def _echoed(self, choice: int) -> str:
-        if not self._echoes:
-            return ""
+    def _echo(self, choice: int) -> str:
+        """The text of its prompt."""
         number = choice // self._spec.num_choices
         text = self._spec.prompts[number].text
         if text is not None and not self._generation.is_cut[number]:
@@ -161,15 +161,15 @@ class Answer(Writer):
         return self._tokenizer.decode(self._prompt_ids(choice), skip_special_tokens=text is None)
 
     def _written_logprobs(
-        self, choice: int, token_ids: list[int], logprobs: list[TokenLogprob], *, echoes: bool
+        self, choice: int, token_ids: list[int], logprobs: list[TokenLogprob], echo: str | None
     ) -> dict[str, Any]:
         if self._is_chat:
             return self._logprobs.chat(token_ids, logprobs)
         offsets, prompt_ids = self._offsets[choice], list[int]()
         places, echoed = list[int](), list[TokenLogprob | None]()
-        if echoes and self._echoes:
+        if echo is not None:
             prompt_ids = self._prompt_ids(choice)
-            places += offsets.of_prompt(prompt_ids, self._echoed(choice))
+            places += offsets.of_prompt(prompt_ids, echo)
             echoed += self._generation.prompt_logprobs(choice, self._spec.params.logprobs or 0)
         places += offsets.of_output(token_ids)
         return self._logprobs.completion(prompt_ids + token_ids, [*echoed, *logprobs], places)
@@ -192,11 +192,10 @@ class Answer(Writer):
             return b""
         parts = []
         for index in self._choices:
-            said: dict[str, Any] = {"text": self._echoed(index)}
-            if self._is_chat:
-                said = {"delta": {"role": "assistant", "content": "", "refusal": None}}
+            said: dict[str, Any] = {"delta": {"role": "assistant", "content": "", "refusal": None}}
+            if not self._is_chat:
+                said = {"text": self._echoes.pop(index)}
             said |= {"logprobs": None, "finish_reason": None}
-            self._begun.add(index)
             seed = self._generation.seed_of(index)
             parts.append(self._chunk({"index": index, **said, "seed": seed}))
         return b"".join(parts)
@@ -233,11 +232,9 @@ class Answer(Writer):
 
 def finish_reason(last: Delta) -> str | None:
     """Why the choice ended; None while it goes on."""
-    if last.finish_reason is None:
-        return None
-    if last.has_calls and not last.is_cut and last.finish_reason is FinishReason.STOP:
+    if last.finish_reason is FinishReason.STOP and last.has_calls and not last.is_cut:
         return "tool_calls"
-    return last.finish_reason.value
+    return last.finish_reason
 
 
 def whole_message(parts: Sequence[Delta]) -> dict[str, Any]:

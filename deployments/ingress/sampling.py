@@ -114,7 +114,7 @@ class Sampling(Named):
     min_tokens: Count = supported("output tokens before the text may end", 0)
     ignore_eos: bool = supported("end-of-sequence tokens are ordinary ones", False)
     stream: bool = supported("server-sent events", False)
-    stream_options: StreamOptions | None = supported("only with stream")
+    stream_options: StreamOptions = supported("only with stream", StreamOptions())
     user: str | None = supported(
         "the segment, where it is one; it is not kept", max_length=MAX_NAME_LEN
     )
@@ -189,7 +189,7 @@ class Sampling(Named):
 
     def check(self, limits: Limits) -> None:
         super().check(limits)
-        if self.stream_options is not None and not self.stream:
+        if "stream_options" in self.model_fields_set and not self.stream:
             self.ignore(
                 "stream_options", "only for streams; send stream: true or remove it", limits
             )

@@ -241,7 +241,7 @@ def test_the_parser_and_the_schema_draw_the_same_bounds(endpoint: PostEndpoint, 
 
 
 def test_the_openapi_document_has_bounds_errors_and_answers_that_are_none():
-    document = openapi(LIMITS, "1.0")
+    document = openapi(LIMITS)
     validate(document)
     schema = document["paths"]["/v1/completions"]["post"]["requestBody"]["content"]
     fields = schema["application/json"]["schema"]["properties"]
@@ -259,7 +259,7 @@ def test_the_openapi_document_has_bounds_errors_and_answers_that_are_none():
 
 
 def test_the_document_and_grpc_have_every_word_and_the_statistics_of_every_answer():
-    document: Any = openapi(LIMITS, "1.0")
+    document: Any = openapi(LIMITS)
     schema = document["components"]["schemas"]["SpeculativeDecoding"]
     assert set(schema["properties"]["idle_because"]["enum"]) == {*IdleReason, None}
     for endpoint in (COMPLETIONS, CHAT, RESPONSES, MESSAGES):

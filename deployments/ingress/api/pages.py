@@ -209,7 +209,7 @@ class Pages:
         return self._ingress.watchers.stream()
 
     async def openapi(self, request: Request) -> Response:
-        return JSONResponse(openapi(self._ingress.limits, _VERSION))
+        return JSONResponse(openapi(self._ingress.limits))
 
     async def tokenize(self, request: Request) -> Response:
         """vLLM's /tokenize: the tokens of a text, or of a conversation."""
@@ -249,10 +249,10 @@ class Pages:
         )
 
 
-def openapi(limits: Limits, version: str) -> dict[str, Any]:
+def openapi(limits: Limits) -> dict[str, Any]:
     """The document, for one served model and its limits."""
     document: dict[str, Any] = copy.deepcopy(_DOCUMENT)
-    document["info"]["version"] = version
+    document["info"]["version"] = _VERSION
     schemas, paths = document["components"]["schemas"], document["paths"]
     schemas[_STATISTICS] = statistics_schema()
     error = schemas["Error"]["properties"]["error"]["properties"]

@@ -62,7 +62,8 @@ def grow(items: list[OutputItem], delta: Delta) -> News:
         return
     name = None if call is None else call.name
     if name is not None or not items or items[-1].kind != delta.kind:  # it begins
-        yield from (("ended", last, "") for last in items[-1:])
+        if items:
+            yield "ended", items[-1], ""
         yield "begun", begin(items, delta.kind, name or ""), ""
     items[-1].text += delta.text
     items[-1].is_complete = call is not None and call.is_end
@@ -148,9 +149,10 @@ WORDS: Mapping[str, Mapping[str, str]] = {"idle_because": MEANINGS, _ABSENT: _TA
 
 
 def _rule(name: str, schema: Schema, note: str) -> Rule:
+    is_required = name != _ABSENT
     if name in WORDS:
-        schema = {"enum": [*WORDS[name], *([] if name == _ABSENT else [None])]}
-    return Rule(name, note, schema, is_required=name != _ABSENT)
+        schema = {"enum": [*WORDS[name], *([None] if is_required else [])]}
+    return Rule(name, note, schema, is_required)
 
 
 STATISTICS = tuple(_rule(name, *each) for name, each in _TABLES["statistics"].items())
@@ -158,18 +160,13 @@ STATISTICS = tuple(_rule(name, *each) for name, each in _TABLES["statistics"].it
 
 def statistics_schema() -> dict[str, Any]:
     """JSON Schema of `STATISTICS_PATH`."""
-    return {
-        "type": "object",
-        "required": [rule.name for rule in STATISTICS if rule.is_required],
-        "properties": {
-            rule.name: {**rule.schema, "description": _described(rule)} for rule in STATISTICS
-        },
-    }
-
-
-def _described(rule: Rule) -> str:
-    words = WORDS.get(rule.name, {})
-    return ". ".join([rule.note, *(f"{word}: {meaning}" for word, meaning in words.items())])
+    properties = {}
+    for rule in STATISTICS:
+        words = WORDS.get(rule.name, {}).items()
+        said = ". ".join([rule.note, *(f"{word}: {meaning}" for word, meaning in words)])
+        properties[rule.name] = {**rule.schema, "description": said}
+    required = [rule.name for rule in STATISTICS if rule.is_required]
+    return {"type": "object", "required": required, "properties": properties}
 
 
 def times(generation: Generation) -> dict[str, float | None]:
