@@ -23,6 +23,8 @@ _MAX_ID_LEN = 256
 _Anything = Annotated[Any, WithJsonSchema({"type": "object"})]
 
 
+# Of kinds that differ from one API to the other.
+Parts = Annotated[Any, WithJsonSchema(TEXT_OR_OBJECTS)]
 TextOrParts = Annotated[str, instead(lambda value, _: text_of(value, ""), TEXT_OR_OBJECTS)]
 
 

@@ -281,18 +281,19 @@ class Sampling(Named):
         defaults, (_, most) = limits.defaults, self.length()
         grammar, grammar_field = self._held(use) or (None, "")
         task = limits.task_class(self.metadata.get("task") or limits.caller.key.default_task)
-        # What only shapes a draw (temperature, seed, ...) has no effect with a search, as in vLLM;
-        # and drafts have no place in it.
-        law = SamplingParams(temperature=0.0, repetition_penalty=defaults.repetition_penalty)
-        asked, named = self.speculation.options(limits), _PENALTIES
-        speculation = SpeculationOptions(enabled=False, latency_class=asked.latency_class)
-        if not self.use_beam_search:
-            law, named = defaults, [*_PENALTIES, "temperature", "top_p", "top_k", "min_p"]
-            speculation = dataclasses.replace(
-                asked,
-                return_draft_sources=self.return_draft_sources,
-                return_draft_trees=self.return_draft_trees,
-            )
+        law, named, beams = defaults, [*_PENALTIES, "temperature", "top_p", "top_k", "min_p"], None
+        speculation = dataclasses.replace(
+            self.speculation.options(limits),
+            return_draft_sources=self.return_draft_sources,
+            return_draft_trees=self.return_draft_trees,
+        )
+        if self.use_beam_search:
+            # What only shapes a draw (temperature, seed, ...) has no effect, as in vLLM; and drafts
+            # have no place in a search.
+            law = SamplingParams(temperature=0.0, repetition_penalty=defaults.repetition_penalty)
+            named = _PENALTIES
+            speculation = SpeculationOptions(False, latency_class=speculation.latency_class)
+            beams = BeamSpec(num_samples, self.length_penalty, self.early_stopping)
         given = {name: getattr(self, name) for name in named}
         params = dataclasses.replace(
             law,
@@ -303,9 +304,7 @@ class Sampling(Named):
             stop_token_ids=tuple(self.stop_token_ids),
             logprobs=logprobs,
             grammar=grammar,
-            beams=BeamSpec(num_samples, self.length_penalty, self.early_stopping)
-            if self.use_beam_search
-            else None,
+            beams=beams,
         )
         return GenerationSpec(
             prompts=prompts,

@@ -26,18 +26,20 @@ _Texts = Annotated[
 ]
 
 
-def grammar_of(kind: str, value: Any, path: str) -> GrammarSpec:
-    """The grammar of one of vLLM's kinds, from a value that its field of `StructuredOutputs` may
-    have; raises RequestError, naming `path`, for what is no schema or tag."""
+def _held_to(kind: str, value: Any, path: str) -> Held:
+    """What holds an answer by one of vLLM's kinds, from a value that its field of
+    `StructuredOutputs` may have; raises RequestError, naming `path`, for no schema or tag."""
+    if kind == "json_object":
+        return _ANY_OBJECT, path
     if kind in ("json", "structural_tag"):
         # vLLM takes schemas as objects, and as texts of them.
         value = parse_json(value, path) if isinstance(value, str) else value
         if not isinstance(value, dict):
             raise RequestError.at(path, f"{json_kind(value)}; send a JSON schema or tag")
-        return GrammarSpec("json_schema" if kind == "json" else kind, _dumped(value))
+        return GrammarSpec("json_schema" if kind == "json" else kind, _dumped(value)), path
     if kind == "choice":
         value = _dumped(list(dict.fromkeys(value)))
-    return GrammarSpec(kind, value)
+    return GrammarSpec(kind, value), path
 
 
 def _dumped(value: Any) -> str:
@@ -60,14 +62,12 @@ class StructuredOutputs(Body):
         if len(asked) > 1:
             raise RequestError.at(path, f"{' and '.join(asked)} are set; send one of them")
         for kind, value in asked.items():
-            place = joined(path, kind)
-            held = _ANY_OBJECT if kind == "json_object" else grammar_of(kind, value, place)
-            return held, place
+            return _held_to(kind, value, joined(path, kind))
         return None
 
 
-def _held(form: NamedSchema) -> Any:
-    """What the answer is held to: of a schema that is not strict, all that is served."""
+def _served(form: NamedSchema) -> Any:
+    """The schema that the answer obeys: of one that is not strict, all that is served."""
     return lenient(form.schema_) if form.schema_ and not form.strict else form.schema_
 
 
@@ -97,16 +97,16 @@ class ResponseFormat(Body):
             place = joined(path, below)
             if schema is None:
                 raise RequestError.at(place, "missing; send a JSON schema")
-            return grammar_of("json", schema, place), place
+            return _held_to("json", schema, place)
         if self.type == "structural_tag":
             tag = self.model_dump(exclude_unset=True, by_alias=True)
-            return grammar_of("structural_tag", tag, path), path
-        return (_ANY_OBJECT, path) if self.type == "json_object" else None
+            return _held_to("structural_tag", tag, path)
+        return _held_to("json_object", True, path) if self.type == "json_object" else None
 
     def schema_of(self) -> tuple[str, Any]:
         """Where the schema stands, and the schema as it is held."""
         inner = self.json_schema
-        return ("json_schema", None) if inner is None else ("json_schema.schema", _held(inner))
+        return ("json_schema", None) if inner is None else ("json_schema.schema", _served(inner))
 
 
 class FlatFormat(NamedSchema, ResponseFormat):
@@ -116,4 +116,4 @@ class FlatFormat(NamedSchema, ResponseFormat):
     schema_: dict[str, Any] | None = supported("a JSON schema", alias="schema")  # type: ignore[assignment]
 
     def schema_of(self) -> tuple[str, Any]:
-        return "schema", _held(self)
+        return "schema", _served(self)

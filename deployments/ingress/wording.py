@@ -133,7 +133,6 @@ _LENGTHS = {
     "object": ("minProperties", "maxProperties", " fields"),
 }
 _BOUNDS = {*_RANGES, *(key for low, high, _ in _LENGTHS.values() for key in (low, high))}
-_RANGE = "{value} is out of range; send {wanted}"
 # By pydantic's name of what is wrong.
 _SENTENCES = {
     "missing": "missing; send {note}",
@@ -141,10 +140,10 @@ _SENTENCES = {
     "string_too_short": "empty; send at least one character",
     "too_long": "{length} items; send at most {most}",
     "too_short": "empty; send at least one",
-    "greater_than": _RANGE,
-    "greater_than_equal": _RANGE,
-    "less_than_equal": _RANGE,
-    "finite_number": _RANGE,
+    **dict.fromkeys(
+        ("greater_than", "greater_than_equal", "less_than_equal", "finite_number"),
+        "{value} is out of range; send {wanted}",
+    ),
 }
 _OTHERWISE = "{value}; send {wanted}"
 

@@ -115,9 +115,10 @@ class Body(BaseModel):
         messages: the field with a conversation, and where each message of the prompt stands."""
         fields = type(self).model_fields
         own = {name: field.alias for name, field in fields.items() if field.alias is not None}
-        conversation = {"messages": messages, "prompt": messages} if messages else {}
+        if messages:
+            own |= {"messages": messages, "prompt": messages}
         own |= {f"messages[{number}]": place for number, place in enumerate(places)}
-        return Names({**own, **conversation})
+        return Names(own)
 
     def wrong(self, attribute: str, reason: str) -> RequestError:
         """The error of a field."""

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PrivateAttr, WithJsonSchema
+from pydantic import Field, PrivateAttr
 
 from cluster.core import FinishReason
 from cluster.errors import ContextLengthError, DrafthouseError, RequestError, joined
@@ -18,6 +18,7 @@ from deployments.ingress.chat import (
     MAX_MESSAGES,
     OF_MESSAGES,
     AnsweredConversation,
+    Parts,
     TextOrParts,
     check_call,
 )
@@ -33,7 +34,7 @@ from deployments.ingress.tools import (
     Function,
     ToolUse,
 )
-from deployments.ingress.wording import KINDS_ELSEWHERE, TEXT_OR_OBJECTS, json_kind
+from deployments.ingress.wording import KINDS_ELSEWHERE, json_kind
 
 _ERROR_TYPES: Mapping[int, str] = {
     400: "invalid_request_error",
@@ -95,9 +96,7 @@ class Turn(Body):
     role: Literal["user", "assistant", "system"] = supported(
         "user, assistant or system; a last assistant message is continued", REQUIRED
     )
-    content: Annotated[Any, WithJsonSchema(TEXT_OR_OBJECTS)] = supported(
-        "a text, or blocks: text, tool_use, tool_result", REQUIRED
-    )
+    content: Parts = supported("a text, or blocks: text, tool_use, tool_result", REQUIRED)
     # As templates read it, each message with its place below this one: results stand by themselves.
     _messages: list[tuple[str, Message]] = PrivateAttr(default_factory=list)
 

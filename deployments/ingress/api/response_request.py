@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, WithJsonSchema
+from pydantic import Field
 
 from cluster.errors import RequestError
 from cluster.text.chat import text_of
@@ -17,6 +17,7 @@ from deployments.ingress.chat import (
     MAX_MESSAGES,
     AnsweredConversation,
     Harmless,
+    Parts,
     Role,
     check_call,
 )
@@ -30,13 +31,12 @@ from deployments.ingress.tools import (
     Effort,
     Function,
 )
-from deployments.ingress.wording import KINDS_ELSEWHERE, TEXT, TEXT_OR_OBJECTS, shown
+from deployments.ingress.wording import KINDS_ELSEWHERE, TEXT, shown
 
 _CALLS = ("function_call", "custom_tool_call", "local_shell_call")
 _LOGPROBS = "message.output_text.logprobs"
 # Every kind of text part that OpenAI's types name.
 _TEXT_PARTS = ("input_text", "output_text", "text")
-_Parts = Annotated[Any, WithJsonSchema(TEXT_OR_OBJECTS)]
 
 
 # fmt: off
@@ -49,13 +49,13 @@ class Item(Body):
         "message, reasoning, function_call, custom_tool_call, local_shell_call, or one of those "
         "calls with _output behind it", "message")
     role: Role | None = supported("of a message: user, assistant, system or developer")
-    content: _Parts = supported("of a message")
+    content: Parts = supported("of a message")
     call_id: str | None = supported("of a call and of its output", max_length=256)
     name: str | None = supported("of the function that was called")
     arguments: str | dict[str, Any] = supported("of a function_call, as JSON", "{}")
     input: str = supported("of a custom_tool_call", "")
     action: dict[str, Any] = supported("of a local_shell_call", {})
-    output: _Parts = supported("of the call")
+    output: Parts = supported("of the call")
     # fmt: on
     # As templates read it; reasoning that comes back is no part of a prompt.
     _message: Message | None = None
@@ -67,13 +67,14 @@ class Item(Body):
             content = text_of(self.content, "content", _TEXT_PARTS)
             self._message = {"role": self.role, "content": content}
         elif self.type in _CALLS:
-            function = {"name": self.name, "arguments": self.arguments}
+            name, arguments = self.name, self.arguments
             if self.type == "custom_tool_call":
-                function["arguments"] = {TEXT_ARGUMENT: self.input}
+                arguments = {TEXT_ARGUMENT: self.input}
             elif self.type == "local_shell_call":
-                function = {"name": "local_shell", "arguments": self.action}
-            elif isinstance(self.arguments, str):
-                function["arguments"] = json_or_text(self.arguments or "{}", "arguments")
+                name, arguments = "local_shell", self.action
+            elif isinstance(arguments, str):
+                arguments = json_or_text(arguments or "{}", "arguments")
+            function = {"name": name, "arguments": arguments}
             check_call(function, "")
             call = {"id": self.call_id, "type": "function", "function": function}
             self._message = {"role": "assistant", "content": "", "tool_calls": [call]}
