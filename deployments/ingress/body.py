@@ -29,7 +29,7 @@ from cluster.errors import (
     UnsupportedCodingError,
 )
 from cluster.text.json_text import parse_json
-from deployments.ingress.wording import json_kind
+from deployments.ingress.wording import JsonObject, json_kind
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -116,7 +116,7 @@ _INLINE_BYTES = 128 * 1024
 
 
 async def read_object(
-    request: Request, settings: IngressConfig, parse: Callable[[dict[str, Any]], T]
+    request: Request, settings: IngressConfig, parse: Callable[[JsonObject], T]
 ) -> T:
     """Read the JSON object in the body of `request` and return the result of `parse`.
 
@@ -157,7 +157,7 @@ async def _read(request: Request, max_bytes: int) -> bytes:
     return b"".join(chunks)
 
 
-def parse_body(body: bytes) -> dict[str, Any]:
+def parse_body(body: bytes) -> JsonObject:
     """The JSON object in `body`; raises RequestError for anything else."""
     try:
         text = body.decode("utf-8")

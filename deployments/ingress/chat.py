@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema
@@ -16,7 +15,7 @@ from deployments.ingress.api.contract import REQUIRED, Body, Read, instead, supp
 from deployments.ingress.sampling import Sampling
 from deployments.ingress.spec import GenerationSpec, Limits, Message
 from deployments.ingress.tools import TEXT_ARGUMENT, ToolUse
-from deployments.ingress.wording import TEXT_OR_OBJECTS, json_kind
+from deployments.ingress.wording import TEXT_OR_OBJECTS, JsonObject, json_kind
 
 MAX_MESSAGES = 4096
 _MAX_ID_LEN = 256
@@ -75,7 +74,7 @@ class ChatTurn(Body):
         return {"role": self.role, "content": self.content or "", **others}
 
 
-def read_calls(calls: list[Any], path: str) -> list[dict[str, Any]]:
+def read_calls(calls: list[Any], path: str) -> list[JsonObject]:
     """Calls of an earlier answer as templates read them: their arguments are objects."""
     found = tool_calls_of(list(map(_as_function, calls)), path)
     for index, call in enumerate(found):
@@ -93,7 +92,7 @@ def _as_function(call: Any) -> Any:
     return {"id": call.get("id"), "type": "function", "function": function}
 
 
-def check_call(function: Mapping[str, Any], path: str) -> None:
+def check_call(function: JsonObject, path: str) -> None:
     """Raise RequestError for what cannot be called; path: what stands before its fields' names."""
     name, arguments = function.get("name"), function["arguments"]
     if not isinstance(name, str) or not 0 < len(name) <= 64:

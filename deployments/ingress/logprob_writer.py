@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from cluster.core import Request, SamplingParams, SpeculationOptions, TokenArray, TokenLogprob
 from cluster.records import record
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.ticket import Ticket
+from deployments.ingress.wording import JsonObject
 
 PromptLogprobs = Sequence[TokenLogprob | None]
 
@@ -72,10 +72,10 @@ class LogprobWriter:
 
     def entries(
         self, token_ids: Sequence[int], logprobs: PromptLogprobs
-    ) -> list[dict[str, Any] | None]:
+    ) -> list[JsonObject | None]:
         """vLLM's: None for the first token, then by token id the prompt's own and the others."""
 
-        def entry(token: int, value: float, rank: int) -> dict[str, Any]:
+        def entry(token: int, value: float, rank: int) -> JsonObject:
             return {"logprob": value, "rank": rank, "decoded_token": self._text(token)}
 
         return [
@@ -92,7 +92,7 @@ class LogprobWriter:
             for token, one in zip(token_ids, logprobs, strict=True)
         ]
 
-    def chat(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+    def chat(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> JsonObject:
         """Of the next tokens of a chat's output."""
         content = [
             {
@@ -105,7 +105,7 @@ class LogprobWriter:
 
     def completion(
         self, token_ids: Sequence[int], logprobs: PromptLogprobs, offsets: list[int]
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """Of the next tokens of a completion, or of its echo: nothing is said of the first token of
         a prompt, which nothing comes before.  offsets: of each in the text."""
         return {
@@ -135,7 +135,7 @@ class LogprobWriter:
     def _text(self, token: int) -> str:
         return f"token_id:{token}" if self.names_token_ids else self.tokenizer.token_text(token)
 
-    def _alternative(self, token: int, value: float) -> dict[str, Any]:
+    def _alternative(self, token: int, value: float) -> JsonObject:
         return {
             "token": self._text(token),
             "logprob": value,

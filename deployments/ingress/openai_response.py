@@ -15,6 +15,7 @@ from deployments.ingress.choice import Delta
 from deployments.ingress.logprob_writer import LogprobWriter, TextOffsets
 from deployments.ingress.openai_request import Chat, CompletionBody
 from deployments.ingress.ticket import written
+from deployments.ingress.wording import JsonObject
 
 DONE = b"data: [DONE]\n\n"
 
@@ -57,7 +58,7 @@ class Answer(Writer):
             or spec.speculation.return_draft_trees
         )
 
-    def _written(self, end: str, choices: Sequence[dict[str, Any]], **more: Any) -> str:
+    def _written(self, end: str, choices: Sequence[JsonObject], **more: Any) -> str:
         """One JSON object of this answer.  end: of its kind's name, in chats."""
         content = {
             "id": self._generation.id,
@@ -82,7 +83,7 @@ class Answer(Writer):
         more = self._of_prompt(0) if self._is_chat else {}
         return self._written("", choices, **more, **self._told()).encode()
 
-    def _told(self) -> dict[str, Any]:
+    def _told(self) -> JsonObject:
         return {"usage": usage(self._generation), "metrics": metrics(self._generation)}
 
     def _kept(self, collected: Sequence[Sequence[Delta]]) -> Sequence[int]:
@@ -101,12 +102,12 @@ class Answer(Writer):
             found += sorted(samples, key=likelihood, reverse=True)[:kept]
         return found
 
-    def _choice(self, index: int, parts: Sequence[Delta], *, is_whole: bool) -> dict[str, Any]:
+    def _choice(self, index: int, parts: Sequence[Delta], *, is_whole: bool) -> JsonObject:
         """What a choice has said in `parts`: all of it, or what is new."""
         speculation, last = self._spec.speculation, parts[-1]
         token_ids = [token for part in parts for token in part.token_ids.tolist()]
         echo = self._echoes.pop(index, None)
-        choice: dict[str, Any] = {"index": index}
+        choice: JsonObject = {"index": index}
         if not self._is_chat:
             choice["text"] = (echo or "") + "".join(part.text for part in parts)
         elif is_whole:
@@ -133,7 +134,7 @@ class Answer(Writer):
             choice["token_ids"] = token_ids
         return choice | self._of_prompt(index) if is_whole and not self._is_chat else choice
 
-    def _sources(self, delta: Delta) -> list[dict[str, Any]]:
+    def _sources(self, delta: Delta) -> list[JsonObject]:
         """Each token's text, and the drafters that had proposed it."""
         token_ids = delta.token_ids.tolist()
         return [
@@ -162,7 +163,7 @@ class Answer(Writer):
 
     def _written_logprobs(
         self, choice: int, token_ids: list[int], logprobs: list[TokenLogprob], echo: str | None
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         if self._is_chat:
             return self._logprobs.chat(token_ids, logprobs)
         offsets, prompt_ids = self._offsets[choice], list[int]()
@@ -174,10 +175,10 @@ class Answer(Writer):
         places += offsets.of_output(token_ids)
         return self._logprobs.completion(prompt_ids + token_ids, [*echoed, *logprobs], places)
 
-    def _of_prompt(self, choice: int) -> dict[str, Any]:
+    def _of_prompt(self, choice: int) -> JsonObject:
         """What is said of its prompt."""
         request, token_ids = self._request, self._prompt_ids(choice)
-        said: dict[str, Any] = {"prompt_token_ids": token_ids} if request.return_token_ids else {}
+        said: JsonObject = {"prompt_token_ids": token_ids} if request.return_token_ids else {}
         if request.prompt_logprobs is not None:
             logprobs = self._generation.prompt_logprobs(choice, request.prompt_logprobs)
             said["prompt_logprobs"] = self._logprobs.entries(token_ids, logprobs)
@@ -192,7 +193,7 @@ class Answer(Writer):
             return b""
         parts = []
         for index in self._choices:
-            said: dict[str, Any] = {"delta": {"role": "assistant", "content": "", "refusal": None}}
+            said: JsonObject = {"delta": {"role": "assistant", "content": "", "refusal": None}}
             if not self._is_chat:
                 said = {"text": self._echoes.pop(index)}
             said |= {"logprobs": None, "finish_reason": None}
@@ -220,13 +221,13 @@ class Answer(Writer):
             return DONE
         return self._event([], **self._told()) + DONE
 
-    def _chunk(self, choice: dict[str, Any], **more: Any) -> bytes:
+    def _chunk(self, choice: JsonObject, **more: Any) -> bytes:
         # As in OpenAI: with include_usage, every chunk but the last has `usage: null`.
         if self._options.include_usage:
             more["usage"] = usage(self._generation) if self._usage_is_continuous else None
         return self._event([choice], **more)
 
-    def _event(self, choices: Sequence[dict[str, Any]], **more: Any) -> bytes:
+    def _event(self, choices: Sequence[JsonObject], **more: Any) -> bytes:
         return f"data: {self._written('.chunk', choices, **more)}\n\n".encode()
 
 
@@ -237,7 +238,7 @@ def finish_reason(last: Delta) -> str | None:
     return last.finish_reason
 
 
-def whole_message(parts: Sequence[Delta]) -> dict[str, Any]:
+def whole_message(parts: Sequence[Delta]) -> JsonObject:
     """The message of an answer that is not streamed."""
     items: list[OutputItem] = []
     for part in parts:
@@ -246,7 +247,7 @@ def whole_message(parts: Sequence[Delta]) -> dict[str, Any]:
         kind: "".join(item.text for item in items if item.kind == kind)
         for kind in ("text", "reasoning")
     }
-    message: dict[str, Any] = {"role": "assistant", "content": said["text"], "refusal": None}
+    message: JsonObject = {"role": "assistant", "content": said["text"], "refusal": None}
     if said["reasoning"]:
         message["reasoning_content"] = said["reasoning"]
     calls = [item.call() for item in items if item.is_call]
@@ -255,7 +256,7 @@ def whole_message(parts: Sequence[Delta]) -> dict[str, Any]:
     return message
 
 
-def delta_fields(delta: Delta) -> dict[str, Any]:
+def delta_fields(delta: Delta) -> JsonObject:
     """The `delta` of one chunk."""
     piece = delta.call
     if piece is None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from operator import attrgetter
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -17,7 +17,7 @@ from deployments.ingress.api.contract import Body, Read, or_text, supported, up_
 from deployments.ingress.spec import ChatUse, GenerationSpec, Held, Limits, Prompt
 from deployments.ingress.speculation import Speculation
 from deployments.ingress.structured import ResponseFormat, StructuredOutputs
-from deployments.ingress.wording import shown
+from deployments.ingress.wording import JsonObject, shown
 
 MAX_NAME_LEN = 256
 _PENALTIES = ["presence_penalty", "frequency_penalty", "repetition_penalty"]
@@ -164,7 +164,7 @@ class Sampling(Named):
     _expected: str = ""  # what its client expects the output to be
 
     @classmethod
-    def parse(cls, values: Mapping[str, Any], limits: Limits) -> Self:
+    def parse(cls, values: JsonObject, limits: Limits) -> Self:
         """Read a body, and what it asks for."""
         body = cls.read(values, limits)
         body._spec = body.asked(limits)

@@ -13,7 +13,7 @@ from cluster.requests.fields import GrammarSpec
 from cluster.text.json_text import parse_json
 from deployments.ingress.api.contract import REQUIRED, Body, supported
 from deployments.ingress.spec import Held
-from deployments.ingress.wording import TEXT, json_kind
+from deployments.ingress.wording import TEXT, JsonObject, json_kind
 
 _MAX_CHOICES, _MAX_CHOICE_LEN = 4096, 65536
 KINDS = ("json", "regex", "choice", "grammar", "structural_tag")
@@ -74,7 +74,7 @@ def _served(form: NamedSchema) -> Any:
 class NamedSchema(Body):
     name: str | None = supported("of the schema", max_length=64)
     description: str | None = supported("of the schema", max_length=65536)
-    schema_: dict[str, Any] = supported("a JSON schema", REQUIRED, alias="schema")
+    schema_: JsonObject = supported("a JSON schema", REQUIRED, alias="schema")
     # The schema holds either way: an answer that is not asked to be strict may be so too.
     strict: bool = supported(
         "the schema holds either way; true = what is not served of it is refused", False
@@ -113,7 +113,7 @@ class FlatFormat(NamedSchema, ResponseFormat):
     """Of Responses and Messages: the schema stands beside its type."""
 
     hidden = frozenset({"json_schema"})
-    schema_: dict[str, Any] | None = supported("a JSON schema", alias="schema")  # type: ignore[assignment]
+    schema_: JsonObject | None = supported("a JSON schema", alias="schema")  # type: ignore[assignment]
 
     def schema_of(self) -> tuple[str, Any]:
         return "schema", _served(self)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -18,7 +18,7 @@ from cluster.text.dialect import Dialect
 from cluster.text.tool_calls.base import NAME
 from deployments.ingress.api.contract import REQUIRED, Body, Read, instead, supported
 from deployments.ingress.spec import ChatUse, Held, Limits, Message, Prompt
-from deployments.ingress.wording import TEXT, shown
+from deployments.ingress.wording import TEXT, JsonObject, shown
 
 MAX_TOOLS = 128
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -83,9 +83,9 @@ class Function(Body):
     is_listed = True
     name: Annotated[str, Read(_name)] = supported("the name of the function", REQUIRED)
     description: str | None = supported("for the model", max_length=65536)
-    parameters: dict[str, Any] | None = supported("a JSON schema")
+    parameters: JsonObject | None = supported("a JSON schema")
     strict: bool = supported("calls obey the schema", False)
-    format: dict[str, Any] | None = supported(
+    format: JsonObject | None = supported(
         "of a custom tool: told to the model, which is not held to it"
     )
 
@@ -111,14 +111,14 @@ class Function(Body):
             },
         )
 
-    def arguments(self, *, is_held: bool) -> Mapping[str, Any]:
+    def arguments(self, *, is_held: bool) -> JsonObject:
         """The schema that a call obeys.  is_held: even if the tool is not strict."""
         own = self.parameters or {}
         if not self.strict:
             own = lenient(own) if is_held else {}
         return {"type": "object", **own}  # arguments are an object in any case
 
-    def told(self) -> Mapping[str, Any]:
+    def told(self) -> JsonObject:
         """The tool as chat templates know it."""
         # Templates write the fields in this order.
         own = self.model_dump(
@@ -173,9 +173,9 @@ class ToolUse(Body):
     parallel_tool_calls: bool = supported("false = one call at most", True)
     reasoning_effort: Effort | None = supported(OF_EFFORT, max_length=16)
     include_reasoning: bool = supported("false = reasoning_content is left out", True)
-    chat_template_kwargs: dict[str, Any] = supported("arguments of the model's template", {})
+    chat_template_kwargs: JsonObject = supported("arguments of the model's template", {})
     # What the chat template is given beside messages and tools.
-    _arguments: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _arguments: JsonObject = PrivateAttr(default_factory=dict)
 
     def check(self, limits: Limits) -> None:
         super().check(limits)

@@ -55,6 +55,9 @@ class Names:
             raise type(error)(f"{own}: {error.reason}", param=own) from None
 
 
+# An object in a body or an answer, as `json` has it.
+JsonObject = dict[str, Any]
+
 # Of a client's own names.
 MAX_SHOWN_KEY_LEN = 40
 
@@ -206,7 +209,7 @@ def reason_of(path: str) -> str:
 def plain(schema: Schema) -> Schema:
     """A field's schema as pydantic has it, without null and without what allows no value."""
     options = [plain(one) for one in schema.get("anyOf", ()) if one != {"type": "null"}]
-    found: dict[str, Any] = (
+    found: JsonObject = (
         dict(options[0]) if len(options) == 1 else {"anyOf": options} if options else {}
     )
     for key, value in schema.items():
@@ -219,10 +222,10 @@ def plain(schema: Schema) -> Schema:
     return found
 
 
-def resolved(schema: Schema, limits: object) -> dict[str, Any]:
+def resolved(schema: Schema, limits: object) -> JsonObject:
     """`schema` with the names of limits replaced by their values."""
 
-    def known(one: dict[str, Any]) -> dict[str, Any]:
+    def known(one: JsonObject) -> JsonObject:
         names = {key for key in _BOUNDS & one.keys() if isinstance(one[key], str)}
         return one | {key: attrgetter(one[key])(limits) for key in names}
 

@@ -29,6 +29,7 @@ from cluster.records import record
 from deployments.ingress.spec import Limits
 from deployments.ingress.wording import (
     MAX_SHOWN_KEY_LEN,
+    JsonObject,
     Names,
     Rule,
     Schema,
@@ -56,12 +57,12 @@ class Body(BaseModel):
     kinds: ClassVar[frozenset[str]] = frozenset()
     is_listed: ClassVar[bool] = False
     # As it was sent, the names of fields without effect, and whether it is taken as not sent.
-    _given: Mapping[str, Any] = {}
+    _given: JsonObject = {}
     _ignored: tuple[str, ...] = ()
     _is_left_out: bool = False
 
     @classmethod
-    def read(cls, values: Mapping[str, Any], limits: Limits) -> Self:
+    def read(cls, values: JsonObject, limits: Limits) -> Self:
         """Read a body; raises RequestError with the field, the value and the remedy."""
         try:
             body = cls.model_validate(values, context=limits)
@@ -131,7 +132,7 @@ class Body(BaseModel):
         self._ignored += (name,)
 
     @classmethod
-    def leaves_out(cls, values: Mapping[str, Any]) -> bool:
+    def leaves_out(cls, values: JsonObject) -> bool:
         """True if a lenient server takes this element of a list as not sent."""
         kind = values.get("type")
         return cls.is_listed and bool(cls.kinds) and isinstance(kind, str) and kind not in cls.kinds
@@ -161,10 +162,10 @@ class Body(BaseModel):
         return body
 
     @classmethod
-    def _kept(cls, values: Mapping[str, Any], limits: Limits) -> tuple[dict[str, Any], list[str]]:
+    def _kept(cls, values: JsonObject, limits: Limits) -> tuple[JsonObject, list[str]]:
         """What is read of an object as it was sent, and the names of fields without effect; raises
         RequestError for the first name that is not accepted."""
-        rules, kept, ignored = cls.rules(), dict[str, Any](), list[str]()
+        rules, kept, ignored = cls.rules(), JsonObject(), list[str]()
         for key, value in values.items():
             rule, name = rules.get(key), key[:MAX_SHOWN_KEY_LEN]
             if rule is None:

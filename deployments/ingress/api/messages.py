@@ -34,7 +34,7 @@ from deployments.ingress.tools import (
     Function,
     ToolUse,
 )
-from deployments.ingress.wording import KINDS_ELSEWHERE, json_kind
+from deployments.ingress.wording import KINDS_ELSEWHERE, JsonObject, json_kind
 
 _ERROR_TYPES: Mapping[int, str] = {
     400: "invalid_request_error",
@@ -73,7 +73,7 @@ def _text_of_blocks(content: Any, place: str) -> str:
     return "\n".join(_text_of_block(block, f"{place}[{index}]") for index, block in blocks)
 
 
-def _call(block: Mapping[str, Any], place: str) -> Mapping[str, Any]:
+def _call(block: JsonObject, place: str) -> JsonObject:
     given = {} if block.get("input") is None else block["input"]
     if not isinstance(given, dict):
         raise RequestError.at(f"{place}.input", f"{json_kind(given)}; send an object")
@@ -82,7 +82,7 @@ def _call(block: Mapping[str, Any], place: str) -> Mapping[str, Any]:
     return {"id": block.get("id"), "type": "function", "function": function}
 
 
-def _result(block: Mapping[str, Any], place: str) -> Message:
+def _result(block: JsonObject, place: str) -> Message:
     content, call = block.get("content"), block.get("tool_use_id")
     if not isinstance(call, str | None) or len(call or "") > 256:
         raise RequestError.at(f"{place}.tool_use_id", f"{json_kind(call)}; send the id of a call")
@@ -101,7 +101,7 @@ class Turn(Body):
     _messages: list[tuple[str, Message]] = PrivateAttr(default_factory=list)
 
     def check(self, limits: Limits) -> None:
-        texts, calls, blocks = list[str](), list[Mapping[str, Any]](), self.content
+        texts, calls, blocks = list[str](), list[JsonObject](), self.content
         if isinstance(blocks, str):
             blocks = [{"type": "text", "text": blocks}]
         if not isinstance(blocks, list):
@@ -129,7 +129,7 @@ class Turn(Body):
 class MessagesTool(Function):
     kinds = frozenset({"custom"})
     type: Literal["custom"] | None = supported("custom")
-    parameters: dict[str, Any] | None = supported("a JSON schema", alias="input_schema")
+    parameters: JsonObject | None = supported("a JSON schema", alias="input_schema")
 
 
 class ToolChoice(Body):
@@ -272,7 +272,7 @@ class MessagesWriter(ItemWriter):
         delta = {"type": kind, field: text}
         return event("content_block_delta", index=item.index, delta=delta) if text else b""
 
-    def _end(self) -> dict[str, Any]:
+    def _end(self) -> JsonObject:
         last = self._last
         if last.stop is not None:
             return {"stop_reason": "stop_sequence", "stop_sequence": last.stop}
@@ -281,7 +281,7 @@ class MessagesWriter(ItemWriter):
             reason = "max_tokens"
         return {"stop_reason": reason, "stop_sequence": None}
 
-    def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
+    def _message(self, content: list[JsonObject]) -> JsonObject:
         return {
             "id": self._generation.id,
             "type": "message",
@@ -293,7 +293,7 @@ class MessagesWriter(ItemWriter):
             "usage": self._usage(),
         }
 
-    def _usage(self) -> dict[str, Any]:
+    def _usage(self) -> JsonObject:
         num_cached = self._generation.num_cached_tokens
         return {
             # Anthropic's: without those that were in the cache.
@@ -304,14 +304,14 @@ class MessagesWriter(ItemWriter):
         }
 
 
-def _block(item: OutputItem) -> dict[str, Any]:
+def _block(item: OutputItem) -> JsonObject:
     """A block that begins."""
     block = _BLOCKS[item.kind][0]
     call = {"id": f"toolu_{item.mark[:24]}", "name": item.name, "input": {}}
     return {**block, **call} if item.is_call else {**block}
 
 
-def _complete(item: OutputItem) -> dict[str, Any]:
+def _complete(item: OutputItem) -> JsonObject:
     """A block of a whole answer."""
     block = _block(item)
     if not item.is_call:

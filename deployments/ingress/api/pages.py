@@ -7,7 +7,7 @@ import copy
 import importlib.metadata
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import yaml
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -35,7 +35,7 @@ from deployments.ingress.openai_request import (
 )
 from deployments.ingress.sampling import check_model
 from deployments.ingress.spec import Limits
-from deployments.ingress.wording import Rule, Status, resolved, warning_header
+from deployments.ingress.wording import JsonObject, Rule, Status, resolved, warning_header
 from deployments.page.routes import Handler, wants_html
 from deployments.report import rendered
 
@@ -140,7 +140,7 @@ class Pages:
         check_model(name, self._ingress.limits)
         return JSONResponse(self._card(name))
 
-    def _card(self, name: str) -> dict[str, Any]:
+    def _card(self, name: str) -> JsonObject:
         """Of the model, or of an adapter, whose parent the model is."""
         own = self._ingress.config.model_name
         return {
@@ -249,9 +249,9 @@ class Pages:
         )
 
 
-def openapi(limits: Limits) -> dict[str, Any]:
+def openapi(limits: Limits) -> JsonObject:
     """The document, for one served model and its limits."""
-    document: dict[str, Any] = copy.deepcopy(_DOCUMENT)
+    document: JsonObject = copy.deepcopy(_DOCUMENT)
     document["info"]["version"] = _VERSION
     schemas, paths = document["components"]["schemas"], document["paths"]
     schemas[_STATISTICS] = statistics_schema()
@@ -264,13 +264,13 @@ def openapi(limits: Limits) -> dict[str, Any]:
     return document
 
 
-def _page(page: GetEndpoint) -> dict[str, Any]:
+def _page(page: GetEndpoint) -> JsonObject:
     names = [part[1:-1] for part in page.path.split("/") if part.startswith("{")]
-    answer: dict[str, Any] = {"description": page.summary}
+    answer: JsonObject = {"description": page.summary}
     if page.media_type:
         answer["content"] = {page.media_type: {}}
     answers = dict.fromkeys(page.statuses, answer) | {"default": _error("Error")}
-    found: dict[str, Any] = {"summary": page.summary, "responses": answers}
+    found: JsonObject = {"summary": page.summary, "responses": answers}
     if names:
         found["parameters"] = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
@@ -279,9 +279,9 @@ def _page(page: GetEndpoint) -> dict[str, Any]:
     return found
 
 
-def _endpoint(endpoint: PostEndpoint, limits: Limits) -> dict[str, Any]:
-    answer: dict[str, Any] = {"type": "object"}
-    content: dict[str, Any] = {"application/json": {"schema": answer}}
+def _endpoint(endpoint: PostEndpoint, limits: Limits) -> JsonObject:
+    answer: JsonObject = {"type": "object"}
+    content: JsonObject = {"application/json": {"schema": answer}}
     if "stream" in endpoint.body.rules():  # it generates
         answer["properties"] = _statistics()
         content["text/event-stream"] = {"schema": {"type": "string"}}
@@ -296,22 +296,22 @@ def _endpoint(endpoint: PostEndpoint, limits: Limits) -> dict[str, Any]:
     }
 
 
-def _statistics() -> dict[str, Any]:
+def _statistics() -> JsonObject:
     """The properties of an answer that hold what it says of its times and of its drafts."""
     outer, inner = STATISTICS_PATH.split(".")
     schema = {"$ref": f"#/components/schemas/{_STATISTICS}"}
     return {outer: {"type": "object", "properties": {**times_schema(), inner: schema}}}
 
 
-def _error(name: str) -> dict[str, Any]:
+def _error(name: str) -> JsonObject:
     schema = {"$ref": f"#/components/schemas/{name}"}
     return {"description": "why not", "content": {"application/json": {"schema": schema}}}
 
 
-def body_schema(body: type[Body], limits: Limits) -> dict[str, Any]:
+def body_schema(body: type[Body], limits: Limits) -> JsonObject:
     """JSON Schema of a body."""
     rules = body.rules()
-    schema: dict[str, Any] = {
+    schema: JsonObject = {
         "type": "object",
         "properties": {name: _field(rule, limits) for name, rule in rules.items()},
         # Unknown fields of messages are refused too, unless they are empty.
@@ -321,7 +321,7 @@ def body_schema(body: type[Body], limits: Limits) -> dict[str, Any]:
     return schema | ({"required": required} if required else {})
 
 
-def _field(rule: Rule, limits: Limits) -> dict[str, Any]:
+def _field(rule: Rule, limits: Limits) -> JsonObject:
     if rule.has_no_effect(is_lenient=limits.is_lenient):
         return {"description": f"Has no effect: {rule.note}."}
     if rule.status is not Status.SUPPORTED:

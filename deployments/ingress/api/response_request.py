@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -31,7 +30,7 @@ from deployments.ingress.tools import (
     Effort,
     Function,
 )
-from deployments.ingress.wording import KINDS_ELSEWHERE, TEXT, shown
+from deployments.ingress.wording import KINDS_ELSEWHERE, TEXT, JsonObject, shown
 
 _CALLS = ("function_call", "custom_tool_call", "local_shell_call")
 _LOGPROBS = "message.output_text.logprobs"
@@ -52,9 +51,9 @@ class Item(Body):
     content: Parts = supported("of a message")
     call_id: str | None = supported("of a call and of its output", max_length=256)
     name: str | None = supported("of the function that was called")
-    arguments: str | dict[str, Any] = supported("of a function_call, as JSON", "{}")
+    arguments: str | JsonObject = supported("of a function_call, as JSON", "{}")
     input: str = supported("of a custom_tool_call", "")
-    action: dict[str, Any] = supported("of a local_shell_call", {})
+    action: JsonObject = supported("of a local_shell_call", {})
     output: Parts = supported("of the call")
     # fmt: on
     # As templates read it; reasoning that comes back is no part of a prompt.
@@ -90,7 +89,7 @@ class Item(Body):
             )
 
     @classmethod
-    def leaves_out(cls, values: Mapping[str, Any]) -> bool:
+    def leaves_out(cls, values: JsonObject) -> bool:
         return values.get("type") in KINDS_ELSEWHERE["items"]
 
 
@@ -183,7 +182,7 @@ class Response(AnsweredConversation, Harmless):
             *own,
         ]
 
-    def keep(self, body: Mapping[str, Any], message: Message) -> None:
+    def keep(self, body: JsonObject, message: Message) -> None:
         """Keep its answer, if that is wanted.  message: what it says, for who goes on with it."""
         if self.store:
             said = [told for place, told in self.said() if place != "instructions"]
@@ -191,7 +190,7 @@ class Response(AnsweredConversation, Harmless):
                 StoredResponse(body, (*said, message), self._limits.caller.name)
             )
 
-    def repeated(self) -> Mapping[str, Any]:
+    def repeated(self) -> JsonObject:
         """Values that the answer repeats, as they were sent."""
         sent, params = self._given, self.spec.params
         return {

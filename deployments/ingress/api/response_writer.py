@@ -16,6 +16,7 @@ from deployments.ingress.chat import read_calls
 from deployments.ingress.choice import Delta
 from deployments.ingress.logprob_writer import LogprobWriter
 from deployments.ingress.spec import Message
+from deployments.ingress.wording import JsonObject
 
 # Of each kind of item: its type, how its id begins, what grows in it by the names of events, and
 # its field.
@@ -34,7 +35,7 @@ class ResponseWriter(ItemWriter):
     _request: Response
     _num_events: int = 0
     # Of tokens whose text has not come yet.
-    _logprobs: list[dict[str, Any]] = field(default_factory=list)
+    _logprobs: list[JsonObject] = field(default_factory=list)
 
     def whole(self, deltas: Sequence[Delta]) -> bytes:
         self.chunks(deltas)
@@ -102,7 +103,7 @@ class ResponseWriter(ItemWriter):
         is_cut = self._last.is_cut or self._last.finish_reason is FinishReason.LENGTH
         return "incomplete" if is_cut else "completed"
 
-    def _ended(self) -> dict[str, Any]:
+    def _ended(self) -> JsonObject:
         """The whole answer, which is kept from now on."""
         status, generation = self._status, self._generation
         body = self._body(status, list(map(_written, self._items)))
@@ -124,7 +125,7 @@ class ResponseWriter(ItemWriter):
         self._request.keep(body, _message(self._items))
         return body
 
-    def _body(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
+    def _body(self, status: str, output: list[JsonObject]) -> JsonObject:
         return {
             "id": self._generation.id,
             "object": "response",
@@ -157,35 +158,35 @@ class ResponseWriter(ItemWriter):
         return event(kind, sequence_number=self._num_events - 1, **fields)
 
 
-def _place(item: OutputItem) -> dict[str, Any]:
+def _place(item: OutputItem) -> JsonObject:
     """Where an item grows."""
     place = {"item_id": f"{_TYPES[item.kind][1]}_{item.mark}", "output_index": item.index}
     return place if item.is_call else {**place, "content_index": 0}
 
 
-def _written(item: OutputItem) -> dict[str, Any]:
+def _written(item: OutputItem) -> JsonObject:
     kind, _, _, field = _TYPES[item.kind]
     head = {"id": _place(item)["item_id"], "type": kind, "status": item.status}
     if item.is_call:
         return {**head, "call_id": item.call_id, "name": item.name, field: item.text}
-    own: dict[str, Any] = {"role": "assistant"} if item.kind == "text" else {"summary": []}
+    own: JsonObject = {"role": "assistant"} if item.kind == "text" else {"summary": []}
     return {**head, **own, "content": [] if item.status == "in_progress" else [_part(item)]}
 
 
-def _part(item: OutputItem) -> dict[str, Any]:
-    part: dict[str, Any] = {"type": _TYPES[item.kind][2], "text": item.text}
-    annotations: dict[str, Any] = {"annotations": []} if item.kind == "text" else {}
+def _part(item: OutputItem) -> JsonObject:
+    part: JsonObject = {"type": _TYPES[item.kind][2], "text": item.text}
+    annotations: JsonObject = {"annotations": []} if item.kind == "text" else {}
     return {**part, **annotations, **_with(item, item.logprobs)}
 
 
-def _with(item: OutputItem, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+def _with(item: OutputItem, logprobs: list[JsonObject]) -> JsonObject:
     return {"logprobs": logprobs} if item.kind == "text" else {}
 
 
 def _message(items: Sequence[OutputItem]) -> Message:
     """The answer as a message of the conversation that goes on with it."""
     said = "".join(item.text for item in items if item.kind == "text")
-    message: dict[str, Any] = {"role": "assistant", "content": said}
+    message: JsonObject = {"role": "assistant", "content": said}
     calls = [_repeated(item).call() for item in items if item.is_call]
     try:
         return {**message, "tool_calls": read_calls(calls, "output")} if calls else message

@@ -19,7 +19,7 @@ from cluster.errors import DrafthouseError
 from deployments.ingress.choice import Delta
 from deployments.ingress.generation import Generation
 from deployments.ingress.prompts import prediction_counts, prediction_idle
-from deployments.ingress.wording import Rule, Schema
+from deployments.ingress.wording import JsonObject, Rule, Schema
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class OutputItem:
     text: str = ""
     is_complete: bool = False
     status: str = "in_progress"
-    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    logprobs: list[JsonObject] = field(default_factory=list)
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @property
@@ -45,7 +45,7 @@ class OutputItem:
     def call_id(self) -> str:
         return f"call_{self.mark[:24]}"
 
-    def call(self) -> dict[str, Any]:
+    def call(self) -> JsonObject:
         """The call as chats have it."""
         given = "input" if self.kind == "custom" else "arguments"
         said = {"name": self.name, given: self.text}
@@ -158,7 +158,7 @@ def _rule(name: str, schema: Schema, note: str) -> Rule:
 STATISTICS = tuple(_rule(name, *each) for name, each in _TABLES["statistics"].items())
 
 
-def statistics_schema() -> dict[str, Any]:
+def statistics_schema() -> JsonObject:
     """JSON Schema of `STATISTICS_PATH`."""
     properties = {}
     for rule in STATISTICS:
@@ -188,12 +188,12 @@ def times(generation: Generation) -> dict[str, float | None]:
     }
 
 
-def times_schema() -> dict[str, Any]:
+def times_schema() -> JsonObject:
     """JSON Schema of the properties that TIMES names."""
     return {name: {"type": ["number", "null"], "description": text} for name, text in TIMES.items()}
 
 
-def usage(generation: Generation) -> dict[str, Any]:
+def usage(generation: Generation) -> JsonObject:
     """OpenAI's usage.
 
     Its prediction tokens are drafts from the request's `prediction` alone; other drafters' counts
@@ -213,7 +213,7 @@ def usage(generation: Generation) -> dict[str, Any]:
     }
 
 
-def metrics(generation: Generation) -> dict[str, Any]:
+def metrics(generation: Generation) -> JsonObject:
     """What TIMES and STATISTICS say, for the top level of every answer."""
     stats = generation.stats
     values = {rule.name: getattr(stats, rule.name) for rule in STATISTICS if rule.is_required}
