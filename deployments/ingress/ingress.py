@@ -21,7 +21,6 @@ from cluster.rpc.connections import Connections, Endpoint, Endpoints
 from cluster.rpc.trust import NO_TRUST, Trust
 from cluster.text.dialect import dialect_of
 from cluster.text.tokenizer import Tokenizer
-from deployments.ingress.api.response_store import ResponseStore
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.draining import Draining
 from deployments.ingress.event_stream import Watchers
@@ -30,7 +29,7 @@ from deployments.ingress.grammar_check import GrammarCheck
 from deployments.ingress.keys import ANYBODY, Caller, KeyRing, Quotas
 from deployments.ingress.metrics_page import AskOthers, answers_of, metrics_page, nobody, stats_of
 from deployments.ingress.prompts import check_lengths, encode_all
-from deployments.ingress.spec import GenerationSpec, Limits, Prompt
+from deployments.ingress.spec import GenerationSpec, Limits, Prompt, ResponseStore
 from deployments.ingress.tracing import follow, provider_of, write_line
 
 _REPORT_TIMEOUT_S = 2.0

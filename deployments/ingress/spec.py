@@ -1,7 +1,10 @@
-"""Validated requests before tokenisation, the same records for HTTP and gRPC."""
+"""Validated requests before tokenisation, the same records for HTTP and gRPC; what these may ask
+for, and the answers of /v1/responses that they may go on with."""
 
 from __future__ import annotations
 
+import json
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
@@ -14,14 +17,65 @@ from cluster.core import (
     SpeculationOptions,
     TokenArray,
 )
+from cluster.errors import NotFoundError
 from cluster.records import frozen, record
 from cluster.requests.fields import DEFAULT_TENANT, GrammarSpec
 from cluster.text.dialect import Dialect
-from deployments.ingress.api.response_store import ResponseStore
 from deployments.ingress.keys import ANYBODY, Caller
 from deployments.ingress.wording import Names
 
 Message = Mapping[str, Any]  # as chat templates read them; content is a text, "" for none
+
+
+@record
+class StoredResponse:
+    """body: as it was answered.  messages: the conversation up to and with the answer, without
+    its instructions.  owner: the name of the key that it was asked with, "" = anybody's."""
+
+    body: Mapping[str, Any]
+    messages: tuple[Message, ...]
+    owner: str = ""
+
+
+@record
+class ResponseStore:
+    """The latest answers: at most so many, and so many bytes of them; the oldest go first.
+
+    Ids are random, so whoever knows one has been given the answer; with keys only its owner is.
+    """
+
+    max_responses: int
+    max_bytes: int
+    _stored: OrderedDict[str, tuple[StoredResponse, int]] = field(default_factory=OrderedDict)
+
+    @property
+    def num_bytes(self) -> int:
+        # Long answers are written, and kept, in other threads.
+        return sum(size for _, size in tuple(self._stored.values()))
+
+    def put(self, response: StoredResponse) -> None:
+        """Keep it, as long as there is room."""
+        size = len(json.dumps(response.body)) + len(json.dumps(response.messages))
+        if size <= self.max_bytes:
+            self._stored[response.body["id"]] = (response, size)
+        while len(self._stored) > self.max_responses or self.num_bytes > self.max_bytes:
+            self._stored.popitem(last=False)
+
+    def get(self, response_id: str, owner: str, param: str) -> StoredResponse:
+        """Raises NotFoundError, naming `param`, for one that is not kept, or not for that owner."""
+        found = self._stored.get(response_id)
+        if found is None or found[0].owner != owner:
+            raise NotFoundError.at(
+                param,
+                "no such answer is kept here (any more); send the whole conversation as "
+                "input, or raise api.max_stored_responses",
+            )
+        return found[0]
+
+    def drop(self, response_id: str, owner: str, param: str) -> None:
+        """Forget one; raises NotFoundError as `get` does."""
+        self.get(response_id, owner, param)
+        del self._stored[response_id]
 
 
 @record

@@ -17,11 +17,10 @@ from openai.types.responses import (
 from cluster.core import FinishReason, TokenLogprob
 from cluster.text.tool_calls.json_call import TextArgument
 from deployments.ingress.api.response_request import Response
-from deployments.ingress.api.response_store import ResponseStore
 from deployments.ingress.choice import Delta
 from deployments.ingress.openai_request import Chat
 from deployments.ingress.openai_response import delta_fields, finish_reason, whole_message
-from deployments.ingress.spec import ChatUse, GenerationSpec, Limits
+from deployments.ingress.spec import ChatUse, GenerationSpec, Limits, ResponseStore
 from tests.deployments.test_openai_request import LIMITS, chat
 from tests.deployments.test_wrong_fields import LENIENT
 from tests.support.text.answers import (

@@ -15,10 +15,9 @@ from cluster.errors import RequestError
 from cluster.requests.fields import DEFAULT_TENANT, tenant_of
 from cluster.text.dialect import Dialect
 from cluster.text.tokenizer import Tokenizer
-from deployments.ingress.api.response_store import ResponseStore
 from deployments.ingress.grpc_request import to_spec
 from deployments.ingress.openai_request import Chat, CompletionBody
-from deployments.ingress.spec import Limits
+from deployments.ingress.spec import Limits, ResponseStore
 from tests.support.deployments.api import Json
 from tests.support.text.tokenizers_for_tests import byte_level_folder
 

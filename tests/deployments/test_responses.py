@@ -7,7 +7,7 @@ from openai import NotFoundError as NotFound
 from openai import OpenAI
 
 from cluster.errors import NotFoundError
-from deployments.ingress.api.response_store import ResponseStore, StoredResponse
+from deployments.ingress.spec import ResponseStore, StoredResponse
 from tests.support.deployments.server import MODEL, Server
 
 ASKED: dict[str, Any] = {

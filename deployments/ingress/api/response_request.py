@@ -11,7 +11,6 @@ from cluster.text.chat import text_of
 from cluster.text.json_text import json_or_text
 from deployments.ingress import sampling
 from deployments.ingress.api.contract import REQUIRED, Body, PostEndpoint, or_text, supported
-from deployments.ingress.api.response_store import StoredResponse
 from deployments.ingress.chat import (
     MAX_MESSAGES,
     AnsweredConversation,
@@ -20,7 +19,7 @@ from deployments.ingress.chat import (
     Role,
     check_call,
 )
-from deployments.ingress.spec import GenerationSpec, Limits, Message
+from deployments.ingress.spec import GenerationSpec, Limits, Message, StoredResponse
 from deployments.ingress.structured import FlatFormat
 from deployments.ingress.tools import (
     MAX_TOOLS,
