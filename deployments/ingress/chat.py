@@ -13,7 +13,7 @@ from cluster.errors import RequestError
 from cluster.text.chat import text_of, tool_calls_of
 from deployments.ingress.api.contract import REQUIRED, Body, Read, instead, supported
 from deployments.ingress.sampling import Sampling
-from deployments.ingress.spec import GenerationSpec, Limits, Message
+from deployments.ingress.spec import GenerationSpec, Limits, Message, PlacedMessages
 from deployments.ingress.tools import TEXT_ARGUMENT, ToolUse
 from deployments.ingress.wording import TEXT_OR_OBJECTS, JsonObject, json_kind
 
@@ -140,5 +140,5 @@ class Conversation(ToolUse):
         adds, continues = self.add_generation_prompt, self.continue_final_message
         return not continues if adds is None else adds, continues
 
-    def said(self) -> list[tuple[str, Message]]:
+    def said(self) -> PlacedMessages:
         return [(f"messages[{at}]", turn.message()) for at, turn in enumerate(self.messages)]

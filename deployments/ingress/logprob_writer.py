@@ -50,11 +50,12 @@ class PromptScore:
 
     def take(self) -> bool:
         """Read what has come; True once it is complete.  Raises the error that ended it."""
-        if self.ticket is not None:
-            while events := self.ticket.take():  # once more, for an error that came with them
-                for event in events:
-                    self.logprobs += event.logprobs
-        return self.ticket is None or self.ticket.finished
+        if self.ticket is None:
+            return True
+        while events := self.ticket.take():  # once more, for an error that came with them
+            for event in events:
+                self.logprobs += event.logprobs
+        return self.ticket.finished
 
 
 # Decoders depend on at most the last word of the prompt.

@@ -25,6 +25,7 @@ from deployments.ingress.keys import ANYBODY, Caller
 from deployments.ingress.wording import Names
 
 Message = Mapping[str, Any]  # as chat templates read them; content is a text, "" for none
+PlacedMessages = list[tuple[str, Message]]  # each with its place in the body
 
 
 @record

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import PrivateAttr
+from pydantic import Field, PrivateAttr
 
 from cluster.errors import RequestError
 from cluster.grammar.json_schema import lenient
@@ -17,7 +17,7 @@ from cluster.text.chat import RESERVED_ARGUMENTS
 from cluster.text.dialect import Dialect
 from cluster.text.tool_calls.base import NAME
 from deployments.ingress.api.contract import REQUIRED, Body, Read, instead, supported
-from deployments.ingress.spec import ChatUse, Held, Limits, Message, Prompt
+from deployments.ingress.spec import ChatUse, Held, Limits, Message, PlacedMessages, Prompt
 from deployments.ingress.wording import TEXT, JsonObject, shown
 
 MAX_TOOLS = 128
@@ -71,7 +71,7 @@ def _choice(value: Any, limits: Limits) -> CallChoice:
     )
 
 
-Effort = Annotated[str, Read(_effort)]
+Effort = Annotated[str, Field(max_length=16), Read(_effort)]
 OF_EFFORT = "for the model's template, where that uses it"
 OF_TOOLS = "functions that the answer may call"
 
@@ -79,37 +79,15 @@ OF_TOOLS = "functions that the answer may call"
 class Function(Body):
     """A tool, or what it says of its function."""
 
-    hidden = frozenset({"format"})
     is_listed = True
     name: Annotated[str, Read(_name)] = supported("the name of the function", REQUIRED)
     description: str | None = supported("for the model", max_length=65536)
     parameters: JsonObject | None = supported("a JSON schema")
     strict: bool = supported("calls obey the schema", False)
-    format: JsonObject | None = supported(
-        "of a custom tool: told to the model, which is not held to it"
-    )
 
     def named(self) -> Function:
         """What is called."""
         return self
-
-    def as_function(self) -> Function:
-        """A custom tool as models know it: a function of one text."""
-        form = self.format or {}
-        grammar = form.get("grammar", form)  # chats have it one level deeper
-        told = "the whole input, as it is"
-        if isinstance(grammar, dict) and "definition" in grammar:
-            told += f"; it obeys this grammar:\n{grammar['definition']}"
-        return _OfText.model_construct(
-            name=self.name,
-            description=self.description or "",
-            parameters={
-                "type": "object",
-                "properties": {TEXT_ARGUMENT: {"type": "string", "description": told}},
-                "required": [TEXT_ARGUMENT],
-                "additionalProperties": False,
-            },
-        )
 
     def arguments(self, *, is_held: bool) -> JsonObject:
         """The schema that a call obeys.  is_held: even if the tool is not strict."""
@@ -133,10 +111,29 @@ class _OfText(Function):
 
 
 class Custom(Function):
+    """A tool that models know as a function of one text."""
+
     hidden = frozenset({"parameters", "strict"})
+    format: JsonObject | None = supported(
+        "of a custom tool: told to the model, which is not held to it"
+    )
 
     def named(self) -> Function:
-        return self.as_function()
+        form = self.format or {}
+        grammar = form.get("grammar", form)  # chats have it one level deeper
+        told = "the whole input, as it is"
+        if isinstance(grammar, dict) and "definition" in grammar:
+            told += f"; it obeys this grammar:\n{grammar['definition']}"
+        return _OfText.model_construct(
+            name=self.name,
+            description=self.description or "",
+            parameters={
+                "type": "object",
+                "properties": {TEXT_ARGUMENT: {"type": "string", "description": told}},
+                "required": [TEXT_ARGUMENT],
+                "additionalProperties": False,
+            },
+        )
 
 
 class Tool(Body):
@@ -171,7 +168,7 @@ class ToolUse(Body):
         )
     )
     parallel_tool_calls: bool = supported("false = one call at most", True)
-    reasoning_effort: Effort | None = supported(OF_EFFORT, max_length=16)
+    reasoning_effort: Effort | None = supported(OF_EFFORT)
     include_reasoning: bool = supported("false = reasoning_content is left out", True)
     chat_template_kwargs: JsonObject = supported("arguments of the model's template", {})
     # What the chat template is given beside messages and tools.
@@ -203,8 +200,8 @@ class ToolUse(Body):
         """True if the answer has it."""
         return self.include_reasoning
 
-    def said(self) -> list[tuple[str, Message]]:
-        """The messages as templates read them, each with its place."""
+    def said(self) -> PlacedMessages:
+        """The messages as templates read them."""
         raise NotImplementedError
 
     def ending(self, last: Message) -> tuple[bool, bool]:

@@ -226,8 +226,10 @@ def resolved(schema: Schema, limits: object) -> JsonObject:
     """`schema` with the names of limits replaced by their values."""
 
     def known(one: JsonObject) -> JsonObject:
-        names = {key for key in _BOUNDS & one.keys() if isinstance(one[key], str)}
-        return one | {key: attrgetter(one[key])(limits) for key in names}
+        for key in _BOUNDS & one.keys():
+            if isinstance(one[key], str):
+                one[key] = attrgetter(one[key])(limits)
+        return one
 
     return dict(json.loads(json.dumps(schema), object_hook=known))
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field, PrivateAttr
+from pydantic import PrivateAttr
 
 from cluster.core import FinishReason
 from cluster.errors import ContextLengthError, DrafthouseError, RequestError, joined
@@ -23,7 +23,7 @@ from deployments.ingress.chat import (
     check_call,
 )
 from deployments.ingress.choice import Delta
-from deployments.ingress.spec import Limits, Message
+from deployments.ingress.spec import Limits, Message, PlacedMessages
 from deployments.ingress.structured import FlatFormat
 from deployments.ingress.tools import (
     MAX_TOOLS,
@@ -98,7 +98,7 @@ class Turn(Body):
     )
     content: Parts = supported("a text, or blocks: text, tool_use, tool_result", REQUIRED)
     # As templates read it, each message with its place below this one: results stand by themselves.
-    _messages: list[tuple[str, Message]] = PrivateAttr(default_factory=list)
+    _messages: PlacedMessages = PrivateAttr(default_factory=list)
 
     def check(self, limits: Limits) -> None:
         texts, calls, blocks = list[str](), list[JsonObject](), self.content
@@ -145,7 +145,7 @@ class Thinking(Body):
 
 class OutputConfig(Body):
     format: FlatFormat | None = supported("its type is json_schema")
-    effort: Effort | None = supported(OF_EFFORT, max_length=16)
+    effort: Effort | None = supported(OF_EFFORT)
 
 
 class Counted(ToolUse, sampling.Named):
@@ -154,8 +154,8 @@ class Counted(ToolUse, sampling.Named):
     hidden = ToolUse.all_but("tools", "tool_choice")
     effort = "output_config.effort"
 
-    messages: Annotated[list[Turn], Field(min_length=1, max_length=MAX_MESSAGES)] = supported(
-        OF_MESSAGES, REQUIRED)
+    messages: list[Turn] = supported(
+        OF_MESSAGES, REQUIRED, min_length=1, max_length=MAX_MESSAGES)
     system: TextOrParts | None = supported("a text, or text blocks")
     tools: list[MessagesTool] = supported(OF_TOOLS, (), max_length=MAX_TOOLS)  # type: ignore[assignment]
     tool_choice: ToolChoice | None = supported(  # type: ignore[assignment]
@@ -180,9 +180,9 @@ class Counted(ToolUse, sampling.Named):
         continues = last["role"] == "assistant" and "tool_calls" not in last
         return not continues, continues
 
-    def said(self) -> list[tuple[str, Message]]:
+    def said(self) -> PlacedMessages:
         system = {"role": "system", "content": self.system}
-        found: list[tuple[str, Message]] = [] if self.system is None else [("system", system)]
+        found: PlacedMessages = [] if self.system is None else [("system", system)]
         for index, turn in enumerate(self.messages):
             found += [(joined(f"messages[{index}]", place), told) for place, told in turn._messages]
         return found

@@ -283,7 +283,9 @@ def _endpoint(endpoint: PostEndpoint, limits: Limits) -> JsonObject:
     answer: JsonObject = {"type": "object"}
     content: JsonObject = {"application/json": {"schema": answer}}
     if "stream" in endpoint.body.rules():  # it generates
-        answer["properties"] = _statistics()
+        outer, inner = STATISTICS_PATH.split(".")
+        told = {**times_schema(), inner: {"$ref": f"#/components/schemas/{_STATISTICS}"}}
+        answer["properties"] = {outer: {"type": "object", "properties": told}}
         content["text/event-stream"] = {"schema": {"type": "string"}}
     schema = body_schema(endpoint.body, limits)
     return {
@@ -294,13 +296,6 @@ def _endpoint(endpoint: PostEndpoint, limits: Limits) -> JsonObject:
             "default": _error("MessagesError" if endpoint in (MESSAGES, COUNT_TOKENS) else "Error"),
         },
     }
-
-
-def _statistics() -> JsonObject:
-    """The properties of an answer that hold what it says of its times and of its drafts."""
-    outer, inner = STATISTICS_PATH.split(".")
-    schema = {"$ref": f"#/components/schemas/{_STATISTICS}"}
-    return {outer: {"type": "object", "properties": {**times_schema(), inner: schema}}}
 
 
 def _error(name: str) -> JsonObject:

@@ -19,13 +19,14 @@ from deployments.ingress.chat import (
     Role,
     check_call,
 )
-from deployments.ingress.spec import GenerationSpec, Limits, Message, StoredResponse
+from deployments.ingress.spec import GenerationSpec, Limits, Message, PlacedMessages, StoredResponse
 from deployments.ingress.structured import FlatFormat
 from deployments.ingress.tools import (
     MAX_TOOLS,
     OF_EFFORT,
     OF_TOOLS,
     TEXT_ARGUMENT,
+    Custom,
     Effort,
     Function,
 )
@@ -93,17 +94,17 @@ class Item(Body):
 
 
 # fmt: off
-class ResponseTool(Function):
+class ResponseTool(Custom):
     hidden = frozenset()
     kinds = frozenset({"function", "custom"})
     type: Literal["function", "custom"] | None = supported("function or custom")
 
     def named(self) -> Function:
-        return self.as_function() if self.type == "custom" else self
+        return super().named() if self.type == "custom" else self
 
 
 class Reasoning(Body):
-    effort: Effort | None = supported(OF_EFFORT, max_length=16)
+    effort: Effort | None = supported(OF_EFFORT)
 
 
 class TextOptions(Body):
@@ -162,8 +163,8 @@ class Response(AnsweredConversation, Harmless):
             ).messages
         return super().asked(limits)
 
-    def said(self) -> list[tuple[str, Message]]:
-        own: list[tuple[str, Message]] = []
+    def said(self) -> PlacedMessages:
+        own: PlacedMessages = []
         for index, item in enumerate(self.input):
             message, (place, last) = item._message, own[-1] if own else ("", {})
             if message is None:

@@ -175,8 +175,9 @@ def _written(item: OutputItem) -> JsonObject:
 
 def _part(item: OutputItem) -> JsonObject:
     part: JsonObject = {"type": _TYPES[item.kind][2], "text": item.text}
-    annotations: JsonObject = {"annotations": []} if item.kind == "text" else {}
-    return {**part, **annotations, **_with(item, item.logprobs)}
+    if item.kind == "text":
+        part |= {"annotations": [], "logprobs": item.logprobs}
+    return part
 
 
 def _with(item: OutputItem, logprobs: list[JsonObject]) -> JsonObject:
