@@ -19,11 +19,10 @@ from cluster.rpc.codec_records import TOKENS
 from cluster.text.json_text import parse_json
 from deployments.ingress.api.contract import REQUIRED, Body, supported
 from deployments.ingress.chat import OF_MESSAGES, Turns
+from deployments.ingress.nested import KINDS, Speculation, StructuredOutputs
 from deployments.ingress.openai_request import check_range
 from deployments.ingress.sampling import Alternatives, Sampling
 from deployments.ingress.spec import GenerationSpec, Limits, Prompt, Resumed
-from deployments.ingress.speculation import Speculation
-from deployments.ingress.structured import KINDS, StructuredOutputs
 from deployments.ingress.wording import Names, shown
 
 _MAX_NAME_LEN = 128

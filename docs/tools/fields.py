@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from deployments.ingress.api.contract import Body, PostEndpoint
 from deployments.ingress.api.messages import ToolChoice
-from deployments.ingress.structured import NamedSchema, ResponseFormat
+from deployments.ingress.nested import NamedSchema, ResponseFormat
 from deployments.ingress.tools import Function, Tool
 from deployments.ingress.wording import Rule
 

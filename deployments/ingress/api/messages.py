@@ -23,8 +23,8 @@ from deployments.ingress.chat import (
     check_call,
 )
 from deployments.ingress.choice import Delta
+from deployments.ingress.nested import FlatFormat
 from deployments.ingress.spec import Limits, Message, PlacedMessages
-from deployments.ingress.structured import FlatFormat
 from deployments.ingress.tools import (
     MAX_TOOLS,
     OF_EFFORT,

@@ -19,8 +19,8 @@ from deployments.ingress.chat import (
     Role,
     check_call,
 )
+from deployments.ingress.nested import FlatFormat
 from deployments.ingress.spec import GenerationSpec, Limits, Message, PlacedMessages, StoredResponse
-from deployments.ingress.structured import FlatFormat
 from deployments.ingress.tools import (
     MAX_TOOLS,
     OF_EFFORT,
