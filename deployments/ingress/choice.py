@@ -121,7 +121,7 @@ class Choice(GrowingText):
         kept = delta.num_tokens
         parts = self.reading.push(delta.text, is_last=reason is not None)
         *first, last = map(_said, parts or [Said("")])
-        trace = None if self.ticket is None else self.ticket.trace
+        trace = self.ticket and self.ticket.trace
         end = Delta(
             self.index,
             token_ids=event.token_ids[:kept],
@@ -131,7 +131,7 @@ class Choice(GrowingText):
             draft_sources=event.draft_sources[:kept],
             cumulative_logprob=event.beams[0].logprob if event.beams else None,
             draft_steps=event.draft_steps,
-            draft_steps_dropped=trace.num_dropped if trace is not None else 0,
+            draft_steps_dropped=trace.num_dropped if trace else 0,
             has_calls=self.reading.has_calls,
             is_cut=self.reading.is_cut,
             **last,

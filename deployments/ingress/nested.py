@@ -128,8 +128,9 @@ class FlatFormat(NamedSchema, ResponseFormat):
 def _open(name: str, allowed: Sequence[str], setting: str) -> str:
     if name not in allowed:
         known = ", ".join(allowed) or "none"
-        reason = f"{shown(name)} is not open to requests; allowed: {known} ({setting})"
-        raise RequestError.at("", reason)
+        raise RequestError.at(
+            "", f"{shown(name)} is not open to requests; allowed: {known} ({setting})"
+        )
     return name
 
 
@@ -137,8 +138,7 @@ def _latency_class(name: str, limits: Limits) -> str:
     allowed, owner = limits.latency_classes, limits.caller.name
     if owner and name in limits.config.coordinator.latency_classes and name not in allowed:
         known = ", ".join(allowed) or "none"
-        reason = f"the key {owner} may not use {name}; it may use: {known}"
-        raise ForbiddenError.at("", reason)
+        raise ForbiddenError.at("", f"the key {owner} may not use {name}; it may use: {known}")
     return name and _open(name, allowed, "ingress.public_latency_classes")
 
 

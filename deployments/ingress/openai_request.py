@@ -36,8 +36,13 @@ from deployments.ingress.wording import Schema, json_kind, shown
 
 _TEXT: Schema = {"type": "string", "minLength": 1}
 _TOKEN: Schema = {"type": "integer", "minimum": 0, "maximum": "max_token_id"}
-TOKENS: Schema = {"type": "array", "items": _TOKEN, "minItems": 1}
-_SEVERAL = [{"type": "array", "items": one, "minItems": 1} for one in (_TEXT, TOKENS)]
+
+
+def _several(one: Schema) -> Schema:
+    return {"type": "array", "items": one, "minItems": 1}
+
+
+TOKENS = _several(_TOKEN)
 
 
 def token_ids_of(values: Any, limits: Limits) -> TokenArray:
@@ -86,7 +91,8 @@ class CompletionBody(Sampling, Harmless):
     default_max_tokens = 16  # OpenAI's
 
     prompt: Annotated[
-        tuple[Prompt, ...], instead(_prompts, {"anyOf": [_TEXT, _SEVERAL[0], TOKENS, _SEVERAL[1]]})
+        tuple[Prompt, ...],
+        instead(_prompts, {"anyOf": [_TEXT, _several(_TEXT), TOKENS, _several(TOKENS)]}),
     ] = supported("a text, token ids, or a list of either", REQUIRED)
     max_tokens: Count | None = supported(
         "output tokens, at most; absent = 16; 0 only with echo or prompt_logprobs")

@@ -210,19 +210,20 @@ class Sampling(Named):
                 "rejected drafts of stores that all share show other people's text; send a "
                 "cache_salt of your own with it",
             )
-        # What would change the texts of samples, and what belongs to a search.
-        for name in ("stop", "min_tokens", "prediction", "prompt_logprobs", "stream"):
-            value = getattr(self, name, None)
-            # A prompt_logprobs of 0 asks for something.
-            is_asked = value or (name == "prompt_logprobs" and value is not None)
-            if self.use_beam_search and is_asked:
-                raise self.wrong(name, "not served with beam search; remove it, or the search")
+        if self.use_beam_search:
+            # What would change the texts of samples.
+            for name in ("stop", "min_tokens", "prediction", "prompt_logprobs", "stream"):
+                value = getattr(self, name, None)
+                # A prompt_logprobs of 0 asks for something.
+                if value or (name == "prompt_logprobs" and value is not None):
+                    raise self.wrong(name, "not served with beam search; remove it, or the search")
+            return
         for name, nothing in (("length_penalty", 1.0), ("early_stopping", False)):
-            if not self.use_beam_search and getattr(self, name) != nothing:
+            value = getattr(self, name)
+            if value != nothing:
                 raise self.wrong(
                     name,
-                    f"{getattr(self, name)} belongs to beam search; remove it or send "
-                    "use_beam_search: true",
+                    f"{value} belongs to beam search; remove it or send use_beam_search: true",
                 )
 
     def tenant(self, limits: Limits) -> bytes:
@@ -243,9 +244,10 @@ class Sampling(Named):
         found, outputs = self.form(), self.structured_outputs
         other = outputs and outputs.held("structured_outputs")
         if found and other:
-            name = found[1].removesuffix(".json_schema.schema")
-            reason = "structured_outputs says what the answer must be, too; send one"
-            raise RequestError.at(name, reason)
+            raise RequestError.at(
+                found[1].removesuffix(".json_schema.schema"),
+                "structured_outputs says what the answer must be, too; send one",
+            )
         found = other or found
         if use is None or use.held is None:
             return found
@@ -273,10 +275,11 @@ class Sampling(Named):
         num_samples = num_samples or self.n
         total = len(prompts) * num_samples
         if total > limits.max_sequences:
-            said = f"{len(prompts)} prompts times {num_samples} texts are {total} sequences"
-            limit = f"{limits.max_sequences} (ingress.max_sequences_per_request)"
-            name = "prompt" if len(prompts) > 1 else "n"
-            raise RequestError.at(name, f"{said}, the limit is {limit}; send fewer")
+            raise RequestError.at(
+                "prompt" if len(prompts) > 1 else "n",
+                f"{len(prompts)} prompts times {num_samples} texts are {total} sequences, the "
+                f"limit is {limits.max_sequences} (ingress.max_sequences_per_request); send fewer",
+            )
         defaults, (_, most) = limits.defaults, self.length()
         grammar, grammar_field = self._held(use) or (None, "")
         task = limits.task_class(self.metadata.get("task") or limits.caller.key.default_task)

@@ -22,7 +22,7 @@ from cluster.records import frozen, record
 from cluster.requests.fields import DEFAULT_TENANT, GrammarSpec
 from cluster.text.dialect import Dialect
 from deployments.ingress.keys import ANYBODY, Caller
-from deployments.ingress.wording import Names
+from deployments.ingress.wording import JsonObject, Names
 
 Message = Mapping[str, Any]  # as chat templates read them; content is a text, "" for none
 PlacedMessages = list[tuple[str, Message]]  # each with its place in the body
@@ -33,7 +33,7 @@ class StoredResponse:
     """body: as it was answered.  messages: the conversation up to and with the answer, without
     its instructions.  owner: the name of the key that it was asked with, "" = anybody's."""
 
-    body: Mapping[str, Any]
+    body: JsonObject
     messages: tuple[Message, ...]
     owner: str = ""
 
@@ -90,9 +90,9 @@ class Prompt:
     text: str | None = None
     token_ids: TokenArray | None = None
     messages: tuple[Message, ...] | None = None
-    tools: tuple[Mapping[str, Any], ...] = ()
+    tools: tuple[JsonObject, ...] = ()
     add_generation_prompt: bool = True
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: JsonObject = field(default_factory=dict)
     names: Names = field(default_factory=Names)
 
 

@@ -71,7 +71,7 @@ def _choice(value: Any, limits: Limits) -> CallChoice:
     )
 
 
-Effort = Annotated[str, Field(max_length=16), Read(_effort)]
+Effort = Annotated[str, Read(_effort), Field(max_length=16)]
 OF_EFFORT = "for the model's template, where that uses it"
 OF_TOOLS = "functions that the answer may call"
 
@@ -257,9 +257,9 @@ class ToolUse(Body):
 
     def _check_choice(self, names: Sequence[str]) -> None:
         choice = self.choice()
-        doubled = next((name for name in names if names.count(name) > 1), None)
-        if doubled is not None:
-            raise RequestError.at("tools", f"{doubled!r} is named twice; name it once")
+        for name in names:
+            if names.count(name) > 1:
+                raise RequestError.at("tools", f"{name!r} is named twice; name it once")
         if choice.kind == "required" and not names:
             raise RequestError.at("tool_choice", "required needs tools; send functions")
         if choice.kind == "named" and choice.name not in names:
