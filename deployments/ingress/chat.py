@@ -29,8 +29,8 @@ TextOrParts = Annotated[str, instead(lambda value, _: text_of(value, ""), TEXT_O
 
 def _role(role: str, limits: Any) -> str:
     if role == "function":
-        raise RequestError.at(
-            "", "'function': the older form of tool; send system, user, assistant or tool"
+        raise RequestError(
+            "'function': the older form of tool; send system, user, assistant or tool"
         )
     return role
 

@@ -128,9 +128,7 @@ class FlatFormat(NamedSchema, ResponseFormat):
 def _open(name: str, allowed: Sequence[str], setting: str) -> str:
     if name not in allowed:
         known = ", ".join(allowed) or "none"
-        raise RequestError.at(
-            "", f"{shown(name)} is not open to requests; allowed: {known} ({setting})"
-        )
+        raise RequestError(f"{shown(name)} is not open to requests; allowed: {known} ({setting})")
     return name
 
 
@@ -138,13 +136,13 @@ def _latency_class(name: str, limits: Limits) -> str:
     allowed, owner = limits.latency_classes, limits.caller.name
     if owner and name in limits.config.coordinator.latency_classes and name not in allowed:
         known = ", ".join(allowed) or "none"
-        raise ForbiddenError.at("", f"the key {owner} may not use {name}; it may use: {known}")
+        raise ForbiddenError(f"the key {owner} may not use {name}; it may use: {known}")
     return name and _open(name, allowed, "ingress.public_latency_classes")
 
 
 def _law(name: str, limits: Limits) -> str:
     if name in REMOVED_LAWS:
-        raise RequestError.at("", f"{name} is gone; {REMOVED_LAWS[name]}")
+        raise RequestError(f"{name} is gone; {REMOVED_LAWS[name]}")
     return name and _open(name, limits.config.coordinator.laws, "coordinator.laws")
 
 

@@ -48,11 +48,11 @@ TOKENS = _several(_TOKEN)
 def token_ids_of(values: Any, limits: Limits) -> TokenArray:
     """The tokens in a list; raises RequestError for one outside the vocabulary."""
     if not isinstance(values, list):
-        raise RequestError.at("", f"{json_kind(values)}; send a list of token ids")
+        raise RequestError(f"{json_kind(values)}; send a list of token ids")
     if not values:
-        raise RequestError.at("", "an empty list of tokens; send at least one")
+        raise RequestError("an empty list of tokens; send at least one")
     if set(map(type, values)) != {int}:
-        raise RequestError.at("", "a token id is not an integer; send integers")
+        raise RequestError("a token id is not an integer; send integers")
     check_range(min(values), max(values), "", limits)
     return np.array(values, dtype=np.int32)
 
@@ -76,14 +76,12 @@ def _prompts(value: Any, limits: Limits) -> tuple[Prompt, ...]:
         return tuple(Prompt(token_ids=token_ids_of(item, limits)) for item in values)
     if kinds == {str}:
         if "" in values:
-            raise RequestError.at("", "an empty string; send at least one character")
+            raise RequestError("an empty string; send at least one character")
         return tuple(Prompt(text=text) for text in values)
     found = json_kind(value)
     if isinstance(value, list):
         found = "a list of " + (", ".join(sorted({*map(json_kind, value)})) or "nothing")
-    raise RequestError.at(
-        "", f"{found}; send one string or several, token ids, or lists of token ids"
-    )
+    raise RequestError(f"{found}; send one string or several, token ids, or lists of token ids")
 
 
 # fmt: off

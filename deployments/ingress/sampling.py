@@ -34,8 +34,8 @@ def _biases(bias: dict[str, float], limits: Limits) -> dict[str, float]:
     for key in bias:
         is_token = key.isascii() and key.isdigit() and len(key) < 10
         if not is_token or int(key) >= limits.vocab_size:
-            raise RequestError.at(
-                "", f"{shown(key)} is not a token id; the vocabulary has {limits.vocab_size} tokens"
+            raise RequestError(
+                f"{shown(key)} is not a token id; the vocabulary has {limits.vocab_size} tokens"
             )
     return bias
 

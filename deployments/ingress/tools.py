@@ -40,13 +40,13 @@ class CallChoice:
 
 def _name(name: str, limits: Limits) -> str:
     if not NAME.fullmatch(name):
-        raise RequestError.at("", f"{shown(name)}; send up to 64 letters, digits, '_', '-' and '.'")
+        raise RequestError(f"{shown(name)}; send up to 64 letters, digits, '_', '-' and '.'")
     return name
 
 
 def _effort(value: str, limits: Limits) -> str:
     if value and value not in _EFFORTS:
-        raise RequestError.at("", f"{shown(value)}; send one of {', '.join(_EFFORTS)}")
+        raise RequestError(f"{shown(value)}; send one of {', '.join(_EFFORTS)}")
     return value
 
 
@@ -66,8 +66,8 @@ def _choice(value: Any, limits: Limits) -> CallChoice:
                 f"{shown(value.get('type'))} is not served; send function and a name, or "
                 "tool_choice none, auto or required",
             )
-    raise RequestError.at(
-        "", f"{shown(value)}; send none, auto, required, or an object that names a function"
+    raise RequestError(
+        f"{shown(value)}; send none, auto, required, or an object that names a function"
     )
 
 

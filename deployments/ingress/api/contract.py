@@ -231,7 +231,8 @@ def _placed() -> Iterator[None]:
 class Read:
     """Reads a value before, after or instead of the field's type.
 
-    read: from the value and the limits; raises RequestError with a path below the field, "" = it.
+    read: from the value and the limits; raises RequestError, with a path where that is below the
+    field.
     schema: of the value, from that of the field's type.
     """
 
@@ -258,7 +259,7 @@ def up_to(limit: str) -> Read:
         most, is_list = attrgetter(limit)(limits), isinstance(value, list)
         if (len(value) if is_list else value) > most:
             what = f"{len(value)} items" if is_list else f"{shown(value)} is out of range"
-            raise RequestError.at("", f"{what}; send at most {most}")
+            raise RequestError(f"{what}; send at most {most}")
         return value
 
     def schema(of: Schema) -> Schema:
@@ -272,7 +273,7 @@ def or_text(text: Schema, listed: Callable[[str], list[Any]]) -> Read:
 
     def read(value: Any, limits: Limits) -> Any:
         if value == "":
-            raise RequestError.at("", "empty; send at least one character")
+            raise RequestError("empty; send at least one character")
         return listed(value) if isinstance(value, str) else value
 
     return Read(read, lambda of: {"anyOf": [text, of]}, "before")
