@@ -45,10 +45,9 @@ class Answer(Writer):
             for prompt_ids in self._generation.prompt_ids
             for _ in range(spec.num_choices)
         ]
-        # What begins the text of a choice, until it is written.
-        self._echoes: dict[int, str] = {}
-        if isinstance(request, CompletionBody) and request.echo:
-            self._echoes = {choice: self._echo(choice) for choice in self._choices}
+        # Choices whose text the prompt begins, until it is written.
+        echoes = isinstance(request, CompletionBody) and request.echo
+        self._unechoed = set(self._choices if echoes else ())
         # Nothing is asked for of tokens whose text has not come yet.
         self._is_brief = not (
             self._shows_logprobs
@@ -106,7 +105,7 @@ class Answer(Writer):
         """What a choice has said in `parts`: all of it, or what is new."""
         speculation, last = self._spec.speculation, parts[-1]
         token_ids = [token for part in parts for token in part.token_ids.tolist()]
-        echo = self._echoes.pop(index, None)
+        echo = self._echo(index)
         choice: JsonObject = {"index": index}
         if not self._is_chat:
             choice["text"] = (echo or "") + "".join(part.text for part in parts)
@@ -152,8 +151,11 @@ class Answer(Writer):
         number = choice // self._spec.num_choices
         return self._generation.prompt_ids[number].tolist()
 
-    def _echo(self, choice: int) -> str:
-        """The text of its prompt."""
+    def _echo(self, choice: int) -> str | None:
+        """The text of its prompt, if it is wanted and not written yet."""
+        if choice not in self._unechoed:
+            return None
+        self._unechoed.remove(choice)
         number = choice // self._spec.num_choices
         text = self._spec.prompts[number].text
         if text is not None and not self._generation.is_cut[number]:
@@ -189,13 +191,13 @@ class Answer(Writer):
     def opening(self) -> bytes:
         """Chunks before the first token: the roles of a chat, the echo of a prompt."""
         # An echo with log-probabilities comes with the first text: they are known then.
-        if not self._is_chat and (not self._echoes or self._shows_logprobs):
+        if not self._is_chat and (not self._unechoed or self._shows_logprobs):
             return b""
         parts = []
         for index in self._choices:
             said: JsonObject = {"delta": {"role": "assistant", "content": "", "refusal": None}}
             if not self._is_chat:
-                said = {"text": self._echoes.pop(index)}
+                said = {"text": self._echo(index)}
             said |= {"logprobs": None, "finish_reason": None}
             seed = self._generation.seed_of(index)
             parts.append(self._chunk({"index": index, **said, "seed": seed}))
