@@ -123,7 +123,7 @@ class Answer(Writer):
         if last.cumulative_logprob is not None:
             choice["cumulative_logprob"] = last.cumulative_logprob
         if speculation.return_draft_sources:
-            choice["draft_sources"] = [one for part in parts for one in self._sources(part)]
+            choice["draft_sources"] = self._sources(parts)
         if speculation.return_draft_trees:
             steps = (step for part in parts for step in part.draft_steps)
             choice["draft_steps"] = [written(step, self._tokenizer) for step in steps]
@@ -133,17 +133,19 @@ class Answer(Writer):
             choice["token_ids"] = token_ids
         return choice | self._of_prompt(index) if is_whole and not self._is_chat else choice
 
-    def _sources(self, delta: Delta) -> list[JsonObject]:
+    def _sources(self, parts: Sequence[Delta]) -> list[JsonObject]:
         """Each token's text, and the drafters that had proposed it."""
-        token_ids = delta.token_ids.tolist()
         return [
             {
                 "token": self._tokenizer.token_text(token),
                 "bytes": list(self._tokenizer.token_bytes(token)),
-                "drafters": list(drafters),
+                "drafters": drafters,
             }
+            for part in parts
             for token, drafters in zip(
-                token_ids, delta.draft_sources or [()] * len(token_ids), strict=True
+                part.token_ids.tolist(),
+                part.draft_sources or [()] * len(part.token_ids),
+                strict=True,
             )
         ]
 
