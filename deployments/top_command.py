@@ -87,7 +87,7 @@ async def _page(server: OpenAIServer) -> Page:
     if _GAUGES["running"] not in page.samples:
         raise WorkerError(
             f"{server.base}/metrics has none of vLLM's names (no {_GAUGES['running']}); is this a "
-            "Drafthouse or a vLLM?"
+            "Drafthouse or a vLLM, and does its coordinator answer (/health)?"
         )
     return page
 
