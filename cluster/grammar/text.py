@@ -35,9 +35,8 @@ class ConstrainedText:
         self._eos = frozenset(eos_token_ids)
         self._start, self._end = spec.reasoning_start, spec.reasoning_end
         self._tokens: list[int] = []
-        # Output tokens before the part that is constrained; None while the text reasons.
-        self._begins_at: int | None = None if self._end and not self._start else 0
-        self._ends_at: int | None = None  # where the first end-of-sequence token stands
+        self._is_reasoning = bool(self._end and not self._start)
+        self._is_over = False  # from the first end-of-sequence token on
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -46,18 +45,18 @@ class ConstrainedText:
         """Append a token; False, and nothing has changed, where it may not stand here.
 
         Raises RequestError, as `Matcher.push`."""
-        if self._ends_at is not None:
+        if self._is_over:
             if token_id not in self._eos:
                 return False
-        elif self._begins_at is None:
+        elif self._is_reasoning:
             self._reason(token_id)
             return True
         elif not self._tokens and self._end and token_id in self._start[:1]:
-            self._begins_at = None
+            self._is_reasoning = True
         elif token_id in self._eos:
             if not self._matcher.may_end():
                 return False
-            self._ends_at = len(self._tokens)
+            self._is_over = True
         elif not self._matcher.push(token_id):
             return False
         self._tokens.append(token_id)
@@ -66,10 +65,10 @@ class ConstrainedText:
     def _reason(self, token_id: int) -> None:
         self._tokens.append(token_id)
         if tuple(self._tokens[-len(self._end) :]) == self._end:
-            self._begins_at = len(self._tokens)
+            self._is_reasoning = False
         elif token_id in self._eos:
             # A text may end in the midst of its reasoning: a model cannot be made to conclude.
-            self._ends_at = len(self._tokens) - 1
+            self._is_over = True
 
     def copy(self) -> ConstrainedText:
         """A text with the same tokens, which goes on by itself."""
@@ -79,10 +78,10 @@ class ConstrainedText:
 
     def fill(self, row: MaskRow) -> None:
         """The mask of what may follow.  Raises RequestError, as `Matcher.fill`."""
-        if self._ends_at is not None:
+        if self._is_over:
             row[:] = 0
             _allow(row, self._eos)
-        elif self._begins_at is None:
+        elif self._is_reasoning:
             row[:] = np.uint32(0xFFFFFFFF)
         else:
             self._matcher.fill(row)
@@ -95,9 +94,8 @@ class ConstrainedText:
 
     def forced(self) -> Sequence[int]:
         """The tokens that must follow, as far as they are certain."""
-        if self._begins_at is None or self._ends_at is not None:
-            return []
-        return [] if not self._tokens and self._end else self._matcher.forced()
+        may_reason = self._is_reasoning or (not self._tokens and self._end)
+        return [] if may_reason or self._is_over else self._matcher.forced()
 
     def possible(self, tree: TokenTree) -> dict[int, ConstrainedText]:
         """This text by -1, and by each node of `tree` that may stand after it, ascending, the text
