@@ -81,7 +81,7 @@ class _Rules:
         self.lines = [f"TAG_TEXT: {_ANY}"]
         self._specials = specials
         names = sorted(specials, key=len, reverse=True)
-        self._special = re.compile("|".join(map(re.escape, names)) or "(?!)")
+        self._special = re.compile(f"({'|'.join(map(re.escape, names)) or '(?!)'})")
         self._depth = 0
 
     def format(self, part: _Part) -> str:
@@ -105,16 +105,12 @@ class _Rules:
 
     def _text(self, text: str) -> str:
         """A constant text, its special tokens as tokens."""
-        parts: list[str] = []
-        start = 0
-        for match in self._special.finditer(text):
-            if match.start() > start:
-                parts.append(json.dumps(text[start : match.start()]))
-            parts.append(f"<[{self._specials[match.group()]}]>")
-            start = match.end()
-        if start < len(text) or not parts:
-            parts.append(json.dumps(text[start:]))
-        return " ".join(parts)
+        parts = [
+            f"<[{self._specials[part]}]>" if part in self._specials else json.dumps(part)
+            for part in self._special.split(text)
+            if part
+        ]
+        return " ".join(parts) or '""'
 
     def _optional(self, part: _Part) -> str:
         """ "" where it is absent, null or empty."""
