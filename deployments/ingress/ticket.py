@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import time
 from array import array
 from collections import defaultdict
@@ -36,21 +37,21 @@ class StepTrace:
 
     def __init__(self) -> None:
         self.num_dropped = 0
-        self._num_steps = self._num_nodes = 0
+        self._numbers = itertools.count()
+        self._num_nodes = 0
         self._began_at = time.monotonic()
 
     def take(self, steps: Sequence[DraftStep]) -> tuple[DraftStep, ...]:
         """Number and time these steps; returns those that are kept."""
         at_s, kept = time.monotonic() - self._began_at, list[DraftStep]()
         for step in steps:
-            number, self._num_steps = self._num_steps, self._num_steps + 1
-            num_nodes = self._num_nodes + max(step.num_nodes, 1)
+            number = next(self._numbers)
             # The first one that does not fit is the end: what is kept has no holes.
-            if self.num_dropped or num_nodes > MAX_NODES:
+            self._num_nodes += max(step.num_nodes, 1)
+            if self._num_nodes > MAX_NODES:
                 self.num_dropped += 1
-                continue
-            self._num_nodes = num_nodes
-            kept.append(dataclasses.replace(step, number=number, at_s=at_s))
+            else:
+                kept.append(dataclasses.replace(step, number=number, at_s=at_s))
         return tuple(kept)
 
 
