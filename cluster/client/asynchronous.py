@@ -20,7 +20,7 @@ from .generated.generation_pb2 import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from .retry import Attempts, Caller
+from .retry import Caller
 
 
 class AsyncClient(Caller):
@@ -36,7 +36,7 @@ class AsyncClient(Caller):
         Closing the generator, or cancelling the task that reads it, cancels the request.
         """
         resumption = Resumption(request)
-        attempts = Attempts(self._endpoint, self._max_retries, timeout_s)
+        attempts = self._attempts(timeout_s)
         while not resumption.is_complete:
             call = attempts.call(self._stub.Generate, resumption.request())
             failure: Exception | None = None
@@ -86,7 +86,7 @@ class AsyncClient(Caller):
 
     async def _call(self, start: Any, request: Any, timeout_s: float | None) -> Any:
         """Make a call with one answer, and repeat it where that may help."""
-        attempts = Attempts(self._endpoint, self._max_retries, timeout_s)
+        attempts = self._attempts(timeout_s)
         while True:
             try:
                 return await attempts.call(start, request)

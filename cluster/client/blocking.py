@@ -35,7 +35,7 @@ class Client(Caller):
         A stream that breaks is resumed after the last received token, on another server if need be.
         timeout_s: limit for the whole answer.  The stream raises ClientErrors.
         """
-        attempts = Attempts(self._endpoint, self._max_retries, timeout_s)
+        attempts = self._attempts(timeout_s)
         return Stream(self._stub.Generate, Resumption(request), attempts)
 
     def complete(
@@ -62,7 +62,7 @@ class Client(Caller):
 
     def _call(self, start: Any, request: Any, timeout_s: float | None) -> Any:
         """Make a call with one answer, and repeat it where that may help."""
-        attempts = Attempts(self._endpoint, self._max_retries, timeout_s)
+        attempts = self._attempts(timeout_s)
         while True:
             try:
                 return attempts.call(start, request)

@@ -120,9 +120,8 @@ def error_of(call: Any, address: str) -> ClientError:
         error.retry_after_s = _seconds(metadata[PUSHBACK_KEY], 1e-3)
         error.is_final = error.retry_after_s is None
     else:
-        error.retry_after_s = _seconds(metadata.get(RETRY_AFTER_KEY))
-        if error.retry_after_s is None:
-            error.retry_after_s = _seconds(metadata.get(HTTP_RETRY_AFTER_KEY))
+        asked = metadata.get(RETRY_AFTER_KEY, metadata.get(HTTP_RETRY_AFTER_KEY))
+        error.retry_after_s = _seconds(asked)
     return error
 
 

@@ -6,6 +6,7 @@ import math
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from .endpoint import Endpoint
@@ -33,8 +34,7 @@ class Caller:
         where = endpoint if isinstance(endpoint, Endpoint) else Endpoint(endpoint)
         self._channel = where.channel(self._grpc)
         self._stub: Any = GenerationServiceStub(self._channel)  # type: ignore[no-untyped-call]
-        self._endpoint = where
-        self._max_retries = max_retries
+        self._attempts = partial(Attempts, where, max_retries)
 
 
 class Attempts:
