@@ -61,9 +61,8 @@ class Coordinators:
             del self._peers[peer.id]
             self._update_adapters()
             self.announce()
-            for ticket in list(peer.tickets.values()):
+            for ticket in peer.tickets.values():
                 self._resume_later(ticket)
-            peer.tickets.clear()
 
     def announce(self) -> None:
         """Wake those who wait for a change of what can be served."""

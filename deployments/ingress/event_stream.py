@@ -58,18 +58,17 @@ class EventStream(StreamingResponse):
             self._is_quiet = self._is_quiet and not message.get("body")
             await send(message)
 
-        beating = asyncio.ensure_future(self._beat(send)) if self._heartbeat_s else None
+        beating = asyncio.ensure_future(self._beat(send))
         try:
             async with contextlib.aclosing(self._events):
                 await super().__call__(scope, receive, noted)
         finally:
-            if beating is not None:
-                beating.cancel()
+            beating.cancel()
             self._on_end()
 
     async def _beat(self, send: Send) -> None:
         # Looks from time to time, so that an event costs no timer.
-        while True:
+        while self._heartbeat_s:
             self._is_quiet = True
             await asyncio.sleep(self._heartbeat_s)
             if self._is_quiet:
