@@ -132,6 +132,7 @@ class Reloaded(Generic[T]):
     """The value that `load` makes of files; a look at their times costs a few microseconds.
 
     A change that cannot be loaded leaves the value as it is, and is said once in the log.
+    value: as `get` last returned it.
     """
 
     def __init__(self, paths: Sequence[str], load: Callable[[], T]) -> None:
@@ -139,14 +140,14 @@ class Reloaded(Generic[T]):
         self._paths = tuple(paths)
         self._load = load
         self._stamp = self._stamps()
-        self._value = load()
+        self.value = load()
         self.fault = ""  # why the files as they are now are not used
 
     def get(self) -> T:
         """Return the value of the files as they are now."""
         stamp = self._stamps()
         if stamp == self._stamp:
-            return self._value
+            return self.value
         try:
             value = self._load()
         except ConfigError as error:
@@ -154,11 +155,11 @@ class Reloaded(Generic[T]):
             log.error("what was read before stays in use: %s", error.message)
         else:
             if stamp != self._stamps():
-                return self._value  # replaced while they were read; the next call reads again
+                return self.value  # replaced while they were read; the next call reads again
             log.info("read anew: %s", ", ".join(self._paths))
-            self._value, self.fault = value, ""
+            self.value, self.fault = value, ""
         self._stamp = stamp
-        return self._value
+        return self.value
 
     def _stamps(self) -> Stamp:
         return tuple(map(_stamp, self._paths))

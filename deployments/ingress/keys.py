@@ -61,7 +61,7 @@ def _read(config: Config) -> _Keys:
 
 
 def _reloaded(config: Config) -> Reloaded[_Keys]:
-    return Reloaded([*filter(None, [config.access.keys_file])], partial(_read, config))
+    return Reloaded([config.access.keys_file], partial(_read, config))
 
 
 class KeyRing:
@@ -79,7 +79,11 @@ class KeyRing:
         self.all_operate = config.http.is_local or (self.is_open and not self._has_port)
         self.num_processes = config.ingress.replicas
         self._file = _reloaded(config)
-        self._keys = self._file.get()
+
+    @property
+    def _keys(self) -> _Keys:
+        """As last read: a look at the file belongs in another thread."""
+        return self._file.value
 
     def caller(self, headers: Mapping[str, str]) -> Caller:
         """Return whose key it is that either header has; raises UnauthenticatedError for
@@ -133,18 +137,14 @@ class KeyRing:
 
     async def look(self) -> None:
         """Read the file again if it has changed; one that is wrong leaves the keys as they are."""
-        file = self._file
         # A file of thousands of keys takes a second.
-        keys = await asyncio.to_thread(file.get)
-        if file is self._file:  # else another configuration's has come meanwhile
-            self._keys = keys
+        await asyncio.to_thread(self._file.get)
 
     async def use(self, config: Config) -> None:
         """Read the file for another configuration, which may have other classes and tasks; raises
         ConfigError, and then nothing has changed."""
         self._file = await asyncio.to_thread(_reloaded, config)
         self.num_processes = config.ingress.replicas
-        self._keys = self._file.get()
 
 
 # Each name is three series; a file may have thousands of keys.
