@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import deepcopy
 
 from .errors import ProtocolError
 from .generated.common_pb2 import FINISH_REASON_UNSPECIFIED
@@ -24,11 +25,8 @@ class Resumption:
 
     def __init__(self, request: GenerateRequest) -> None:
         """Copies the request."""
-        self._request = GenerateRequest()
-        self._request.CopyFrom(request)
-        self._choices: dict[int, ResumedChoice] = {}
-        for choice in request.resume:
-            self._choices.setdefault(choice.index, ResumedChoice()).CopyFrom(choice)
+        self._request = deepcopy(request)
+        self._choices = {choice.index: deepcopy(choice) for choice in request.resume}
         self.is_complete = False
 
     @property
