@@ -51,8 +51,8 @@ class GrammarCheck:
             tokenizer.eos_token_ids,
         )
         self._command = [sys.executable, "-m", compiler.__name__, json.dumps(what)]
-        self._process: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
+        # With the socket by which it is asked.
+        self._process: tuple[subprocess.Popen[bytes], socket.socket] | None = None
         self._starting = asyncio.Lock()
         self._judging: OrderedDict[bytes, asyncio.Task[str]] = OrderedDict()
         self._running = asyncio.Semaphore(_MAX_AT_ONCE)
@@ -78,9 +78,10 @@ class GrammarCheck:
 
     def close(self) -> None:
         """End the process."""
-        if self._process is not None and self._control is not None:
-            self._control.close()
-            self._process.wait()
+        if self._process is not None:
+            process, control = self._process
+            control.close()
+            process.wait()
 
     def _enter(self, tenant: bytes) -> None:
         line, limit = self._lines[tenant], self._config.max_grammars_in_flight
@@ -116,13 +117,13 @@ class GrammarCheck:
     async def _ask(self, grammar: GrammarSpec) -> str | None:
         """The reason against it, "" for none; None where the kernel has ended its fork."""
         async with self._starting:
-            if self._process is None or self._process.poll() is not None:
-                self._process, self._control = await asyncio.to_thread(self._start)
+            if self._process is None or self._process[0].poll() is not None:
+                self._process = await asyncio.to_thread(self._start)
+            _, control = self._process
         near, far = socket.socketpair()
         answer = b""
         with suppress(OSError), far:  # the process may end at any time
-            assert self._control is not None
-            socket.send_fds(self._control, [b"?"], [far.fileno()])
+            socket.send_fds(control, [b"?"], [far.fileno()])
             far.close()
             reader, writer = await asyncio.open_connection(sock=near)
             with closing(writer):
