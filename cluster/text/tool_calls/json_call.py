@@ -131,10 +131,11 @@ def _take_rest(source: UnreadText) -> Reads[None]:
         return
     value = JsonValue()
     value.push("{")
-    end += value.push(source.text[end:])
-    while not (value.is_over or source.is_whole):
-        yield None
+    while True:
         end += value.push(source.text[end:])
+        if value.is_over or source.is_whole:
+            break
+        yield None
     if value.is_over and _is_json(f'{{"":0{source.text[:end]}'):
         source.take(end)
 
