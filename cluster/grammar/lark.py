@@ -59,7 +59,9 @@ class _Part(NamedTuple):
     path: str
 
     def field(self, key: str) -> _Part:
-        """Of an object; its value is None where it is absent."""
+        """Of an object, which this must be; its value is None where it is absent."""
+        if not isinstance(self.value, dict):
+            raise ValueError(f"{self.path} is not an object")
         return _Part(self.value.get(key), f"{self.path}.{key}")
 
     def elements(self, key: str) -> list[_Part]:
@@ -128,8 +130,6 @@ class _Rules:
         return f"({self.format(part.field('content'))}){_REPEATS[part.value['type']]}"
 
     def _tag(self, part: _Part) -> str:
-        if not isinstance(part.value, dict):
-            raise ValueError(f"{part.path} is not an object")
         return self._new(f"{self._text(part.field('begin').text())} {self._rest(part)}")
 
     def _rest(self, tag: _Part) -> str:
@@ -149,14 +149,14 @@ class _Rules:
         return f"({body})" if part.value.get("at_least_one") else f"({body})?"
 
     def _triggered_tags(self, part: _Part) -> str:
-        triggers = [each.value for each in part.elements("triggers")]
+        triggers = [each.text() for each in part.elements("triggers")]
         found: list[str] = []
         for tag in part.elements("tags"):
-            begin = str(tag.value.get("begin")) if isinstance(tag.value, dict) else ""
-            own = [each for each in triggers if begin.startswith(str(each))]
+            begin = tag.field("begin").text()
+            own = [each for each in triggers if begin.startswith(each)]
             if len(own) != 1:
                 raise ValueError(f"{tag.path}.begin does not begin with one of the triggers")
-            trigger = self._text(_Part(own[0], tag.path).text())
+            trigger = self._text(own[0])
             rest = begin[len(own[0]) :]
             body = (self._text(rest) + " " if rest else "") + self._rest(tag)
             # Free text, up to and with the first trigger in it.
