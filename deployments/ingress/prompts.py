@@ -13,7 +13,7 @@ from cluster.core import SpeculationStats, TokenArray
 from cluster.errors import ContextLengthError, RequestError
 from cluster.spec.params import MAX_PREDICTION_TOKENS
 from cluster.text.tokenizer import Tokenizer
-from deployments.ingress.spec import GenerationSpec, Message, Prompt
+from deployments.ingress.spec import GenerationSpec, Prompt
 
 # Encoding this much text takes about two milliseconds; more is encoded in another thread.
 _INLINE_CHARACTERS = 8192
@@ -135,16 +135,11 @@ async def read_prompts(
 
 
 def _num_characters(prompt: Prompt) -> int:
-    if prompt.messages is not None:
-        others = (prompt.tools, prompt.arguments)
-        num_others = sum(len(json.dumps(other)) for other in others if other)
-        return num_others + sum(map(_message_characters, prompt.messages))
-    return len(prompt.text or "")
-
-
-def _message_characters(message: Message) -> int:
-    calls = message.get("tool_calls")
-    return len(message["content"] or "") + (len(json.dumps(calls)) if calls else 0)
+    messages = prompt.messages or ()
+    texts = [prompt.text or "", *(message["content"] for message in messages)]
+    calls = (message.get("tool_calls") for message in messages)
+    others = filter(None, (prompt.tools, prompt.arguments, *calls))
+    return sum(map(len, texts)) + sum(map(len, map(json.dumps, others)))
 
 
 def _truncated(prompt_ids: TokenArray, spec: GenerationSpec, max_context_len: int) -> TokenArray:
