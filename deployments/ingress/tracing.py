@@ -104,12 +104,8 @@ def write_line(generation: Generation) -> None:
     choices, tokens, stats = generation.choices, generation.tokens, generation.stats
     if not choices:
         return
-    reasons = {
-        choice.finish_reason.value
-        if choice.finish_reason
-        else generation.error_code or FinishReason.CANCELLED.value
-        for choice in choices
-    }
+    unfinished = generation.error_code or FinishReason.CANCELLED
+    reasons = {choice.finish_reason or unfinished for choice in choices}
     arrived_at, first_token_at = generation.arrived_at, generation.first_token_at
     ttft_ms: int | str = UNKNOWN
     if first_token_at is not None:
