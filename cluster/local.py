@@ -34,9 +34,8 @@ from cluster.in_process import InProcessCluster
 from cluster.models.resolve import resolve
 from cluster.requests.fields import asked_seed, draw_seed, tenant_of
 from cluster.text.chat import read_template
-from cluster.text.completion import Completion, PendingCompletion, beam_event
+from cluster.text.completion import Completion, PendingCompletion, TextStream, beam_event
 from cluster.text.generation_config import load_sampling_defaults
-from cluster.text.stream import TextStream
 from cluster.text.tokenizer import Tokenizer
 
 T = TypeVar("T")

@@ -70,7 +70,7 @@ def test_a_module_loads_nothing_that_its_layer_forbids(modules: dict[str, Sequen
 
 IMPORT_AND_SPEAK = """
 import sys
-from cluster.text.stream import TextStream
+from cluster.text.completion import TextStream
 from cluster.text.tokenizer import Tokenizer
 tokenizer = Tokenizer.load(sys.argv[1])
 ids = tokenizer.apply_chat_template([{"role": "user", "content": "a text"}])

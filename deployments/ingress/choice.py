@@ -19,9 +19,8 @@ from cluster.core import (
 )
 from cluster.records import record
 from cluster.requests.fields import DraftStep
-from cluster.text.completion import GrowingText, beam_event
+from cluster.text.completion import GrowingText, TextStream, beam_event
 from cluster.text.dialect import Dialect
-from cluster.text.stream import TextStream
 from cluster.text.tokenizer import Tokenizer
 from cluster.text.tool_calls.base import CallPiece, Part, Said
 from cluster.text.tool_calls.json_call import TextArgument

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cluster.core import token_array
 from cluster.errors import RequestError
-from cluster.text.stream import TextStream
+from cluster.text.completion import TextStream
 from cluster.text.tokenizer import Tokenizer
 from cluster.text.tool_calls.base import held_len
 
