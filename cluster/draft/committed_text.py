@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Generic, Self, TypeVar
 
-import numpy as np
-
 from cluster.core import (
     Commit,
     DraftTask,
@@ -24,7 +22,7 @@ from cluster.core import (
     TokenTree,
 )
 from cluster.draft.base import DrafterContext
-from cluster.spec.token_log import TokenLog
+from cluster.spec.token_log import TokenLog, common_prefix_len
 
 
 @dataclass(slots=True, eq=False)
@@ -255,12 +253,8 @@ class WholeTreeDrafter(CommittedTextDrafter[Drafted]):
 
 def common_len(text: TokenLog, commit: Commit) -> int:
     """How many tokens of `text` remain when `commit`, already admitted, is applied."""
-    if commit.base_len == len(text):
-        return commit.base_len
-    held = text.token_ids[commit.base_len :]
-    shared = min(len(held), len(commit.token_ids))
-    differing = np.flatnonzero(held[:shared] != commit.token_ids[:shared])
-    return commit.base_len + (int(differing[0]) if len(differing) else shared)
+    base_len = commit.base_len
+    return base_len + common_prefix_len(text.since(base_len), commit.token_ids)
 
 
 def commit_of(

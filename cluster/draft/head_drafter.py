@@ -32,9 +32,6 @@ class HeadRequest(TreeRequest):
 
     span: Span | None = None
 
-    def drop_tree(self) -> None:
-        self.tree = self.span = None
-
     def part(self, num_rows: int) -> TextRows:
         """Rows of a pass, those of the last places, each of which sees the text and its path."""
         assert self.span is not None
@@ -112,10 +109,13 @@ class HeadDrafter(TreeDrafter[HeadRequest], Generic[Head]):
             if (given := read(request.request_id, request.text.token_ids)) is not None
         ]
 
+    def _forget_tree(self, request: HeadRequest) -> None:
+        request.tree = request.span = None
+
     def _advance(self, request: HeadRequest, kept_len: int, token_ids: TokenArray) -> None:
         is_followed = kept_len == len(request.text) and request.tree is not None
         request.text.truncate(kept_len)
         request.text.append(token_ids)
         if is_followed:
             self._learn(request)
-        request.drop_tree()
+        self._forget_tree(request)

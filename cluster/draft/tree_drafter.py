@@ -76,10 +76,6 @@ class TreeRequest(RequestState):
         self.tree, self.root_len = LiveTree(int(self.text.token_ids[-1])), len(self.text)
         return self.tree
 
-    def drop_tree(self) -> None:
-        """End the present tree."""
-        self.tree = None
-
     def expand(self, node: Node, ranking: Ranking, candidates: Sequence[tuple[int, float]]) -> None:
         """Add children to `node`.  candidates: (token, conditional probability), best first."""
         position = self.position_after(node)
@@ -199,7 +195,7 @@ class TreeDrafter(CommittedTextDrafter[Request]):
         return self._sharpness(request.group)
 
     def _forget_tree(self, request: Request) -> None:
-        request.drop_tree()
+        request.tree = None
 
     def _ranked(self, logits: torch.Tensor, rows: Sequence[RowContext]) -> Ranking:
         return rank_rows(logits, rows, self._options.num_candidates, self._vocabulary)

@@ -42,6 +42,15 @@ def prefix_hashes(token_ids: TokenArray, start: int = 0) -> HashArray:
     return powers * (np.cumsum(terms, dtype=np.uint64) + np.uint64(start))
 
 
+def common_prefix_len(left: TokenArray, right: TokenArray) -> int:
+    """The number of leading tokens that agree."""
+    length = min(len(left), len(right))
+    if not length:
+        return 0
+    differs = np.flatnonzero(left[:length] != right[:length])
+    return int(differs[0]) if len(differs) else length
+
+
 class TokenLog:
     """Tokens that are appended and cut off at the end, with poly64 at every length.
 

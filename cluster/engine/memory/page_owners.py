@@ -14,8 +14,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence as Indices
 
-import numpy as np
-
 from cluster.config.schema import EngineConfig
 from cluster.core import EMPTY_TREE, TokenArray, TokenTree
 from cluster.engine.memory.kv_cache import KVCache
@@ -23,6 +21,7 @@ from cluster.engine.memory.prefix_cache import CachedPage, PagePool, PrefixCache
 from cluster.engine.memory.sequence import NO_SLOTS, Sequence, Slots, kept_parents, starts_with
 from cluster.engine.memory.states import StateOwners
 from cluster.engine.work import Work
+from cluster.spec.token_log import common_prefix_len
 
 
 class PageOwners:
@@ -306,10 +305,3 @@ class PageOwners:
         """Empty the prefix cache of pages that nobody holds."""
         for pool in (*self.pools, self.states.pool):
             pool.clear_idle()
-
-
-def common_prefix_len(left: TokenArray, right: TokenArray) -> int:
-    """The number of leading tokens that agree."""
-    length = min(len(left), len(right))
-    differs = np.flatnonzero(left[:length] != right[:length])
-    return int(differs[0]) if len(differs) else length

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from cluster.config.schema import EngineConfig
-from cluster.engine.memory.page_owners import PageOwners, common_prefix_len
+from cluster.engine.memory.page_owners import PageOwners
 from cluster.engine.memory.prefix_cache import PagePool
 from cluster.engine.memory.sequence import Sequence
 from cluster.engine.paths import StepOutputs
@@ -21,6 +21,7 @@ from cluster.engine.taps import Taps
 from cluster.engine.work import Output, StepSummary
 from cluster.records import record
 from cluster.spec.step_profile import StepProfile
+from cluster.spec.token_log import common_prefix_len
 
 # A work that brings more tokens than these is a prefill; its tree says nothing of that.
 _SHORT_ROWS = 64
