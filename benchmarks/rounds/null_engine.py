@@ -15,9 +15,8 @@ import torch
 
 from cluster.core import TokenArray, TokenTree
 from cluster.engine.adapters import Adapters
-from cluster.engine.limits import EngineLimits
 from cluster.engine.schedule.scheduler import PromptPace
-from cluster.engine.work import Drawn, Output, StepSummary, Work
+from cluster.engine.work import Drawn, EngineLimits, Output, StepSummary, Work
 from cluster.spec.tree import depths
 
 VOCAB_SIZE = 49152

@@ -94,9 +94,9 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             "own_layers:LayerSkip", "options:LayerSkip", has_laws=True, is_inside=True
         ),
         "eagle3": Kind("eagle3:Eagle3", "options:Eagle3", is_inside=True),
-        "peagle": Kind("one_pass:Peagle", "options:Peagle", is_inside=True),
-        "medusa": Kind("one_pass:Medusa", "options:Medusa", is_inside=True),
-        "block": Kind("one_pass:Block", "options:Block", is_inside=True),
+        "peagle": Kind("head_drafter:Peagle", "options:Peagle", is_inside=True),
+        "medusa": Kind("head_drafter:Medusa", "options:Medusa", is_inside=True),
+        "block": Kind("head_drafter:Block", "options:Block", is_inside=True),
         "mtp": Kind("eagle3:Mtp", "options:Mtp", is_inside=True),
         "grammar": Kind("grammar:Grammar", is_inside=True),
         CASCADE: Kind("cascade:Cascade", "options:Cascade"),

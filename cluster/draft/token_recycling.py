@@ -27,9 +27,9 @@ from cluster.config.parse import NonNegativeInt, PositiveInt, Share
 from cluster.core import FloatArray, TokenArray, TokenTree
 from cluster.draft.base import DrafterContext, is_useful
 from cluster.draft.committed_text import by_key
-from cluster.draft.count_drafter import CountDrafter, CountState
 from cluster.draft.inside import StepRows, StepWants, host_of
 from cluster.draft.native import lookups as native
+from cluster.draft.suffix import CountDrafter, CountState
 from cluster.records import frozen
 from cluster.spec.tree import walk
 

@@ -22,7 +22,6 @@ from cluster.core import EMPTY_TOKENS, TokenArray, TokenTree
 from cluster.engine.adapters import Adapters
 from cluster.engine.cpu.growth import TreeGrower
 from cluster.engine.graphs.capture import Capture
-from cluster.engine.limits import EngineLimits
 from cluster.engine.loading import progress, self_check
 from cluster.engine.loading.inspection import check_sizes
 from cluster.engine.loading.model import ExtraLayers, LoadedModel, identify, load_model
@@ -43,7 +42,7 @@ from cluster.engine.schedule.batch import tapped
 from cluster.engine.schedule.scheduler import Launched, PromptPace, Scheduler
 from cluster.engine.step import Forward
 from cluster.engine.types import LayerSpec
-from cluster.engine.work import Drawn, Finish, Output, StepSummary, Work
+from cluster.engine.work import Drawn, EngineLimits, Finish, Output, StepSummary, Work
 from cluster.spec.step_profile import StepProfile
 
 __all__ = ["Engine", "Output", "StepSummary", "Work"]

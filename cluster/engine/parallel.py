@@ -9,7 +9,7 @@ here needs Ray: a target's process and its children (`cluster.worker.ranks`) cal
     engine = Engine.load(config)
     engine.follow()          # on every rank but 0; returns when rank 0 closes its engine
 
-Commands travel as `cluster.engine.commands` lays them out, on a channel of the ranks' own, which
+Commands travel as JSON, on a channel of the ranks' own, which
 waits for them without limit but notices a closed connection at once.  The model's collectives time
 out: after hours while ranks load, one faster than the other, and soon once all have loaded.
 """
@@ -22,26 +22,79 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
-
-# Not public: the collective that is done at once, of torch's own estimates of memory.
 from torch._C._distributed_c10d import FakeWork
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is public all the same
-
-# Not public, but what torch's own trainer (torchtitan) does after its first step.
 from torch.distributed.distributed_c10d import _get_default_store, _set_pg_timeout, _world
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.distributed import DistributedConfig
 
+from cluster.core import TokenTree, token_array
 from cluster.engine.channel import connect
-from cluster.engine.commands import Call, decode, encode
 from cluster.engine.types import LayerSpec
+from cluster.engine.work import Work
 from cluster.errors import ConfigError, ProtocolError, WorkerError
+
+# The calls on rank 0's engine that the other ranks repeat, and their form on the way.
+#
+# A message is the calls as JSON: of each its name and its arguments.  Nothing that arrives is run
+# but a call of these names.
+
+# Methods of the engine; the last one ends the others' work.
+CALLS = ("submit", "retain", "release", "forget_prefixes", "capture_ahead", "step", "close")
+# Of a work, what concerns the leading rank alone, or is served by one rank only.
+_UNTOLD = ("num_top", "adapter")
+
+# One of CALLS, and its arguments.
+Call = tuple[str, Sequence[Any]]
+
+
+def encode(calls: Sequence[Call]) -> bytes:
+    """The body of a message."""
+    return json.dumps(calls, default=_plain).encode()
+
+
+def _plain(value: Any) -> Any:
+    """A work, and what it consists of."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, bytes):
+        return value.hex()
+    return [getattr(value, each.name) for each in fields(value) if each.name not in _UNTOLD]
+
+
+def decode(body: bytes) -> list[Call]:
+    """The calls of a body; raises ProtocolError for anything else."""
+    try:
+        return [(name, _arguments(name, given)) for name, given in json.loads(body)]
+    except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
+        raise ProtocolError(f"a rank's commands cannot be read: {error}") from error
+
+
+def _arguments(name: str, given: Sequence[Any]) -> Sequence[Any]:
+    if name not in CALLS:
+        raise ProtocolError(f"a rank's commands hold one of the unknown kind {name!r}")
+    if name != "submit":
+        return given
+    request_id, base_len, delta, tree, num_cached_nodes, prefix_hash, tenant = given[0]
+    return [
+        Work(
+            request_id,
+            base_len,
+            token_array(delta),
+            TokenTree(*map(token_array, tree)),
+            num_cached_nodes,
+            prefix_hash,
+            bytes.fromhex(tenant),
+        )
+    ]
+
 
 # In the ranks' common store: seconds; and where rank 0 listens.
 _TIMEOUT_KEY, _HOST_KEY = "drafthouse/timeout_s", "drafthouse/host"

@@ -20,8 +20,8 @@ from tqdm import tqdm
 from cluster.config.schema import EngineConfig
 from cluster.core import TokenTree, token_array
 from cluster.engine.engine import Engine
+from cluster.engine.first_layers import part_of
 from cluster.engine.loading.model import LoadedModel, load_model
-from cluster.engine.loading.part import part_of
 from cluster.engine.work import Work, run_alone
 from cluster.errors import ConfigError
 from cluster.models.fingerprint import load_pretrained_tokenizer

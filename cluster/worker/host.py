@@ -16,10 +16,9 @@ from cluster.core import TokenArray
 from cluster.draft import registry
 from cluster.draft.inside import IndexArray, kv_layers_of
 from cluster.engine.engine import Engine
-from cluster.engine.first_layers import FirstLayers
+from cluster.engine.first_layers import FirstLayers, part_of
 from cluster.engine.graphs.capture import Capture, CudaCapture
 from cluster.engine.loading.model import LoadedModel
-from cluster.engine.loading.part import part_of
 from cluster.engine.memory.pool_sizes import gpu_share
 from cluster.engine.types import LayerSpec
 from cluster.errors import ConfigError

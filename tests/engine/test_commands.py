@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.core import TokenTree, token_array
-from cluster.engine.commands import CALLS, Call, decode, encode
 from cluster.engine.engine import Engine
+from cluster.engine.parallel import CALLS, Call, decode, encode
 from cluster.engine.work import Work
 from cluster.errors import ProtocolError
 

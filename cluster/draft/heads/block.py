@@ -8,7 +8,7 @@ it (DSpark).  The context's keys and values depend on one position each: they ca
 
 A block's rows are computed at once and know nothing of each other's drafts.  DSpark's Markov head
 makes up for that: it adds to a row's logits what the token drafted before it makes likely.  So does
-DFlash-2's selector (`cluster.draft.heads.dflash2`).
+DFlash-2's selector (`cluster.draft.heads.block_parts`).
 """
 
 from __future__ import annotations
@@ -26,9 +26,16 @@ from transformers.models.qwen3.modeling_qwen3 import (
     Qwen3RotaryEmbedding,
 )
 
+from cluster.draft.heads.block_parts import (
+    MARKOV_KINDS,
+    CandidateSelector,
+    ConfidenceHead,
+    ConvolvedLayer,
+    MarkovHead,
+    MarkovSpec,
+    SecondSpec,
+)
 from cluster.draft.heads.checkpoint import HeadConfig, HeadTarget, read_tensors
-from cluster.draft.heads.dflash2 import CandidateSelector, ConvolvedLayer, SecondSpec
-from cluster.draft.heads.dspark import MARKOV_KINDS, ConfidenceHead, MarkovHead, MarkovSpec
 from cluster.draft.heads.head import Head, HeadSpec, KeysValues, Sight, keys_values, planned
 from cluster.engine.attention.seam import LayerPlan
 

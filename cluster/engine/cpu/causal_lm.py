@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from cluster.engine.attention.cpu import NativePlan
+from cluster.engine.attention.backends import NativePlan
 from cluster.engine.attention.seam import AttentionStep
 from cluster.engine.cpu.kernels import CACHE_DTYPES, Kernels
 from cluster.engine.cpu.layers import NativeMLP, NativeRMSNorm

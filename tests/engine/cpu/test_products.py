@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from cluster.engine.attention.cpu import NativeBackend
+from cluster.engine.attention.backends import NativeBackend
 from cluster.engine.attention.sdpa import SdpaBackend
 from cluster.engine.cpu.kernels import Format, Kernels
 from cluster.models.grouped import GroupedWeight

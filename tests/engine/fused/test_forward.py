@@ -14,10 +14,9 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 
 from cluster.engine.engine import Engine
-from cluster.engine.first_layers import FirstLayers
+from cluster.engine.first_layers import FirstLayers, part_of
 from cluster.engine.fused import forward
 from cluster.engine.loading.model import load_model
-from cluster.engine.loading.part import part_of
 from cluster.engine.work import Work
 from cluster.spec.token_log import prefix_hash
 from tests.support.choices import by_day

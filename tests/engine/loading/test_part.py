@@ -10,9 +10,8 @@ import torch
 from cluster.config.schema import EngineConfig
 from cluster.core import TokenArray, token_array
 from cluster.engine.engine import Engine
-from cluster.engine.first_layers import FirstLayers
+from cluster.engine.first_layers import FirstLayers, part_of
 from cluster.engine.loading.model import LoadedModel, load_model
-from cluster.engine.loading.part import part_of
 from cluster.engine.work import Work
 from cluster.errors import ConfigError
 from tests.support.choices import by_day

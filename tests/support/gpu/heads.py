@@ -15,8 +15,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from cluster.core import EMPTY_TOKENS, Commit, DraftTask, SamplingParams, token_array
 from cluster.draft.base import DrafterContext
 from cluster.draft.eagle3 import Eagle3Drafter
+from cluster.draft.head_drafter import MedusaDrafter
 from cluster.draft.inside import StepRows
-from cluster.draft.one_pass import MedusaDrafter
 from cluster.draft.options import Eagle3Options, MedusaOptions
 from cluster.engine.types import LayerSpec
 from tests.support.draft.heads import random_eagle3, random_medusa
