@@ -20,8 +20,8 @@ from cluster.draft.live_tree import KEPT_SHARE, LiveTree, Node
 from cluster.draft.lm_request import LMRequest
 from cluster.draft.options import LMOptions
 from cluster.draft.tree_drafter import TreeDrafter
+from cluster.engine.cpu.causal_lm import GrowthRules
 from cluster.engine.cpu.growth import Growing
-from cluster.engine.cpu.structures import GrowthRules
 
 log = logging.getLogger(__name__)
 

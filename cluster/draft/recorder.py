@@ -41,7 +41,7 @@ from cluster.draft.recorded import (
 )
 from cluster.logs import OnceAMinute
 from cluster.plan.roster import lot_of
-from cluster.requests.fields import DEFAULT_TENANT, PROFILE_TENANT
+from cluster.requests.fields import PROFILE_TENANT
 
 log = logging.getLogger(__name__)
 
@@ -135,6 +135,11 @@ class _Recording:
         )
 
 
+def _hears(options: RecorderOptions, tenant: str) -> bool:
+    """True if requests of the tenant of this name are recorded."""
+    return options.tenants == "all" or (options.tenants == "unsalted" and tenant == UNSALTED)
+
+
 class _Memory:
     """Like `Folder`, in memory."""
 
@@ -170,12 +175,11 @@ class Keeper:
         self._folder = Folder(Path(options.folder)) if options.folder else None
         self._said = OnceAMinute()
         self._waiting: queue.Queue[Callable[[], None] | None] = queue.Queue(_MAX_WAITING)
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
 
     def start(self) -> None:
         """Keep the bounds from now on; what never serves must not delete what another one keeps."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
+        if self._thread.ident is None:
             self._thread.start()
 
     def keep(self, tenant: bytes, answer: RecordedAnswer) -> None:
@@ -189,7 +193,7 @@ class Keeper:
 
     def close(self, within_s: float = _OBEYS_EVERY_S) -> None:
         """Write what waits, and end."""
-        if self._thread is None:
+        if self._thread.ident is None:
             return
         with contextlib.suppress(queue.Full):
             self._waiting.put(None, timeout=within_s)
@@ -248,14 +252,12 @@ class Keeper:
         """Delete what is beyond the bounds, and of whom nothing is to be kept."""
         options = self._options
         oldest_s = self._wall() - 3600.0 * options.max_age_h
-        allowed = {"none": (), "unsalted": (UNSALTED,)}.get(options.tenants)
         for kept in (self._folder, self._memory):
             if kept is None:
                 continue
             names = {tenant: kept.names(tenant) for tenant in kept.tenants()}
             by_use = sorted(names, key=lambda each: max(names[each], default=""), reverse=True)
-            heard = [each for each in by_use if allowed is None or each in allowed]
-            heard = heard[: options.max_tenants]
+            heard = [each for each in by_use if _hears(options, each)][: options.max_tenants]
             for tenant, theirs in names.items():
                 room = options.max_tokens if tenant in heard else 0
                 dropped = []
@@ -321,8 +323,7 @@ class RecorderDrafter:
 
     def takes(self, request_id: str, tenant: bytes) -> bool:
         """See `Drafter`: requests of the tenants that are recorded, of which a share."""
-        heard = {"unsalted": tenant == DEFAULT_TENANT, "all": tenant != PROFILE_TENANT}
-        is_heard = heard.get(self._options.tenants, False)
+        is_heard = tenant != PROFILE_TENANT and _hears(self._options, tenant_name(tenant))
         return is_heard and lot_of(request_id) < self._options.share
 
     def release(self, request_ids: Sequence[str]) -> None:

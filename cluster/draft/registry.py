@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass, replace
 from functools import reduce
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, cast
 
 from cluster.config.parse import check_known, parse
@@ -32,12 +31,12 @@ from cluster.records import frozen
 from cluster.spec.native import trees
 
 # Those of the protocol `Drafter`, and what each class is called with.
-_METHODS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"observe": ("commits",), "propose": ("tasks",), "release": ("request_ids",)}
-)
-_OF_TEXT_DRAFTERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"draft": ("request", "max_nodes")}
-)
+_METHODS: Mapping[str, tuple[str, ...]] = {
+    "observe": ("commits",),
+    "propose": ("tasks",),
+    "release": ("request_ids",),
+}
+_OF_TEXT_DRAFTERS: Mapping[str, tuple[str, ...]] = {"draft": ("request", "max_nodes")}
 _CONSTRUCTOR = ("context", "options")
 
 
@@ -74,40 +73,34 @@ class NoOptions:
     """Settings of an external drafter that has none."""
 
 
-KINDS: Mapping[str, Kind] = MappingProxyType(
-    {
-        "lm": Kind("lm:LM", "options:LM", has_laws=True),
-        "prompt_lookup": Kind("suffix:Suffix", "suffix:PromptLookup"),
-        "suffix": Kind("suffix:Suffix"),
-        "ngram_cache": Kind("suffix:Suffix", "suffix:NgramCache"),
-        "prediction": Kind("suffix:Prediction"),
-        "token_recycling": Kind("token_recycling:TokenRecycling", is_inside=True),
-        "lookahead": Kind(
-            "token_recycling:TokenRecycling",
-            "token_recycling:Lookahead",
-            is_inside=True,
-        ),
-        "early_exit": Kind(
-            "own_layers:EarlyExit", "options:EarlyExit", has_laws=True, is_inside=True
-        ),
-        "layer_skip": Kind(
-            "own_layers:LayerSkip", "options:LayerSkip", has_laws=True, is_inside=True
-        ),
-        "eagle3": Kind("eagle3:Eagle3", "options:Eagle3", is_inside=True),
-        "peagle": Kind("head_drafter:Peagle", "options:Peagle", is_inside=True),
-        "medusa": Kind("head_drafter:Medusa", "options:Medusa", is_inside=True),
-        "block": Kind("head_drafter:Block", "options:Block", is_inside=True),
-        "mtp": Kind("eagle3:Mtp", "options:Mtp", is_inside=True),
-        "grammar": Kind("grammar:Grammar", is_inside=True),
-        CASCADE: Kind("cascade:Cascade", "options:Cascade"),
-        RECORDER: Kind("recorder:Recorder", "options:Recorder", is_inside=True),
-    }
-)
+KINDS: Mapping[str, Kind] = {
+    "lm": Kind("lm:LM", "options:LM", has_laws=True),
+    "prompt_lookup": Kind("suffix:Suffix", "suffix:PromptLookup"),
+    "suffix": Kind("suffix:Suffix"),
+    "ngram_cache": Kind("suffix:Suffix", "suffix:NgramCache"),
+    "prediction": Kind("suffix:Prediction"),
+    "token_recycling": Kind("token_recycling:TokenRecycling", is_inside=True),
+    "lookahead": Kind(
+        "token_recycling:TokenRecycling",
+        "token_recycling:Lookahead",
+        is_inside=True,
+    ),
+    "early_exit": Kind("own_layers:EarlyExit", "options:EarlyExit", has_laws=True, is_inside=True),
+    "layer_skip": Kind("own_layers:LayerSkip", "options:LayerSkip", has_laws=True, is_inside=True),
+    "eagle3": Kind("eagle3:Eagle3", "options:Eagle3", is_inside=True),
+    "peagle": Kind("head_drafter:Peagle", "options:Peagle", is_inside=True),
+    "medusa": Kind("head_drafter:Medusa", "options:Medusa", is_inside=True),
+    "block": Kind("head_drafter:Block", "options:Block", is_inside=True),
+    "mtp": Kind("eagle3:Mtp", "options:Mtp", is_inside=True),
+    "grammar": Kind("grammar:Grammar", is_inside=True),
+    CASCADE: Kind("cascade:Cascade", "options:Cascade"),
+    RECORDER: Kind("recorder:Recorder", "options:Recorder", is_inside=True),
+}
 _EXTERNAL = Kind("")  # what is believed of somebody else's
 # What replaces kinds that are gone.
-REMOVED: Mapping[str, str] = MappingProxyType(
-    {"openai": "serve a small model as kind: lm, or use the look-ups of kind: suffix"}
-)
+REMOVED: Mapping[str, str] = {
+    "openai": "serve a small model as kind: lm, or use the look-ups of kind: suffix"
+}
 
 
 def check(name: str, config: DrafterConfig) -> Any:

@@ -146,7 +146,11 @@ class StoredGroups(Mapping[str, GroupedWeight]):
     layers: the names of those to be there, None = all."""
 
     def __init__(self, folder: Path, layers: Collection[str] | None = None) -> None:
-        self._file = _opened(folder / GROUPED)
+        path = folder / GROUPED
+        # safetensors has no types for it.
+        self._file: Any = None
+        if path.is_file():
+            self._file = safe_open(path, "pt")
         self._keys: frozenset[str] = frozenset(self._file.keys() if self._file else ())
         found = (key.removesuffix(_Q) for key in sorted(self._keys) if key.endswith(_Q))
         self._names = {name: None for name in found if layers is None or name in layers}
@@ -155,7 +159,7 @@ class StoredGroups(Mapping[str, GroupedWeight]):
         return name in self._names
 
     def __getitem__(self, name: str) -> GroupedWeight:
-        if self._file is None or name not in self._names:
+        if name not in self._names:
             raise KeyError(name)
         q, scale = (self._file.get_tensor(name + part) for part in (_Q, _SCALE))
         is_narrow = q.dtype == torch.uint8
@@ -175,11 +179,6 @@ class StoredGroups(Mapping[str, GroupedWeight]):
 
     def __len__(self) -> int:
         return len(self._names)
-
-
-def _opened(path: Path) -> Any:
-    """The file, for which safetensors has no types; None where there is none."""
-    return safe_open(path, "pt") if path.is_file() else None
 
 
 # Weights in half the space: int8 with one scale a row, beside an ordinary Hugging Face config.

@@ -99,7 +99,7 @@ def _head(arguments: argparse.Namespace) -> None:
     run_together(
         arguments.processes, _learn_from_traffic if goes_on else _train_head, arguments, settings
     )
-    show_comparison(arguments, arguments.target, questions)
+    show_comparison(arguments, questions)
 
 
 def _train_head(arguments: argparse.Namespace, settings: HeadSettings) -> None:
@@ -158,13 +158,12 @@ def questions_of(arguments: argparse.Namespace) -> Questions | None:
     return None if asked is None else read_questions(Path(asked or _HELD_OUT))
 
 
-def show_comparison(
-    arguments: argparse.Namespace, target: str, questions: Questions | None
-) -> None:
+def show_comparison(arguments: argparse.Namespace, questions: Questions | None) -> None:
     """Print how the drafters in --models and the published ones do, in the main process."""
     if questions is None or not processes().is_main_process:
         return
     folders = [*PUBLISHED.glob("*/"), *arguments.models.glob("*/")]
+    target = arguments.target
     print(table(compare(target, drafters_of(target, folders), questions)))
 
 
@@ -177,7 +176,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
         )
     if arguments.target is None:
         raise ConfigError("--target: name the model whose drafters are compared")
-    show_comparison(arguments, arguments.target, questions_of(arguments))
+    show_comparison(arguments, questions_of(arguments))
 
 
 def _demo(arguments: argparse.Namespace) -> None:

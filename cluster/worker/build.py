@@ -115,7 +115,7 @@ def load_rank(config: Config, rank: int, leader: str) -> Engine:
     """Load one rank of the target; arguments as above."""
     with importing():
         from cluster.engine.cpu.threads import configure_threads
-        from cluster.engine.loading.room import await_room
+        from cluster.engine.loading.planned import await_room
         from cluster.engine.parallel import init_rank
         from cluster.worker.host import load_target_engine
 

@@ -173,11 +173,12 @@ def test_a_target_that_drafts_for_itself_is_always_accepted_and_another_less(
 def test_the_command_compares_what_lies_in_its_models_only_when_asked(
     llama_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    folder_for(tmp_path, llama_folder, target_of(str(llama_folder)))
-    training = ["eagle3", "x", "--target", "y", "--steps", "1", "--models", str(tmp_path)]
+    target = str(llama_folder)
+    folder_for(tmp_path, llama_folder, target_of(target))
+    training = ["eagle3", "x", "--target", target, "--steps", "1", "--models", str(tmp_path)]
     for words in ([], ["--evaluate", str(questions_file(tmp_path))]):
         arguments = parse(*training, *words)
-        show_comparison(arguments, str(llama_folder), questions_of(arguments))
+        show_comparison(arguments, questions_of(arguments))
         lines = capsys.readouterr().out.splitlines()
         assert len(lines) == (5 if words else 0), "two tasks of two drafters, and the heading"
     assert list(questions_of(parse(*training, "--evaluate"))) == ["code", "prose"]

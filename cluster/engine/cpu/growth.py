@@ -16,8 +16,7 @@ import numpy.typing as npt
 import torch
 
 from cluster.core import TokenTree
-from cluster.engine.cpu.causal_lm import NativeForward
-from cluster.engine.cpu.structures import GrowingTree, GrowthRules
+from cluster.engine.cpu.causal_lm import GrowingTree, GrowthRules, NativeForward
 from cluster.engine.draw.native import RankedDraw
 from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.memory.sequence import Sequence

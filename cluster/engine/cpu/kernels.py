@@ -84,7 +84,7 @@ class Kernels(DrawKernels):
     per key head at most.  block: outputs that a packed weight's blocks hold.  multiplies_bf16:
     whether BF16_PRODUCTS has instructions here; without any it gives nearly the same numbers,
     slowly.  products: the instructions that multiply groups, a name in `cpp.products`.  library:
-    what takes `structures.py`'s structures is called by those who fill them.  build, sources: see
+    what takes structures is called by those who fill them.  build, sources: see
     `cpp.Native`.
     """
 

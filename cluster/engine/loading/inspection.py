@@ -20,13 +20,13 @@ from cluster.config.schema import EngineConfig
 from cluster.engine.adapters import check_fits
 from cluster.engine.attention.backends import check_name
 from cluster.engine.cpu import kernels
-from cluster.engine.device import MachinePaths, check_can_compile, resolve_device
-from cluster.engine.loading.few_bits import (
+from cluster.engine.cpu.narrow import (
     check_few_bits,
     computed_instead,
     may_stay_narrow,
     planned_weights,
 )
+from cluster.engine.device import MachinePaths, check_can_compile, resolve_device
 from cluster.engine.loading.model_config import (
     built,
     cached_layers,

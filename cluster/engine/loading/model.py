@@ -19,7 +19,17 @@ from cluster.engine.adapters import AdapterShelf
 from cluster.engine.attention import backends, seam
 from cluster.engine.cpu.causal_lm import NativeForward, native_forward
 from cluster.engine.cpu.layers import fuse_layers
-from cluster.engine.cpu.narrow import are_same_experts, can_widen, check_reproducible
+from cluster.engine.cpu.narrow import (
+    are_same_experts,
+    can_widen,
+    check_few_bits,
+    check_reproducible,
+    computed_instead,
+    few_bits,
+    may_stay_narrow,
+    multiply_narrow,
+    served_weights,
+)
 from cluster.engine.cpu.packed_linear import choose_kernels, is_native, pack_linears
 from cluster.engine.cpu.threads import divide_cores
 from cluster.engine.device import (
@@ -30,14 +40,6 @@ from cluster.engine.device import (
     return_freed_memory,
     warn_of_emulation,
     warn_of_hidden_gpu,
-)
-from cluster.engine.loading.few_bits import (
-    check_few_bits,
-    computed_instead,
-    few_bits,
-    may_stay_narrow,
-    multiply_narrow,
-    served_weights,
 )
 from cluster.engine.loading.inspection import (
     Description,

@@ -1,4 +1,5 @@
-"""The memory that a model will take, by its configuration: before its weights are loaded, or here.
+"""The memory that a model will take, by its configuration: before its weights are loaded, or here;
+and the wait for it.
 
 Parameters are counted on transformers' own modules, which are built without memory for them.  On a
 CPU weights take another space than the files: our kernels keep linear layers in bfloat16 or in few
@@ -8,8 +9,10 @@ bfloat16.
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatch
 from operator import mul
 from pathlib import Path
@@ -19,10 +22,9 @@ import torch
 
 from cluster.config.schema import EngineConfig
 from cluster.engine.cpu import kernels
-from cluster.engine.cpu.narrow import LINEAR_SHARE
+from cluster.engine.cpu.narrow import LINEAR_SHARE, ROUNDED_BITS, may_stay_narrow, wanted_format
 from cluster.engine.cpu.packed_linear import plain_share
 from cluster.engine.device import resolve_device, resolve_dtype
-from cluster.engine.loading.few_bits import ROUNDED_BITS, may_stay_narrow, wanted_format
 from cluster.engine.loading.inspection import Description, check_packages
 from cluster.engine.loading.model_config import cached_layers, quantised_by, without_weights
 from cluster.engine.memory.kv_cache import layer_groups
@@ -39,6 +41,7 @@ from cluster.engine.memory.pool_sizes import (
 )
 from cluster.errors import ConfigError
 from cluster.models.experts import unstacked
+from cluster.models.resolve import resolve
 from cluster.models.weights import GROUPED, header_of, stored_bytes
 from cluster.records import frozen
 
@@ -275,3 +278,52 @@ def _group_bytes(folder: Path) -> dict[str, int]:
         layer = name.rpartition(".")[0]
         groups[layer] = groups.get(layer, 0) + int(end) - int(start)
     return groups
+
+
+# Waits for the memory of a GPU that a process before this one still holds.
+#
+# A replica that takes another's place is raised beside it while it ends; what it had is free a
+# moment later.
+
+log = logging.getLogger(__name__)
+
+# A process that is ended with gigabytes of pinned memory takes some seconds.
+_PATIENCE_S = 60.0
+_STEP_S = 0.5
+
+
+def await_room(
+    config: EngineConfig,
+    memory: Callable[[torch.device], tuple[int, int]] = torch.cuda.mem_get_info,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Return once the model's weights have room on its GPU, or after 60 s: then loading says what
+    is missing.
+
+    memory: a device's free and total bytes."""
+    device = resolve_device(config.device)
+    # What several devices or fewer bits take, transformers knows alone.
+    if device.type != "cuda" or config.device_map is not None or config.quantization is not None:
+        return
+    if config.tensor_parallel > 1:
+        device = torch.device("cuda")  # the rank's own, which is the current one
+    wanted = stored_bytes(resolve(config.model)) // config.tensor_parallel
+    # As the KV cache is measured, which is to be more than nothing.
+    left_to_others = 0.0 if config.num_pages else 1.0 - gpu_share(config)
+    deadline = clock() + _PATIENCE_S
+
+    def missing() -> float:
+        free, total = memory(device)
+        return wanted + left_to_others * total - free
+
+    if (short := missing()) > 0:
+        log.warning(
+            "waiting for memory of the GPU, %.0f s at most device=%s missing_gb=%.1f: another "
+            "process has it, which may be ending",
+            _PATIENCE_S,
+            device,
+            short / 1e9,
+        )
+    while missing() > 0 and clock() < deadline:
+        sleep(_STEP_S)

@@ -16,9 +16,9 @@ from cluster import cpp
 from cluster.config.parse import parse
 from cluster.config.schema import Config, EngineConfig
 from cluster.engine.cpu import kernels as native
+from cluster.engine.cpu.narrow import check_few_bits
 from cluster.engine.engine import Engine
 from cluster.engine.loading import model
-from cluster.engine.loading.few_bits import check_few_bits
 from cluster.engine.loading.inspection import check_loadable
 from cluster.engine.loading.model import load_model
 from cluster.engine.state import engine_state

@@ -8,7 +8,7 @@ import torch
 
 from cluster.config.schema import Config, EngineConfig, TargetConfig
 from cluster.engine.cpu import threads
-from cluster.engine.loading import room
+from cluster.engine.loading import planned
 from cluster.worker import build, host
 from tests.support.clock import FakeClock
 
@@ -30,7 +30,7 @@ class Card:
 
     def await_room(self, config: EngineConfig) -> float:
         """How long it waited."""
-        room.await_room(config, self.memory, self.clock, self.sleep)
+        planned.await_room(config, self.memory, self.clock, self.sleep)
         return self.clock()
 
     def sleep(self, time_s: float) -> None:
@@ -40,7 +40,7 @@ class Card:
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineConfig:
     """Of 16 GB of weights."""
-    monkeypatch.setattr(room, "resolve_device", lambda name: torch.device(name))
+    monkeypatch.setattr(planned, "resolve_device", lambda name: torch.device(name))
     (tmp_path / "config.json").write_text("{}")
     with (tmp_path / "model.safetensors").open("wb") as file:
         file.truncate(16 * GB)  # a hole: it takes no space
@@ -78,7 +78,7 @@ def test_a_target_waits_before_it_is_loaded(config: EngineConfig, monkeypatch: p
         assert found is config
         raise Waited
 
-    monkeypatch.setattr(room, "await_room", wait)
+    monkeypatch.setattr(planned, "await_room", wait)
     monkeypatch.setattr(threads, "configure_threads", lambda _: None)
     monkeypatch.setattr(host, "load_target_engine", None)
     with pytest.raises(Waited):

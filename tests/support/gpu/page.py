@@ -11,7 +11,7 @@ from transformers.models.auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from cluster.config.schema import EngineConfig
-from cluster.engine.loading.few_bits import check_few_bits
+from cluster.engine.cpu.narrow import check_few_bits
 from cluster.engine.loading.inspection import check_servable, check_splittable
 from cluster.engine.loading.model_config import SINCE, served_part
 from cluster.errors import ConfigError
