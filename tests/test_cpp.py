@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from cluster import cpp
-from cluster.engine.cpu import kernels, structures
+from cluster.engine.cpu import causal_lm, kernels
 from cluster.engine.draw import native
 from cluster.errors import ConfigError
 from cluster.spec.native import trees
@@ -129,8 +129,8 @@ def test_it_can_be_switched_off_and_no_other_value_means_anything(
 @pytest.mark.parametrize(
     ("place", "names"),
     [
-        (structures, {"DecoderLayer": "Weights", "Growth": "GrowthRules"}),
-        (structures, dict.fromkeys(["Rows", "RankedDraw", "GrowingModel", "GrowingTree"])),
+        (causal_lm, {"DecoderLayer": "Weights", "Growth": "GrowthRules"}),
+        (causal_lm, dict.fromkeys(["Rows", "RankedDraw", "GrowingModel", "GrowingTree"])),
         (native, {"DrawShare": None}),
         (trees, {name: f"_{name}" for name in ("Held", "Merged", "Checked", "Scored")}),
     ],
