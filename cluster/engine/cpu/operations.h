@@ -21,7 +21,7 @@ struct Attention {
     long window;
 };
 
-/* As in structures.py.  Biases, query_norm and key_norm may be null. */
+/* As in causal_lm.py.  Biases, query_norm and key_norm may be null. */
 struct DecoderLayer {
     const float *input_norm, *post_norm, *query_norm, *key_norm;
     const void *qkv, *out, *gate_up, *down;
@@ -32,7 +32,7 @@ struct DecoderLayer {
     int32_t is_rotated; /* whether queries and keys are turned by their positions */
 };
 
-/* As in structures.py.  cos, sin: [rows, head_dim]; slots: [rows]; the others as in attention.  The
+/* As in causal_lm.py.  cos, sin: [rows, head_dim]; slots: [rows]; the others as in attention.  The
  * caches hold floats, or bfloat16. */
 struct Rows {
     const float *cosines, *sines;
