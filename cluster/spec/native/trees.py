@@ -4,6 +4,7 @@ have sent, to their merge, and to their fates."""
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -92,51 +93,6 @@ class MergedTrees:
     places: Indices
 
 
-def _fields(kind: type[Any], names: str) -> tuple[tuple[str, type[Any]], ...]:
-    return tuple((name, kind) for name in names.split())
-
-
-class _Held(ctypes.Structure):
-    """trees.h's Held."""
-
-    _fields_ = (
-        *_fields(ctypes.c_int64, "num_trees num_groups num_knots"),
-        *_fields(ctypes.c_void_p, "counts committed_counts groups fits tokens parents committed"),
-        *_fields(ctypes.c_void_p, "claimed calibrated weights"),
-    )
-
-
-class _Merged(ctypes.Structure):
-    """trees.h's Merged."""
-
-    _fields_ = (
-        *_fields(ctypes.c_void_p, "roots starts parents owners places tokens claimed calibrated"),
-        *_fields(ctypes.c_void_p, "merged_starts merged_parents merged_owners merged_tokens"),
-        *_fields(ctypes.c_void_p, "merged_survival"),
-    )
-
-
-class _Checked(ctypes.Structure):
-    """trees.h's Checked."""
-
-    _fields_ = (
-        *_fields(ctypes.c_int64, "num_trees num_ids"),
-        *_fields(ctypes.c_void_p, "counts tokens parents survivals"),
-        *_fields(ctypes.c_double, "max_survival growth_factor growth"),
-    )
-
-
-class _Scored(ctypes.Structure):
-    """trees.h's Scored."""
-
-    _fields_ = (
-        *_fields(ctypes.c_int64, "num_trees num_lengths num_bins num_forecast_bins num_knots few"),
-        *_fields(ctypes.c_void_p, "counts followed_counts base_lens lengths tokens parents"),
-        *_fields(ctypes.c_void_p, "followed claimed next_steps scores accepted"),
-        *_fields(ctypes.c_double, "tree_decay node_decay"),
-    )
-
-
 _functions = NativeFunctions(
     Path(__file__).parent,
     {
@@ -148,14 +104,16 @@ _functions = NativeFunctions(
 is_available = _functions.are_here
 
 
-def _call(name: str, *given: tuple[type[ctypes.Structure], Sequence[Any]]) -> Any:
-    """Call a function with structures of these values; of arrays, their addresses.  The result is
-    of use where there is one."""
-    structures = [
-        kind(*(each.ctypes.data if isinstance(each, np.ndarray) else each for each in values))
-        for kind, values in given
-    ]
-    return _functions[name](*map(ctypes.byref, structures))
+def _call(name: str, *structures: Sequence[Any]) -> Any:
+    """Call a function with structures of trees.h, each given by its fields in their order; the
+    result is of use where there is one."""
+    return _functions[name](*map(_packed, structures))
+
+
+def _packed(fields: Sequence[Any]) -> bytes:
+    """A structure, whose fields are words of 8 bytes: numbers, and of arrays their addresses."""
+    words = [each.ctypes.data if isinstance(each, np.ndarray) else each for each in fields]
+    return struct.pack("".join("d" if isinstance(each, float) else "q" for each in words), *words)
 
 
 def _flat(arrays: Iterable[npt.NDArray[Any]], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -186,10 +144,10 @@ def are_sound(
         len(trees),
         num_ids,
         *_columns(trees),
-        None if survivals is None else _flat(survivals, np.float32),
+        0 if survivals is None else _flat(survivals, np.float32),
         *bounds,
     )
-    return bool(_call("are_sound", (_Checked, given)))
+    return bool(_call("are_sound", given))
 
 
 def merge_trees(trees: Sequence[Held], num_groups: int) -> MergedTrees:
@@ -229,7 +187,7 @@ def merge_trees(trees: Sequence[Held], num_groups: int) -> MergedTrees:
     claimed, calibrated, survival = np.empty((3, num_nodes), np.float32)
     found = (roots, starts, parents, owners, places, tokens, claimed, calibrated)
     merged = (ends, above, groups, merged_tokens, survival)
-    _call("merge_trees", (_Held, given), (_Merged, (*found, *merged)))
+    _call("merge_trees", given, (*found, *merged))
     left, union = slice(int(starts[-1])), slice(int(ends[-1]))
     return MergedTrees(
         roots,
@@ -279,5 +237,5 @@ def score_trees(
         tree_decay,
         NODE_DECAY,
     )
-    _call("score_trees", (_Scored, given))
+    _call("score_trees", given)
     return accepted.tolist()
