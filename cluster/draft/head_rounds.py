@@ -27,8 +27,8 @@ from cluster.draft.options import Eagle3Options
 from cluster.engine.graphs.capture import Capture, Replay, Staging
 from cluster.engine.types import AttentionOptions
 from cluster.records import record
+from cluster.spec.draw import gumbel_of_words
 from cluster.spec.noise import MASK32, philox
-from cluster.spec.noise_torch import gumbel_of_words
 from cluster.spec.params import divisor
 
 # Texts of a round; with more, a pass has work for the whole device, and its launches are no matter.

@@ -1,7 +1,7 @@
 """Counter-based Gumbel noise: a pure function of (seed, output position, token id, stream).
 
 The integers come from Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as
-1, 2, 3"), so there is no generator state to keep, to send or to lose.  `noise_torch` draws the
+1, 2, 3"), so there is no generator state to keep, to send or to lose.  `draw` draws the
 same integers on any device; committed test vectors hold both to it.
 """
 

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.core import SamplingParams, TokenArray
-from cluster.spec.draw import DrawRows, begin_draw, gap_of, winner_among
+from cluster.spec.draw import DrawRows, begin_draw, gap_of, gumbel_rows, winner_among
 from cluster.spec.noise import gumbel_row
-from cluster.spec.noise_torch import gumbel_rows
 from cluster.spec.sampling import NUM_CANDIDATES, is_truncated, pack, scale
 from tests.spec.test_sampling import EXTREME_LAWS, LAWS, ROWS, reference_survivors
 

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from cluster.spec import noise_torch
-from cluster.spec.noise import gumbel, gumbel_row, philox, random_words
-from cluster.spec.noise_torch import (
+from cluster.spec import draw
+from cluster.spec.draw import (
     gumbel_of_words,
     gumbel_rows,
     gumbel_rows_eager,
     philox_words,
 )
+from cluster.spec.noise import gumbel, gumbel_row, philox, random_words
 
 ALL_ONES = 0xFFFFFFFF
 
@@ -115,7 +115,7 @@ def test_many_rows_are_computed_in_parts_of_bounded_size(monkeypatch: pytest.Mon
         sizes.append(some.shape[1])
         return philox_words(some, vocab_size)
 
-    monkeypatch.setattr(noise_torch, "philox_words", counted)
+    monkeypatch.setattr(draw, "philox_words", counted)
     of_rows = keys(*((5, position, 1) for position in range(70)))
     rows = gumbel_rows_eager(of_rows, 40)
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from cluster.worker import priority
-from cluster.worker.devices import devices_of
+from cluster.worker.build import devices_of
 
 SCRIPT = """
 import os

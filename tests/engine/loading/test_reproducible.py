@@ -11,7 +11,7 @@ from cluster.core import TokenTree
 from cluster.engine.cpu import kernels
 from cluster.engine.engine import Engine, Work
 from cluster.errors import ConfigError
-from cluster.worker.devices import native_build
+from cluster.worker.build import native_build
 from tests.support.choices import by_day
 from tests.support.engine.driver import Factory, load_engine, prompt, random_tree, rows, run
 from tests.support.engine.native import needs_native
