@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import field, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -29,12 +29,12 @@ class InFlight:
     float32[n], calibrated.
     """
 
-    tree: TokenTree = EMPTY_TREE
-    sources: SourceBits = field(default_factory=lambda: NO_SOURCES)
-    survival: FloatArray = field(default_factory=lambda: EMPTY_FLOATS)
+    tree: TokenTree
+    sources: SourceBits
+    survival: FloatArray
 
 
-PLAIN = InFlight()
+PLAIN = InFlight(EMPTY_TREE, NO_SOURCES, EMPTY_FLOATS)
 
 
 @frozen
@@ -223,12 +223,12 @@ def _note(rows: Sequence[tuple[Text, str, Held]], found: MergedTrees) -> None:
             continue
         if root >= 0:
             held.base_len = len(text.tokens)
-        if root >= 0 and (held.sources is not None or held.laws):
-            kept = below(held.tree.parents, root)
-            if held.sources is not None:
-                held.sources = held.sources[kept]
-            places = {root: -1, **{node: place for place, node in enumerate(kept.tolist())}}
-            held.laws = {places[at]: law for at, law in held.laws.items() if at in places}
+            if held.sources is not None or held.laws:
+                kept = below(held.tree.parents, root)
+                if held.sources is not None:
+                    held.sources = held.sources[kept]
+                places = {root: -1, **{node: place for place, node in enumerate(kept.tolist())}}
+                held.laws = {places[at]: law for at, law in held.laws.items() if at in places}
         nodes = found.left.span(index)
         held.tree, held.survival = trees[index], found.claimed[nodes]
         held.calibrated = found.calibrated[nodes]

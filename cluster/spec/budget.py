@@ -148,6 +148,9 @@ class Exploration:
         return True
 
 
+_NO_OUTCOMES = (0, 0.0, 0.0, 0.0, 0.0)
+
+
 class Standing:
     """How the drafters of one text have fared in it.
 
@@ -162,7 +165,7 @@ class Standing:
 
     def note(self, drafter: str, place: int, accepted: int) -> None:
         """Enter an outcome; place: the length of the text at the tree's root."""
-        known_at, num, total, num_late, late = self._sums.get(drafter, (place, 0.0, 0.0, 0.0, 0.0))
+        known_at, num, total, num_late, late = self._sums.get(drafter, _NO_OUTCOMES)
         age = max(place - known_at, 0)
         kept, kept_late = _KEPT**age, (1.0 - evidence.RECENT) ** age
         num, total = kept * num + 1.0, kept * total + accepted
@@ -179,7 +182,7 @@ class Standing:
 
     def expected(self, drafter: str, place: int, prior: float) -> float:
         """Return the tokens to expect of a drafter's best few nodes.  prior: in other texts."""
-        known_at, num, total, _, _ = self._sums.get(drafter, (place, 0.0, 0.0, 0.0, 0.0))
+        known_at, num, total, _, _ = self._sums.get(drafter, _NO_OUTCOMES)
         kept = _KEPT ** max(place - known_at, 0)
         return (evidence.PRIOR * prior + kept * total) / (evidence.PRIOR + kept * num)
 

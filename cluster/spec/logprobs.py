@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -44,8 +42,6 @@ def token_logprobs(
     chosen = laws.gather(1, sent(token_ids.astype(np.int64), laws.device).unsqueeze(1))
     ranks = received((laws > chosen).sum(dim=1).add_(1)).tolist()
     values = received(chosen.squeeze(1)).tolist()
-    if num_top <= 0:
-        return tuple(map(TokenLogprob, values, itertools.repeat(()), ranks))
     top = _top(laws, num_top)
     rows = zip(values, ranks, top.token_ids.tolist(), top.logprobs.tolist(), strict=True)
     return tuple(

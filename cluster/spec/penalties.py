@@ -16,7 +16,7 @@ import torch
 from cluster.core import SamplingParams, TokenArray, TokenTree
 from cluster.records import record
 from cluster.spec.transfer import sent
-from cluster.spec.tree import ancestor_mask
+from cluster.spec.tree import Indices, ancestor_mask
 
 # Float32 can still hold a number of this size after it is multiplied by a count and added to a
 # logit.
@@ -112,7 +112,7 @@ def penalise(logits: torch.Tensor, sequences: Sequence[PenalisedRows]) -> None:
     logits[rows] = values
 
 
-def _path_pairs(sequences: Sequence[PenalisedRows], sizes: Sequence[int]) -> npt.NDArray[np.int64]:
+def _path_pairs(sequences: Sequence[PenalisedRows], sizes: Sequence[int]) -> Indices:
     """Return (row, token) for every row and every token on its path, int64[2, pairs]; rows of all
     `sequences` are numbered together."""
     found, base = [np.empty((2, 0), dtype=np.int64)], 1
@@ -146,10 +146,9 @@ class TokenBias:
         logits.index_add_(1, self.token_ids, self.values.expand(len(logits), -1))
 
 
-def ban(logits: torch.Tensor, rows: Sequence[int], token_ids: torch.Tensor) -> None:
+def ban(logits: torch.Tensor, rows: Indices, token_ids: torch.Tensor) -> None:
     """Make `token_ids` (int64[k]) impossible at the given rows, in place."""
-    index = sent(np.array(rows, np.int64), logits.device)
-    logits[index.unsqueeze(1), token_ids] = -torch.inf
+    logits[sent(rows, logits.device).unsqueeze(1), token_ids] = -torch.inf
 
 
 # What decides, e.g. for a grammar, which tokens may be drawn at all, and how it is applied.

@@ -156,11 +156,9 @@ def among_greatest(
         num_candidates = NUM_CANDIDATES if scaled.device.type == "cpu" else _NUM_CANDIDATES_ON_GPU
     values, token_ids = scaled.topk(min(num_candidates, scaled.shape[1]), dim=1)
     cutoffs = _cutoffs(values, scaled, laws)
-    if values.shape[1] == scaled.shape[1]:
-        complete = torch.ones_like(cutoffs, dtype=torch.bool)
-        return Survivors(cutoffs, values, token_ids, complete), complete
+    has_all = values.shape[1] == scaled.shape[1]
     # A kept last value means that more may follow: a longer nucleus, or ties with it.
-    complete = values[:, -1] < cutoffs
+    complete = torch.ones_like(cutoffs).bool() if has_all else values[:, -1] < cutoffs
     # Without top-k and top-p the greatest logit alone determines a cutoff.
     is_open = (laws.top_p < 1.0) | ((laws.top_k > 0) & (laws.top_k < scaled.shape[1]))
     return Survivors(cutoffs, values, token_ids, complete), complete | ~is_open

@@ -58,17 +58,17 @@ class DraftLease(LinkEnd[ProposalFrame]):
     def __init__(self, number: int, link: DraftLink, take_time: Callable[[], float]) -> None:
         """number: the name space of the link's request ids.  take_time: returns the seconds of the
         drafter of which no link was told yet."""
-        self._news: dict[tuple[str, type[News]], News] = {}
-        super().__init__(number, link, self._news)
+        super().__init__(number, link)
+        self.unread: dict[tuple[str, type[News]], News] = {}
         self.load = self._next_load = DrafterLoad()
         self._take_time = take_time
 
     def next_frame(self) -> ProposalFrame | None:
         """See `Outbox.next_frame`."""
-        if not self._news and self.load == self._next_load:
+        if not self.unread and self.load == self._next_load:
             return None
-        news, self.load = [*self._news.values()], self._next_load
-        self._news.clear()
+        news, self.load = [*self.unread.values()], self._next_load
+        self.unread.clear()
         return ProposalFrame(
             _of(Proposal, news),
             _of(Observation, news),
@@ -83,7 +83,7 @@ class DraftLease(LinkEnd[ProposalFrame]):
         self._call_soon(self._put, named, load)
 
     def _put(self, news: Iterable[News], load: DrafterLoad) -> None:
-        self._news.update({(each.request_id, type(each)): each for each in news})
+        self.unread.update({(each.request_id, type(each)): each for each in news})
         self._next_load = load
         self.wake()
 

@@ -42,18 +42,18 @@ class LinkEnd(Outbox[S]):
 
     Inside the worker a request's id has the link's prefix, because coordinators choose ids
     independently.  Its methods for what is to be sent may be called from any thread: the loop runs
-    them in the order of the calls.  what, max_unread: what its peer leaves unread, and how many.
+    them in the order of the calls.  unread: what is not sent yet; what, max_unread: its name, and
+    the most of it.
     """
 
     what: ClassVar[str]
     max_unread: ClassVar[int]
+    unread: Sized
 
-    def __init__(self, number: int, link: Link[S, Any], unread: Sized) -> None:
-        """unread: what is not sent yet."""
+    def __init__(self, number: int, link: Link[S, Any]) -> None:
         super().__init__(link)
         self.number = number
         self.prefix = f"{number}/"
-        self._unread = unread
         self._loop = asyncio.get_running_loop()
         self.is_behind = False  # the thread has as many frames to take as may wait
 
@@ -67,8 +67,8 @@ class LinkEnd(Outbox[S]):
         Raises CapacityError where the coordinator does not read what it is told."""
         num_handed = 0
         async for frame in self.link:
-            if len(self._unread) > self.max_unread:
-                said = f"{len(self._unread)} {self.what} are unread; read what is sent"
+            if len(self.unread) > self.max_unread:
+                said = f"{len(self.unread)} {self.what} are unread; read what is sent"
                 raise CapacityError(said)
             self.hear(frame)
             mail.put(partial(apply, self, frame))
@@ -156,8 +156,8 @@ class TargetStream(LinkEnd[VerdictFrame]):
     what, max_unread = "frames", 4 * MAX_UNACKNOWLEDGED
 
     def __init__(self, number: int, link: Link[VerdictFrame, StepFrame]) -> None:
-        self._frames = deque[VerdictFrame]()
-        super().__init__(number, link, self._frames)
+        super().__init__(number, link)
+        self.unread: deque[VerdictFrame] = deque()
         self.is_heard = False  # since the watch over silence looked
         self.serial = 0
         self.acknowledged = 0
@@ -189,11 +189,11 @@ class TargetStream(LinkEnd[VerdictFrame]):
 
     def next_frame(self) -> VerdictFrame | None:
         """See `Outbox.next_frame`."""
-        return self._frames.popleft() if self._frames else None
+        return self.unread.popleft() if self.unread else None
 
     def _put(self, frame: VerdictFrame) -> None:
         self.serial += 1
-        self._frames.append(replace(frame, serial=self.serial))
+        self.unread.append(replace(frame, serial=self.serial))
         self.wake()
 
 
@@ -246,7 +246,7 @@ class TargetStreams:
 
     def close(self, stream: TargetStream) -> None:
         self._open.remove(stream)
-        if stream.counts and self._open:
+        if self._open:
             self._open[0].counts = True
         self._tell_all()
 

@@ -18,7 +18,7 @@ from cluster.core import Clock
 from cluster.messages import StepReport, TextVerdict, VerdictFrame, WorkerDescription
 from cluster.plan.controller import Controller
 from cluster.plan.fence import Fence
-from cluster.plan.in_flight import PLAIN, InFlight, Moment, Plan, Round
+from cluster.plan.in_flight import PLAIN, Moment, Plan, Round
 from cluster.requests.fields import NO_LAWS, PlainWhy
 from cluster.spec.budget import NO_DRAFTS, Ask
 from cluster.worker.mailbox import TargetStream
@@ -170,7 +170,7 @@ class StepLoop:
         rows = min(self._max_rows // 4, self._verifier.pace.beside_others)
         rows //= max(sum(text.is_scored for text in others), 1)
         for text in others:
-            text.in_flight, text.chosen_at = InFlight(text.forced_tree(rows)), None
+            text.in_flight, text.chosen_at = replace(PLAIN, tree=text.forced_tree(rows)), None
         return [] if begun else ready
 
     def _plan(self, decoding: Sequence[TargetText]) -> Plan:

@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -91,7 +91,7 @@ class Grammars:
         self.compiler = compiler
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
-        self._compiling: Executor = ThreadPoolExecutor(1, "grammar-compile")
+        self._compiling = ThreadPoolExecutor(1, "grammar-compile")
 
     def open_hook(self, text: TargetText) -> GrammarHook | None:
         """Return the hook of a text; None without a grammar.

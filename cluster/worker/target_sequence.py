@@ -151,9 +151,9 @@ class TargetSequence:
 
 
 class BatchDraws:
-    """The target's draws of each sequence of a step; the first ones are under way at once.
+    """The target's draws of each sequence of a step.
 
-    token_ids: int32[rows] of these, on the logits' device; see `Draws`, and `TargetSequence.start`.
+    first: of those that are under way at once; see `TargetSequence.start`.
     """
 
     def __init__(
@@ -173,20 +173,14 @@ class BatchDraws:
         for each in coupled:
             each.start, start = start, start + each.num_rows
             each.ask_hook()
-        self._draws = _draw_all(coupled, native, fused) if coupled else _NO_DRAWS
-        self.token_ids = self._draws.token_ids
-
-    @property
-    def on_device(self) -> TokenArray:
-        """`token_ids` on the host, once the device has drawn them."""
-        return self._draws.on_device
+        self.first = _draw_all(coupled, native, fused) if coupled else _NO_DRAWS
 
     def taken(self) -> list[TokenArray | None]:
         """Return int32[n + 1] of each sequence, -1 for a row without a valid law; None: its law of
         acceptance draws nothing beforehand (`cluster.worker.step_rows`).
 
         If a sequence's output is given, its tokens replace the draws."""
-        token_ids = self._draws.taken()
+        token_ids = self.first.taken()
         found = [
             _forced(each, token_ids[each.rows]) if each.params.is_coupled else None
             for each in self._batch
@@ -229,20 +223,19 @@ def _draw_all(
     native: DrawKernels | None,
     fused: FusedDraw | None,
 ) -> Draws:
-    is_adjusted, masks = any(map(_is_adjusted, batch)), [each.mask for each in batch]
+    is_adjusted = any(map(_is_adjusted, batch))
     if any(each.truncated and each.params.temperature > 0.0 for each in batch):
         native = None
     own = [each.logits for each in batch]
     if native is not None and not is_adjusted:
-        return _draw_natively(batch, own, masks, native)
-    logits = own[0] if len(batch) == 1 else torch.cat(own)
-    if is_adjusted or any(mask is not None for mask in masks):
-        # The engine's tensors stay as they are: log-probabilities are those of the raw law.
-        logits = logits.clone() if len(batch) == 1 else logits
+        return _draw_natively(batch, own, native)
+    is_adjusted |= any(each.mask is not None for each in batch)
+    # The engine's tensors stay as they are: log-probabilities are those of the raw law.
+    logits = torch.cat(own) if is_adjusted or len(own) > 1 else own[0]
+    if is_adjusted:
         _adjust(logits, batch)
     if native is not None:
-        rows = [logits[each.rows] for each in batch]
-        return _draw_natively(batch, rows, [None] * len(batch), native)
+        return _draw_natively(batch, [logits[each.rows] for each in batch], native)
     return begin_draw(logits, _draw_rows(batch), fused)
 
 
@@ -265,12 +258,9 @@ def no_law(num_tokens: int) -> WorkerError:
 
 
 def _draw_natively(
-    batch: Sequence[TargetSequence],
-    logits: Sequence[torch.Tensor],
-    masks: Sequence[TokenMask | None],
-    native: DrawKernels,
+    batch: Sequence[TargetSequence], logits: Sequence[torch.Tensor], native: DrawKernels
 ) -> Draws:
-    """Draw at all rows; no law may truncate.  logits, masks: of each sequence."""
+    """Draw at all rows, by the masks; no law may truncate.  logits: of each sequence."""
     rows = [each.contiguous() for each in logits]
     shares = [
         DrawShare(
@@ -281,9 +271,9 @@ def _draw_natively(
             each.text.output_len,
             each.params.stream,
             each.params.temperature,
-            None if mask is None else mask.ctypes.data,
+            None if each.mask is None else each.mask.ctypes.data,
         )
-        for each, row, mask in zip(batch, rows, masks, strict=True)
+        for each, row in zip(batch, rows, strict=True)
     ]
     winners = native.draw(shares, rows[0].shape[1])
     for row, candidates in winners.close:
@@ -292,7 +282,7 @@ def _draw_natively(
         inner, params, values = row - sequence.start, sequence.params, rows[index]
         among = candidates
         if among is None:
-            among = _allowed(masks[index], inner, values.shape[1])
+            among = _allowed(sequence.mask, inner, values.shape[1])
         triple = (sequence.seed, int(sequence.positions[inner]), params.stream)
         winners.token_ids[row] = winner_among(values[inner], among, params.temperature, triple)
     return Draws(torch.from_numpy(winners.token_ids))
@@ -343,6 +333,6 @@ def _adjust(logits: torch.Tensor, batch: Sequence[TargetSequence]) -> None:
     for each in batch:
         if each.banned is not None:
             early = np.flatnonzero(each.positions < each.params.min_tokens)
-            ban(logits, (early + each.start).tolist(), each.banned)
+            ban(logits, early + each.start, each.banned)
         if each.mask is not None:
             forbid(logits[each.rows], each.mask, may_be_banned=each.banned is not None)
