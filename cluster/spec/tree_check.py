@@ -42,15 +42,12 @@ def check_tree(tree: TokenTree, vocab_size: int) -> None:
         raise ProtocolError(problem)
 
 
-def are_sound(
-    trees: Sequence[TokenTree], survivals: Sequence[FloatArray] | None, vocab_size: int
-) -> bool:
+def are_sound(trees: Sequence[TokenTree], survivals: Sequence[FloatArray], vocab_size: int) -> bool:
     """True if `problem_of_tree` would find nothing wrong with any of the trees.
 
-    survivals: float32[n] of each tree; None = the trees come without any.
+    survivals: float32[n] of each tree.
     """
-    values = [None] * len(trees) if survivals is None else survivals
-    if any(map(_problem_of_arrays, trees, values)):
+    if any(map(_problem_of_arrays, trees, survivals)):
         return False
     if not any(len(tree.token_ids) for tree in trees):  # as in every plain step
         return True
@@ -59,7 +56,7 @@ def are_sound(
         return native.are_sound(trees, survivals, num_ids(vocab_size), bounds)
     return not any(
         _problem_of_nodes(tree, claimed, vocab_size)
-        for tree, claimed in zip(trees, values, strict=True)
+        for tree, claimed in zip(trees, survivals, strict=True)
     )
 
 

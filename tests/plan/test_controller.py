@@ -20,7 +20,7 @@ from cluster.spec.native.trees import Fate, Seen
 from cluster.spec.step_profile import EDGES, DraftTime, StepProfile
 from tests.support.choices import by_day
 from tests.support.plan.played import CLAIMED, GROUP, LM, STEP_S, SUFFIX, Played, text_of
-from tests.support.spec.in_loops import calibrated
+from tests.support.spec.in_loops import calibrated, first_steps
 
 CHAIN = TokenTree.chain([1, 1, 1, 1])
 
@@ -225,7 +225,7 @@ def test_a_new_task_goes_by_what_a_drafter_is_worth_for_others():
     acceptance = Controller(CoordinatorConfig()).acceptance
     for _ in range(50):
         seen = Seen("lm", GROUP, 0, CHAIN, CLAIMED)
-        acceptance.learn([Fate(seen, token_array([9, 9, 9, 9]))])
+        acceptance.learn([Fate(seen, token_array([9, 9, 9, 9]), first_steps())])
     known = acceptance.known("lm", ("new", False)).calibrator
     assert calibrated(known, [0.9])[0] < 0.5
     assert calibrated(acceptance.known("lm", ("new", True)).calibrator, [0.9])[0] > 0.8
@@ -321,6 +321,6 @@ def test_residents_that_no_text_of_the_batch_may_ask_are_not_weighed():
     assert moment.among([text]).residents == (SUFFIX, LM)
     other = text_of("other")
     other.names = ("other",)
-    assert moment.among([text, other]) is moment
+    assert moment.among([text, other]) == moment
     text.resting = frozenset(("lm",))
     assert moment.among([text]).residents == (SUFFIX,)

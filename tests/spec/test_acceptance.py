@@ -12,7 +12,7 @@ from cluster.spec.acceptance import AcceptanceModel, Score
 from cluster.spec.native.trees import Fate, Seen
 from cluster.spec.step_profile import DRAFT_LENGTHS
 from tests.support.spec import in_loops
-from tests.support.spec.in_loops import calibrated, survival
+from tests.support.spec.in_loops import calibrated, first_steps, survival
 from tests.support.spec.trees import random_tree
 
 GROUP = ("code", False)
@@ -22,7 +22,7 @@ CLAIMED = np.array([0.8, 0.6, 0.1, 0.15], np.float32)
 
 def fate(*followed: int, drafter: str = "lm") -> Fate:
     """A fork in a text, and what has followed it."""
-    return Fate(Seen(drafter, GROUP, 0, FORK, CLAIMED), token_array(followed))
+    return Fate(Seen(drafter, GROUP, 0, FORK, CLAIMED), token_array(followed), first_steps())
 
 
 def accepted(score: Score, rank: int) -> float:
@@ -59,7 +59,7 @@ def test_a_score_predicts_what_verification_brings():
     claimed = np.array([0.95, 0.9, 0.85, 0.8], np.float32)
     for _ in range(3000):
         text = (generator.random(4) > 0.8).astype(np.int32) + 1
-        model.learn([Fate(Seen("lm", GROUP, 0, chain, claimed), text)])
+        model.learn([Fate(Seen("lm", GROUP, 0, chain, claimed), text, first_steps())])
     expected = sum(0.8**depth for depth in range(1, 5))
     found = model.score("lm", GROUP)
     assert accepted(found, 4) == pytest.approx(expected, rel=0.05)
@@ -137,7 +137,7 @@ def test_a_shadow_is_worth_what_steps_with_its_drafts_bring():
     generator = np.random.default_rng(1)
     copied = np.repeat(generator.random(200) < 0.3, 20)  # passages of 20 tokens
     text = np.arange(len(copied)) % 50
-    model, next_steps, found = AcceptanceModel(), np.zeros(len(DRAFT_LENGTHS), np.int64), []
+    model, next_steps, found = AcceptanceModel(), first_steps(), []
     for place in range(len(text) - 9):
         ahead = copied[place : place + 8]
         right = 8 if ahead.all() else int(np.argmin(ahead))
@@ -197,7 +197,7 @@ def claims(tree: TokenTree, generator: np.random.Generator) -> FloatArray:
 def test_scores_and_calibration_equal_those_of_the_reference():
     generator = np.random.default_rng(5)
     fast, slow = AcceptanceModel(), AcceptanceModel()
-    steps = [np.zeros(len(DRAFT_LENGTHS), np.int64) for _ in range(2)]
+    steps = [first_steps() for _ in range(2)]
     place = 0
     for turn in range(600):
         tree = random_tree(generator, 4, int(generator.integers(0, 14)))
@@ -205,7 +205,7 @@ def test_scores_and_calibration_equal_those_of_the_reference():
         seen = Seen(f"d{turn % 2}", group, place, tree, claimed)
         length = int(generator.integers(0, max(seen.depth, 1) + 1))
         followed = token_array(generator.integers(0, 4, length).tolist())
-        own, other = steps if turn % 4 else (None, None)
+        own, other = steps if turn % 4 else (first_steps(), first_steps())
         found = fast.learn([Fate(seen, followed, own)])
         assert [in_loops.learn(slow, Fate(seen, followed, other))] == found
         place += int(generator.integers(1, 3))
@@ -222,7 +222,7 @@ def test_scores_and_calibration_equal_those_of_the_reference():
 def test_a_batch_counts_each_of_its_trees_in_turn():
     """The second tree stands where the step of the first one would have gone already."""
     tree, claimed = TokenTree.chain([1, 2]), np.array([0.9, 0.8], np.float32)
-    next_steps = np.zeros(len(DRAFT_LENGTHS), np.int64)
+    next_steps = first_steps()
     model = AcceptanceModel()
     model.learn(
         [

@@ -75,7 +75,7 @@ def test_numbers_of_another_type_are_refused(wrong: type):
     for field in ("token_ids", "parents"):
         other = replace(tree, **{field: getattr(tree, field).astype(wrong)})
         assert "int32" in str(problem_of_tree(other, None, 10))
-        assert not are_sound([other], None, 10)
+        assert not are_sound([other], [survival], 10)
     assert "float32" in str(problem_of_tree(tree, survival.astype(wrong), 10))
 
 
@@ -84,7 +84,7 @@ def test_arrays_of_more_dimensions_and_what_is_no_array_are_refused():
 
     for other in (square, np.int32(1), [1, 2], None, "12"):
         assert problem_of_tree(TokenTree(other, other), None, 10) is not None  # type: ignore[arg-type]
-        assert not are_sound([TokenTree(other, other)], None, 10)  # type: ignore[arg-type]
+        assert not are_sound([TokenTree(other, other)], [np.ones(2, np.float32)], 10)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -140,18 +140,14 @@ def test_trees_are_sound_together_when_each_one_is(
 ):
     trees, survivals = [tree for tree, _ in spoiled], [values for _, values in spoiled]
 
-    for claimed in (survivals, None):
-        values = [None] * len(trees) if claimed is None else claimed
-        problems = [
-            problem_of_tree(tree, each, vocab_size)
-            for tree, each in zip(trees, values, strict=True)
-        ]
-        assert are_sound(trees, claimed, vocab_size) == (not any(problems))
+    problems = [problem_of_tree(tree, values, vocab_size) for tree, values in spoiled]
+    assert are_sound(trees, survivals, vocab_size) == (not any(problems))
 
 
 def test_without_a_compiler_the_answer_is_the_same(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tree_check.native, "is_available", lambda: False)
     cycle = TokenTree.of([1, 2], [1, 0])
+    survivals = [EMPTY_FLOATS, np.ones(2, np.float32)]
 
-    assert are_sound([EMPTY_TREE, TokenTree.chain([1, 2])], None, VOCAB_SIZE)
-    assert not are_sound([EMPTY_TREE, cycle], None, VOCAB_SIZE)
+    assert are_sound([EMPTY_TREE, TokenTree.chain([1, 2])], survivals, VOCAB_SIZE)
+    assert not are_sound([EMPTY_TREE, cycle], survivals, VOCAB_SIZE)

@@ -99,7 +99,7 @@ extern "C" void score_trees(const Scored *given) {
         followed += given->followed_counts[tree];
         int64_t *next = given->next_steps[tree];
         const int64_t lengths = given->num_lengths, few = given->few;
-        given->accepted[tree] = next && given->base_lens[tree] < next[few] ? -1 : found.of_best[few];
+        given->accepted[tree] = given->base_lens[tree] < next[few] ? -1 : found.of_best[few];
         for (int64_t which = 0; which < 2; which++) {
             const Score &score = given->scores[2 * tree + which];
             observe(given, score.calibrator, score.fit, found);
@@ -107,14 +107,14 @@ extern "C" void score_trees(const Scored *given) {
             sums[0] = given->tree_decay * sums[0] + 1.0;
             for (int64_t i = 0; i < 3 * lengths; i++) sums[1 + i] *= given->tree_decay;
             for (int64_t i = 0; i < lengths; i++) {
-                if (next && given->base_lens[tree] < next[i]) continue;
+                if (given->base_lens[tree] < next[i]) continue;
                 const double accepted = found.of_best[i];
                 sums[1 + i] += 1.0;
                 sums[1 + lengths + i] += accepted;
                 sums[1 + 2 * lengths + i] += accepted * accepted;
             }
         }
-        for (int64_t i = 0; next && i < lengths; i++)
+        for (int64_t i = 0; i < lengths; i++)
             if (given->base_lens[tree] >= next[i]) next[i] = given->base_lens[tree] + found.of_best[i] + 1;
     }
 }

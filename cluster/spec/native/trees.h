@@ -27,7 +27,7 @@ struct Checked {
     int64_t num_trees, num_ids;
     const int64_t *counts;
     const int32_t *tokens, *parents;
-    const float *survivals;                          /* null = without */
+    const float *survivals;
     double max_survival, growth_factor, growth;
 };
 
@@ -44,7 +44,7 @@ struct Scored {
     const int64_t *counts, *followed_counts, *base_lens, *lengths;
     const int32_t *tokens, *parents, *followed;
     const float *claimed;
-    int64_t *const *next_steps;                      /* of each tree, null = a step begins everywhere */
+    int64_t *const *next_steps;                      /* of each tree */
     const Score *scores;
     int64_t *accepted;                               /* of each tree's best few nodes, -1 = no step begins */
     double tree_decay, node_decay;

@@ -65,12 +65,12 @@ class Fate:
     followed: the committed tokens after its root.  If the tree is deeper than that, the outcome of
     the nodes beyond them is unknown, and they do not count.  next_steps: int64[DRAFT_LENGTHS], the
     text's length at which the next step would begin if every step verified so many nodes of this
-    drafter; `learn` updates it in place.  None = everywhere.
+    drafter; `learn` updates it in place.
     """
 
     seen: Seen
     followed: TokenArray
-    next_steps: Indices | None = None
+    next_steps: Indices
 
 
 @record
@@ -121,10 +121,14 @@ def _flat(arrays: Iterable[npt.NDArray[Any]], dtype: npt.DTypeLike) -> npt.NDArr
     return np.concatenate((np.empty(0, dtype), *arrays), dtype=dtype, casting="same_kind")
 
 
+def _integers(values: Iterable[int]) -> Indices:
+    return np.array([*values], dtype=np.int64)
+
+
 def _columns(trees: Sequence[TokenTree]) -> tuple[npt.NDArray[Any], ...]:
     """Return the sizes of the trees, int64, and their tokens and parents end to end, int32."""
     return (
-        np.array([len(tree.token_ids) for tree in trees], dtype=np.int64),
+        _integers(len(tree.token_ids) for tree in trees),
         _flat((tree.token_ids for tree in trees), np.int32),
         _flat((tree.parents for tree in trees), np.int32),
     )
@@ -132,7 +136,7 @@ def _columns(trees: Sequence[TokenTree]) -> tuple[npt.NDArray[Any], ...]:
 
 def are_sound(
     trees: Sequence[TokenTree],
-    survivals: Sequence[FloatArray] | None,
+    survivals: Sequence[FloatArray],
     num_ids: int,
     bounds: tuple[float, float, float],
 ) -> bool:
@@ -144,7 +148,7 @@ def are_sound(
         len(trees),
         num_ids,
         *_columns(trees),
-        0 if survivals is None else _flat(survivals, np.float32),
+        _flat(survivals, np.float32),
         *bounds,
     )
     return bool(_call("are_sound", given))
@@ -163,16 +167,15 @@ def merge_trees(trees: Sequence[Held], num_groups: int) -> MergedTrees:
     """
     counts, own_tokens, own_parents = _columns([held.tree for held in trees])
     num_nodes = len(own_tokens)
-    fits = [held.calibrator.curve_at if held.calibrated is None else 0 for held in trees]
     known = [held.claimed if held.calibrated is None else held.calibrated for held in trees]
     given = (
         len(trees),
         num_groups,
         NUM_BINS,
         counts,
-        np.array([len(held.committed) for held in trees], dtype=np.int64),
-        np.array([held.group for held in trees], dtype=np.int64),
-        np.array(fits, dtype=np.int64),
+        _integers(len(held.committed) for held in trees),
+        _integers(held.group for held in trees),
+        _integers(held.calibrator.curve_at if held.calibrated is None else 0 for held in trees),
         own_tokens,
         own_parents,
         _flat((held.committed for held in trees), np.int32),
@@ -213,7 +216,6 @@ def score_trees(
     `cluster.spec.acceptance`.  Returns what its `learn` does.
     """
     seen = [fate.seen for fate in fates]
-    steps = [fate.next_steps for fate in fates]
     counts, tokens, parents = _columns([each.tree for each in seen])
     accepted = np.empty(len(fates), dtype=np.int64)
     given = (
@@ -224,14 +226,14 @@ def score_trees(
         NUM_BINS,
         few,
         counts,
-        np.array([len(fate.followed) for fate in fates], dtype=np.int64),
-        np.array([each.base_len for each in seen], dtype=np.int64),
+        _integers(len(fate.followed) for fate in fates),
+        _integers(each.base_len for each in seen),
         DRAFT_LENGTHS,
         tokens,
         parents,
         _flat((fate.followed for fate in fates), np.int32),
         _flat((each.claimed for each in seen), np.float32),
-        np.array([0 if each is None else each.ctypes.data for each in steps], dtype=np.int64),
+        _integers(fate.next_steps.ctypes.data for fate in fates),
         np.array(scores, dtype=np.int64),
         accepted,
         tree_decay,

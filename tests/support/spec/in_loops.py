@@ -145,10 +145,13 @@ def add(score: Score, fate: Fate) -> Indices:
     return of_best.astype(np.int64)
 
 
+def first_steps() -> Indices:
+    """Steps begin everywhere, for there was none before: int64[DRAFT_LENGTHS]."""
+    return np.zeros(len(DRAFT_LENGTHS), np.int64)
+
+
 def begins(fate: Fate) -> Mask:
     """Where a step with so many nodes would have begun here: bool[DRAFT_LENGTHS]."""
-    if fate.next_steps is None:
-        return np.ones(len(DRAFT_LENGTHS), np.bool_)
     return fate.seen.base_len >= fate.next_steps
 
 
@@ -159,6 +162,5 @@ def learn(model: AcceptanceModel, fate: Fate) -> int:
     (drafter, group), begun = (fate.seen.drafter, fate.seen.group), begins(fate)
     of_best = add(model.score(drafter, group), fate)
     add(model.score(drafter, (None, group[1])), fate)
-    if fate.next_steps is not None:
-        fate.next_steps[begun] = fate.seen.base_len + of_best[begun] + 1
+    fate.next_steps[begun] = fate.seen.base_len + of_best[begun] + 1
     return int(of_best[JUDGED_RANK]) if begun[JUDGED_RANK] else -1
