@@ -137,7 +137,7 @@ class Controller:
             return offers
         limits = np.array(max_depths)[offers.forest.owners]
         is_within = depths(offers.forest.parents) <= limits
-        return offers if is_within.all() else offers.keep(is_within)
+        return offers.keep(is_within)
 
     def first_ask(self, text: Text, moment: Moment) -> None:
         """Ask for a text whose prompt is read; it is the ask for running texts."""
@@ -146,15 +146,15 @@ class Controller:
         if self.config.budget == "fixed" or not text.cap:
             text.take_ask(Ask(text.cap))
             return
-        target = self.target
-        load = target.latest.get(text.is_sampled)
-        if load is not None and load.guard.max_extra_s(1.0) <= 0.0:
-            text.take_ask(NO_DRAFTS)
-            return
-        rate, ask = (0.0, None) if load is None else (load.rate(0.0), load.best)
-        if ask is None:  # not known: look-ups draft, which need not read
-            ask = Ask(FIRST_NODES, with_models=False)
-        ensemble = Ensemble(target, self.acceptance, moment.residents, rate)
+        load = self.target.latest.get(text.is_sampled)
+        # Where no best ask is known, look-ups draft, which need not read.
+        rate, ask = 0.0, Ask(FIRST_NODES, with_models=False)
+        if load is not None:
+            if load.guard.max_extra_s(1.0) <= 0.0:
+                text.take_ask(NO_DRAFTS)
+                return
+            rate, ask = load.rate(0.0), load.best or ask
+        ensemble = Ensemble(self.target, self.acceptance, moment.residents, rate)
         (team,) = (
             ensemble.teams([text], np.array([self._weight(text)]))
             if ask.with_models

@@ -50,10 +50,8 @@ class Moment:
 
     def among(self, texts: Sequence[Text]) -> Moment:
         """Return it with the residents that one of these texts may ask: the others cost nothing."""
-        own = tuple(
-            each for each in self.residents if any(text.may_ask(each.name) for text in texts)
-        )
-        return self if len(own) == len(self.residents) else replace(self, residents=own)
+        own = (each for each in self.residents if any(text.may_ask(each.name) for text in texts))
+        return replace(self, residents=tuple(own))
 
 
 @record
@@ -150,8 +148,8 @@ def gather(batch: Sequence[Text], acceptance: AcceptanceModel) -> Offers | None:
     rows = [
         (text, name, _held(index, text, name, *known(name, text.group)))
         for index, text in enumerate(batch)
-        for name, held in text.held.items()
-        if not held.is_shadow
+        for name in text.held
+        if name not in text.shadows
     ]
     if not any(len(row.tree.token_ids) for _, _, row in rows):
         return None

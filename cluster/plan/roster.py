@@ -50,11 +50,11 @@ class Roster:
         self._rollouts = {name: each for name, each in config.rollouts.items() if name in names}
         self._shadows = config.shadows
         self._max_faults = config.coordinator.breaker_failures  # so many bring a candidate down
+        self._roles: list[tuple[Candidate, Phase, bool]] | None = None  # as texts were told last
         self._follow()
 
     def _follow(self) -> None:
         """Let drafters draft by the rollouts and by the weights that they have now."""
-        self._roles: list[tuple[Candidate, Phase, bool]] | None = None  # as texts were told last
         self._candidates: dict[str, Candidate] = {}
         for name, rollout in self._rollouts.items():
             candidate = self._candidate(f"{name}@{self._hashes.get(name, '')}")
@@ -68,11 +68,9 @@ class Roster:
 
     def met(self, name: str, model_hash: str) -> None:
         """A drafter is here, with these weights; "" = it has none."""
-        is_new = name not in self._here or self._hashes[name] != model_hash
         self._here.add(name)
         self._hashes[name] = model_hash
-        if is_new and name in self._rollouts:
-            self._follow()
+        self._follow()
 
     def left(self, name: str) -> None:
         """A drafter is not here any more; the one that it was to replace serves."""
@@ -197,7 +195,6 @@ class DraftScores:
         """Hold a drafter's newest tree; returns None if a newer one has overtaken it."""
         held = text.keep_newest(drafter, proposal.base_len, proposal.tree, proposal.survival)
         if held is not None:
-            held.is_shadow = drafter in text.shadows
             for trial in self.roster.trials(text):
                 if drafter in trial.pair:
                     trial.keep(drafter, proposal)

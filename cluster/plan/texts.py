@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from cluster.core import FloatArray, TokenTree
 from cluster.records import frozen
-from cluster.requests.fields import NO_LAWS, Laws
+from cluster.requests.fields import Laws
 from cluster.spec import evidence
 from cluster.spec.acceptance import Group
 from cluster.spec.budget import NO_DRAFTS, Ask, Standing
@@ -59,8 +59,8 @@ class HeldTree:
 
     proposed_len: base_len as proposed, before any re-rooting; orders proposals that overtook
     each other.  is_resident: it was drafted inside the target and cost the target's own time.
-    is_shadow: it is scored and never verified.  calibrated: the claimed survivals after
-    calibration, None = not yet done.  is_look_up: it comes from a resident that runs no model.
+    calibrated: the claimed survivals after calibration, None = not yet done.  is_look_up: it comes
+    from a resident that runs no model.
     sources: uint32[n], only of the pool's tree: the drafters that had proposed each node, as bits
     over `Text.names`.  laws: by parent.
     """
@@ -70,11 +70,10 @@ class HeldTree:
     tree: TokenTree
     survival: FloatArray
     is_resident: bool = False
-    is_shadow: bool = False
     calibrated: FloatArray | None = None
     is_look_up: bool = False
     sources: SourceBits | None = None
-    laws: Laws = field(default_factory=lambda: NO_LAWS)
+    laws: Laws = field(default_factory=dict)
 
 
 class Text:

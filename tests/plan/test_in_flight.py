@@ -125,7 +125,8 @@ def test_nodes_of_the_pool_and_of_look_ups_are_told_apart_and_weighed_by_trust()
 @pytest.mark.parametrize("is_shadow", [True, False])
 def test_a_shadow_is_looked_at_and_not_offered(is_shadow: bool):
     own = text()
-    hold(own, "resident", TokenTree.chain([1, 2]), is_resident=True, is_shadow=is_shadow)
+    own.shadows = frozenset({"resident"} if is_shadow else ())
+    hold(own, "resident", TokenTree.chain([1, 2]), is_resident=True)
     assert offered(own) == [{} if is_shadow else {(1,): RESIDENT, (1, 2): RESIDENT}]
     look_at([own], 0)
     assert [seen.drafter for seen in own.seen] == ["resident"]
