@@ -223,9 +223,9 @@ class Arm:
     def __init__(self) -> None:
         self.kept = Recent(evidence.FEW, evidence.FEW)
         self.tried, self.verified = Exploration(), Exploration()
-        # Number of nodes per text and turn, by size and by bin of survival, the greatest first.
-        self._nodes = np.zeros((len(SIZES), NUM_EQUAL_BINS))
-        self._tokens = np.zeros((len(SIZES), NUM_EQUAL_BINS))
+        # Nodes per text and turn, and their tokens: by size and by bin of survival, the greatest
+        # first.
+        self._nodes, self._tokens = np.zeros((2, len(SIZES), NUM_EQUAL_BINS))
         self._turns = np.zeros(len(SIZES), dtype=np.int64)
 
     def learn(self, ranks: Indices, survival: Floats, num_texts: int, size: int) -> None:
@@ -237,14 +237,13 @@ class Arm:
         is_counted = groups < len(SIZES)
         groups, survival = groups[is_counted], survival[is_counted]
         bins = np.minimum(((1.0 - survival) * NUM_EQUAL_BINS).astype(np.int64), NUM_EQUAL_BINS - 1)
-        cells, shape = groups * NUM_EQUAL_BINS + bins, self._nodes.shape
-        count = shape[0] * shape[1]
+        cells = groups * NUM_EQUAL_BINS + bins
         known = size > _FIRST_RANKS
         self._turns += known
         share = (known * np.maximum(1.0 / np.maximum(self._turns, 1), evidence.RECENT))[:, None]
         for sums, weights in ((self._nodes, None), (self._tokens, survival)):
-            found = np.bincount(cells, weights=weights, minlength=count).reshape(shape) / num_texts
-            sums += share * (found - sums)
+            counts = np.bincount(cells, weights=weights, minlength=sums.size)
+            sums += share * (counts.reshape(sums.shape) / num_texts - sums)
 
     @property
     def num_turns(self) -> int:

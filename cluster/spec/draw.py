@@ -7,12 +7,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from cluster.core import SamplingParams, TokenArray
+from cluster.core import FloatArray, SamplingParams, TokenArray
 from cluster.records import record
-from cluster.spec.noise import MASK32, gumbel, gumbel_row, philox
+from cluster.spec.noise import MASK32, Words, gumbel, gumbel_row, philox
 from cluster.spec.sampling import (
     WORKSPACE_BYTES,
     RowLaws,
@@ -23,6 +22,7 @@ from cluster.spec.sampling import (
     survivors,
 )
 from cluster.spec.transfer import Transfer, received, sent
+from cluster.spec.tree import Floats, Indices, Mask
 
 # The noise of `cluster.spec.noise` on torch devices, for rows over the whole vocabulary.
 
@@ -70,8 +70,6 @@ def gumbel_of_words(words: torch.Tensor) -> torch.Tensor:
     return -torch.log(-torch.log1p(-uniform)).to(torch.float32)
 
 
-Indices = npt.NDArray[np.int64]
-
 # In place of a token, of a row whose draw has to wait until its logits are sorted.
 _UNSETTLED = -2
 # Rows that are drawn from at once; more take turns, so that their copies take no more memory.
@@ -90,11 +88,11 @@ class DrawRows:
     seeds, positions, streams: the noise; position counts output tokens.
     """
 
-    packed: npt.NDArray[np.float64]
-    truncated: npt.NDArray[np.bool_]
-    seeds: npt.NDArray[np.uint64]
-    positions: npt.NDArray[np.int64]
-    streams: npt.NDArray[np.int64]
+    packed: Floats
+    truncated: Mask
+    seeds: Words
+    positions: Indices
+    streams: Indices
 
     def take(self, rows: Indices) -> DrawRows:
         """The rows with these indices."""
@@ -282,7 +280,7 @@ def _draw_among(found: Survivors, rows: DrawRows) -> Indices:
     alive = values >= found.cutoffs.numpy()[:, None]
     row, column = np.nonzero(alive)
     noise = gumbel(rows.seeds[row], rows.positions[row], token_ids[row, column], rows.streams[row])
-    scores: npt.NDArray[np.float32] = np.full(values.shape, -np.inf, dtype=np.float32)
+    scores: FloatArray = np.full(values.shape, -np.inf, dtype=np.float32)
     scores[row, column] = values[row, column] + noise
     tied = alive & (scores == scores.max(axis=1, keepdims=True))
     # A row of NaN has no survivors; its draw is invalid in any case.

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from cluster.core import TokenArray, TokenLogprob
+from cluster.core import FloatArray, TokenArray, TokenLogprob
 from cluster.records import record
 from cluster.spec.transfer import received, sent
 
@@ -19,7 +18,7 @@ class TopTokens:
     """
 
     token_ids: TokenArray
-    logprobs: npt.NDArray[np.float32]
+    logprobs: FloatArray
 
 
 def top_tokens(logits: torch.Tensor, num_top: int) -> TopTokens:

@@ -20,12 +20,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from cluster.core import SamplingParams
 from cluster.records import record
 from cluster.spec.transfer import sent
+from cluster.spec.tree import Floats, Indices
 
 # Most laws keep fewer candidates than this; finding so few is much cheaper than a whole sort.
 NUM_CANDIDATES = 64
@@ -65,7 +65,7 @@ class RowLaws:
 
     @classmethod
     def sent(
-        cls, packed: npt.NDArray[np.float64], keys: npt.NDArray[np.int64], device: torch.device
+        cls, packed: Floats, keys: Indices, device: torch.device
     ) -> tuple[RowLaws, torch.Tensor]:
         """The laws and `keys` on `device`, brought there in one copy.
 

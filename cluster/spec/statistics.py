@@ -36,19 +36,15 @@ class TextStatistics:
                 return
             told = step.sources[:num_tokens]
             num_tokens -= len(told)
-            self._take(step, [names for names in told if names])
-
-    def _take(self, step: StepCount, sources: Sequence[Sequence[str]]) -> None:
-        """sources: of its accepted drafts."""
-        self._num_steps += 1
-        self._decode_time_s = step.decode_time_s
-        if not step.num_nodes:
-            return
-        self._num_drafted += step.num_nodes
-        self._verified.update(step.verified)
-        self._accepted.update(names[0] for names in sources)
-        self._shared.update(name for names in sources for name in names[1:])
-        self._histogram[len(sources)] += 1
+            self._num_steps += 1
+            self._decode_time_s = step.decode_time_s
+            if step.num_nodes:
+                accepted = [names for names in told if names]
+                self._num_drafted += step.num_nodes
+                self._verified.update(step.verified)
+                self._accepted.update(names[0] for names in accepted)
+                self._shared.update(name for names in accepted for name in names[1:])
+                self._histogram[len(accepted)] += 1
 
     def of(self, whole: SpeculationStats) -> SpeculationStats:
         """Return what it has counted of a text that is `whole` at its coordinator; that one where

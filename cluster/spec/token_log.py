@@ -62,11 +62,9 @@ class TokenLog:
 
     def __init__(self, token_ids: TokenArray = EMPTY_TOKENS, capacity: int = 1) -> None:
         """capacity: the initial room, in tokens; it grows as needed."""
-        capacity = max(capacity, len(token_ids))
-        self._tokens: TokenArray = np.empty(capacity, dtype=np.int32)
-        self._hashes: HashArray = np.empty(capacity + 1, dtype=np.uint64)
-        self._hashes[0] = 0
+        self._tokens, self._hashes = EMPTY_TOKENS, np.zeros(1, np.uint64)
         self._len = 0
+        self._grow(max(capacity, len(token_ids)))
         self.append(token_ids)
 
     def __len__(self) -> int:
@@ -111,9 +109,6 @@ class TokenLog:
 
     def _grow(self, needed: int) -> None:
         """Move to larger arrays, so that views of the former ones stay unchanged."""
-        capacity = max(needed, 2 * len(self._tokens))
-        tokens, hashes = self._tokens, self._hashes
-        self._tokens = np.empty(capacity, dtype=np.int32)
-        self._hashes = np.empty(capacity + 1, dtype=np.uint64)
-        self._tokens[: len(tokens)] = tokens
-        self._hashes[: len(hashes)] = hashes
+        num_more = max(needed - len(self._tokens), len(self._tokens))
+        self._tokens = np.concatenate((self._tokens, np.empty(num_more, np.int32)))
+        self._hashes = np.concatenate((self._hashes, np.empty(num_more, np.uint64)))

@@ -168,12 +168,6 @@ def below(parents: TokenArray, root: int) -> TokenArray:
     return np.flatnonzero(is_below).astype(np.int32)
 
 
-def edges(tree: TokenTree) -> dict[tuple[int, int], int]:
-    """Nodes by parent and token."""
-    keys = zip(tree.parents.tolist(), tree.token_ids.tolist(), strict=True)
-    return {key: node for node, key in enumerate(keys)}
-
-
 # The law of acceptance: the target draws at every node, and the text is a walk over its draws.
 #
 # A draft token is accepted iff it *is* the token the target drew at its parent. The draws depend
