@@ -10,7 +10,7 @@ import itertools
 import logging
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -57,7 +57,8 @@ def profile_drafting(
             bench.open(count, _PROMPT_LEN)
             bench.turn(_NODES[0], team)  # a warm-up
             if count == 1:
-                _begin_afresh(residents, keeps_stalls=False)
+                for each in residents:
+                    each.begin_afresh(keeps_stalls=False)
             for nodes in _NODES:
                 if clock() <= deadline:
                     found += bench.fastest(nodes, team)
@@ -69,13 +70,9 @@ def profile_drafting(
         return ()
     finally:
         bench.release()
-    _begin_afresh(residents, keeps_stalls=True)
-    return tuple(found)
-
-
-def _begin_afresh(residents: Residents, *, keeps_stalls: bool) -> None:
     for each in residents:
-        each.begin_afresh(keeps_stalls=keeps_stalls)
+        each.begin_afresh(keeps_stalls=True)
+    return tuple(found)
 
 
 def plain_turn_s(verifier: Verifier, vocab_size: int) -> float:
@@ -126,7 +123,7 @@ class _Bench:
         turns.sort(key=lambda each: -each.time_s)
         return {each.drafter: each for each in turns}.values()
 
-    def turn(self, nodes: int, team: Team) -> list[DraftTime]:
+    def turn(self, nodes: int, team: Team) -> Sequence[DraftTime]:
         """Make a step of all texts; returns the times of these residents after it, or nothing if it
         took several steps or there was an error."""
         if self._verifier.submit([(text, EMPTY_TREE) for text in self._texts.values()]):
@@ -142,4 +139,4 @@ class _Bench:
             answered = len(own)
         if answered != len(self._texts):
             return []
-        return [each for each in drafted.turns if each.time_s > 0.0]
+        return drafted.turns

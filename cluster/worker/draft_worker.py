@@ -131,8 +131,8 @@ class DraftWorker:
         priority, unless only the whole process can be lowered."""
         self._nice = nice
         self._clock = clock
-        self._breaker = CircuitBreaker(_UNHEALTHY_FAILURES, math.inf)
-        self._runner = Runner(drafter, description.name, self._breaker, clock)
+        breaker = CircuitBreaker(_UNHEALTHY_FAILURES, math.inf)
+        self._runner = Runner(drafter, description.name, breaker, clock)
         self._description = description
         self._numbers = itertools.count(1)
         self._thread = threading.Thread(target=self._run, name="draft-growth", daemon=True)
@@ -159,7 +159,7 @@ class DraftWorker:
     @property
     def is_healthy(self) -> bool:
         """True while the thread runs and the drafter has not failed many times in a row."""
-        return self._thread.is_alive() and self._breaker.allows(self._clock())
+        return self._thread.is_alive() and self._runner.breaker.allows(self._clock())
 
     def statistics(self) -> dict[str, float]:
         """Return what its autoscaling is to know; shares are of the time since the last call."""

@@ -29,7 +29,7 @@ from cluster.spec.native.trees import Seen
 from cluster.spec.rejection import walk_in_turn
 from cluster.spec.sampling import RowLaws, scale, survivors
 from cluster.spec.transfer import sent
-from cluster.spec.tree import Floats, children, edges
+from cluster.spec.tree import Floats, children
 from cluster.worker.target_sequence import TargetSequence, adjusted, no_law
 from cluster.worker.texts import TargetText
 
@@ -116,7 +116,8 @@ def laws_of_verified(text: Text, tree: TokenTree) -> Laws:
 
 def _places(part: TokenTree, whole: TokenTree) -> list[int] | None:
     """Return where the nodes of a part stand in the whole tree; None = it is no part of it."""
-    known = edges(whole)
+    edges = zip(whole.parents.tolist(), whole.token_ids.tolist(), strict=True)
+    known = {edge: node for node, edge in enumerate(edges)}
     places: list[int] = []
     for parent, token in zip(part.parents.tolist(), part.token_ids.tolist(), strict=True):
         place = known.get((places[parent] if parent >= 0 else -1, token))

@@ -200,7 +200,12 @@ class ConfiguredTarget(TargetWorker):
         refused, engine = "", self._parts.engine
         try:
             wanted = changed(config, user_config)
-            loaded = self._load(wanted)
+            # Those that have other options now, while the present ones serve.
+            loaded = [
+                self._loaded(wanted, name)
+                for name in wanted.residents
+                if parts_of(wanted, name) != parts_of(self._config, name)
+            ]
             engine.model.adapters.serve(read_adapters(wanted.target.engine))
         except Exception as error:  # noqa: BLE001 - libraries raise anything for what is too large
             refused = error.message if isinstance(error, ConfigError) else repr(error)
@@ -214,18 +219,8 @@ class ConfiguredTarget(TargetWorker):
         self.streams.announce(AdapterList(served, refused))
         return refused
 
-    def _load(self, wanted: Config) -> list[ResidentDrafter]:
-        """Load the drafters that have other options by `wanted`, while the present ones serve.
-
-        Raises ConfigError, which names the key, for one that cannot draft."""
-        return [
-            self._loaded(wanted, name)
-            for name in wanted.residents
-            if parts_of(wanted, name) != parts_of(self._config, name)
-        ]
-
     def take_up(self, wanted: Config, loaded: Sequence[ResidentDrafter]) -> None:
-        """Let what `_load` has returned draft from the next step on."""
+        """Let drafters that were loaded by this configuration draft from the next step on."""
         self._config = wanted
         if not loaded:
             return
@@ -245,6 +240,7 @@ class ConfiguredTarget(TargetWorker):
             freeze_gc()
 
     def _loaded(self, wanted: Config, name: str) -> ResidentDrafter:
+        """Load a drafter; raises ConfigError, which names the key, for one that cannot draft."""
         path, parts = f"drafters.{name}.options", parts_of(wanted, name)
         if name not in self._parts.residents.names:
             reason = "this drafter was refused when the target started; restart the target"

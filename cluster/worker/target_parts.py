@@ -277,25 +277,26 @@ def try_here(config: Config, task: str) -> MeasuredTrial:
     before = _in_use(device)
     engine = load_target_engine(config)
     try:
-        loaded = _in_use(device) - before
+        loaded = _in_use(device)
         parts = TargetParts(engine, config)
         residents = parts.residents
-        timed = [each for each in residents if each.name in config.drafters_of(task)]
-        names = [each.name for each in timed]
+        asked = config.drafters_of(task)
+        timed = [each for each in residents if each.name in asked]
         if parts.profile is None:
             raise ConfigError.at("target.engine.model", "its steps cannot be timed here")
-        ready = _in_use(device) - before
-        full = _filled([engine, *(each.engine for each in residents)], device) - before
-        models = [each.engine for each in timed if isinstance(each.engine, Engine)]
-        profiles = [each.profile_steps() for each in models]
+        ready = _in_use(device)
+        full = _filled([engine, *(each.engine for each in residents)], device)
+        profiles = [
+            each.engine.profile_steps() for each in timed if isinstance(each.engine, Engine)
+        ]
         costs = MeasuredCosts(
             parts.profile,
-            [each for each in parts.draft_times if each.drafter in names],
+            [each for each in parts.draft_times if each.drafter in asked],
             [each for each in profiles if each is not None],
             max(plain_turn_s(parts.verifier, engine.vocab_size) - parts.profile.times_s[0], 0.0),
         )
         return MeasuredTrial(
-            loaded,
+            loaded - before,
             ready - loaded,
             full - ready,
             costs,

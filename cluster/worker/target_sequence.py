@@ -20,7 +20,6 @@ from cluster.spec.draw import (
     DrawRows,
     Draws,
     FusedDraw,
-    Indices,
     begin_draw,
     gap_of,
     winner_among,
@@ -37,7 +36,7 @@ from cluster.spec.penalties import (
 )
 from cluster.spec.sampling import is_truncated, pack
 from cluster.spec.transfer import sent
-from cluster.spec.tree import depths, subtree
+from cluster.spec.tree import Indices, depths, subtree
 from cluster.worker.texts import TargetText
 
 _NO_LOGITS, _NO_OUTPUT = torch.empty(0), Output("")
@@ -151,9 +150,9 @@ class TargetSequence:
 
 
 class BatchDraws:
-    """The target's draws of each sequence of a step.
+    """The target's draws of each sequence of a step; the first ones are under way at once.
 
-    first: of those that are under way at once; see `TargetSequence.start`.
+    token_ids: int32[rows] of these, on the logits' device; see `Draws`, and `TargetSequence.start`.
     """
 
     def __init__(
@@ -173,14 +172,20 @@ class BatchDraws:
         for each in coupled:
             each.start, start = start, start + each.num_rows
             each.ask_hook()
-        self.first = _draw_all(coupled, native, fused) if coupled else _NO_DRAWS
+        self._draws = _draw_all(coupled, native, fused) if coupled else _NO_DRAWS
+        self.token_ids = self._draws.token_ids
+
+    @property
+    def on_device(self) -> TokenArray:
+        """`token_ids` on the host, once the device has drawn them."""
+        return self._draws.on_device
 
     def taken(self) -> list[TokenArray | None]:
         """Return int32[n + 1] of each sequence, -1 for a row without a valid law; None: its law of
         acceptance draws nothing beforehand (`cluster.worker.step_rows`).
 
         If a sequence's output is given, its tokens replace the draws."""
-        token_ids = self.first.taken()
+        token_ids = self._draws.taken()
         found = [
             _forced(each, token_ids[each.rows]) if each.params.is_coupled else None
             for each in self._batch
@@ -280,11 +285,10 @@ def _draw_natively(
         index = bisect.bisect_right(batch, row, key=operator.attrgetter("start")) - 1
         sequence = batch[index]
         inner, params, values = row - sequence.start, sequence.params, rows[index]
-        among = candidates
-        if among is None:
-            among = _allowed(sequence.mask, inner, values.shape[1])
+        if candidates is None:
+            candidates = _allowed(sequence.mask, inner, values.shape[1])
         triple = (sequence.seed, int(sequence.positions[inner]), params.stream)
-        winners.token_ids[row] = winner_among(values[inner], among, params.temperature, triple)
+        winners.token_ids[row] = winner_among(values[inner], candidates, params.temperature, triple)
     return Draws(torch.from_numpy(winners.token_ids))
 
 

@@ -258,12 +258,6 @@ class TextKeeper(dict[str, TargetText]):
             stream.finish()
 
     def _refuse(self, stream: TargetStream, opened: Open, error: DrafthouseError) -> None:
-        log.warning(
-            "text refused request=%s generation=%s code=%s: %s",
-            opened.request_id,
-            opened.generation,
-            error.code,
-            error.message,
-        )
-        refusal = Refusal(opened.request_id, opened.generation, error.code, error.message)
-        stream.post(VerdictFrame(refusals=(refusal,)))
+        told = opened.request_id, opened.generation, error.code, error.message
+        log.warning("text refused request=%s generation=%s code=%s: %s", *told)
+        stream.post(VerdictFrame(refusals=(Refusal(*told),)))

@@ -24,7 +24,7 @@ from cluster.engine.work import Drawn, Output, Work
 from cluster.errors import DrafthouseError, RequestError, WorkerError
 from cluster.messages import Open, StepReport
 from cluster.records import record
-from cluster.spec.draw import Draws, FusedDraw
+from cluster.spec.draw import FusedDraw
 from cluster.spec.penalties import LogitsHook
 from cluster.spec.tree import walk_draws
 from cluster.worker.step_rows import (
@@ -163,7 +163,7 @@ class Verifier:
             else:
                 self._read_again(sequence, output, found)
         draws = BatchDraws(batch, self._native, self._fused)
-        end_next = self._begin_next(ahead, batch, draws.first)
+        end_next = self._begin_next(ahead, batch, draws)
         for sequence, drawn in zip(batch, draws.taken(), strict=True):
             try:
                 verdict = sequence.verdict = self._conclude(sequence, drawn)
@@ -187,7 +187,7 @@ class Verifier:
     # Its texts bring a token each, which goes from the draw to the forward on the device.
 
     def _begin_next(
-        self, texts: Sequence[TargetText], batch: Sequence[TargetSequence], draws: Draws
+        self, texts: Sequence[TargetText], batch: Sequence[TargetSequence], draws: BatchDraws
     ) -> Callable[[], None] | None:
         """Begin the next step of these texts, if one draw is all that is asked of each in this one:
         what else is would wait behind it.  Returns what ends it, once there are verdicts."""
