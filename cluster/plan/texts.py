@@ -22,7 +22,7 @@ from cluster.spec.budget import NO_DRAFTS, Ask, Standing
 from cluster.spec.native.trees import Fate, Seen
 from cluster.spec.step_profile import DRAFT_LENGTHS, MAX_COMMIT
 from cluster.spec.token_log import TokenLog
-from cluster.spec.tree import Indices, reroot
+from cluster.spec.tree import Indices, walk
 from cluster.spec.trials import MAX_WAITING, Trial
 
 # Records of the drafters inside a target, as its control loop sees them.
@@ -188,9 +188,12 @@ class Text:
     def has_tree_left(self, drafter: str) -> bool:
         """True if a drafter's tree has nodes after the last committed token."""
         held = self.held.get(drafter)
-        return held is not None and (
-            len(reroot(held.tree, self.tokens.since(held.base_len)).tree) > 0
-        )
+        if held is None:
+            return False
+        committed = self.tokens.since(held.base_len)
+        path = walk(held.tree, committed)
+        node = path[-1] if path else -1
+        return len(path) == len(committed) and node in held.tree.parents.tolist()
 
     def due(self, *, ends: bool = False) -> list[Fate]:
         """Remove and return the trees whose outcome is known by now; ends: the text is over."""
