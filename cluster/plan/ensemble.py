@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache, partial
+from operator import itemgetter
 
 import numpy as np
 
@@ -163,12 +164,11 @@ class Ensemble:
         active = list[int]()
         value, picks = -np.inf, [-1] * len(worth)
         while len(active) < len(self.models):
-            wider = [[*active, each] for each in range(len(self.models)) if each not in active]
-            found = [self._value(worth, each) for each in wider]
-            best = max(range(len(found)), key=lambda place: found[place][0])
-            if found[best][0] <= value:
+            wider = ([*active, each] for each in range(len(self.models)) if each not in active)
+            found = max(((*self._value(worth, each), each) for each in wider), key=itemgetter(0))
+            if found[0] <= value:
                 break
-            active, (value, picks) = wider[best], found[best]
+            value, picks, active = found
         return picks
 
     def _seconds(self, model: Resident, num_texts: int) -> float:
