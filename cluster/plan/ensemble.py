@@ -180,8 +180,10 @@ class Ensemble:
         """Return what these models are worth less the price of their time, and each text's one."""
         own = worth[:, active]
         most = own.max(axis=1)
-        best = np.array(active)[own.argmax(axis=1)]
-        picks: list[int] = np.where(most > -np.inf, best, -1).tolist()
+        picks = [
+            active[place] if value > -np.inf else -1
+            for place, value in zip(own.argmax(axis=1).tolist(), most.tolist(), strict=True)
+        ]
         spent_s = sum(self._seconds(self.models[each], picks.count(each)) for each in active)
         if max(picks) < 0:
             return -np.inf, picks
