@@ -50,8 +50,10 @@ class Moment:
 
     def among(self, texts: Sequence[Text]) -> Moment:
         """Return it with the residents that one of these texts may ask: the others cost nothing."""
-        own = (each for each in self.residents if any(text.may_ask(each.name) for text in texts))
-        return replace(self, residents=tuple(own))
+        own = tuple(
+            each for each in self.residents if any(text.may_ask(each.name) for text in texts)
+        )
+        return self if len(own) == len(self.residents) else replace(self, residents=own)
 
 
 @record

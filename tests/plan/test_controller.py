@@ -321,6 +321,6 @@ def test_residents_that_no_text_of_the_batch_may_ask_are_not_weighed():
     assert moment.among([text]).residents == (SUFFIX, LM)
     other = text_of("other")
     other.names = ("other",)
-    assert moment.among([text, other]) == moment
+    assert moment.among([text, other]) is moment
     text.resting = frozenset(("lm",))
     assert moment.among([text]).residents == (SUFFIX,)

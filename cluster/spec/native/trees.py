@@ -113,7 +113,8 @@ def _call(name: str, *structures: Sequence[Any]) -> Any:
 def _packed(fields: Sequence[Any]) -> bytes:
     """A structure, whose fields are words of 8 bytes: numbers, and of arrays their addresses."""
     words = [each.ctypes.data if isinstance(each, np.ndarray) else each for each in fields]
-    return struct.pack("".join("d" if isinstance(each, float) else "q" for each in words), *words)
+    kinds = ["d" if isinstance(each, float) else "q" for each in words]
+    return struct.pack("".join(kinds), *words)
 
 
 def _flat(arrays: Iterable[npt.NDArray[Any]], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
