@@ -132,18 +132,29 @@ def test_it_can_be_switched_off_and_no_other_value_means_anything(
         (causal_lm, {"DecoderLayer": "Weights", "Growth": "GrowthRules"}),
         (causal_lm, dict.fromkeys(["Rows", "RankedDraw", "GrowingModel", "GrowingTree"])),
         (native, {"DrawShare": None}),
-        (trees, {name: f"_{name}" for name in ("Held", "Merged", "Checked", "Scored")}),
     ],
 )
 def test_a_structure_has_the_size_in_cpp_that_python_takes_it_for(
     place: ModuleType, names: dict[str, str | None]
 ):
     """A field that only one side has would shift all that follow it."""
-    loaded = load(Path((trees if place is trees else kernels).__file__).parent)
-    size_of = loaded.library.struct_size
-    size_of.restype = ctypes.c_int64
+    size_of = load(Path(kernels.__file__).parent).library.struct_size
     for there, here in names.items():
         assert size_of(there.encode()) == ctypes.sizeof(getattr(place, here or there)), there
+
+
+@needs_compiler
+def test_a_structure_is_given_as_many_words_as_it_has_in_cpp(monkeypatch: pytest.MonkeyPatch):
+    given: list[bytes] = []
+    called = dict.fromkeys(
+        ("are_sound", "merge_trees", "score_trees"), lambda *of: given.extend(of)
+    )
+    monkeypatch.setattr(trees, "_functions", called)
+    trees.are_sound([], [], 0, (1.0, 1.0, 0.0))
+    trees.merge_trees([], 0)
+    trees.score_trees([], [], 0, 1.0)
+    size_of = load(Path(trees.__file__).parent).library.struct_size
+    assert [*map(len, given)] == [*map(size_of, (b"Checked", b"Held", b"Merged", b"Scored"))]
 
 
 @needs_compiler
