@@ -145,11 +145,8 @@ def test_a_structure_has_the_size_in_cpp_that_python_takes_it_for(
 
 @needs_compiler
 def test_a_structure_is_given_as_many_words_as_it_has_in_cpp(monkeypatch: pytest.MonkeyPatch):
-    given: list[bytes] = []
-    called = dict.fromkeys(
-        ("are_sound", "merge_trees", "score_trees"), lambda *of: given.extend(of)
-    )
-    monkeypatch.setattr(trees, "_functions", called)
+    given, packed = [], trees._packed
+    monkeypatch.setattr(trees, "_call", lambda _, *fields: given.extend(map(packed, fields)))
     trees.are_sound([], [], 0, (1.0, 1.0, 0.0))
     trees.merge_trees([], 0)
     trees.score_trees([], [], 0, 1.0)

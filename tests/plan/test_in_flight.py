@@ -125,7 +125,7 @@ def test_nodes_of_the_pool_and_of_look_ups_are_told_apart_and_weighed_by_trust()
 @pytest.mark.parametrize("is_shadow", [True, False])
 def test_a_shadow_is_looked_at_and_not_offered(is_shadow: bool):
     own = text()
-    own.shadows = frozenset({"resident"} if is_shadow else ())
+    own.shadows = frozenset(["resident"] * is_shadow)
     hold(own, "resident", TokenTree.chain([1, 2]), is_resident=True)
     assert offered(own) == [{} if is_shadow else {(1,): RESIDENT, (1, 2): RESIDENT}]
     look_at([own], 0)

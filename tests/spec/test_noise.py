@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from cluster.spec import draw
 from cluster.spec.draw import (
     gumbel_of_words,
     gumbel_rows,
@@ -115,7 +114,7 @@ def test_many_rows_are_computed_in_parts_of_bounded_size(monkeypatch: pytest.Mon
         sizes.append(some.shape[1])
         return philox_words(some, vocab_size)
 
-    monkeypatch.setattr(draw, "philox_words", counted)
+    monkeypatch.setattr("cluster.spec.draw.philox_words", counted)
     of_rows = keys(*((5, position, 1) for position in range(70)))
     rows = gumbel_rows_eager(of_rows, 40)
 

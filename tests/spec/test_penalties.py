@@ -89,7 +89,7 @@ def test_bias_adds_up_and_a_ban_is_final():
     logits = torch.zeros(2, 4)
 
     TokenBias.of(((1, 2.0), (3, -1.0), (1, 0.5)), CPU).apply(logits)
-    ban(logits, np.array([1]), torch.tensor([1, 2]))
+    ban(logits, token_array([1]), torch.tensor([1, 2]))
 
     assert logits[0].tolist() == pytest.approx([0.0, 2.5, 0.0, -1.0])
     assert logits[1].tolist() == pytest.approx([0.0, -np.inf, -np.inf, -1.0])
@@ -110,7 +110,7 @@ def test_everything_is_kept_on_the_logits_device_in_single_precision():
     tree = TokenTree.chain([3])
     penalise(logits, [PenalisedRows(0, counts, SamplingParams(presence_penalty=1.0), tree)])
     bias.apply(logits)
-    ban(logits, np.array([0]), torch.tensor([1], device=meta))
+    ban(logits, token_array([0]), torch.tensor([1], device=meta))
 
 
 # Sampling numbers at the edges of their type: float32 logits keep a law, whatever they are.

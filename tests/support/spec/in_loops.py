@@ -20,7 +20,7 @@ from cluster.spec.survival import (
     logit,
     sigmoid,
 )
-from cluster.spec.tree import Floats, Forest, Indices, Mask, join, monotone, reroot, walk
+from cluster.spec.tree import Floats, Forest, Indices, join, monotone, reroot, walk
 
 
 def merge_trees(trees: Sequence[Held], num_groups: int) -> MergedTrees:
@@ -141,7 +141,12 @@ def add(score: Score, fate: Fate) -> Indices:
     score.sums *= TREE_DECAY
     score.sums[0] += 1.0
     by_length = score.sums[1:].reshape(3, len(DRAFT_LENGTHS))
-    by_length += begins(fate) * (np.ones(len(DRAFT_LENGTHS)), of_best, of_best**2)
+    # Where a step with so many nodes would have begun here.
+    by_length += (fate.seen.base_len >= fate.next_steps) * (
+        np.ones(len(DRAFT_LENGTHS)),
+        of_best,
+        of_best**2,
+    )
     return of_best.astype(np.int64)
 
 
@@ -150,16 +155,14 @@ def first_steps() -> Indices:
     return np.zeros(len(DRAFT_LENGTHS), np.int64)
 
 
-def begins(fate: Fate) -> Mask:
-    """Where a step with so many nodes would have begun here: bool[DRAFT_LENGTHS]."""
-    return fate.seen.base_len >= fate.next_steps
-
-
 def learn(model: AcceptanceModel, fate: Fate) -> int:
     """Enter one tree as `AcceptanceModel.learn` does."""
     if not len(fate.followed):
         return -1
-    (drafter, group), begun = (fate.seen.drafter, fate.seen.group), begins(fate)
+    (drafter, group), begun = (
+        (fate.seen.drafter, fate.seen.group),
+        fate.seen.base_len >= fate.next_steps,
+    )
     of_best = add(model.score(drafter, group), fate)
     add(model.score(drafter, (None, group[1])), fate)
     fate.next_steps[begun] = fate.seen.base_len + of_best[begun] + 1
