@@ -17,7 +17,7 @@ from cluster.core import SamplingParams
 from cluster.lead import Known
 from cluster.rpc.server import RunningServer, run_until_signal
 from cluster.text.tokenizer import Tokenizer
-from deployments.ingress.grpc_listener import GrpcListener
+from deployments.ingress.grpc_api import GrpcListener
 from deployments.ingress.http import create_app
 from deployments.ingress.http_listener import HttpListener
 from deployments.ingress.ingress import Ingress

@@ -16,7 +16,7 @@ from cluster.worker.priority import lower_priority
 from deployments.configured_models import tokenizer_folder
 from deployments.endpoints import ServeEndpoints
 from deployments.ingress.draining import LAST_WORDS_S
-from deployments.ingress.grpc_listener import GrpcListener
+from deployments.ingress.grpc_api import GrpcListener
 from deployments.ingress.http import create_admin_app, create_app
 from deployments.ingress.http_listener import HttpListener
 from deployments.ingress.ingress import Ingress

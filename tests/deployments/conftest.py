@@ -181,7 +181,7 @@ def http(server: Server) -> Iterator[httpx.Client]:
 @pytest.fixture(scope="session")
 def grpc_address(server: Server) -> Iterator[str]:
     """Of the same server's gRPC."""
-    from deployments.ingress.grpc_listener import GrpcListener
+    from deployments.ingress.grpc_api import GrpcListener
 
     where = server.ingress.config.grpc
 

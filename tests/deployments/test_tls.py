@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cluster.config.doors import TlsConfig
 from cluster.config.schema import Config, GrpcConfig
-from deployments.ingress.grpc_listener import GrpcListener
+from deployments.ingress.grpc_api import GrpcListener
 from deployments.readiness import base_url, health
 from tests.deployments.conftest import free_port
 from tests.support.deployments.site import Site, site

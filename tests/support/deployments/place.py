@@ -16,8 +16,7 @@ import yaml
 from cluster.client.generated import generation_pb2
 from cluster.config.doors import AccessConfig, digest_of
 from cluster.config.schema import Config, GrpcConfig
-from deployments.ingress.grpc_api import GENERATION
-from deployments.ingress.grpc_listener import GrpcListener
+from deployments.ingress.grpc_api import GENERATION, GrpcListener
 from deployments.ingress.http import create_app
 from deployments.ingress.ingress import Ingress
 from tests.deployments.conftest import free_port

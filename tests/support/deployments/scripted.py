@@ -13,7 +13,7 @@ from cluster.coordinator.coordinator import Coordinator
 from cluster.core import SamplingParams
 from cluster.records import frozen
 from cluster.text.tokenizer import Tokenizer
-from deployments.ingress.grpc_listener import GrpcListener
+from deployments.ingress.grpc_api import GrpcListener
 from deployments.ingress.http import create_app
 from deployments.ingress.http_listener import HttpListener
 from deployments.ingress.ingress import Ingress
