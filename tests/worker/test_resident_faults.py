@@ -85,6 +85,16 @@ async def test_one_that_raises_in_every_tenth_call_changes_no_text(
     assert faults.keys() == (set() if isinstance(error, RequestError) else {"refused"})
 
 
+def test_a_base_that_numpy_counts_in_few_bits_does_not_wrap():
+    class Narrow(GreedyOracle):
+        def _proposal(self, task: DraftTask) -> Proposal:
+            return replace(super()._proposal(task), base_len=np.uint8(3))  # type: ignore[arg-type]
+
+    (tree,) = drafted(resident(Narrow()), resident_text(), now=0.0)
+
+    assert tree.base_len + 256 == 259
+
+
 class Liar(Lying, GreedyOracle):
     pass
 
