@@ -6,8 +6,8 @@ import pytest
 
 from cluster.by_name import drafters_of, is_file, read
 from cluster.config.schema import Config
-from cluster.errors import ConfigError
 from cluster.local import LLM
+from tests.support.errors import config_error
 from tests.support.local_models import GREEDY, ids_of
 
 # Small enough for any machine, and the same text with any drafts.
@@ -53,7 +53,7 @@ def test_a_model_without_drafts_has_a_look_up_and_settings_count():
     assert config.http.port == 8123
     assert config.residents == ("suffix", "grammar", "prediction")
     assert config.drafters["suffix"].options == {"max_ngram": 4}
-    with pytest.raises(ConfigError, match=r"^the command line: http\.prt: unknown key .*port"):
+    with config_error(r"^the command line: http\.prt: unknown key .*port"):
         read("demo-target", (), ["http.prt=1"])
 
 
@@ -63,9 +63,9 @@ def test_files_are_told_from_models(tmp_path: Path):
     plain.touch()
     assert [is_file(each) for each in ("a.yaml", "missing.yml", plain)] == [True] * 3
     assert [is_file(each) for each in (gguf, "owner/name", tmp_path)] == [False] * 3
-    with pytest.raises(ConfigError, match="the file names its drafters; write suffix in there"):
+    with config_error("the file names its drafters; write suffix in there"):
         read("configs/tiny.yaml", ["suffix"])
-    with pytest.raises(ConfigError, match="a Config has its own"):
+    with config_error("a Config has its own"):
         LLM(Config(), draft="suffix")
 
 

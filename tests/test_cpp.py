@@ -14,10 +14,10 @@ import pytest
 from cluster import cpp
 from cluster.engine.cpu import causal_lm, kernels
 from cluster.engine.draw import native
-from cluster.errors import ConfigError
 from cluster.spec.native import trees
 from tests.conftest import REPOSITORY, python
 from tests.support.choices import by_night
+from tests.support.errors import config_error
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 needs_x86 = pytest.mark.skipif(
@@ -120,7 +120,7 @@ def test_it_can_be_switched_off_and_no_other_value_means_anything(
     for value in ("no", "Sanitized", " 0"):
         monkeypatch.setenv("DRAFTHOUSE_NATIVE", value)
         told = f"NATIVE: '{value}' is none of: 0, 1, sanitized"
-        with pytest.raises(ConfigError, match=told) as found:
+        with config_error(told) as found:
             cpp.load(sources)
         assert found.value.param == "DRAFTHOUSE_NATIVE"
 

@@ -13,7 +13,7 @@ import pytest
 
 from cluster.config.schema import Config
 from cluster.core import SamplingParams, SpeculationOptions, token_array
-from cluster.errors import NotFoundError, RequestError
+from cluster.errors import NotFoundError
 from cluster.local import LLM
 from cluster.requests.fields import BeamSpec
 from tests.engine.test_beam_search import expected
@@ -21,6 +21,7 @@ from tests.support.checkpoints import noisy_copy
 from tests.support.choices import by_night
 from tests.support.engine.adapters import ATTENTION, EVERYTHING, write_adapter
 from tests.support.engine.driver import load_oracle, prompt
+from tests.support.errors import request_error
 from tests.support.local_models import (
     GREEDY,
     PLAIN,
@@ -108,7 +109,7 @@ def test_log_probabilities_add_up_to_what_the_texts_are_ranked_by(llm: LLM):
 
 
 def test_beams_of_too_many_tokens_are_refused_with_the_remedy(llm: LLM):
-    with pytest.raises(RequestError, match=r"40 beams of 200 tokens are 8000.*smaller max_tokens"):
+    with request_error(r"40 beams of 200 tokens are 8000.*smaller max_tokens"):
         llm.beam_search(PROMPTS[0], asked(40, max_tokens=200))
 
 
@@ -118,7 +119,7 @@ def test_a_search_that_might_not_find_room_is_refused_with_the_reason(llama_fold
     with LLM(Config(target=target(llama_folder, num_pages=32), drafters={})) as llm:
         (found,) = llm.beam_search([ids], four, ignore_eos=True)
         assert len(found) == 4
-        with pytest.raises(RequestError, match=r"cannot be sure of their place.*all 32 pages"):
+        with request_error(r"cannot be sure of their place.*all 32 pages"):
             llm.beam_search([ids], asked(5, max_tokens=100), ignore_eos=True)
         # Nothing is left behind, and four searches that take each other's pages end as one does.
         texts = llm.beam_search([ids] * 4, four, ignore_eos=True)

@@ -18,13 +18,13 @@ from cluster.core import SamplingParams, TokenTree
 from cluster.draft.base import DrafterContext
 from cluster.draft.committed_text import RequestState
 from cluster.draft.plugin import Draft, TextDrafter
-from cluster.errors import ConfigError
 from cluster.local import LLM
 from cluster.models.fingerprint import model_hash
 from cluster.records import frozen
 from cluster.worker.models import check_room
 from tests.support.choices import by_day
 from tests.support.draft.heads import random_eagle3
+from tests.support.errors import config_error
 from tests.support.local_models import (
     GREEDY,
     PLAIN,
@@ -174,7 +174,7 @@ REFUSED = {
 def test_models_that_cannot_draft_change_nothing_and_are_named(llm: LLM, folders: dict[str, Path]):
     put(llm, folders["right"])
     for what, reason in REFUSED.items():
-        with pytest.raises(ConfigError, match=reason) as refused:
+        with config_error(reason) as refused:
             put(llm, folders[what])
         assert "drafters.lm" in refused.value.message
         assert str(folders[what]) in refused.value.message or "hash" in refused.value.message
@@ -220,7 +220,7 @@ def test_a_load_that_takes_long_holds_nobody_up_and_one_that_dies_leaves_the_dra
             assert not swapping.done()
         finally:
             LateDrafter.leave.set()
-        with pytest.raises(ConfigError, match="CUDA out of memory"):
+        with config_error("CUDA out of memory"):
             swapping.result()
         (after,) = llm.generate(TEXTS[:1], PARAMS[:1])
         assert after.token_ids == expected[0].token_ids
@@ -231,7 +231,7 @@ def test_one_that_does_not_fit_beside_the_other_is_refused_with_the_numbers(
     folders: dict[str, Path],
 ):
     check_room(folders["right"], 100, 100)
-    with pytest.raises(ConfigError, match=r"takes 2,000 bytes .* 1,999 are free; free so much"):
+    with config_error(r"takes 2,000 bytes .* 1,999 are free; free so much"):
         check_room(folders["right"], 2000, 1999)
 
 
@@ -249,5 +249,5 @@ def test_a_head_finds_no_rows_of_the_one_before_it(llama_folder: Path, tmp_path:
         (found,) = llm.generate([PROMPTS[2][::-1]], GREEDY)
         assert ids_of(llm.generate(prompts, GREEDY)) == expected
         assert found.stats.num_draft_tokens > 0
-        with pytest.raises(ConfigError, match=r"drafters\.head\.options\.model"):
+        with config_error(r"drafters\.head\.options\.model"):
             tell(llm, "head", model=str(tmp_path / "none"))

@@ -3,14 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from cluster.config.applications import parse_pool
 from cluster.config.file import ServeFile, load
 from cluster.config.schema import DrafterPlacement
-from cluster.errors import ConfigError
 from deployments.app import build, build_pool
+from tests.support.errors import config_error
 
 POOL = {"application": "pool"}
 DOCUMENT: dict[str, Any] = {
@@ -93,5 +92,5 @@ def test_what_a_file_says_of_a_drafter_of_the_pool_counts(tmp_path: Path):
 
 
 def test_a_replica_refuses_arguments_of_a_pool_that_break_a_rule():
-    with pytest.raises(ConfigError, match="'x' is a cascade"):
+    with config_error("'x' is a cascade"):
         parse_pool({"drafters": {"x": {"kind": "cascade", "options": {"stages": ["x"]}}}})

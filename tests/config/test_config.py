@@ -12,7 +12,7 @@ from cluster.config.schema import (
     EngineConfig,
 )
 from cluster.draft.registry import KINDS
-from cluster.errors import ConfigError
+from tests.support.errors import config_error
 
 MINIMAL = {"target": {"engine": {"model": "somewhere"}}}
 
@@ -76,7 +76,7 @@ def test_an_integer_is_accepted_where_a_number_is_asked_for():
     ],
 )
 def test_what_no_file_would_say_is_refused_as_well(data: object, message: str):
-    with pytest.raises(ConfigError, match=message):
+    with config_error(message):
         parse(Config, data).check()
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from cluster.config.file import load, parse_arguments
-from cluster.errors import ConfigError
+from tests.support.errors import config_error
 
 DOCUMENT = """
 applications:
@@ -89,12 +89,11 @@ def test_a_key_that_yaml_reads_as_another_name_is_to_be_quoted(tmp_path: Path, k
     target = "target: {engine: {model: m}}"
     for section in (f"tasks: {{{key}: []}}", f"drafters: {{x: {{options: {{{key}: 1}}}}}}"):
         path = written(tmp_path, f"applications:\n- args: {{{target}, {section}}}")
-        with pytest.raises(ConfigError, match=r"line 2, column \d+: .*put it in quotes"):
+        with config_error(r"line 2, column \d+: .*put it in quotes"):
             load(path)
     path = written(tmp_path, f"applications:\n- args: {{{target}}}")
-    with pytest.raises(ConfigError, match=r"--set 'tasks=.*put it in quotes") as caught:
+    with config_error(r"--set 'tasks=.*put it in quotes", "tasks"):
         load(path, [f"tasks={{{key}: []}}"])
-    assert caught.value.param == "tasks"
 
 
 def test_keys_in_quotes_and_those_of_an_override_are_names_as_they_stand(tmp_path: Path):
@@ -107,9 +106,9 @@ def test_keys_in_quotes_and_those_of_an_override_are_names_as_they_stand(tmp_pat
 @pytest.mark.parametrize("value", ["0100", "12:30", "1_000", "0b11", "2026-11-27", "2026-13-45"])
 def test_a_value_that_seems_another_number_is_refused(file: Path, value: str):
     for place in (f"logging_config: {{port: {value}}}\napplications: [{{}}]", f"- {value}"):
-        with pytest.raises(ConfigError, match=f"{value} is another value to YAML than it seems"):
+        with config_error(f"{value} is another value to YAML than it seems"):
             load(written(file.parent, place))
-    with pytest.raises(ConfigError, match=f"--set 'http.port={value}': line 1, column 1: {value}"):
+    with config_error(f"--set 'http.port={value}': line 1, column 1: {value}"):
         load(file, [f"http.port={value}"])
 
 
@@ -138,8 +137,8 @@ def test_mappings_are_merged_from_others_and_from_merged_ones(tmp_path: Path):
 
 
 def test_a_missing_file_and_one_that_is_not_text_are_refused(tmp_path: Path):
-    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+    with config_error("cannot be read: No such file"):
         load(tmp_path / "absent.yaml")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="not valid YAML"):
+    with config_error("not valid YAML"):
         load(tmp_path / "binary.yaml")

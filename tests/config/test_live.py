@@ -4,8 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from cluster.config.applications import POLICY
 from cluster.config.file import load
 from cluster.config.live import OPTIONS, READ_BY, changed, changed_drafter, check_told
@@ -17,8 +15,8 @@ from cluster.config.schema import (
     EngineConfig,
     TargetConfig,
 )
-from cluster.errors import ConfigError
 from tests.conftest import serve_file
+from tests.support.errors import config_error
 
 CONFIG = Config(
     model_name="m", target=TargetConfig(engine=EngineConfig(model="m", adapters={"a": "/old"}))
@@ -53,10 +51,10 @@ def test_a_drafter_is_made_anew_by_its_own_keys():
     wanted = DrafterConfig(kind="suffix", nice=3, options={"min_match": 2}, max_nodes=5)
     assert found.drafters["a"] == wanted
     assert changed_drafter(config, "a", None) == config
-    with pytest.raises(ConfigError, match=r"user_config\.nice: this key cannot change"):
+    with config_error(r"user_config\.nice: this key cannot change"):
         changed_drafter(config, "a", {"nice": 4})
     cascade = {"kind": "cascade", "options": {"stages": ["nobody", "somebody"]}}
-    with pytest.raises(ConfigError, match=r"drafters\.a\.options\.stages: no drafter is named"):
+    with config_error(r"drafters\.a\.options\.stages: no drafter is named"):
         changed_drafter(config, "a", cascade)
 
 
@@ -74,14 +72,14 @@ def test_a_drafter_inside_the_target_is_made_anew_by_its_options():
     assert found.drafters["a"] == replace(config.drafters["a"], options={"min_match": 2})
     assert found.drafters["b"] == config.drafters["b"]
     for told in ({"a": {"max_nodes": 2}}, {"b": {"options": {}}}):
-        with pytest.raises(ConfigError, match="only a drafter of another application"):
+        with config_error("only a drafter of another application"):
             changed(config, {"drafters": told})
-    with pytest.raises(ConfigError, match=r"drafters\.c: with these options no drafter of the"):
+    with config_error(r"drafters\.c: with these options no drafter of the"):
         changed(config, {"drafters": {"c": {"options": {"engine": {"device": "cpu"}}}}})
     only = {"drafters": {"a": {"options": {}}}}
     check_told({"target": only}, "f")
     check_told(dict.fromkeys(("ingress", "coordinator", "target"), only), "f")
-    with pytest.raises(ConfigError, match=r"told drafters\.a\.options and target reads it, too"):
+    with config_error(r"told drafters\.a\.options and target reads it, too"):
         check_told({"ingress": only}, "f")
 
 

@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives import serialization
 
 from cluster.config.doors import TlsConfig
 from cluster.config.pem import PemFiles
-from cluster.errors import ConfigError
+from tests.support.errors import config_error
 from tests.support.rpc.certificates import Authority
 
 AUTHORITY = Authority.new()
@@ -57,13 +57,13 @@ def test_what_cannot_be_used_is_refused_by_its_key(
     (tmp_path / file).unlink()
     if held is not None:
         (tmp_path / file).write_bytes(held)
-    with pytest.raises(ConfigError, match=message):
+    with config_error(message):
         files(tmp_path).load()
 
 
 def test_a_certificate_of_another_name_is_refused(tmp_path: Path):
     AUTHORITY.write(tmp_path, "drafter.drafthouse")
-    with pytest.raises(ConfigError, match=r"tls\.cert_file: .*target\.drafthouse"):
+    with config_error(r"tls\.cert_file: .*target\.drafthouse"):
         files(tmp_path).load()
 
 
@@ -93,5 +93,5 @@ def test_a_change_is_followed_and_half_a_change_is_not(
 
 @pytest.mark.parametrize("given", ["cert_file", "key_file"])
 def test_half_of_a_pair_is_refused(given: str):
-    with pytest.raises(ConfigError, match=r"^\w+_file: empty; name cert_file, key_file"):
+    with config_error(r"^\w+_file: empty; name cert_file, key_file"):
         TlsConfig(**{given: "x.pem"})

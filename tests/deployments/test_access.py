@@ -18,11 +18,11 @@ from cluster import metrics
 from cluster.client.generated import generation_pb2
 from cluster.config.doors import AccessConfig, AdminConfig, digest_of
 from cluster.config.schema import Config, HttpConfig, IngressConfig
-from cluster.errors import ConfigError
 from deployments.ingress.grpc_api import GENERATION
 from deployments.ingress.http import create_admin_app
 from deployments.ingress.keys import OTHER, KeyRing
 from tests.support.deployments.place import BODIES, bearer, generate, place, refusal
+from tests.support.errors import config_error
 
 Write = Callable[..., Config]
 PUBLIC = HttpConfig(host="0.0.0.0")
@@ -242,7 +242,7 @@ async def test_on_loopback_everybody_sees_the_series_of_no_key_and_nobody_anothe
 
 
 async def test_no_key_has_the_name_of_those_beyond_the_first_hundred(write: Write):
-    with pytest.raises(ConfigError, match="is no name of letters"):
+    with config_error("is no name of letters"):
         KeyRing(write(**{OTHER: {}}))
 
 

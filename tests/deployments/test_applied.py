@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from cluster.config.file import load
-from cluster.errors import ConfigError
 from deployments.applied import live_document
 from deployments.processes import announce, announced, short_lived_folder
 from tests.conftest import Run
 from tests.deployments.conftest import free_port
+from tests.support.errors import config_error
 
 FILE, POOL = "configs/tiny.yaml", "configs/pool.yaml"
 
@@ -57,17 +57,17 @@ def test_options_of_a_drafter_are_told_to_the_process_that_it_is_in():
     ],
 )
 def test_a_key_that_is_read_once_is_refused_by_its_name(setting: str, key: str):
-    with pytest.raises(ConfigError, match=f"{key}: what was served before is kept"):
+    with config_error(f"{key}: what was served before is kept"):
         live_document(load(FILE).document, load(FILE, [setting]))
 
 
 def test_a_key_that_is_no_more_in_the_file_is_refused():
     served = load(FILE, ["ingress.max_choices=2"])
-    with pytest.raises(ConfigError, match=r"ingress\.max_choices: what was served before is kept"):
+    with config_error(r"ingress\.max_choices: what was served before is kept"):
         live_document(served.document, load(FILE))
     constant = "coordinator.draft_length.kind=constant"
     served = load(FILE, [constant, "coordinator.draft_length.num_tokens=2"])
-    with pytest.raises(ConfigError, match="a key that is left out now"):
+    with config_error("a key that is left out now"):
         live_document(served.document, load(FILE, [constant]))
 
 

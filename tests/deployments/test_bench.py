@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cluster.errors import ConfigError, WorkerError
+from cluster.errors import WorkerError
 from deployments.bench.command import QUESTIONS, bench
 from deployments.bench.load import TimedAnswer, equal_texts, figures, ratios
 from deployments.bench.report import Report, markdown, write_json, write_picture
@@ -21,6 +21,7 @@ from tests.support.deployments.scripted_server import (
     ScriptedServer,
     in_virtual_time,
 )
+from tests.support.errors import config_error
 
 URL = "http://server:8000"
 # Of each kind: time to the first piece and between two in ms, pieces, tokens of each piece.
@@ -134,7 +135,7 @@ def test_drafts_are_compared_with_none_in_turn_and_nobody_profits_of_the_other(
     text = markdown(report)
     assert "| 1 at a time | 1.00 (1.00 to 1.00): cannot tell |" in text
     assert "| 2 of 2 |" in text
-    with pytest.raises(ConfigError, match="server:8000 is no Drafthouse"):
+    with config_error("server:8000 is no Drafthouse"):
         benched(ScriptedServer(), *words, "--compare", "off")
 
 
@@ -215,7 +216,7 @@ def test_it_is_written_as_json_and_drawn(tmp_path: Path, monkeypatch: pytest.Mon
     assert found["runs"][0]["mean_ttft_ms"] == pytest.approx(70.0)
     assert found["ratios"][0]["TTFT"]["value"] == pytest.approx(1.0)
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
-    with pytest.raises(ConfigError, match=r"--png needs matplotlib: pip install"):
+    with config_error(r"--png needs matplotlib: pip install"):
         write_picture(report, tmp_path / "found.png")
     monkeypatch.undo()
     pytest.importorskip("matplotlib")
@@ -226,7 +227,7 @@ def test_it_is_written_as_json_and_drawn(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_conversation_is_no_prompt_of_a_completion(tmp_path: Path):
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"messages": [{"content": "a"}]}')
-    with pytest.raises(ConfigError, match=r"prompts.jsonl: messages are for the chat endpoint"):
+    with config_error(r"prompts.jsonl: messages are for the chat endpoint"):
         benched(ScriptedServer(), "--prompts", str(path), "--endpoint", "completions")
 
 

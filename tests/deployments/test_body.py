@@ -16,9 +16,10 @@ import pytest
 from starlette.requests import Request
 
 from cluster.config.schema import IngressConfig
-from cluster.errors import RequestError, TooLargeError, TooSlowError, UnsupportedCodingError
+from cluster.errors import TooLargeError, TooSlowError, UnsupportedCodingError
 from deployments.ingress.api.messages import error_body as messages_error
 from deployments.ingress.body import error_response, hidden, read_object
+from tests.support.errors import request_error
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -147,7 +148,7 @@ async def test_a_damaged_compressed_body_is_the_clients_fault(
     coding: str, damage: Callable[[bytes], bytes]
 ):
     pack = {"gzip": gzip.compress, "deflate": zlib.compress, "zstd": zstd.compress}[coding]
-    with pytest.raises(RequestError, match=f"damaged, or no {coding} .*Content-Encoding") as caught:
+    with request_error(f"damaged, or no {coding} .*Content-Encoding") as caught:
         await read(packed(coding, damage(pack(b""))))
     assert error_response(caught.value, "").status_code == 400
 
@@ -156,7 +157,7 @@ async def test_a_zstd_body_takes_no_more_memory_than_its_window_may():
     options = {zstd.CompressionParameter.window_log: 27}
     packer = zstd.ZstdCompressor(options=options)
     body = packer.compress(b'{"a": 1}') + packer.flush()
-    with pytest.raises(RequestError, match="a window of at most 8 MiB"):
+    with request_error("a window of at most 8 MiB"):
         await read(packed("zstd", body))
 
 

@@ -25,6 +25,7 @@ from tests.conftest import Run
 from tests.support.choices import by_day
 from tests.support.draft.heads import random_eagle3, random_medusa
 from tests.support.draft.mtp import with_mtp
+from tests.support.errors import config_error
 from tests.support.models.gguf_files import write_gguf
 
 
@@ -248,7 +249,7 @@ def test_a_folder_that_is_damaged_or_of_another_kind_is_refused(llama_folder: Pa
         (medusa, "holds no EAGLE-3 head"),
         (fourth, "it is an EAGLE-4 head, of which neither the format"),
     ):
-        with pytest.raises(ConfigError, match=told):
+        with config_error(told):
             inspected(llama_folder, "eagle3", model=str(folder))
 
 
@@ -257,12 +258,12 @@ def test_a_prediction_layer_that_the_target_has_not_is_refused(architecture: str
     with_mtp(tmp_path, architecture)
     inspected(tmp_path, "mtp", model=str(tmp_path))
     with_mtp(tmp_path, architecture, eh_proj__weight=None)
-    with pytest.raises(ConfigError, match=r"options\.model: .* no multi-token-prediction layer"):
+    with config_error(r"options\.model: .* no multi-token-prediction layer"):
         inspected(tmp_path, "mtp", model=str(tmp_path))
 
 
 def test_layers_that_the_target_has_not_are_refused(llama_folder: Path):
-    with pytest.raises(ConfigError, match=r"options\.exit_layer: 3 is not below the 3 layers"):
+    with config_error(r"options\.exit_layer: 3 is not below the 3 layers"):
         inspected(llama_folder, "early_exit", exit_layer=3)
 
 
@@ -281,8 +282,8 @@ def test_a_drafter_with_fewer_tokens_is_compared_by_what_it_was_made_for(
     own, folder = folder_tokenizer_hash(llama_folder), tmp_path / "own"
     found = reduced(llama_folder, folder, own)
     assert found["drafters.head.options.engine"].described.vocab_size == 144
-    with pytest.raises(ConfigError, match="made for another one"):
+    with config_error("made for another one"):
         reduced(llama_folder, tmp_path / "other", "another")
     (folder / "draft_vocabulary.safetensors").unlink()
-    with pytest.raises(ConfigError, match="144 tokens against 288"):
+    with config_error("144 tokens against 288"):
         inspected(llama_folder, "lm", engine={"model": str(folder)})

@@ -13,7 +13,6 @@ from cluster.config.file import load
 from cluster.config.schema import EngineConfig
 from cluster.engine.loading.inspection import describe
 from cluster.engine.loading.planned import Planned, planned
-from cluster.errors import ConfigError
 from cluster.models import resolve as published_models
 from cluster.models.resolve import published
 from deployments.preflight import inspect
@@ -21,6 +20,7 @@ from deployments.report import size
 from tests.conftest import Run
 from tests.support.choices import by_day
 from tests.support.draft.other_vocabulary import other_copy
+from tests.support.errors import config_error
 
 pytestmark = pytest.mark.usefixtures("no_models")
 PUBLISHED = Path(published_models.__file__).with_name("published_configs")
@@ -79,7 +79,7 @@ def test_latents_are_counted_and_what_makes_keys_of_them_stays_wide():
     assert sizes.kv_per_token == 61 * (512 + 64) * 2
     outside, wide = 2 * 129280 * 7168 + 7168, 61 * 512 * 128 * (128 + 128)
     assert sizes.weights == PARAMETERS[model] + outside + wide
-    with pytest.raises(ConfigError, match="the latents of deepseek_v3 are not split"):
+    with config_error("the latents of deepseek_v3 are not split"):
         sized(model, tensor_parallel=8)
 
 
@@ -190,7 +190,7 @@ def test_check_takes_a_config_alone_and_serve_does_not(
     bare = alone(llama_folder, tmp_path)
     setting = f"target.engine.model={bare}"
     assert "sized by its configuration" in run("check", "configs/own-model.yaml", "--set", setting)
-    with pytest.raises(ConfigError, match=r"target\.engine\.model"):
+    with config_error(r"target\.engine\.model"):
         inspect(load("configs/own-model.yaml", [setting]).config, is_here=True)
 
 

@@ -12,10 +12,10 @@ from ray.serve.schema import ServeApplicationSchema
 
 from cluster.config.applications import _DEPLOYMENT_KEYS
 from cluster.config.file import _APPLICATION_KEYS, load
-from cluster.errors import ConfigError
 from deployments.diff import INSIDE, difference
 from tests.config.test_refused import change
 from tests.conftest import REPOSITORY, Run
+from tests.support.errors import config_error
 
 CASES = yaml.safe_load(Path(__file__).with_name("diff.yaml").read_text("utf-8"))
 
@@ -53,7 +53,7 @@ def test_serve_itself_restarts_all_for_the_other_keys_of_an_application_alone():
 def test_what_serve_does_not_take_is_refused_with_its_reason():
     document = load("k8s/base/serve.yaml").document
     scaled = {"name": "target", "autoscaling_config": {"min_replicas": 3, "max_replicas": 2}}
-    with pytest.raises(ConfigError, match=r"deployments\[target\]: Ray Serve does not take it"):
+    with config_error(r"deployments\[target\]: Ray Serve does not take it"):
         difference(document, changed(document, {"main.deployments": [scaled]}))
 
 

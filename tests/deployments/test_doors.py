@@ -10,7 +10,6 @@ import pytest
 
 from cluster.config.doors import ROLES, DataPlaneConfig, PartsTlsConfig, TlsConfig
 from cluster.config.schema import Config, NetworkConfig
-from cluster.errors import ConfigError
 from deployments.app import resolved
 from deployments.preflight import inspect
 from deployments.ray_environment import check_asks_for_token, prepare_to_join, prepare_to_start
@@ -18,6 +17,7 @@ from deployments.replica import address_for
 from tests.conftest import Run
 from tests.support.deployments.fake_http import answering
 from tests.support.deployments.server import tiny_config
+from tests.support.errors import config_error
 from tests.support.rpc.certificates import Authority
 
 NAMES = (
@@ -88,7 +88,7 @@ def dashboard(answer: bytes) -> Iterator[str]:
 def test_a_cluster_that_asks_nobody_for_a_token_is_not_joined():
     with (
         dashboard(b'{"authentication_mode": "disabled"}') as where,
-        pytest.raises(ConfigError, match="ray get-auth-token --generate"),
+        config_error("ray get-auth-token --generate"),
     ):
         check_asks_for_token("10.0.0.1:6379", where)
     with dashboard(b'{"authentication_mode": "token"}') as where:
@@ -107,9 +107,8 @@ def test_a_dashboard_that_does_not_say_is_warned_of(
 def test_parts_listen_on_loopback_unless_the_configuration_says_node():
     assert address_for("loopback", 1, "10.0.0.1") == "127.0.0.1"
     assert address_for("node", 3, "10.0.0.1") == "10.0.0.1"
-    with pytest.raises(ConfigError, match="has 2 nodes; set it to node") as caught:
+    with config_error("has 2 nodes; set it to node", "network.interface"):
         address_for("loopback", 2, "10.0.0.1")
-    assert caught.value.param == "network.interface"
 
 
 def test_certificates_and_secrets_are_tried_before_anything_is_started(
@@ -134,7 +133,7 @@ def test_certificates_and_secrets_are_tried_before_anything_is_started(
     ):
         kept = path.read_bytes()
         path.unlink()
-        with pytest.raises(ConfigError, match=message):
+        with config_error(message):
             inspect(config, is_here=True)
         inspect(config, is_here=False)  # elsewhere they may be
         path.write_bytes(kept)

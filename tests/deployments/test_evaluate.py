@@ -11,7 +11,6 @@ import pytest
 
 from cluster.config.schema import Config, DrafterConfig
 from cluster.core import SamplingParams
-from cluster.errors import ConfigError
 from cluster.spec.interval import Interval
 from deployments.evaluate.command import (
     AskedPrompt,
@@ -26,6 +25,7 @@ from deployments.evaluate.command import (
 from deployments.evaluate.prompts import EvaluatedPrompt, read_prompts
 from deployments.report import rendered
 from tests.conftest import Run, serve_file
+from tests.support.errors import config_error
 
 CODE, CHAT = Cell("code", "", "greedy"), Cell("default", "trial", "sampled")
 CONFIG = Config(
@@ -126,9 +126,9 @@ def test_a_limit_holds_for_each_temperature_apart():
 def test_what_is_no_prompt_is_refused_with_its_line(tmp_path: Path, line: str):
     path = tmp_path / "prompts.jsonl"
     path.write_text(line)
-    with pytest.raises(ConfigError, match=r"prompts\.jsonl(, line 1: not a|: there is no) prompt"):
+    with config_error(r"prompts\.jsonl(, line 1: not a|: there is no) prompt"):
         read_prompts(path, [])
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with config_error("cannot be read"):
         read_prompts(tmp_path / "none", [])
 
 

@@ -7,13 +7,14 @@ import httpx
 import pytest
 
 from cluster.config.schema import Config, DashboardConfig, GrpcConfig, HttpConfig
-from cluster.errors import ConfigError, WorkerError
+from cluster.errors import WorkerError
 from deployments.ingress.http_listener import HttpListener
 from deployments.ports import check_free
 from deployments.readiness import health
 from deployments.serve_command import ready_line
 from tests.deployments.conftest import free_port, free_ports
 from tests.support.deployments.site import Application
+from tests.support.errors import config_error
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ async def test_a_server_at_an_ipv6_address_is_found_where_the_ready_line_says(ho
     async with httpx.AsyncClient() as client:
         assert (await client.get(found[0])).text == "here"
     assert await asyncio.to_thread(health, found[0]) == {"status": "HTTP status 404"}
-    with pytest.raises(ConfigError, match=rf"http\.port: port {config.http.port} taken"):
+    with config_error(rf"http\.port: port {config.http.port} taken"):
         check_free(config)
     await listener.stop()
 
@@ -86,6 +87,6 @@ async def test_a_server_that_has_ended_is_told(where: HttpConfig):
 
 async def test_an_address_of_another_machine_is_refused():
     listener = HttpListener(Application().app, HttpConfig(host="192.0.2.1"), 1.0)
-    with pytest.raises(ConfigError, match=r"http: 192.0.2.1:8000 cannot be bound .*choose another"):
+    with config_error(r"http: 192.0.2.1:8000 cannot be bound .*choose another"):
         await listener.start()
     await listener.stop()

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from cluster.config.schema import Config, GrpcConfig, HttpConfig
-from cluster.errors import ConfigError
 from deployments import local_ray
 from deployments.local_ray import JoinedRay
 from tests.deployments.conftest import free_ports
+from tests.support.errors import config_error
 
 
 @dataclass
@@ -42,7 +42,7 @@ def config(host: str = "127.0.0.1") -> Config:
 
 def test_on_several_nodes_the_ingress_may_be_anywhere(running: Running):
     running.alive = [True, True]
-    with pytest.raises(ConfigError, match=r"http\.host: 127.* any of 2 here; set it to 0\.0\.0\.0"):
+    with config_error(r"http\.host: 127.* any of 2 here; set it to 0\.0\.0\.0"):
         JoinedRay(config(), "auto", ["mine"]).start()
     JoinedRay(config("0.0.0.0"), "auto", ["mine"]).start()
     running.alive = [True, False]
@@ -55,7 +55,7 @@ def test_a_port_that_another_application_has_is_not_shared(running: Running):
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as an ingress does
         taken.bind((wanted.http.host, wanted.http.port))
         taken.listen(1)
-        with pytest.raises(ConfigError, match=rf"http\.port: port {wanted.http.port} taken by"):
+        with config_error(rf"http\.port: port {wanted.http.port} taken by"):
             JoinedRay(wanted, "auto", ["mine"]).start()
         running.applications["mine"] = object()  # its own, which is to be changed
         JoinedRay(wanted, "auto", ["mine"]).start()
@@ -73,5 +73,5 @@ def test_what_was_served_before_is_left_where_nothing_was_deployed(running: Runn
 
 
 def test_an_address_that_is_none_is_named():
-    with pytest.raises(ConfigError, match="--address nonsense: no Ray cluster answers there"):
+    with config_error("--address nonsense: no Ray cluster answers there"):
         JoinedRay(config(), "nonsense", ["mine"]).start()

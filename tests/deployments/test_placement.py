@@ -10,10 +10,10 @@ import pytest
 
 from cluster.config.file import load
 from cluster.config.schema import HttpConfig, PlacementConfig
-from cluster.errors import ConfigError
 from deployments.placement import Placed, local_labels, total_resources
 from tests.deployments.conftest import DEADLINE_S, free_ports, places
 from tests.support.choices import by_night
+from tests.support.errors import config_error
 
 
 def test_a_target_reserves_for_all_its_ranks_on_one_node():
@@ -53,7 +53,7 @@ def test_resources_are_summed_over_replicas_and_ranks():
 
 def test_one_machine_cannot_carry_two_values_of_a_label():
     config = load("configs/two-node.yaml").config
-    with pytest.raises(ConfigError, match="--address"):
+    with config_error("--address"):
         local_labels(config)
 
 

@@ -11,9 +11,9 @@ import grpc
 import pytest
 
 from cluster.config.schema import Config, CoordinatorConfig, IngressConfig
-from cluster.errors import ConfigError
 from cluster.metrics import KEY_TOKENS
 from tests.support.deployments.place import Place, generate, held, place, refusal
+from tests.support.errors import config_error
 
 PATH = "/v1/completions"
 Write = Callable[..., Config]
@@ -118,7 +118,7 @@ async def test_classes_and_limits_change_under_the_keys(write: Write):
     async with place(config, **classes) as here:
         other = {"throughput": 1.0}
         wrong = replace(here.ingress.config, coordinator=CoordinatorConfig(latency_classes=other))
-        with pytest.raises(ConfigError, match="'batch' is no class"):
+        with config_error("'batch' is no class"):
             await here.ingress.use(wrong)
         assert here.ingress.config.coordinator.latency_classes == {"batch": 0.5}
         assert await statuses(here, "alice", 1, n=2) == [200]

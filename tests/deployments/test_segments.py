@@ -4,15 +4,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.config.schema import Config, DrafterConfig, IngressConfig
-from cluster.errors import ConfigError
 from cluster.metrics.recorder import side_by_side
 from deployments.ingress.keys import KeyRing
 from tests.support.coordinator.toys import ToyDrafter, oracle_chain
 from tests.support.deployments.place import Place, generate, place, write_keys
+from tests.support.errors import config_error
 
 CONFIG = Config(
     ingress=IngressConfig(segments=("web", "batch", "app")),
@@ -64,7 +63,7 @@ async def test_a_key_says_it_for_good(tmp_path: Path):
         assert await ask(here, "web", "alice", user="batch") == "app"
         assert await ask(here, "web", "bob") == "web"
     keys = write_keys(tmp_path / "keys.yaml", alice={"segment": "apps"})
-    with pytest.raises(ConfigError, match=r"keys\.alice\.segment: 'apps' is no segment"):
+    with config_error(r"keys\.alice\.segment: 'apps' is no segment"):
         KeyRing(replace(CONFIG, access=keys))
 
 

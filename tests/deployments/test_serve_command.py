@@ -14,12 +14,12 @@ import pytest
 
 from cluster.config.file import ServeFile, load
 from cluster.config.schema import Config
-from cluster.errors import ConfigError
 from deployments import deploying, serve_command
 from deployments.app import build
 from deployments.deploying import begin, logging_options, with_options
 from deployments.local_ray import LocalRay
 from deployments.serve_command import _Signals, _Stop, change, refuse_unserved_keys, state_of
+from tests.support.errors import config_error
 
 
 def file(application: dict[str, Any], **document: Any) -> ServeFile:
@@ -29,7 +29,7 @@ def file(application: dict[str, Any], **document: Any) -> ServeFile:
 @pytest.mark.parametrize("key", ["runtime_env", "autoscaling_policy"])
 def test_a_key_that_would_have_no_effect_is_refused(key: str):
     refuse_unserved_keys(file({key: {}}))
-    with pytest.raises(ConfigError, match=f"x.yaml: applications.0..{key}: .*serve deploy"):
+    with config_error(f"x.yaml: applications.0..{key}: .*serve deploy"):
         refuse_unserved_keys(file({key: {"a": 1}}))
 
 
@@ -40,7 +40,7 @@ def test_logging_is_as_the_file_wants_it():
     assert logging_options(wanted, {}).log_level == "WARNING"
     assert logging_options(wanted, application).log_level == "DEBUG"
     assert logging_options(wanted, application).encoding == "JSON"
-    with pytest.raises(ConfigError, match="logging_config"):
+    with config_error("logging_config"):
         logging_options(file({}, logging_config={"log_level": "LOUD"}), {})
 
 
@@ -166,5 +166,5 @@ def test_each_deployment_has_what_the_file_says_of_it():
     ],
 )
 def test_what_serve_does_not_take_is_named_with_its_deployment(given: Mapping[str, Any]):
-    with pytest.raises(ConfigError, match=r"deployments\[coordinator\]: Ray Serve does not take"):
+    with config_error(r"deployments\[coordinator\]: Ray Serve does not take"):
         options_of_coordinator(**given)

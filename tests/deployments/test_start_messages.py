@@ -16,6 +16,7 @@ from deployments.ports import check_free
 from deployments.serve_command import cause_of
 from tests.conftest import Run
 from tests.deployments.conftest import free_port
+from tests.support.errors import config_error
 
 
 def test_check_without_a_file_checks_the_demonstration(
@@ -41,14 +42,12 @@ def test_a_taken_port_of_rays_own_is_one_line(monkeypatch: pytest.MonkeyPatch):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         monkeypatch.setenv("RAY_GCS_SERVER_PORT", str(port))
-        with pytest.raises(
-            ConfigError, match=f"RAY_GCS_SERVER_PORT: port {port}, Ray's own, taken"
-        ):
+        with config_error(f"RAY_GCS_SERVER_PORT: port {port}, Ray's own, taken"):
             check_free(config)
         check_free(config, at_any_port=True)
     check_free(config)
     monkeypatch.setenv("RAY_GCS_SERVER_PORT", "0x10")
-    with pytest.raises(ConfigError, match="PORT: '0x10' is no whole number of at least 1"):
+    with config_error("PORT: '0x10' is no whole number of at least 1"):
         check_free(config)
 
 

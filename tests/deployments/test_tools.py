@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from cluster.errors import RequestError
 from cluster.grammar.json_schema import lenient
 from cluster.requests.fields import GrammarSpec
 from cluster.text.dialect import Dialect, ReasoningMarkers
@@ -16,6 +15,7 @@ from deployments.ingress.openai_request import Chat
 from deployments.ingress.openai_response import finish_reason, whole_message
 from deployments.ingress.spec import ChatUse
 from tests.deployments.test_openai_request import LIMITS, chat
+from tests.support.errors import request_error
 from tests.support.grammar.specs import eos, ids_of, open_text
 from tests.support.text.answers import asked as reading
 from tests.support.text.answers import read_text
@@ -128,9 +128,9 @@ def test_arguments_are_an_object_whatever_a_tool_says_of_them(parameters: Any, c
 
 
 def test_tools_are_refused_where_the_template_has_none():
-    with pytest.raises(RequestError, match=r"no known format.*answers\.tool_parser"):
+    with request_error(r"no known format.*answers\.tool_parser"):
         Chat.parse(chat(tools=TOOLS), LIMITS)
-    with pytest.raises(RequestError, match="chat template does not use it"):
+    with request_error("chat template does not use it"):
         Chat.parse(chat(reasoning_effort="low"), LIMITS)
 
 
@@ -138,7 +138,7 @@ def test_models_that_answer_in_channels_are_not_forced():
     dialect = Dialect(FORMATS["harmony"], MARKERS, is_harmony=True, template="tools")
     limits = replace(LIMITS, dialect=dialect)
     Chat.parse(chat(tools=TOOLS), limits)
-    with pytest.raises(RequestError, match="in channels"):
+    with request_error("in channels"):
         Chat.parse(chat(tools=TOOLS, tool_choice="required"), limits)
 
 

@@ -7,10 +7,10 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from cluster.errors import ConfigError
 from deployments.ingress.tracing import provider_of
 from tests.conftest import python
 from tests.support.deployments.place import place
+from tests.support.errors import config_error
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
@@ -50,5 +50,5 @@ def test_without_the_extra_the_key_is_an_error_with_its_remedy(
 ):
     exporter = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
     monkeypatch.setitem(sys.modules, exporter, None)
-    with pytest.raises(ConfigError, match=r"ingress.traces_url: .*drafthouse\[otel\]"):
+    with config_error(r"ingress.traces_url: .*drafthouse\[otel\]"):
         provider_of("http://127.0.0.1:4318/v1/traces")

@@ -20,9 +20,9 @@ from cluster.draft.base import DrafterContext
 from cluster.draft.cascade import CascadeDrafter
 from cluster.draft.options import CascadeOptions
 from cluster.draft.plugin import Draft, RequestState, TextDrafter
-from cluster.errors import ConfigError
 from tests.support.clock import FakeClock
 from tests.support.draft.author import Author, grow, write
+from tests.support.errors import config_error
 
 
 class Chain(TextDrafter):
@@ -232,7 +232,7 @@ def test_a_cascade_is_built_with_the_stages_that_it_names():
     ],
 )
 def test_stages_that_cannot_be_are_named(config: Config, reason: str):
-    with pytest.raises(ConfigError, match=reason):
+    with config_error(reason):
         config.check()
 
 
@@ -245,5 +245,5 @@ def test_stages_that_cannot_be_are_named(config: Config, reason: str):
     ],
 )
 def test_options_that_do_not_fit_together_are_refused(options: Any, reason: str):
-    with pytest.raises(ConfigError, match=reason):
+    with config_error(reason):
         registry.check("cascade", DrafterConfig(kind="cascade", options=options))

@@ -20,7 +20,6 @@ from cluster.draft.lm import LMDrafter
 from cluster.draft.options import LMOptions
 from cluster.draft.vocabulary import FILE_NAME, DraftVocabulary, load_draft_vocabulary
 from cluster.engine.engine import Engine
-from cluster.errors import ConfigError
 from cluster.models.made_for import MadeFor
 from cluster.train.chat_drafter import DraftModelLearner, smaller_copy
 from tests.support.checkpoints import byte_tokenizer
@@ -38,6 +37,7 @@ from tests.support.draft.author import (
 )
 from tests.support.draft.other_vocabulary import other_copy
 from tests.support.engine.integrity import check_integrity
+from tests.support.errors import config_error
 
 # Every fourth token is outside; the end of the text is inside.
 INSIDE = np.array([token for token in range(VOCAB) if token % 4 != 3], np.int32)
@@ -133,7 +133,7 @@ def test_the_file_holds_offsets_as_the_public_format_does(tmp_path: Path):
 
 def test_broken_files_are_refused(tmp_path: Path):
     (tmp_path / FILE_NAME).write_bytes(b"no tensors")
-    with pytest.raises(ConfigError, match=FILE_NAME):
+    with config_error(FILE_NAME):
         load_draft_vocabulary(tmp_path)
     good = vocabulary()
     for target_ids, draft_ids, complaint in (
@@ -142,7 +142,7 @@ def test_broken_files_are_refused(tmp_path: Path):
         (INSIDE, good.draft_ids + 1, "outside the draft vocabulary"),
         (INSIDE, np.zeros(VOCAB, np.int32), "read as another one"),
     ):
-        with pytest.raises(ConfigError, match=complaint):
+        with config_error(complaint):
             DraftVocabulary(target_ids, draft_ids)
 
 
@@ -252,5 +252,5 @@ def test_what_cannot_be_is_refused(
     tmp_path: Path,
 ):
     folder = other_copy(llama_folder, tmp_path / "other")
-    with pytest.raises(ConfigError, match=complaint):
+    with config_error(complaint):
         drafter_of(folder, llama_folder, engine, exact_engine.tokenizer_hash, **options)

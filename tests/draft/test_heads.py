@@ -15,7 +15,6 @@ from cluster.config.schema import DrafterConfig
 from cluster.core import SamplingParams
 from cluster.draft.registry import check
 from cluster.engine.device import convert
-from cluster.errors import ConfigError
 from cluster.spec.noise import gumbel
 from cluster.spec.tree import depths
 from tests.support.choices import by_day
@@ -27,6 +26,7 @@ from tests.support.draft.kinds import KINDS, check_kept, kept_of
 from tests.support.draft.plain import CAUSAL, behind
 from tests.support.engine.driver import load_oracle, prompt
 from tests.support.engine.taps import expected_taps
+from tests.support.errors import config_error
 from tests.support.worker.rounds import Session
 
 ALL = pytest.mark.parametrize("name", KINDS)
@@ -133,7 +133,7 @@ def test_a_head_of_another_kind_is_refused_by_name(
     kind = KINDS[name]
     head = KINDS[other].random(tmp_path, llama_folder)
     said = f"it holds no {kind.called}; it is read by the kind of drafter {KINDS[other].kind}"
-    with pytest.raises(ConfigError, match=said):
+    with config_error(said):
         Inside(config_of(llama_folder, kind.kind, head))
 
 
@@ -170,7 +170,7 @@ def test_the_rotary_frequencies_are_not_rounded_with_the_weights(
 )
 def test_bad_options_are_named(name: str, options: dict[str, Any], message: str):
     given = {"model": "x", **options} if options else {}
-    with pytest.raises(ConfigError, match=rf"drafters\.head\.options\.{message}"):
+    with config_error(rf"drafters\.head\.options\.{message}"):
         check("head", DrafterConfig(kind=KINDS[name].kind, options=given))
 
 

@@ -14,7 +14,6 @@ from cluster.draft.lm import LMDrafter
 from cluster.draft.lm_request import window_start
 from cluster.draft.options import LMOptions
 from cluster.engine.engine import Engine
-from cluster.errors import ConfigError
 from cluster.requests.fields import LAWS, NO_LAWS, Law
 from cluster.spec.tree import children, walk
 from cluster.worker.verifier import Verifier
@@ -31,6 +30,7 @@ from tests.support.draft.author import (
     write,
 )
 from tests.support.engine.integrity import check_integrity
+from tests.support.errors import config_error
 from tests.support.worker.rounds import Session
 
 
@@ -134,10 +134,9 @@ def test_another_vocabulary_is_refused_at_start(
     options = LMOptions(engine=EngineConfig(model=str(llama_folder), device="cpu", num_pages=64))
     same = DrafterContext("lm", 8, 8, VOCAB, draft_engine(llama_folder).tokenizer_hash)
     LMDrafter(same, options)
-    with pytest.raises(ConfigError, match="use a draft model with the") as caught:
+    with config_error("use a draft model with the", "drafters.lm.options.engine.model"):
         LMDrafter(dataclasses.replace(same, tokenizer_hash="another"), options)
-    assert caught.value.param == "drafters.lm.options.engine.model"
-    with pytest.raises(ConfigError, match="vocabulary has 288 tokens, the target's 300"):
+    with config_error("vocabulary has 288 tokens, the target's 300"):
         LMDrafter(DrafterContext("lm", 8, 8, 300), options)
 
 

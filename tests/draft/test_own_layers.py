@@ -16,7 +16,6 @@ from cluster.draft import registry
 from cluster.draft.base import DrafterContext
 from cluster.draft.lm import LMDrafter
 from cluster.engine.engine import Engine
-from cluster.errors import ConfigError
 from cluster.worker.host import EngineHost
 from tests.support.choices import by_day
 from tests.support.draft.author import Author, draft_engine, write
@@ -25,6 +24,7 @@ from tests.support.engine.driver import prompt
 from tests.support.engine.integrity import check_integrity
 from tests.support.engine.native import needs_native
 from tests.support.engine.parts import plain
+from tests.support.errors import config_error
 from tests.support.worker.rounds import Session
 
 PROMPT = [5, 6, 7, 90, 91, 5, 6, 7]
@@ -100,7 +100,7 @@ def test_it_grows_natively_where_its_target_does(llama_folder: Path, kind: str):
 def test_wrong_options_are_refused_with_their_path(
     llama_folder: Path, kind: str, options: dict[str, Any], message: str
 ):
-    with pytest.raises(ConfigError, match=rf"drafters\.own\.options\.{message}") as raised:
+    with config_error(rf"drafters\.own\.options\.{message}") as raised:
         made(draft_engine(llama_folder), kind, **options)
     assert raised.value.param.startswith("drafters.own.options.")
 
@@ -108,7 +108,7 @@ def test_wrong_options_are_refused_with_their_path(
 def test_layers_of_a_target_on_several_ranks_are_refused(llama_folder: Path):
     engine = draft_engine(llama_folder)
     engine.config = replace(engine.config, tensor_parallel=2)
-    with pytest.raises(ConfigError, match="several ranks cannot draft"):
+    with config_error("several ranks cannot draft"):
         made(engine, "early_exit", exit_layer=1)
 
 

@@ -24,10 +24,10 @@ from cluster.draft.recorded import (
     tokens_in,
 )
 from cluster.draft.recorder import RELEASE, SPILL, Keeper
-from cluster.errors import ConfigError
 from cluster.worker.residents import Residents
 from tests.support.clock import FakeClock
 from tests.support.draft.recording import ORIGIN, PER_TENANT, STOP, K, World, law
+from tests.support.errors import config_error
 from tests.support.worker.residents import LONG_STEP, resident, resident_text
 
 
@@ -303,7 +303,7 @@ def test_a_damaged_or_foreign_file_is_refused_by_name(
     recorded(World(tmp_path))
     path = next(tmp_path.rglob("*.npz"))
     damage(path)
-    with pytest.raises(ConfigError, match=told) as raised:
+    with config_error(told) as raised:
         read_folder(tmp_path, ORIGIN)
     assert str(path) in raised.value.message
 
@@ -320,7 +320,7 @@ def test_a_damaged_or_foreign_file_is_refused_by_name(
 def test_another_targets_answers_are_refused_by_name(tmp_path: Path, origin: Origin):
     path = tmp_path / "answer.npz"
     path.write_bytes(encode(answer(tmp_path), ORIGIN))
-    with pytest.raises(ConfigError, match="another target wrote it") as raised:
+    with config_error("another target wrote it") as raised:
         read_answer(path, origin)
     assert str(path) in raised.value.message
     # In whatever format its weights are served, it is the same checkpoint.
@@ -333,10 +333,10 @@ def test_ids_outside_the_vocabulary_are_refused(tmp_path: Path):
     found.token_ids[0] = ORIGIN.vocab_size
     path = tmp_path / "answer.npz"
     path.write_bytes(encode(found, ORIGIN))
-    with pytest.raises(ConfigError, match="outside the vocabulary"):
+    with config_error("outside the vocabulary"):
         read_answer(path, ORIGIN)
 
 
 def test_a_folder_is_needed_where_anything_is_recorded():
-    with pytest.raises(ConfigError, match="folder"):
+    with config_error("folder"):
         RecorderOptions("all")

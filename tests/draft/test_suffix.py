@@ -18,9 +18,9 @@ from cluster.draft.suffix import (
     SuffixDrafter,
     SuffixOptions,
 )
-from cluster.errors import ConfigError
 from cluster.spec.tree import walk
 from tests.support.draft.author import GREEDY, Author, grow, write
+from tests.support.errors import config_error
 
 
 def drafter(max_nodes: int = 16, **options: object) -> SuffixDrafter:
@@ -69,7 +69,7 @@ def test_what_is_kept_is_bounded_over_tenants():
 
 
 def test_an_end_of_the_text_that_is_never_looked_up_is_refused():
-    with pytest.raises(ConfigError, match="min_ngram: 9 exceeds max_ngram, 8"):
+    with config_error("min_ngram: 9 exceeds max_ngram, 8"):
         SuffixOptions(min_ngram=9)
 
 

@@ -17,7 +17,6 @@ from cluster.engine.engine import Engine, Work
 from cluster.engine.loading.inspection import check_loadable
 from cluster.engine.memory.sequence import Sequence
 from cluster.engine.schedule.batch import Pick, build_batch
-from cluster.errors import ConfigError
 from tests.support.engine.adapters import ATTENTION, EVERYTHING, merged_oracle, write_adapter
 from tests.support.engine.driver import (
     TREE,
@@ -30,6 +29,7 @@ from tests.support.engine.driver import (
 )
 from tests.support.engine.integrity import check_integrity
 from tests.support.engine.taps import expected_taps
+from tests.support.errors import config_error
 
 
 @pytest.fixture(scope="module")
@@ -160,10 +160,9 @@ def test_a_misfit_is_refused_by_name_and_reason(
         partial(check_loadable, native_llama, config, is_here=True),
         partial(load_engine, native_llama, adapters=own),
     ):
-        with pytest.raises(ConfigError, match="adapter 'bad' cannot be served") as caught:
+        with config_error("adapter 'bad' cannot be served", "adapters.bad") as caught:
             load()
         assert reason in caught.value.message
-        assert caught.value.param == "adapters.bad"
 
 
 @pytest.mark.parametrize(
@@ -177,7 +176,7 @@ def test_a_misfit_is_refused_by_name_and_reason(
 def test_what_adapters_cannot_be_combined_with(
     native_llama: Path, adapters: dict[str, str], settings: dict[str, Any], reason: str
 ):
-    with pytest.raises(ConfigError, match=reason):
+    with config_error(reason):
         load_engine(native_llama, adapters=adapters, **settings)
 
 

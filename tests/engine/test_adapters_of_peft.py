@@ -14,7 +14,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from cluster.config.schema import EngineConfig
 from cluster.engine.engine import Engine, Work
 from cluster.engine.loading.peft_folder import AdapterFolder, read_adapters
-from cluster.errors import ConfigError, NotFoundError
+from cluster.errors import NotFoundError
 from tests.support.choices import by_day
 from tests.support.engine.adapters import ATTENTION, EVERYTHING, write_adapter
 from tests.support.engine.driver import (
@@ -27,6 +27,7 @@ from tests.support.engine.driver import (
     run,
 )
 from tests.support.engine.integrity import check_integrity
+from tests.support.errors import config_error
 
 NUM_PROMPTS = by_day(12, 50)
 NUM_TOKENS = 16
@@ -110,7 +111,7 @@ def test_embedding_layers_in_a_folder_are_refused_with_the_remedy(
     native_llama: Path, tmp_path: Path
 ):
     folder = make(native_llama, tmp_path / "whole", 0, is_served=False, **CONFIGS["everything"])
-    with pytest.raises(ConfigError, match=r"whole embedding layer.*save_embedding_layers=False"):
+    with config_error(r"whole embedding layer.*save_embedding_layers=False"):
         load_engine(native_llama, adapters={"whole": str(folder)})
 
 
@@ -225,7 +226,7 @@ def test_a_misfit_leaves_all_as_it_was(
     other = checkpoint_factory("llama", hidden_size=96)
     misfit = write_adapter(other, tmp_path / "misfit", ATTENTION)
     before = engine.adapters
-    with pytest.raises(ConfigError, match=r"adapter 'b' cannot be served.*another model's"):
+    with config_error(r"adapter 'b' cannot be served.*another model's"):
         engine.model.adapters.serve(read(native_llama, a=new, b=misfit))
     assert engine.adapters is before
     assert engine.adapters.names == ("a",)

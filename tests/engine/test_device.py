@@ -21,6 +21,7 @@ from cluster.engine.device import (
     warn_of_hidden_gpu,
 )
 from cluster.errors import ConfigError
+from tests.support.errors import config_error
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees this machine's GPU")
 
@@ -76,9 +77,9 @@ def test_auto_is_refused_with_both_versions_where_torch_sees_no_gpu(
 
 @no_gpu
 def test_a_gpu_that_was_asked_for_by_name_is_refused_as_well(tmp_path: Path):
-    with pytest.raises(ConfigError, match="built without CUDA; install a build with it"):
+    with config_error("built without CUDA; install a build with it"):
         resolve_device("auto", machine(tmp_path, smi=SMI))
-    with pytest.raises(ConfigError, match=r"cuda:1 does not exist: .*driver 550\.54\.15.*12\.8"):
+    with config_error(r"cuda:1 does not exist: .*driver 550\.54\.15.*12\.8"):
         resolve_device("cuda:1", machine(tmp_path, smi=SMI, cuda="12.8"))
 
 

@@ -11,7 +11,6 @@ import pytest
 from cluster.config.schema import EngineConfig
 from cluster.engine.cpu import kernels
 from cluster.engine.engine import Engine
-from cluster.errors import ConfigError
 from cluster.records import frozen
 from tests.conftest import python
 from tests.support.choices import by_day
@@ -24,6 +23,7 @@ from tests.support.engine.rank_process import NUM_TOKENS, PROMPTS, drafted, pace
 from tests.support.engine.ranks import TIMEOUT_S, free_address, two_ranks
 from tests.support.engine.slowed import SLOW
 from tests.support.engine.vote_process import SCENARIOS
+from tests.support.errors import config_error
 
 # The last one has layers with a window and without.
 ARCHITECTURES = by_day(
@@ -142,7 +142,7 @@ def test_ranks_that_differ_say_so_and_compute_nothing(session: Session):
 
 
 def test_a_rank_without_its_group_is_told_how_to_start(llama_folder: Path):
-    with pytest.raises(ConfigError, match="init_rank"):
+    with config_error("init_rank"):
         Engine.load(EngineConfig(model=str(llama_folder), tensor_parallel=2))
 
 
@@ -154,7 +154,7 @@ def test_what_cannot_be_split_is_refused_before_loading(
     architecture: str, ranks: int, reason: str, checkpoint_factory: Factory
 ):
     folder = checkpoint_factory(architecture)
-    with pytest.raises(ConfigError, match=reason):
+    with config_error(reason):
         Engine.load(EngineConfig(model=str(folder), tensor_parallel=ranks))
 
 

@@ -7,7 +7,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from cluster.engine.engine import Work
-from cluster.errors import ConfigError
 from tests.support.architectures import BY_TEXT, SERVED
 from tests.support.choices import by_day
 from tests.support.engine.driver import (
@@ -27,6 +26,7 @@ from tests.support.engine.taps import (
     errors,
     expected_taps,
 )
+from tests.support.errors import config_error
 
 # Layers in lists of other names, scaled embeddings, states, and the text's part of a whole.
 TAPPED = by_day(
@@ -103,7 +103,7 @@ def test_a_tap_that_is_not_there_is_refused_before_anything_runs(llama_folder: P
     engine = load_engine(llama_folder)
     engine.submit(Work("a", 0, prompt(9)))
     before = engine.last_step
-    with pytest.raises(ConfigError, match=f"tap {tap} .* taps 0 to 3"):
+    with config_error(f"tap {tap} .* taps 0 to 3"):
         engine.step((1, tap))
     assert engine.last_step is before
     assert engine.cached_len("a") == 0
@@ -115,14 +115,12 @@ def test_a_model_whose_layers_are_not_found_says_so(
 ):
     engine = load_engine(llama_folder)
     engine.model.plain.has_taps = False
-    with pytest.raises(ConfigError, match="LlamaForCausalLM gives no hidden states"):
+    with config_error("LlamaForCausalLM gives no hidden states"):
         engine.step((1,))
     run(engine, Work("a", 0, prompt(5)))
 
 
 def test_a_model_of_several_states_a_token_gives_none(checkpoint_factory: Factory):
     engine = load_engine(checkpoint_factory("gemma3n"))
-    with pytest.raises(
-        ConfigError, match=r"Gemma3nForCausalLM gives .* several of a token; remove"
-    ):
+    with config_error(r"Gemma3nForCausalLM gives .* several of a token; remove"):
         engine.model.resolve_taps((0,))

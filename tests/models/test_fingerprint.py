@@ -4,10 +4,8 @@ import hashlib
 import json
 from pathlib import Path
 
-import pytest
-
-from cluster.errors import ConfigError
 from cluster.models.fingerprint import model_hash, token_strings, tokenizer_hash
+from tests.support.errors import config_error
 
 
 def test_strings_are_listed_by_id_with_gaps_left_empty_whatever_their_order():
@@ -52,5 +50,5 @@ def test_a_checkpoint_is_recognised_by_its_weights_and_config_in_any_folder(tmp_
 
 
 def test_a_folder_without_config_is_a_configuration_error(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"config\.json"):
+    with config_error(r"config\.json"):
         model_hash(tmp_path)

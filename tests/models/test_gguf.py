@@ -11,7 +11,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cluster.config.schema import Config
 from cluster.core import SamplingParams
-from cluster.errors import ConfigError
 from cluster.local import LLM
 from cluster.models import cache
 from cluster.models.fingerprint import folder_tokenizer_hash, model_hash
@@ -20,6 +19,7 @@ from cluster.models.resolve import _converted, resolve
 from cluster.text.tokenizer import Tokenizer
 from tests.support.architectures import EOS_TOKEN_ID
 from tests.support.engine.driver import Factory
+from tests.support.errors import config_error
 from tests.support.local_models import PROMPTS, target
 from tests.support.models.gguf_files import converted, write_gguf
 
@@ -121,12 +121,12 @@ def test_a_file_that_is_not_whole_is_refused(
     options: dict[str, object], message: str, llama_folder: Path, tmp_path: Path, cache: Path
 ):
     file = write_gguf(llama_folder, tmp_path / "x.gguf", **options)
-    with pytest.raises(ConfigError, match=message):
+    with config_error(message):
         resolve(str(file))
     assert not [path for path in cache.iterdir() if path.is_dir()]
 
 
 def test_something_else_with_the_ending_is_refused(tmp_path: Path):
     (tmp_path / "x.gguf").write_bytes(b"not a model at all, but long enough to be looked at")
-    with pytest.raises(ConfigError, match="is cut or is no GGUF file"):
+    with config_error("is cut or is no GGUF file"):
         resolve(str(tmp_path / "x.gguf"))

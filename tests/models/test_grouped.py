@@ -10,10 +10,10 @@ from safetensors.torch import load_file, save_file
 
 from cluster.config.schema import EngineConfig
 from cluster.engine.loading.model import load_model
-from cluster.errors import ConfigError
 from cluster.models.grouped import GroupedWeight, in_four_bits, load_int8, stacked
 from cluster.models.weights import INT8
 from tests.support.engine.altered import in_int8
+from tests.support.errors import config_error
 from tests.support.models.grouped_weights import grouped_weight
 
 
@@ -85,5 +85,5 @@ def test_a_file_that_lacks_scales_or_a_weight_is_refused(folder: Path, lost: str
     packed = load_file(folder / INT8)
     del packed[lost]
     save_file(packed, folder / INT8)
-    with pytest.raises(ConfigError, match=reason):
+    with config_error(reason):
         load_model(EngineConfig(model=str(folder), dtype="float32", device="cpu"))

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from cluster.errors import ConfigError
 from cluster.models import names
 from cluster.models.names import (
     KNOWN,
@@ -17,6 +16,7 @@ from cluster.models.names import (
     source_of,
 )
 from cluster.models.resolve import absolute
+from tests.support.errors import config_error
 
 
 def test_a_folder_is_found_below_the_working_directory_and_the_repository(
@@ -73,13 +73,13 @@ def test_a_folder_goes_before_a_name_of_the_catalogue(
     ],
 )
 def test_what_is_none_of_these_is_named_with_the_remedy(name: str, message: str):
-    with pytest.raises(ConfigError, match=message) as caught:
+    with config_error(message) as caught:
         source_of(name)
     assert not name or repr(name) in caught.value.message
 
 
 def test_a_folder_that_is_no_model_is_named(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"has no config\.json"):
+    with config_error(r"has no config\.json"):
         source_of(str(tmp_path))
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from cluster.errors import ConfigError
 from cluster.models.token_bytes import TokenBytes, unfinished_len
+from tests.support.errors import config_error
 from tests.support.text.tokenizers_for_tests import byte_fallback_folder, byte_level_folder
 
 MARKS = ("<s>", "</s>", "<|user|>")
@@ -74,7 +74,7 @@ def test_a_tokenizer_that_changes_texts_is_refused(
 ):
     pretrained = PreTrainedTokenizerFast.from_pretrained(byte_level_folder(tmp_path))
     setattr(pretrained.backend_tokenizer, part, changed)
-    with pytest.raises(ConfigError, match=complaint):
+    with config_error(complaint):
         TokenBytes(pretrained)
 
 

@@ -16,7 +16,6 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from cluster.errors import ConfigError
 from cluster.models.made_for import folder_made_for
 from cluster.train.compare import compare, drafters_of, read_questions
 from cluster.train.made_for import target_of
@@ -47,6 +46,7 @@ from models.recipe.demo import (
     train_demo,
 )
 from tests.support.choices import by_day, by_night
+from tests.support.errors import config_error
 
 VOCAB = 64
 TINY = Shape(32, num_layers=1, num_heads=2, num_kv_heads=1, intermediate_size=64)
@@ -158,7 +158,7 @@ def test_both_stop_tokens_end_generation(folder: Path, tokenizer: PreTrainedToke
 
 
 def test_folder_without_a_network_is_named_in_the_error(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"absent: no model here"):
+    with config_error(r"absent: no model here"):
         load(tmp_path / "absent")
 
 
@@ -239,7 +239,7 @@ def test_text_in_both_parts_leaves_the_held_out_part(tmp_path: Path):
 
 
 def test_a_missing_corpus_names_the_package_to_install(tmp_path: Path):
-    with pytest.raises(ConfigError, match="absent; install python3"):
+    with config_error("absent; install python3"):
         load_corpus({"code": tmp_path / "absent", "prose": tmp_path})
 
 

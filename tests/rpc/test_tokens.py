@@ -6,7 +6,6 @@ import pytest
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from cluster.errors import ConfigError
 from cluster.rpc.tokens import (
     HEADER,
     MAX_SKEW_S,
@@ -17,6 +16,7 @@ from cluster.rpc.tokens import (
     main,
     secrets_of,
 )
+from tests.support.errors import config_error
 
 OLD, NEW = "old-secret-" * 4, "new-secret-" * 4
 METHOD, WORKER, NOW = "/drafthouse.v1.DrafterService/Draft", "d-1", 1_800_000_000.0
@@ -73,9 +73,9 @@ def test_what_was_seen_is_forgotten_only_when_its_time_is_over():
 def test_a_file_without_secrets_is_refused_with_the_remedy(tmp_path: Path, text: str):
     path = tmp_path / "secret"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=r"data_plane.secret_file: .*openssl rand"):
+    with config_error(r"data_plane.secret_file: .*openssl rand"):
         secrets_of(str(path))
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with config_error("cannot be read"):
         secrets_of(str(tmp_path / "absent"))
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from cluster.core import SamplingParams
-from cluster.errors import ConfigError
 from cluster.text.generation_config import load_eos_token_ids, load_sampling_defaults
+from tests.support.errors import config_error
 
 QWEN = {
     "do_sample": True,
@@ -49,7 +49,7 @@ def test_the_operator_may_choose_openais_defaults_or_another_folder(tmp_path: Pa
     assert load_eos_token_ids(model, "none") == (7, 9)
     assert load_sampling_defaults(model, str(other)).temperature == 0.3
     assert load_eos_token_ids(model, str(other)) == (5,)
-    with pytest.raises(ConfigError, match="'nowhere' has no "):
+    with config_error("'nowhere' has no "):
         load_sampling_defaults(model, "nowhere")
 
 
@@ -81,7 +81,7 @@ def test_unsupported_settings_of_a_checkpoint_are_logged_by_name(
 def test_a_value_that_cannot_be_used_names_the_file_and_the_remedy(
     tmp_path: Path, values: dict[str, Any], reason: str
 ):
-    with pytest.raises(ConfigError, match=reason) as caught:
+    with config_error(reason) as caught:
         load_sampling_defaults(folder_with(tmp_path, **values))
     assert "set target.generation_config to none" in caught.value.message
     assert str(tmp_path) in caught.value.message
@@ -90,5 +90,5 @@ def test_a_value_that_cannot_be_used_names_the_file_and_the_remedy(
 @pytest.mark.parametrize("text", ["{", "[]"])
 def test_a_file_that_is_not_an_object_is_refused(tmp_path: Path, text: str):
     (tmp_path / "generation_config.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"generation_config.json: not"):
+    with config_error(r"generation_config.json: not"):
         load_sampling_defaults(tmp_path)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from cluster.errors import ConfigError
 from cluster.text.chat import read_template
 from cluster.text.dialect import dialect_of
 from cluster.text.tokenizer import Tokenizer
 from cluster.text.tool_calls.base import CallPiece
+from tests.support.errors import config_error
 from tests.support.text.answers import parts_of
 from tests.text.test_chat import with_template
 
@@ -80,8 +80,8 @@ def test_a_file_anywhere_is_read_and_a_missing_one_is_named(folder: Path, tmp_pa
     tokenizer = Tokenizer.load(folder, chat_template=str(tmp_path / "own.jinja"))
     assert tokenizer.render_chat([said("user", "Hello")]) == "Hello!"
     assert Tokenizer.load(folder).chat_template != tokenizer.chat_template
-    with pytest.raises(ConfigError, match=r"answers\.chat_template: none\.jinja is no file"):
+    with config_error(r"answers\.chat_template: none\.jinja is no file"):
         Tokenizer.load(folder, chat_template="none.jinja")
     (tmp_path / "bad.jinja").write_bytes(b"\xff")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with config_error("cannot be read"):
         read_template(str(tmp_path / "bad.jinja"))

@@ -13,7 +13,6 @@ from benchmarks.replay.along import Recording, replay
 from benchmarks.support.options import DEMO_TARGET
 from cluster.core import token_array
 from cluster.draft.vocabulary import load_draft_vocabulary
-from cluster.errors import ConfigError
 from cluster.models.fingerprint import folder_tokenizer_hash
 from cluster.models.made_for import MadeFor, folder_made_for
 from cluster.models.token_bytes import TokenBytes
@@ -30,6 +29,7 @@ from cluster.train.generate import GeneratedAnswer
 from cluster.train.heads import train_head
 from cluster.train.trainer import Budget
 from tests.support.draft.author import GREEDY, VOCAB, draft_engine, lm_drafter
+from tests.support.errors import config_error
 
 ANSWERS = AnswerSettings(6, max_question_tokens=10, max_answer_tokens=12, follow_up_share=0.5)
 
@@ -108,16 +108,16 @@ def test_a_system_prompt_stands_before_every_question_and_is_kept_with_the_answe
     assert all(each.startswith("<|im_start|>system\nWrite letters.<|im_end|>") for each in prompts)
     draw_shards(folder, tmp_path, 1, 0, settings)
     endless = dataclasses.replace(ANSWERS, system_prompt="a long story " * 999)
-    with pytest.raises(ConfigError, match="no question is answered"):
+    with config_error("no question is answered"):
         draw_shards(folder, tmp_path / "endless", 1, 0, endless)
-    with pytest.raises(ConfigError, match=r"system prompt 'Write letters\.', not ''"):
+    with config_error(r"system prompt 'Write letters\.', not ''"):
         draw_shards(folder, tmp_path, 1, 0, ANSWERS)
 
 
 def test_a_model_without_a_chat_template_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch):
     plain = chat_answers.load_pretrained_tokenizer(folder)
     plain.chat_template = None
-    with pytest.raises(ConfigError, match="no chat template"):
+    with config_error("no chat template"):
         ChatModel(draft_engine(folder), plain, ANSWERS)
 
 
@@ -146,7 +146,7 @@ def test_with_all_layers_and_tokens_the_copy_starts_as_the_target(network: PreTr
     copy = smaller_copy(network, reduced, network.config.num_hidden_layers)
     ids = torch.arange(4, 40)[None]
     torch.testing.assert_close(copy(ids).logits, network(ids).logits)
-    with pytest.raises(ConfigError, match="choose 1 to 3"):
+    with config_error("choose 1 to 3"):
         smaller_copy(network, reduced, 4)
     assert smaller_copy(network, reduced, 2).config.num_hidden_layers == 2
 

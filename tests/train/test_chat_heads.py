@@ -19,7 +19,6 @@ from cluster.draft.heads.checkpoint import HeadTarget
 from cluster.draft.heads.eagle3 import Eagle3Head
 from cluster.draft.heads.load import load_draft_head
 from cluster.draft.vocabulary import DraftVocabulary, load_draft_vocabulary, written_vocabulary
-from cluster.errors import ConfigError
 from cluster.models.made_for import MadeFor, folder_made_for
 from cluster.train import chat_heads, heads
 from cluster.train.chat_answers import AnswerSettings, draw_shards, read_shards
@@ -35,6 +34,7 @@ from tests.support.draft.inside import GREEDY, Inside, config_of
 from tests.support.draft.plain import attend
 from tests.support.engine.driver import prompt
 from tests.support.engine.parts import plain
+from tests.support.errors import config_error
 from tests.support.worker.rounds import Session
 
 MADE_FOR = MadeFor("target", "0123")
@@ -215,7 +215,7 @@ def test_answers_without_hidden_rows_are_refused(
 ):
     learner = MedusaLearner(network, new_heads(network, 1), IDS, 3, 1)
     plain = GeneratedAnswer(*(getattr(answers[0], name) for name in GeneratedAnswer.__slots__[:4]))
-    with pytest.raises(ConfigError, match="draw them anew"):
+    with config_error("draw them anew"):
         learner.drafts(order_of([plain]).batch(plain), 0)
 
 
@@ -223,7 +223,7 @@ def test_layers_that_the_target_does_not_have_are_refused_before_it_answers(
     folder: Path, tmp_path: Path
 ):
     settings = replace(SETTINGS, num_layers=99)
-    with pytest.raises(ConfigError, match="--layers 99: the target has 3; choose 1 to 3"):
+    with config_error("--layers 99: the target has 3; choose 1 to 3"):
         train_head("drafter", str(folder), tmp_path, tmp_path / "x", settings, Budget(steps=1))
     assert not list(tmp_path.iterdir())
 
@@ -320,7 +320,7 @@ def test_an_exit_of_another_target_is_refused(
 ):
     path = random_exit(tmp_path, network) / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changed))
-    with pytest.raises(ConfigError, match=said):
+    with config_error(said):
         load_draft_head(tmp_path, head_target(network))
 
 
@@ -328,10 +328,10 @@ def test_options_that_contradict_the_folder_are_refused(
     folder: Path, network: PreTrainedModel, tmp_path: Path
 ):
     exit_folder = random_exit(tmp_path / "exit", network)
-    with pytest.raises(ConfigError, match=r"exit_layer: 1 is not the 2 that"):
+    with config_error(r"exit_layer: 1 is not the 2 that"):
         Inside(config_of(folder, "early_exit", exit_folder, options={"exit_layer": 1}))
     medusa = random_medusa(tmp_path / "medusa", folder)
-    with pytest.raises(ConfigError, match=r"holds no early exit; it is read by .* medusa"):
+    with config_error(r"holds no early exit; it is read by .* medusa"):
         Inside(config_of(folder, "early_exit", medusa))
-    with pytest.raises(ConfigError, match="exit layer 3: the target has 3 layers"):
+    with config_error("exit layer 3: the target has 3 layers"):
         new_exit(network, 3)

@@ -10,11 +10,11 @@ import pytest
 
 from cluster.config.schema import DrafterConfig
 from cluster.core import SpeculationStats
-from cluster.errors import ConfigError
 from cluster.models.made_for import MadeFor, write_made_for
 from cluster.train.cli import configure, questions_of, run, show_comparison
 from cluster.train.compare import Acceptance, compare, drafters_of, read_questions, table
 from cluster.train.made_for import target_of
+from tests.support.errors import config_error
 
 
 def parse(*words: str) -> argparse.Namespace:
@@ -126,7 +126,7 @@ def test_a_file_without_questions_is_refused_by_name(tmp_path: Path, text: str |
     path = tmp_path / "other.jsonl"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(ConfigError, match=r"other\.jsonl: no questions"):
+    with config_error(r"other\.jsonl: no questions"):
         read_questions(path)
 
 

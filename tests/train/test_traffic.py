@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM
 from cluster.config.schema import Config, CoordinatorConfig, DrafterConfig
 from cluster.core import SamplingParams
 from cluster.draft.recorded import UNSALTED, Folder
-from cluster.errors import ConfigError
 from cluster.local import LLM
 from cluster.models.fingerprint import model_hash
 from cluster.train import traffic
@@ -23,6 +22,7 @@ from cluster.train.traffic import Traffic, TrafficLoss, learn_from_traffic, load
 from cluster.train.trainer import Budget
 from tests.support.checkpoints import noisy_copy
 from tests.support.draft.recording import answers_in
+from tests.support.errors import config_error
 from tests.support.local_models import drafters, target
 from tests.train.test_cli import parse, run
 
@@ -134,7 +134,7 @@ def test_a_drafter_that_accepts_less_is_not_written(
             return -super().forward(batch)
 
     monkeypatch.setattr(traffic, "TrafficLoss", Unlearning)
-    with pytest.raises(ConfigError, match=r"would fall from 0\.\d+ to 0\.\d+, by more than 1%"):
+    with config_error(r"would fall from 0\.\d+ to 0\.\d+, by more than 1%"):
         learn(folder, recorded, current, tmp_path, mix=0.0)
     assert not list(tmp_path.glob("new*"))
 
@@ -142,21 +142,21 @@ def test_a_drafter_that_accepts_less_is_not_written(
 def test_what_it_cannot_learn_from_is_refused_by_name(
     folder: Path, recorded: Path, current: Path, tmp_path: Path
 ):
-    with pytest.raises(ConfigError, match="no recorded answers"):
+    with config_error("no recorded answers"):
         learn(folder, tmp_path, current, tmp_path)
     other = noisy_copy(folder, tmp_path / "other")
-    with pytest.raises(ConfigError, match="another target wrote it"):
+    with config_error("another target wrote it"):
         learn(other, recorded, current, tmp_path)
     foreign = tmp_path / "foreign"
     shutil.copytree(current, foreign)
     config = foreign / "config.json"
     config.write_text(config.read_text().replace('"model_hash": "', '"model_hash": "0'))
-    with pytest.raises(ConfigError, match="it was made for"):
+    with config_error("it was made for"):
         learn(folder, recorded, foreign, tmp_path, mix=0.0)
     kept = Folder(tmp_path / "few")
     name = Folder(recorded).names(UNSALTED)[0]
     kept.put(UNSALTED, name, (recorded / UNSALTED / name).read_bytes())
-    with pytest.raises(ConfigError, match="1 prompts are too few"):
+    with config_error("1 prompts are too few"):
         learn(folder, kept.path, current, tmp_path)
 
 

@@ -12,7 +12,6 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaForCausalLM
 
-from cluster.errors import ConfigError
 from cluster.train.processes import new_accelerator, processes, run_together
 from cluster.train.trainer import (
     Budget,
@@ -26,6 +25,7 @@ from cluster.train.trainer import (
 from models.recipe.corpus import Tokens, WindowOrder
 from models.recipe.demo import LanguageLoss, Shape, build
 from tests.support.choices import by_night
+from tests.support.errors import config_error
 
 VOCAB = 64
 TINY = Shape(32, num_layers=2, num_heads=2, num_kv_heads=1, intermediate_size=64)
@@ -144,7 +144,7 @@ def test_time_budget_ends_by_the_clock():
 
 @pytest.mark.parametrize(("steps", "minutes"), [(None, None), (3, 1.0), (0, None), (None, -1.0)])
 def test_budget_is_exactly_one_positive_number(steps: int | None, minutes: float | None):
-    with pytest.raises(ConfigError, match=r"budget|either"):
+    with config_error(r"budget|either"):
         Budget(steps=steps, minutes=minutes)
 
 
@@ -156,7 +156,7 @@ def test_every_window_of_an_epoch_is_read_once():
 
 
 def test_streams_shorter_than_a_window_are_refused():
-    with pytest.raises(ConfigError, match="shorter than one window of 64"):
+    with config_error("shorter than one window of 64"):
         WindowOrder([np.zeros(30, dtype=np.uint16)], 64, seed=0)
 
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from cluster.draft.heads.block import BlockHead, default_taps
-from cluster.errors import ConfigError
 from tests.support.draft.block_forms import (
     BLOCK,
     CONTEXT,
@@ -43,6 +42,7 @@ from tests.support.draft.plain import (
     rms,
     rotated,
 )
+from tests.support.errors import config_error
 
 ALL = torch.ones(BLOCK, CONTEXT + BLOCK, dtype=torch.bool)
 
@@ -319,5 +319,5 @@ def test_windows_and_causality_are_read(
 def test_what_does_not_fit_is_refused_by_name(
     config: dict[str, Any], change: dict[str, torch.Tensor | None], said: str, tmp_path: Path
 ):
-    with pytest.raises(ConfigError, match=said):
+    with config_error(said):
         loaded(tmp_path, config, change)

@@ -12,7 +12,6 @@ import torch
 from cluster.draft.heads.checkpoint import HeadTarget
 from cluster.draft.heads.eagle3 import DEFAULT_DRAFTS, Eagle3Head
 from cluster.draft.heads.load import load_draft_head
-from cluster.errors import ConfigError
 from tests.support.draft.heads import eagle3_tensors, written
 from tests.support.draft.plain import (
     CAUSAL,
@@ -25,6 +24,7 @@ from tests.support.draft.plain import (
     rms,
     rotated,
 )
+from tests.support.errors import config_error
 
 HIDDEN, HEADS, KV_HEADS, DIM, INNER = 32, 4, 2, 8, 48
 VOCAB, DRAFT_VOCAB, LAYERS, ROWS = 50, 20, 9, 7
@@ -329,12 +329,12 @@ def test_a_norm_that_deeper_layers_do_not_use_may_be_there(tmp_path: Path):
 def test_what_does_not_fit_is_refused_by_name(
     config: dict[str, Any], change: dict[str, torch.Tensor | None], said: str, tmp_path: Path
 ):
-    with pytest.raises(ConfigError, match=said):
+    with config_error(said):
         loaded(tmp_path, config, change)
 
 
 def test_a_pickled_object_is_never_loaded(tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps(AUTHORS))
     torch.save({"fc.weight": Path("/")}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(ConfigError, match="more than tensors"):
+    with config_error("more than tensors"):
         load_draft_head(tmp_path, TARGET)

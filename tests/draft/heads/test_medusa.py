@@ -9,8 +9,8 @@ import torch
 from cluster.draft.heads.checkpoint import HeadTarget
 from cluster.draft.heads.load import load_draft_head
 from cluster.draft.heads.medusa import MedusaHead
-from cluster.errors import ConfigError
 from tests.support.draft.heads import written
+from tests.support.errors import config_error
 
 HIDDEN, VOCAB, HEADS, LAYERS = 16, 30, 3, 2
 OUTPUT = torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(5))
@@ -100,11 +100,11 @@ def test_one_output_layer_may_serve_all_heads(
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
     assert torch.equal(head.token_map, extra.get("token_map", torch.arange(VOCAB)))
     if extra:
-        with pytest.raises(ConfigError, match="it has no token_map"):
+        with config_error("it has no token_map"):
             loaded(tmp_path, {"model_type": "medusa"}, named | {"token_map": None})
 
 
 def test_a_lost_tensor_is_named(tmp_path: Path):
     held = weights() | {"1.0.linear.weight": None}
-    with pytest.raises(ConfigError, match=r"lacks 1\.0\.linear\.weight"):
+    with config_error(r"lacks 1\.0\.linear\.weight"):
         loaded(tmp_path, {"medusa_num_heads": 3}, held)

@@ -12,7 +12,6 @@ from cluster.draft.heads.checkpoint import HeadTarget
 from cluster.draft.heads.load import load_draft_head
 from cluster.draft.heads.mtp import MtpHead
 from cluster.engine.device import convert
-from cluster.errors import ConfigError
 from tests.support.architectures import DEFAULT_VOCAB_SIZE
 from tests.support.checkpoints import tiny_checkpoint
 from tests.support.choices import by_day
@@ -20,6 +19,7 @@ from tests.support.draft.heads import ByRows
 from tests.support.draft.mtp import DIM, EXPERTS, HEADS, LAYERS, SIZE, with_mtp
 from tests.support.draft.plain import CAUSAL, Held, attend, projected, rms, rotated
 from tests.support.engine.driver import load_engine
+from tests.support.errors import config_error
 
 WEIGHTS = {
     name: torch.randn(DEFAULT_VOCAB_SIZE, SIZE, generator=torch.Generator().manual_seed(seed))
@@ -182,7 +182,7 @@ def test_what_does_not_fit_is_refused_by_name(
     change: dict[str, torch.Tensor | None], said: str, tmp_path: Path
 ):
     with_mtp(tmp_path, **change)
-    with pytest.raises(ConfigError, match=said):
+    with config_error(said):
         loaded(tmp_path)
 
 
@@ -190,15 +190,15 @@ def test_of_several_layers_apart_none_is_read(tmp_path: Path):
     with_mtp(tmp_path, "qwen3.5")
     path, name = tmp_path / "model.safetensors", "layers.1.input_layernorm.weight"
     save_file(load_file(path) | {f"mtp.{name}": torch.ones(SIZE)}, path, {"format": "pt"})
-    with pytest.raises(ConfigError, match=f"nothing is known of {name}"):
+    with config_error(f"nothing is known of {name}"):
         loaded(tmp_path)
 
 
 def test_the_layer_of_another_target_is_refused(tmp_path: Path):
     with_mtp(tmp_path)
-    with pytest.raises(ConfigError, match="its hidden_size is 48, the target's 32"):
+    with config_error("its hidden_size is 48, the target's 32"):
         loaded(tmp_path, replace(TARGET, hidden_size=32))
-    with pytest.raises(ConfigError, match="no multi-token-prediction layer"):
+    with config_error("no multi-token-prediction layer"):
         loaded(tiny_checkpoint("llama", tmp_path / "llama"))
 
 
@@ -232,7 +232,7 @@ def test_of_images_and_text_the_text_says_how_and_the_whole_how_it_is_stored(
     )
     whole["text_config"]["mtp_use_dedicated_embeddings"] = True
     config.write_text(json.dumps(whole))
-    with pytest.raises(ConfigError, match="it says mtp_use_dedicated_embeddings, and how"):
+    with config_error("it says mtp_use_dedicated_embeddings, and how"):
         loaded(tmp_path)
 
 

@@ -9,9 +9,9 @@ from cluster.core import EMPTY_TREE
 from cluster.engine.attention.backends import create_backend
 from cluster.engine.cpu.kernels import load as load_kernels
 from cluster.engine.schedule.batch import Share
-from cluster.errors import ConfigError
 from tests.support.choices import pairwise
 from tests.support.engine.triton_cases import Case, lay_out, tree_of_size
+from tests.support.errors import config_error
 
 CPU = torch.device("cpu")
 OPTIONS = {"plain": {}, "softcap": {"softcap": 3.0}, "sinks": {"sinks": True}}
@@ -87,5 +87,5 @@ def _visible_keys(share: Share, row: int, window: int | None) -> list[int]:
 
 
 def test_an_unknown_backend_is_refused_with_those_known():
-    with pytest.raises(ConfigError, match="auto or one of: native, sdpa"):
+    with config_error("auto or one of: native, sdpa"):
         create_backend("flash", CPU)

@@ -21,7 +21,6 @@ from cluster.engine.loading.planned import planned
 from cluster.engine.memory import pool_sizes
 from cluster.engine.schedule.batch import Share
 from cluster.engine.work import Work
-from cluster.errors import ConfigError
 from cluster.spec.tree import ancestor_mask
 from tests.support.choices import by_day, pairwise
 from tests.support.engine.adapters import check_adapter, write_adapter
@@ -46,6 +45,7 @@ from tests.support.engine.integrity import check_integrity
 from tests.support.engine.native import needs_native
 from tests.support.engine.tiny import tiny
 from tests.support.engine.triton_cases import lay_out
+from tests.support.errors import config_error
 
 FEW = ["lfm2", "qwen3.5"]
 
@@ -77,7 +77,7 @@ def test_states_of_another_path_are_found_at_load(folder: Path, monkeypatch: pyt
     monkeypatch.setattr(
         Share, "path_slots", lambda share, length: np.roll(right(share, length), 1, axis=1)
     )
-    with pytest.raises(ConfigError, match="logits are off by"):
+    with config_error("logits are off by"):
         load_engine(folder)
 
 
@@ -177,7 +177,7 @@ def test_wrong_states_of_delta_layers_are_found_at_load(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(seam, "delta_rule", wrong)
-    with pytest.raises(ConfigError, match="logits are off by"):
+    with config_error("logits are off by"):
         load_engine(checkpoint_factory(architecture), page_size=page_size)
 
 
@@ -235,5 +235,5 @@ def test_narrow_formats_keep_states_in_float32(checkpoint_factory: Factory):
 
 
 def test_what_its_rows_compute_together_is_not_reproducible(checkpoint_factory: Factory):
-    with pytest.raises(ConfigError, match="compute a text's rows together"):
+    with config_error("compute a text's rows together"):
         load_engine(checkpoint_factory("qwen3.5"), reproducible=True)

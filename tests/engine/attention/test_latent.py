@@ -7,7 +7,6 @@ import torch
 
 from cluster.engine.attention.latent import LatentAttention, adopt
 from cluster.engine.loading.inspection import check_loadable
-from cluster.errors import ConfigError
 from tests.support.engine.adapters import check_adapter, write_adapter
 from tests.support.engine.driver import (
     Factory,
@@ -18,6 +17,7 @@ from tests.support.engine.driver import (
     prompt,
 )
 from tests.support.engine.tiny import tiny
+from tests.support.errors import config_error
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def test_queries_of_other_heads_are_found_at_load(folder: Path, monkeypatch: pyt
     monkeypatch.setattr(
         LatentAttention, "to_latents", lambda own, query: right(own, query).roll(1, dims=1)
     )
-    with pytest.raises(ConfigError, match="logits are off by"):
+    with config_error("logits are off by"):
         load_engine(folder)
 
 
@@ -43,7 +43,7 @@ def test_adapters_are_added_but_for_one_layer(folder: Path, tmp_path: Path):
     check_adapter(folder, write_adapter(folder, tmp_path / "a", targets))
     other = write_adapter(folder, tmp_path / "b", ("kv_b_proj",))
     for load in (load_engine, lambda *_, **own: check_loadable(*_, tiny(*_, own), is_here=True)):
-        with pytest.raises(ConfigError, match="kv_b_proj' is multiplied into queries"):
+        with config_error("kv_b_proj' is multiplied into queries"):
             load(folder, adapters={"b": str(other)})
 
 

@@ -13,7 +13,6 @@ from cluster.core import EMPTY_TREE
 from cluster.engine.attention.backends import create_backend
 from cluster.engine.attention.sdpa import SdpaBackend
 from cluster.engine.cpu import kernels
-from cluster.errors import ConfigError
 from tests.support.engine.interpreter import (
     has_triton,
     interpreted,
@@ -22,6 +21,7 @@ from tests.support.engine.interpreter import (
 )
 from tests.support.engine.triton_cases import CASES, DECODING, INTERPRETED, SCRATCH_SLOT, Case
 from tests.support.engine.triton_cases import lay_out as lay_out_batch
+from tests.support.errors import config_error
 
 CPU = torch.device("cpu")
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -128,5 +128,5 @@ def test_the_triton_backend_leaves_layers_on_a_cpu_to_the_reference(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_the_triton_backend_is_refused_without_a_gpu():
-    with pytest.raises(ConfigError, match="needs an NVIDIA GPU" if has_triton else "the triton"):
+    with config_error("needs an NVIDIA GPU" if has_triton else "the triton"):
         create_backend("triton", CPU)

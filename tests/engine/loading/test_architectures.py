@@ -8,7 +8,6 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from cluster.core import TokenTree
 from cluster.engine.engine import Work
 from cluster.engine.loading.model_config import SINCE
-from cluster.errors import ConfigError
 from tests.support.architectures import BY_TEXT, REFUSED, SERVED
 from tests.support.choices import by_day
 from tests.support.engine.driver import (
@@ -23,6 +22,7 @@ from tests.support.engine.driver import (
     rows,
     run,
 )
+from tests.support.errors import config_error
 
 # One of each kind of layer; `test_taps.py` asks all for their logits every day.
 KINDS = {
@@ -74,10 +74,9 @@ def test_a_tree_may_reach_beyond_the_context_limit(architecture: str, checkpoint
 @pytest.mark.parametrize("architecture", REFUSED)
 def test_what_cannot_be_served_is_refused_by_name(architecture: str, checkpoint_factory: Factory):
     folder = checkpoint_factory(architecture)
-    with pytest.raises(ConfigError, match="cannot be served") as caught:
+    with config_error("cannot be served", "model") as caught:
         load_engine(folder)
     assert architecture.split("-")[0] in caught.value.message.lower()
-    assert caught.value.param == "model"
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -14,7 +14,6 @@ from cluster.engine.cpu.layers import NativeMLP, NativeRouter
 from cluster.engine.cpu.narrow import are_same_experts
 from cluster.engine.engine import Engine, Work
 from cluster.engine.state import engine_state
-from cluster.errors import ConfigError
 from cluster.models.experts import Experts, unstacked
 from tests.support.engine.driver import (
     Factory,
@@ -26,6 +25,7 @@ from tests.support.engine.driver import (
     run,
 )
 from tests.support.engine.native import needs_native
+from tests.support.errors import config_error
 
 pytestmark = needs_native
 
@@ -94,7 +94,7 @@ def test_experts_that_compute_something_else_stay_as_they_are(
 
 
 def test_experts_with_biases_are_not_ours(checkpoint_factory: Factory):
-    with pytest.raises(ConfigError, match=r"more than plain linear layers \(experts with biases"):
+    with config_error(r"more than plain linear layers \(experts with biases"):
         load(checkpoint_factory("gpt-oss"), dtype="float32", reproducible=True)
 
 

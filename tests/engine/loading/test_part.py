@@ -13,10 +13,10 @@ from cluster.engine.engine import Engine
 from cluster.engine.first_layers import FirstLayers, part_of
 from cluster.engine.loading.model import LoadedModel, load_model
 from cluster.engine.work import Work
-from cluster.errors import ConfigError
 from tests.support.choices import by_day
 from tests.support.engine.driver import Factory, load_engine, rows, run
 from tests.support.engine.parts import plain
+from tests.support.errors import config_error
 
 FEW = ["llama", "gemma3", "gpt-oss", "lfm2", "qwen3.5", "deepseek-v3"]
 ARCHITECTURES = by_day(
@@ -87,7 +87,7 @@ def test_a_model_whose_layers_stand_nowhere_together_is_refused(whole: LoadedMod
     hidden = LoadedModel(
         torch.nn.Linear(2, 2), whole.source, "Odd", whole.layers, whole.device, 8, 8, (), 0
     )
-    with pytest.raises(ConfigError, match=r"Odd: some of its layers .* one list; remove"):
+    with config_error(r"Odd: some of its layers .* one list; remove"):
         part_of(hidden, (0,))
 
 
@@ -95,5 +95,5 @@ def test_layers_that_read_the_keys_of_others_cannot_be_taken_apart(
     checkpoint_factory: Factory,
 ):
     model = load_model(settings(checkpoint_factory("gemma4")))
-    with pytest.raises(ConfigError, match="some read the keys and values of others; remove the"):
+    with config_error("some read the keys and values of others; remove the"):
         part_of(model, (0, 1, 2))

@@ -10,11 +10,11 @@ import transformers
 
 from cluster.config.schema import EngineConfig
 from cluster.engine.loading.inspection import check_loadable, describe
-from cluster.errors import ConfigError
 from tests.support.architectures import BY_TEXT
 from tests.support.engine.altered import altered
 from tests.support.engine.driver import Factory, check_text, load_engine, load_oracle, prompt
 from tests.support.engine.native import needs_native
+from tests.support.errors import config_error
 
 CLASSES = {
     "gemma3-vision": "Gemma3ForCausalLM",
@@ -63,7 +63,7 @@ def test_a_weight_of_the_part_that_lacks_is_told_before_it_loads(
         del stored[next(each for each in stored if each.endswith("layers.1.mlp.up_proj.weight"))]
 
     folder = altered(checkpoint_factory(architecture), tmp_path / "model", change=lose)
-    with pytest.raises(ConfigError, match=r"lacks 1 of the weights.*model\.layers\.1\.mlp\.up"):
+    with config_error(r"lacks 1 of the weights.*model\.layers\.1\.mlp\.up"):
         check_loadable(folder, settings(folder), is_here=True)
 
 
@@ -100,5 +100,5 @@ def test_the_whole_need_not_be_buildable(checkpoint_factory: Factory, tmp_path: 
 def test_others_are_refused_by_name(name: str, tmp_path: Path):
     config = getattr(transformers, name)()
     config.save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match=rf"{name} .*no causal language model for it"):
+    with config_error(rf"{name} .*no causal language model for it"):
         describe(tmp_path, settings(tmp_path))

@@ -13,7 +13,7 @@ from cluster.config.schema import EngineConfig
 from cluster.engine.loading.inspection import check_servable, context_limit, describe
 from cluster.engine.loading.model import load_model
 from cluster.engine.loading.model_config import SINCE
-from cluster.errors import ConfigError
+from tests.support.errors import config_error
 
 RECURRENT = (
     "MambaConfig",
@@ -42,7 +42,7 @@ REASONS = {
 def test_other_models_are_refused_with_their_reason(name: str, reason: str):
     config = getattr(transformers, name)()
 
-    with pytest.raises(ConfigError, match=reason) as raised:
+    with config_error(reason) as raised:
         check_servable(config, MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
 
     assert config.model_type in raised.value.message
@@ -52,7 +52,7 @@ def test_other_models_are_refused_with_their_reason(name: str, reason: str):
 def test_a_hybrid_model_is_refused_before_its_weights_are_looked_for(tmp_path: Path):
     transformers.BambaConfig(num_hidden_layers=4).save_pretrained(tmp_path)
 
-    with pytest.raises(ConfigError, match="linear_attention keep a recurrent state"):
+    with config_error("linear_attention keep a recurrent state"):
         load_model(EngineConfig(model=str(tmp_path), device="cpu"))
 
 
@@ -65,7 +65,7 @@ def test_an_architecture_that_came_later_is_refused_with_the_version_it_needs(
     monkeypatch.setitem(SINCE, "later", "99.1")
     (tmp_path / "config.json").write_text('{"model_type": "later"}')
 
-    with pytest.raises(ConfigError, match=r"later cannot be served: .* since 99\.1,"):
+    with config_error(r"later cannot be served: .* since 99\.1,"):
         describe(tmp_path, EngineConfig(model=str(tmp_path), device="cpu"))
 
 
@@ -84,7 +84,7 @@ def test_a_rope_of_one_type_of_layer_bounds_the_context():
 
     assert context_limit(config, 0) == 2048
     assert context_limit(config, 1000) == 1000
-    with pytest.raises(ConfigError, match="dynamic rotary embedding depends on the batch beyond"):
+    with config_error("dynamic rotary embedding depends on the batch beyond"):
         context_limit(config, 2049)
     assert context_limit(_gemma(), 0) == 8192
     assert context_limit(_gemma(rope_type="linear", factor=8.0), 8192) == 8192

@@ -10,11 +10,11 @@ import torch
 from cluster.core import TokenTree
 from cluster.engine.cpu import kernels
 from cluster.engine.engine import Engine, Work
-from cluster.errors import ConfigError
 from cluster.worker.build import native_build
 from tests.support.choices import by_day
 from tests.support.engine.driver import Factory, load_engine, prompt, random_tree, rows, run
 from tests.support.engine.native import needs_native
+from tests.support.errors import config_error
 
 pytestmark = needs_native
 
@@ -139,7 +139,7 @@ def test_what_cannot_be_reproducible_is_refused(
     remedy: str,
     checkpoint_factory: Factory,
 ):
-    with pytest.raises(ConfigError, match=remedy):
+    with config_error(remedy):
         load_engine(checkpoint_factory("llama", **fields), reproducible=True, **settings)
 
 
@@ -147,5 +147,5 @@ def test_without_a_compiler_it_is_refused_with_the_remedy(
     llama_folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(kernels, "load", lambda: None)
-    with pytest.raises(ConfigError, match=r"apt install g\+\+"):
+    with config_error(r"apt install g\+\+"):
         load_engine(llama_folder, reproducible=True)

@@ -13,10 +13,10 @@ from cluster.engine.engine import Engine
 from cluster.engine.loading import self_check
 from cluster.engine.loading.model import LoadedModel
 from cluster.engine.loading.probe import probe_layers
-from cluster.errors import ConfigError
 from tests.support.engine.driver import Factory, load_engine
 from tests.support.engine.native import needs_native
 from tests.support.engine.tiny import tiny
+from tests.support.errors import config_error
 
 # Trained, so that one layer less changes the logits by less than a coarse format's worst noise.
 TRAINED = Path("models/demo-target")
@@ -30,7 +30,7 @@ def test_a_native_layer_with_anothers_weights_is_refused(dtype: str):
     self_check.check(engine, engine.model)
     other, wrong = (each.contents for each in engine.model.native._weights[2:4])
     wrong.out, wrong.down = other.out, other.down
-    with pytest.raises(ConfigError, match="logits are off by"):
+    with config_error("logits are off by"):
         self_check.check(engine, engine.model)
 
 
@@ -43,7 +43,7 @@ def test_a_step_that_skips_a_layer_is_refused(dtype: str):
         return given[0] if named.get("plan") is not None else output  # the reference has none
 
     engine.model.module.model.layers[3].register_forward_hook(skip, with_kwargs=True)
-    with pytest.raises(ConfigError, match="logits are off by"):
+    with config_error("logits are off by"):
         self_check.check(engine, engine.model)
 
 

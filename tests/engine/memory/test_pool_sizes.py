@@ -11,11 +11,11 @@ from cluster.engine.memory import pool_sizes
 from cluster.engine.memory.kv_cache import layer_groups
 from cluster.engine.memory.pool_sizes import Reserve, derive_num_pages, measured, reserve, run
 from cluster.engine.types import LayerSpec
-from cluster.errors import ConfigError
 from cluster.spec.draw import drawing_bytes
 from tests.support.architectures import SERVED
 from tests.support.choices import by_day
 from tests.support.engine.driver import Factory, load_engine
+from tests.support.errors import config_error
 
 GIB = 1024**3
 PAGE_SIZE, WINDOW = 16, 128
@@ -89,7 +89,7 @@ def test_pages_on_a_cpu_are_what_the_running_texts_can_use(
         config(num_pages=50), MIXED, 2048, 0
     )
     monkeypatch.setattr(pool_sizes, "free_bytes", lambda device: 3 * page_bytes)
-    with pytest.raises(ConfigError, match="memory_fraction"):
+    with config_error("memory_fraction"):
         derive_num_pages(config(), MIXED, 2048, 0)
 
 

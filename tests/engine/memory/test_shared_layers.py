@@ -7,7 +7,6 @@ import torch
 from cluster.config.schema import EngineConfig
 from cluster.engine.loading.inspection import check_splittable, describe
 from cluster.engine.loading.planned import planned
-from cluster.errors import ConfigError
 from tests.support.engine.driver import (
     PAGE_SIZE,
     Factory,
@@ -18,6 +17,7 @@ from tests.support.engine.driver import (
     load_oracle,
     prompt,
 )
+from tests.support.errors import config_error
 
 # Three layers, then three that read those of their kind.
 SHARED_WITH = [None, None, None, 1, 1, 2]
@@ -67,5 +67,5 @@ def test_a_layer_that_wrote_nothing_is_not_read(checkpoint_factory: Factory):
 def test_ranks_take_whole_key_heads_of_every_kind_of_layer(checkpoint_factory: Factory):
     folder = checkpoint_factory("gemma4-large")
     text = describe(folder, EngineConfig(model=str(folder))).text_config
-    with pytest.raises(ConfigError, match="has 1 key-value heads, which do not divide evenly"):
+    with config_error("has 1 key-value heads, which do not divide evenly"):
         check_splittable(text, 2)
