@@ -6,7 +6,6 @@ import dataclasses
 import importlib.util
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -101,8 +100,8 @@ def test_every_module_of_the_benchmarks_can_be_imported_by_its_name():
 
 def settings() -> set[str]:
     """The paths of all keys, as docs/configuration.md lists them, and of their sections."""
-    sections: list[str] = []
-    found: set[str] = set()
+    sections = []
+    found = set()
     for line in text_of("configuration.md").splitlines():
         if line.startswith("## "):
             # "The top level", and the records of other files, which are no settings.
@@ -153,7 +152,7 @@ def test_every_door_of_the_threat_model_names_the_test_that_shows_its_defence():
 
 
 def test_the_law_that_the_page_on_exactness_shows_is_that_of_the_product():
-    names: dict[str, Any] = {}
+    names = {}
     exec(text_of("exactness.md").partition("```python\n")[2].partition("```")[0], names)
     generator = np.random.default_rng(0)
     lengths = set()

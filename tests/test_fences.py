@@ -12,7 +12,7 @@ import json
 import re
 import shlex
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -91,7 +91,7 @@ def commands(text: str) -> Iterator[list[str]]:
     text = re.sub(r"(^|\s)#.*$", r"\1", text, flags=re.MULTILINE).replace("\\\n", " ")
     lexer = shlex.shlex(text, posix=True, punctuation_chars="|>&;\n")
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t", True, ""
-    words: list[str] = []
+    words = []
     is_a_file = False
     for word in [*lexer, "\n"]:
         if not set(word) - set("|&;\n"):
@@ -225,7 +225,7 @@ def some_arguments() -> dict[str, Any]:
     }
 
 
-CHECKS: Mapping[str, Callable[[str, Path], None]] = {
+CHECKS = {
     "": check_shell,
     "python": check_python,
     "json": check_json,

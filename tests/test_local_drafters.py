@@ -50,7 +50,7 @@ pytestmark = pytest.mark.usefixtures("tireless_residents")
 Drafters = dict[str, DrafterConfig]
 # Drafters for a target; the first folder is for what they need.
 Make = Callable[[Path, Path], Drafters]
-OWN: dict[str, tuple[str, dict[str, Any]]] = {
+OWN = {
     "exit": ("early_exit", {"exit_layer": 2}),
     "skip": ("layer_skip", {"skip_layers": [1], "num_pages": 128}),
     "recycling": ("token_recycling", {}),
@@ -108,7 +108,7 @@ def mtp(folder: Path, target: Path) -> Path:
 
 
 # Those that know nothing.
-HEADS: dict[str, tuple[str, Callable[..., Path]]] = {
+HEADS = {
     "eagle3": ("eagle3", random_eagle3),
     "medusa": ("medusa", random_medusa),
     "peagle": ("peagle", random_peagle),
@@ -119,7 +119,7 @@ EAGLE, MEDUSA, PEAGLE, FLASH, SPARK = (head(*each) for each in HEADS.values())
 # Models that draft with some of their own layers.
 OWNERS = ("llama", "qwen3", "gemma2", "lfm2", "qwen3.5", "deepseek-v3")
 # What is accepted sometimes; models that know nothing have drafts at least.
-ACCEPTED: dict[str, tuple[str, Make]] = {
+ACCEPTED = {
     **{
         f"three-{name}": (name, three())
         for name in ("llama", "qwen3", "mistral-sliding", "mixtral", "starcoder2")
@@ -135,7 +135,7 @@ ACCEPTED: dict[str, tuple[str, Make]] = {
     "other": ("llama", other("target")),
     "other-beside": ("llama", other("")),
 }
-DRAFTED: dict[str, tuple[str, Make]] = {
+DRAFTED = {
     "eagle3": ("llama", EAGLE),
     "eagle3-pooled": ("llama", pooled(EAGLE)),
     "eagle3-sliding": ("mistral-sliding", EAGLE),
@@ -255,7 +255,7 @@ def without_target(make: Callable[[Path], Path]) -> Callable[..., Path]:
     return lambda folder, target: make(folder)
 
 
-RIGHT: dict[str, Make] = {
+RIGHT = {
     "eagle3": head("eagle3", without_target(right_eagle3)),
     "medusa": pooled(head("medusa", without_target(right_medusa))),
     "peagle": head("peagle", without_target(right_peagle)),

@@ -166,7 +166,7 @@ def test_an_unknown_adapter_is_refused_by_name(adapted: LLM):
 
 
 TINY, LARGE = 5e-324, 1e300
-EDGES: dict[str, dict[str, Any]] = {
+EDGES = {
     "least temperature": {"temperature": TINY},
     "temperature that is nothing in single precision, min_p": {"temperature": 1e-46, "min_p": 0.1},
     "subnormal temperature, top_p": {"temperature": 1e-40, "top_p": TINY},

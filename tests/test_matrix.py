@@ -152,7 +152,7 @@ def test_preemption(law: SamplingParams, steps: dict[str, int]):
     with LLM(config()) as wide:
         expected = wide.generate(prompts, law, speculation=PLAIN, ignore_eos=True)
     with LLM(config(num_pages=12)) as tight:
-        preempted: list[int] = []
+        preempted = []
 
         def ask(**how: Any) -> list[Completion]:
             before = steps["preempted"]
@@ -167,7 +167,7 @@ def test_preemption(law: SamplingParams, steps: dict[str, int]):
 def test_a_prefix_hit(llm: LLM, law: SamplingParams, steps: dict[str, int]):
     """A long beginning that another request computed, with its drafts or without."""
     first = f"# {law.temperature}\n" + LONG
-    hits: list[int] = []
+    hits = []
 
     def ask(**how: Any) -> list[Completion]:
         before = steps["hits"]

@@ -213,7 +213,7 @@ def test_names_kinds_labels_and_bounds_are_vllms():
     for metric in EVERY_METRIC:
         for value in ("1", "2"):
             enter(recorder, metric, 3.0, **dict.fromkeys(metric.labels, value))
-    found: dict[str, dict[str, tuple[str, ...]]] = {kind: {} for kind in NAMES}
+    found = {kind: {} for kind in NAMES}
     for family in text_string_to_metric_families(recorder.render().decode()):
         name = family.name.removeprefix("vllm:")
         if name == family.name:

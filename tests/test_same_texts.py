@@ -42,7 +42,7 @@ _LAWS = {
     "seeded": SamplingParams(temperature=0.8, max_tokens=64, seed=5),
 }
 # Beside those of the plain law: one text of each.
-_KINDS: list[dict[str, Any]] = [
+_KINDS = [
     {"grammar": SPECS["json_schema"]},
     {"grammar": SPECS["structural_tag"]},  # a tool's call
     {"repetition_penalty": 1.2},

@@ -12,7 +12,7 @@ from deployments.app import build, build_pool
 from tests.support.errors import config_error
 
 POOL = {"application": "pool"}
-DOCUMENT: dict[str, Any] = {
+DOCUMENT = {
     "applications": [
         {
             "name": "main",

@@ -49,7 +49,7 @@ def test_values_reach_their_fields():
 
 
 def test_a_rollout_inside_the_target_or_in_the_pool_is_taken():
-    new: dict[str, object] = {"kind": "suffix", "rollout": {"replaces": "old"}}
+    new = {"kind": "suffix", "rollout": {"replaces": "old"}}
     for placed, name in (({}, "residents"), ({"placement": {"num_cpus": 1}}, "pool")):
         config = config_with(drafters={"old": {"kind": "suffix", **placed}, "new": new | placed})
         config.check()

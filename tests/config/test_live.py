@@ -85,7 +85,7 @@ def test_a_drafter_inside_the_target_is_made_anew_by_its_options():
 
 def test_every_key_that_is_read_while_the_parts_run_is_one_of_the_schema():
     for key in READ_BY.keys() - {"adapters", OPTIONS}:
-        value: Any = Config()
+        value = Config()
         for part in key.split("."):
             value = getattr(value, part)
 
@@ -93,7 +93,7 @@ def test_every_key_that_is_read_while_the_parts_run_is_one_of_the_schema():
 def test_a_file_is_checked_with_what_its_deployments_say(tmp_path: Path):
     live = {"tasks": {"code": []}, "ingress": {"replicas": 2}, "adapters": {"b": "/new"}}
     policy = {"policy_function": POLICY}
-    own: dict[str, dict[str, Any]] = {
+    own = {
         "ingress": {"num_replicas": 2},
         "coordinator": {
             "autoscaling_config": {"max_replicas": 3, "policy": policy},

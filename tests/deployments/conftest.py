@@ -114,7 +114,7 @@ def free_port() -> int:
 def free_ports(count: int) -> list[int]:
     """As many different ones, none of which a connection or a worker of Ray's takes by itself
     before the server under test listens: those are above 32767 and below 20000."""
-    free: list[int] = []
+    free = []
     with contextlib.ExitStack() as stack:
         while len(free) < count:
             probe, port = stack.enter_context(socket.socket()), secrets.choice(range(20000, 32768))

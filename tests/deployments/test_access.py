@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import grpc
 import httpx
@@ -71,7 +70,7 @@ async def test_grpc_asks_for_a_key_whatever_is_called_and_before_the_message_is_
         for method, sent, metadata in kinds:
             path = f"/{GENERATION}/{method}"
             if sent is None:
-                call: Any = channel.stream_stream(path)(metadata=metadata)
+                call = channel.stream_stream(path)(metadata=metadata)
             else:
                 call = channel.unary_stream(path)(sent, metadata=metadata)
             async with asyncio.timeout(60):

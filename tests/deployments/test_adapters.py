@@ -2,7 +2,6 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -19,7 +18,7 @@ from tests.support.engine.adapters import merged_oracle
 from tests.support.engine.driver import generate, load_oracle
 
 PROMPT = [9, 8, 7, 6, 5] * 8
-GREEDY: dict[str, Any] = {
+GREEDY = {
     "prompt": PROMPT,
     "temperature": 0,
     "max_tokens": 16,

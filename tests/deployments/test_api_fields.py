@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from tests.support.deployments.server import Server
 from tests.support.local_models import engine
 
-GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
+GREEDY = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
 
 
 def test_best_of_answers_with_the_likeliest_samples(server: Server):
@@ -186,7 +186,7 @@ def test_prompts_of_one_token_and_echoes_alone_are_answered(server: Server):
     assert (choice["text"], choice["logprobs"]) == (PROMPT, None)
     choice = whole(server, prompt=[5], max_tokens=2, echo=True, logprobs=0)
     assert len(choice["logprobs"]["tokens"]) == 3
-    echoed: dict[str, Any] = {**GREEDY, "prompt": PROMPT, "max_tokens": 2, "echo": True}
+    echoed = {**GREEDY, "prompt": PROMPT, "max_tokens": 2, "echo": True}
     first, *later = server.stream("/v1/completions", **echoed)
     assert first["choices"][0]["text"] == PROMPT
     text = "".join(chunk["choices"][0]["text"] for chunk in (first, *later))
@@ -229,7 +229,7 @@ def test_the_samples_of_a_scored_prompt_find_it_in_the_cache(
     server: Server, page_size: int, monkeypatch: pytest.MonkeyPatch
 ):
     prompt = [(23 * i) % 200 + 5 for i in range(4 * page_size + 1)]
-    hits: list[int] = []
+    hits = []
     submit = server.ingress.coordinators.submit
 
     async def spied(request: Any, arrived: Any) -> Any:

@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable, Iterator
 from random import Random
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from ray.serve import autoscaling_policy
@@ -40,13 +39,13 @@ class Pool:
         self.worth_of_text = 10.0
         self.start_s = START_S
         self.changes: list[tuple[float, int]] = []
-        self._starts: list[float] = [-math.inf]  # of each replica: when it began to run
+        self._starts = [-math.inf]  # of each replica: when it began to run
         self._said: list[tuple[float, list[dict[str, float]]]] = []
-        self._state: dict[str, Any] = {}
+        self._state = {}
         clock = SimpleNamespace(time=lambda: self.now)
         monkeypatch.setattr(autoscaling_policy, "time", clock)
         # As Serve's controller wraps whatever policy is named.
-        wrap: Any = autoscaling_policy._apply_autoscaling_config
+        wrap = autoscaling_policy._apply_autoscaling_config
         self._policy = wrap(ByStatistics())
 
     def run(self, until_s: float, load: Load) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from typing import Any
 
 import pytest
 
@@ -25,7 +24,7 @@ from tests.support.deployments.api import MODEL
 from tests.support.deployments.stage import alone
 from tests.support.engine.driver import load_oracle
 
-BEAMS: dict[str, Any] = {"use_beam_search": True, "n": 3}
+BEAMS = {"use_beam_search": True, "n": 3}
 
 
 def test_grpc_searches_too():

@@ -80,7 +80,7 @@ def in_two(pack: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
     return lambda data: pack(data[:7]) + pack(data[7:])
 
 
-PACKED: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
+PACKED = {
     "gzip": ("gzip", gzip.compress),
     "the old name": ("X-GZip", gzip.compress),
     "two members": ("gzip", in_two(gzip.compress)),
@@ -131,7 +131,7 @@ async def test_a_body_of_the_largest_size_is_taken_and_one_byte_more_is_not():
             await read(packed(coding, pack(whole)), limits)
 
 
-DAMAGED: dict[str, Callable[[bytes], bytes]] = {
+DAMAGED = {
     "empty": lambda body: b"",
     "cut off": lambda body: body[:-1],
     "cut off early": lambda body: body[:4],

@@ -2,7 +2,6 @@
 
 import json
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +205,7 @@ def test_a_head_that_fits_is_passed_without_its_weights(
 
 TAPS = "eagle_config"
 # What is done to the tensors and the configuration of a good EAGLE-3 folder.
-CHANGES: dict[str, Callable[[dict[str, torch.Tensor], dict[str, Any]], object]] = {
+CHANGES = {
     "tensor lost": lambda tensors, _: tensors.pop("fc.weight"),
     "tensor left over": lambda tensors, _: tensors.update(surplus=torch.zeros(1)),
     "vocabulary": lambda _, config: config.update(vocab_size=299),

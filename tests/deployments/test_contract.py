@@ -58,7 +58,7 @@ def parse_for_prompt(body: Any) -> Callable[..., Any]:
 
 
 # A body that each endpoint serves, and its parser.
-PARSERS: Mapping[PostEndpoint, tuple[Json, Callable[..., Any]]] = {
+PARSERS = {
     COMPLETIONS: (completion(), CompletionBody.parse),
     CHAT: (chat(), Chat.parse),
     TOKENIZE: ({"prompt": "x"}, parse_for_prompt(TOKENIZE.body)),
@@ -68,7 +68,7 @@ PARSERS: Mapping[PostEndpoint, tuple[Json, Callable[..., Any]]] = {
     DETOKENIZE: ({"tokens": [1]}, DETOKENIZE.body.read),
 }
 # What a field needs beside it.
-NEEDS: Mapping[str, Json] = {
+NEEDS = {
     "top_logprobs": {"logprobs": True},
     "stream_options": {"stream": True},
     "max_tokens": {"prompt_logprobs": 0},
@@ -91,7 +91,7 @@ def body_with(endpoint: PostEndpoint, name: str, value: Any) -> Json:
     """A good body with `value` at the path `name`."""
     needed = copy.deepcopy(NEEDS.get(name.partition(".")[0], {}))
     usable = {key: value for key, value in needed.items() if key in endpoint.body.rules()}
-    body: Json = {**PARSERS[endpoint][0], **usable}
+    body = {**PARSERS[endpoint][0], **usable}
     if name.startswith("messages"):
         body.pop("prompt", None)
     place, (*above, last) = body, name.replace("[]", "").split(".")

@@ -8,7 +8,7 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -200,12 +200,12 @@ def mixed(count: int, stop: str) -> Iterator[Asked]:
     rng = random.Random(14)
     answered = ("whole", "streamed")
     message = {"messages": [{"role": "user", "content": PROMPTS[1]}]}
-    chat: dict[str, Json] = {
+    chat = {
         "/v1/chat/completions": {**message, "max_tokens": 9, "stop": [stop]},
         "/v1/messages": {**message, "max_tokens": 9, "stop_sequences": [stop]},
         "/v1/responses": {"input": PROMPTS[1], "max_output_tokens": 9, "store": False},
     }
-    kinds: list[Callable[[], Asked]] = [
+    kinds = [
         lambda: Asked({"stop": [stop], "n": rng.randint(1, 3)}, how=rng.choice(answered)),
         lambda: Asked({"best_of": 3, "temperature": 1, "stop": [stop]}),
         lambda: Asked(BEAMS | {"max_tokens": rng.randint(1, 8)}),

@@ -48,7 +48,7 @@ def answer(text: str, **how: Any) -> list[Delta]:
 
 
 CALL, WHOLE = ['{"name": "O'], [ARGUMENTS]
-CUTS: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
+CUTS = {
     "a call, by a stop string": (
         CUT + 'slo"}}',
         {"stop": ("slo", "erg")},
@@ -196,8 +196,7 @@ OF_CHAT = {"type": "custom", "custom": {"name": "patch", "description": "d"}}
 
 def flat_spec(tool: dict[str, Any], **fields: Any) -> GenerationSpec:
     body = {"model": "demo", "input": "x", "tools": [tool], **fields}
-    spec: GenerationSpec = Response.parse(body, LENIENT).spec
-    return spec
+    return Response.parse(body, LENIENT).spec
 
 
 def chat_spec(tool: dict[str, Any], **fields: Any) -> GenerationSpec:
@@ -244,7 +243,7 @@ def test_a_forced_call_has_one_text(spec: GenerationSpec):
 
 PATCHED = json.dumps({"input": PATCH}, ensure_ascii=False)
 # What a model may write, and the text that is meant.
-MEANT: list[tuple[str, str]] = [
+MEANT = [
     (PATCHED, PATCH),
     (json.dumps({"input": PATCH}), PATCH),
     (f' {{ "patch"\n: {json.dumps(PATCH)} , "more": [1] }}', PATCH),

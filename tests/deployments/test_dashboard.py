@@ -1,7 +1,6 @@
 """What Ray's dashboard and its metrics agent know of the application."""
 
 import re
-from typing import Any
 
 import httpx
 
@@ -31,7 +30,7 @@ def test_our_metrics_reach_rays_metrics_agent(served: Served):
     import ray
 
     body = {"prompt": "abc abc abc", "max_tokens": 64, "ignore_eos": True}
-    node: dict[str, Any] = ray.nodes()[0]
+    node = ray.nodes()[0]
     url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
     wanted = (
         "ray_drafthouse_draft_tokens_total",
@@ -52,7 +51,7 @@ def test_our_metrics_reach_rays_metrics_agent(served: Served):
         return all(f"\n{name}{{" in text for name in wanted) and is_joined(text)
 
     wait_until(exported)
-    buckets: dict[str, float] = {}
+    buckets = {}
     for line in httpx.get(url, timeout=60).text.splitlines():
         bound = re.search(r'^ray_drafthouse_target_step_seconds_bucket\{.*le="([^"]+)"', line)
         if bound is not None:
@@ -80,7 +79,7 @@ def test_every_scrape_has_the_series_of_every_process_whichever_answers(served: 
     for _ in range(3):  # two of them are refused by one ingress, or one by each
         served.api.refusal("/v1/completions", model="other")
     rejected = "drafthouse_rejected_requests_total"
-    before: dict[str, float] = {}
+    before = {}
     for _ in range(12):
         text = httpx.get(f"{served.http}/metrics", timeout=60).text
         series = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")

@@ -14,7 +14,7 @@ HELLO = {"role": "user", "content": "Go."}
 
 
 def deep(depth: int, *, is_list: bool = False) -> Any:
-    value: Any = {}
+    value = {}
     for _ in range(depth - 1):
         value = [value] if is_list else {"a": value}
     return value

@@ -46,7 +46,7 @@ def test_serve_itself_restarts_all_for_the_other_keys_of_an_application_alone():
         changed = plain.model_copy(update={key: "c:d"})
         assert get_app_code_version(plain) != get_app_code_version(changed), key
     for key in {*_DEPLOYMENT_KEYS} - {"name"}:
-        extra: Any = DeploymentConfig.model_fields[key].json_schema_extra
+        extra = DeploymentConfig.model_fields[key].json_schema_extra
         assert extra["update_type"].name != "HeavyWeight", key
 
 

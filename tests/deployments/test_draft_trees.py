@@ -27,8 +27,8 @@ from tests.support.text.tokenizers_for_tests import (
 
 CONFIG = Config(drafters={"right": DrafterConfig(kind="prompt_lookup")})
 PATHS = ["/v1/completions", "/v1/chat/completions"]
-ASKED: Json = {"max_tokens": 24, "temperature": 0, "ignore_eos": True, "seed": 3}
-TREES: Json = {"return_draft_trees": True, "cache_salt": "mine"}
+ASKED = {"max_tokens": 24, "temperature": 0, "ignore_eos": True, "seed": 3}
+TREES = {"return_draft_trees": True, "cache_salt": "mine"}
 
 
 def chunks(answer: httpx.Response) -> list[Json]:

@@ -11,7 +11,7 @@ from tests.deployments.test_wrong_fields import BODIES
 from tests.support.choices import pairwise
 from tests.support.deployments.server import Server
 
-USER: Any = {"role": "user", "content": "hi"}
+USER = {"role": "user", "content": "hi"}
 LONG = "word " * 9000
 # What is found when a prompt is rendered and counted, and a grammar compiled; what the body alone
 # shows is in test_wrong_fields.py.
@@ -33,7 +33,7 @@ def test_an_error_names_the_field_of_its_own_body(
 
 
 # Where each body has its prompt, a short one, and what bounds its output.
-PLACES: dict[str, tuple[str, Any, str]] = {
+PLACES = {
     "/v1/completions": ("prompt", lambda text: text, "max_tokens"),
     "/v1/chat/completions": ("messages", lambda text: [{**USER, "content": text}], "max_tokens"),
     "/v1/responses": ("input", lambda text: text, "max_output_tokens"),

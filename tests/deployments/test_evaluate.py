@@ -5,7 +5,6 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -101,7 +100,7 @@ def test_useless_drafters_are_named_by_what_each_does_alone():
 def test_prompts_may_be_ours_spec_benchs_or_openai_bodies(tmp_path: Path):
     path = tmp_path / "prompts.jsonl"
     message = {"role": "user", "content": "Hello"}
-    lines: list[dict[str, Any]] = [
+    lines = [
         {"prompt": "def\u2028f", "task": "code", "segment": "trial"},
         {"question_id": 81, "category": "code", "turns": ["Write.", "Again."]},
         {"messages": [message], "temperature": 0.2, "max_tokens": 9, "metadata": {"task": "none"}},

@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from ray.exceptions import RayActorError
@@ -15,7 +14,7 @@ from tests.support.choices import by_day
 
 ALL = ("drafter-lookup", "drafter-lm", "drafter-ngram")
 
-BODY: dict[str, Any] = {
+BODY = {
     "prompt": "abc abc abc abc",
     "max_tokens": 600,
     "temperature": 0.7,
@@ -26,7 +25,7 @@ BODY: dict[str, Any] = {
 
 def streamed(served: Served, disturb: Callable[[], None], after: int = 20) -> str:
     """The text of one stream; `disturb` is called once so many chunks have come."""
-    texts: list[str] = []
+    texts = []
     for chunk in served.api.read("/v1/completions", **BODY):
         texts.append(chunk["choices"][0]["text"])
         if len(texts) == after:

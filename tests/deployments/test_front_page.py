@@ -29,7 +29,7 @@ class Read(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self.text = ""
-        self.links: list[str] = []
+        self.links = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.links += [value for name, value in attrs if name == "href" and value]

@@ -131,7 +131,7 @@ async def test_many_long_prompts_are_encoded_as_each_would_be():
 
 async def test_long_reasoning_is_rendered_in_another_thread():
     """It counts for no more: a template may leave it out."""
-    rendering: Any = SimpleNamespace(apply_chat_template=lambda *_, **__: get_ident())
+    rendering = SimpleNamespace(apply_chat_template=lambda *_, **__: get_ident())
     prompt = Prompt(messages=({"content": "", "reasoning_content": "q" * 9000},))
     check_lengths([prompt], 1, 1.0)
     assert await encode_all([prompt], rendering, add_special_tokens=False) != [get_ident()]

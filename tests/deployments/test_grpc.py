@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -70,7 +69,7 @@ def test_a_stream_is_resumed_where_it_broke_off(client: Client):
 
 UNKNOWN = GenerateRequest(model="gpt-5", text="x")
 OUTSIDE = GenerateRequest(model=MODEL, tokens=TokenIds(token_ids=[999]))
-BAD: list[tuple[bytes, StatusCode]] = [
+BAD = [
     (UNKNOWN.SerializeToString(), StatusCode.NOT_FOUND),
     (asked("x", TOO_HOT).SerializeToString(), StatusCode.INVALID_ARGUMENT),
     (OUTSIDE.SerializeToString(), StatusCode.INVALID_ARGUMENT),
@@ -84,7 +83,7 @@ BAD: list[tuple[bytes, StatusCode]] = [
 
 @pytest.mark.parametrize(("body", "status"), BAD)
 def test_bad_input_has_the_matching_status(channel: grpc.Channel, body: bytes, status: StatusCode):
-    call: Any = channel.unary_stream("/drafthouse.v1.GenerationService/Generate")(body, timeout=120)
+    call = channel.unary_stream("/drafthouse.v1.GenerationService/Generate")(body, timeout=120)
     with pytest.raises(grpc.RpcError):
         next(call)
     assert call.code() == status
@@ -121,7 +120,7 @@ SECRET = "quartz xylophone seventy-seven"
 
 def test_no_log_holds_prompt_text(served: Served, client: Client):
     """Neither of what is answered nor of what is refused."""
-    bodies: list[tuple[str, dict[str, Any]]] = [
+    bodies = [
         ("/v1/completions", {"prompt": SECRET}),
         ("/v1/completions", {"prompt": SECRET, "stream": True}),
         ("/v1/completions", {"prompt": SECRET * 1000}),
@@ -146,7 +145,7 @@ def test_no_log_holds_prompt_text(served: Served, client: Client):
 def test_a_cancelled_call_frees_its_pages(channel: grpc.Channel, served: Served):
     sampling = SamplingOptions(max_tokens=4000, ignore_eos=True)
     body = asked("long", sampling)
-    call: Any = channel.unary_stream("/drafthouse.v1.GenerationService/Generate")(
+    call = channel.unary_stream("/drafthouse.v1.GenerationService/Generate")(
         body.SerializeToString()
     )
     next(call)

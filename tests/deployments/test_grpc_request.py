@@ -26,11 +26,10 @@ from deployments.ingress.grpc_api import DELTA, STATS
 from deployments.ingress.grpc_request import prompt_of, request_name, to_spec
 from deployments.ingress.openai_request import CompletionBody
 from tests.deployments.test_openai_request import LIMITS, completion, refused
-from tests.support.deployments.api import Json
 from tests.support.rpc.frames_strategy import same
 
 # What a call and a body may say alike.
-SAMPLING: Json = {
+SAMPLING = {
     "temperature": 0.5,
     "top_p": 0.9,
     "top_k": 7,
@@ -47,9 +46,9 @@ SAMPLING: Json = {
     "stop": ["x", "y"],
     "stop_token_ids": [3],
 }
-SPECULATION: Json = {"max_draft_tokens": 0}
-ASKED: Json = {"return_draft_sources": True, "return_draft_trees": True}
-SAID: Json = {"n": 2, "metadata": {"task": "code"}, "cache_salt": "secret"}
+SPECULATION = {"max_draft_tokens": 0}
+ASKED = {"return_draft_sources": True, "return_draft_trees": True}
+SAID = {"n": 2, "metadata": {"task": "code"}, "cache_salt": "secret"}
 CALL = GenerateRequest(
     model="demo",
     text="hello",
@@ -151,7 +150,7 @@ def call(
     )
 
 
-BEAMS: Json = {"beam_search": BeamSearch(num_beams=2), "max_tokens": 5}
+BEAMS = {"beam_search": BeamSearch(num_beams=2), "max_tokens": 5}
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ BUSY = "while True: pass"
 # A step takes longer than the silence after which a target is left, and has a core to fight for.
 STEP_S, COMPUTED_S, NUM_STRETCHED = 4.5, 0.5, 2
 HOUR_S = 3600.0
-BODY: dict[str, Any] = {"prompt": "abc abc abc", "temperature": 0.7, "seed": 3, "ignore_eos": True}
+BODY = {"prompt": "abc abc abc", "temperature": 0.7, "seed": 3, "ignore_eos": True}
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_a_wall_clock_that_jumps_ends_no_text_and_no_time(
     server: Server, quiet: None, monkeypatch: pytest.MonkeyPatch
 ):
     """Forward and back by an hour, as when a machine's clock is set while it serves."""
-    asked: dict[str, Any] = {"max_tokens": 60, "speculation": {"enabled": False}}
+    asked = {"max_tokens": 60, "speculation": {"enabled": False}}
     expected = read(server, **asked)
     real, real_ns, offset = time.time, time.time_ns, [0.0]
     monkeypatch.setattr(time, "time", lambda: real() + offset[0])

@@ -3,7 +3,6 @@
 import json
 import socket
 from collections import Counter
-from typing import Any
 from urllib.parse import urlsplit
 
 import jsonschema
@@ -16,7 +15,7 @@ from deployments.ingress.api.writer import STATISTICS, statistics_schema
 from tests.deployments.conftest import Served, wait_until
 from tests.support.deployments.api import MODEL
 
-GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 24, "ignore_eos": True}
+GREEDY = {"temperature": 0, "max_tokens": 24, "ignore_eos": True}
 COMPLETIONS = "/v1/completions"
 
 
@@ -80,8 +79,8 @@ def test_an_answer_says_whose_drafts_its_tokens_were(served: Served):
 
 
 def test_streamed_and_whole_answers_have_the_same_text(openai: OpenAI):
-    messages: Any = [{"role": "user", "content": "tell me"}]
-    fields: Any = {"messages": messages, "model": MODEL, "temperature": 0.8, "seed": 5}
+    messages = [{"role": "user", "content": "tell me"}]
+    fields = {"messages": messages, "model": MODEL, "temperature": 0.8, "seed": 5}
     whole = openai.chat.completions.create(**fields, max_tokens=32)
     stream = openai.chat.completions.create(
         **fields, max_tokens=32, stream=True, stream_options={"include_usage": True}

@@ -3,7 +3,6 @@ their values (RFC 9110, 5.5); and the endpoints beside the texts."""
 
 import logging
 from collections.abc import Iterator
-from typing import Any
 
 import httpx
 import pytest
@@ -12,7 +11,7 @@ from openapi_spec_validator import validate
 from deployments.ingress.http import create_app
 from tests.support.deployments.server import MODEL, Server
 
-LONG: dict[str, Any] = {
+LONG = {
     "model": MODEL,
     "prompt": "a",
     "temperature": 0,

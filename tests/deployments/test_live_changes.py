@@ -30,7 +30,7 @@ PROMPT, NUM_ADAPTED = [9, 8, 7, 6, 5] * 8, 16
 NUM_GRPC, NUM_HTTP, NUM_TOKENS = by_day(12, 28), 4, 24
 OTHERS = (INGRESS, COORDINATOR, TARGET)
 
-EDITS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("live.yaml").read_text("utf-8"))
+EDITS = yaml.safe_load(Path(__file__).with_name("live.yaml").read_text("utf-8"))
 
 
 @frozen

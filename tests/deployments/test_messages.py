@@ -8,8 +8,8 @@ import pytest
 from tests.support.deployments.api import Json
 from tests.support.deployments.server import MODEL, Server
 
-USER: Json = {"role": "user", "content": "hello"}
-ASKED: Json = {
+USER = {"role": "user", "content": "hello"}
+ASKED = {
     "model": MODEL,
     "max_tokens": 12,
     "messages": [USER],
@@ -35,7 +35,7 @@ def text_of(message: anthropic.types.Message) -> str:
 
 
 def test_an_answer_is_that_of_the_chat(server: Server, client: anthropic.Anthropic):
-    system: Any = [{"type": "text", "text": "be brief"}]
+    system = [{"type": "text", "text": "be brief"}]
     message = client.messages.create(**ASKED, system=system)
     wanted = chat(server, [{"role": "system", "content": "be brief"}, USER])
     assert text_of(message) == wanted["choices"][0]["message"]["content"]

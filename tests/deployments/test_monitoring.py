@@ -5,7 +5,6 @@ import math
 import re
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -52,7 +51,7 @@ def config_of_the_page(address: str) -> dict[str, Any]:
     """The configuration that docs/monitoring.md shows, in a hurry."""
     page = (REPOSITORY / "docs/monitoring.md").read_text("utf-8")
     fence = re.search(r"```yaml\n# prometheus.yml\n(.*?)```", page, re.DOTALL)
-    config: dict[str, Any] = yaml.safe_load(fence[1].replace("HOST:8000", address))
+    config = yaml.safe_load(fence[1].replace("HOST:8000", address))
     assert [str(REPOSITORY / path) for path in config["rule_files"]] == [str(ALERTS)]
     for scrape in config["scrape_configs"]:
         scrape["scrape_interval"] = "1s"
@@ -63,7 +62,7 @@ def queries() -> dict[str, str]:
     """The PromQL of every panel, by dashboard, title and legend; and of the choice of jobs."""
     found = {}
     for described in DASHBOARDS:
-        path: Path = MONITORING / "dashboards" / f"{described.name}.json"
+        path = MONITORING / "dashboards" / f"{described.name}.json"
         document = json.loads(path.read_text("utf-8"))
         (jobs,) = (each for each in document["templating"]["list"] if each["name"] == "job")
         (metric,) = re.findall(r"label_values\((\w+), job\)", jobs["query"])

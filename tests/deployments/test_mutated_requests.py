@@ -7,7 +7,6 @@ import gc
 import tracemalloc
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import grpc
 from hypothesis import strategies as st
@@ -64,8 +63,8 @@ def named(data: bytes) -> bytes:
 
 def test_the_ingress_answers_others_while_damaged_requests_come(tmp_path: Path):
     messages = damaged(VALID, max(40, NUM_MUTATIONS // 4))
-    sizes: list[int] = []
-    outcomes: Counter[str] = Counter()
+    sizes = []
+    outcomes = Counter()
     # Behind a key they get as far as without any.
     config = Config(model_name="toy", access=write_keys(tmp_path / "keys.yaml", mutant={}))
     shown = (("authorization", "Bearer mutant"),)
@@ -95,7 +94,7 @@ def test_the_ingress_answers_others_while_damaged_requests_come(tmp_path: Path):
 
 def send(channel: grpc.Channel, message: bytes, shown: tuple[tuple[str, str], ...]) -> str:
     """How the call ended; an answer that begins is enough.  shown: the call's metadata."""
-    call: Any = channel.unary_stream(METHOD)(message, timeout=PATIENCE_S, metadata=shown)
+    call = channel.unary_stream(METHOD)(message, timeout=PATIENCE_S, metadata=shown)
     try:
         for _ in call:
             call.cancel()

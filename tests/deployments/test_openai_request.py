@@ -92,7 +92,7 @@ def test_messages_are_rendered_as_without_the_ingress(tmp_path: Path, knows_deve
     pretrained.chat_template = template
     tokenizer = Tokenizer(pretrained)
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    messages: list[Json] = [
+    messages = [
         {"role": "developer", "content": "x"},
         {"role": "user", "content": parts, "name": "ann"},
     ]
@@ -129,7 +129,7 @@ def test_a_request_may_name_what_is_open_to_requests(
         if face == "http":
             body = CompletionBody.parse(completion(speculation={name: value}), LIMITS)
             return body.spec.speculation
-        laws: Json = {"rejection": 1, "multi_step": 2, "block": 3}
+        laws = {"rejection": 1, "multi_step": 2, "block": 3}
         options = SpeculationRequest(**{name: laws.get(value, value)})
         call = GenerateRequest(model="demo", text="x", speculation=options)
         return to_spec(call, LIMITS).speculation

@@ -59,7 +59,7 @@ def test_one_machine_cannot_carry_two_values_of_a_label():
 
 def with_model(arguments: Mapping[str, Any], model: str) -> dict[str, Any]:
     """A config file's `args` with every model replaced by `model`, on CPU; placement unchanged."""
-    tiny: dict[str, Any] = {
+    tiny = {
         "model": model,
         "device": "cpu",
         "dtype": "float32",

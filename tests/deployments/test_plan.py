@@ -20,7 +20,7 @@ PAGES, PAGE_SIZE = 64, 16
 
 @pytest.fixture
 def configuration(llama_folder: Path, draft_folder: Path, tmp_path: Path) -> Path:
-    small: dict[str, Any] = {"device": "cpu", "threads": 1, "num_pages": PAGES}
+    small = {"device": "cpu", "threads": 1, "num_pages": PAGES}
     arguments = {
         "target": {"engine": {**small, "model": str(llama_folder)}},
         "drafters": {

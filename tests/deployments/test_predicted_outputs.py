@@ -13,7 +13,7 @@ from tests.support.deployments.api import Json
 from tests.support.deployments.server import Server, serving, tiny_config
 
 CHAT = [{"role": "user", "content": "the same again, please"}]
-ASKED: Json = {"messages": CHAT, "max_tokens": 48, "ignore_eos": True}
+ASKED = {"messages": CHAT, "max_tokens": 48, "ignore_eos": True}
 SAMPLINGS = [{"temperature": 0}, {"temperature": 0.9, "seed": 4}]
 
 

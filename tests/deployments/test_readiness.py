@@ -24,7 +24,7 @@ def answering(path: str, status: int, body: dict[str, Any]) -> Iterator[str]:
 
 
 def test_a_connected_application_is_ready():
-    said: list[str] = []
+    said = []
     with answering("/health", 200, {"status": "ok", "drafters": {"lm": 1}}) as url:
         wait_until_connected(partial(health, url), url, ["lm"], lambda: None, said.append)
     assert said == []
@@ -33,7 +33,7 @@ def test_a_connected_application_is_ready():
 def test_a_refused_drafter_is_told_with_its_reason_and_not_waited_for():
     refused = {"lm": "other tokenizer", "m": "other tokenizer", "target.config": "no such key"}
     body = {"status": "ok", "drafters": {"lm": 0, "n": 1}, "refused": refused}
-    said: list[str] = []
+    said = []
     with answering("/health", 200, body) as url:
         wait_until_connected(
             partial(health, url), url, ["lm", "n"], not_for_long(10.0), said.append

@@ -10,7 +10,7 @@ from cluster.errors import NotFoundError
 from deployments.ingress.spec import ResponseStore, StoredResponse
 from tests.support.deployments.server import MODEL, Server
 
-ASKED: dict[str, Any] = {
+ASKED = {
     "model": MODEL,
     "temperature": 0,
     "max_output_tokens": 12,

@@ -107,7 +107,7 @@ def test_a_signal_in_a_finaliser_is_remembered_and_nothing_is_said(
             Dying()
             signals.check()
 
-    said: list[object] = []
+    said = []
     monkeypatch.setattr(sys, "unraisablehook", said.append)
     with former_handlers(), pytest.raises(_Stop):
         watch(_Signals())

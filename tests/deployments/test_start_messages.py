@@ -2,7 +2,6 @@
 
 import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -53,7 +52,7 @@ def test_a_taken_port_of_rays_own_is_one_line(monkeypatch: pytest.MonkeyPatch):
 
 def test_what_cannot_be_read_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(REPOSITORY)
-    refused: list[tuple[Any, ...]] = [
+    refused = [
         (tmp_path, source_of, str(tmp_path)),
         (REPOSITORY, source_of, "models/nothing.gguf"),
         (tmp_path, secrets_of, str(tmp_path)),

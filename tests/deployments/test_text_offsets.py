@@ -56,7 +56,7 @@ def test_special_tokens_have_width_where_they_are_shown(tokenizer: Tokenizer):
 def answers(server: Server, **body: Any) -> list[dict[str, Any]]:
     """The choice of the whole answer, and that of the stream with its pieces joined."""
     asked = {"temperature": 0, "max_tokens": 9, "logprobs": 0, **body}
-    joined: dict[str, Any] = {"text": "", "logprobs": {"tokens": [], "text_offset": []}}
+    joined = {"text": "", "logprobs": {"tokens": [], "text_offset": []}}
     for chunk in server.stream("/v1/completions", **asked):
         for choice in chunk["choices"]:
             joined["text"] += choice["text"]

@@ -21,12 +21,12 @@ SCHEMA = {
     "required": ["city", "warm"],
     "additionalProperties": False,
 }
-USER: Any = {"role": "user", "content": "how is the weather?"}
-FUNCTION: Any = {"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True}
+USER = {"role": "user", "content": "how is the weather?"}
+FUNCTION = {"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True}
 
-TOOL: Any = {"name": "weather", "description": "d", "input_schema": SCHEMA}
+TOOL = {"name": "weather", "description": "d", "input_schema": SCHEMA}
 # One call: the tiny model would go on calling.
-ANY: Any = {"type": "any", "disable_parallel_tool_use": True}
+ANY = {"type": "any", "disable_parallel_tool_use": True}
 SEEDED = {"temperature": 0.8, "seed": 3}
 
 

@@ -21,7 +21,7 @@ GREEDY = {"max_tokens": 30, "temperature": 0}
 def spec_decode(page: str) -> Counter[str]:
     """Add up a page as `vllm bench serve` does: every line whose name begins with
     vllm:spec_decode and ends in _total counts, whatever its labels are."""
-    sums: Counter[str] = Counter()
+    sums = Counter()
     for line in page.splitlines():
         name, _, rest = line.partition("{")
         if not name.startswith("vllm:spec_decode") or not name.endswith("_total"):
@@ -59,7 +59,7 @@ async def test_the_benchmarks_way_of_adding_up_and_stats_give_what_the_answers_s
         before = spec_decode((await get(here, "/metrics")).text)
         assert before == Counter(num_drafts=0, num_draft_tokens=0, num_accepted_tokens=0)
         assert set(before) == {"num_drafts", "num_draft_tokens", "num_accepted_tokens"}
-        told: Counter[str] = Counter()
+        told = Counter()
         for prompt in ("hello", "abc abc"):
             answer = (await here.ask(PATH, **GREEDY, prompt=prompt)).json()
             stats = answer["metrics"]["speculative_decoding"]

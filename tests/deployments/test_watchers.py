@@ -100,7 +100,7 @@ async def test_the_ninth_is_told_why_not_and_a_place_is_free_again():
     ingress = toys_ingress(CONFIG)
     description = WorkerDescription("c", "coordinator", "c")
     for name in "ab":
-        link: Any = Quiet(breaks=name == "b")
+        link = Quiet(breaks=name == "b")
         ingress.coordinators._peers[name] = CoordinatorPeer(name, description, link)
     app = create_app(ingress)
     seen = [viewer(app) for _ in range(MAX_WATCHERS)]

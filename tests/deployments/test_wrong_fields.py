@@ -181,7 +181,7 @@ def test_a_source_over_grpc_is_a_grammar_or_refused_by_its_name(kind: str, sourc
 
 # Whatever is wrong at one place of a whole body, the error names that place.
 WHOLE = {ENDPOINTS[path]: body for path, body in BODIES["whole"].items()}
-WRONG: tuple[Any, ...] = (5, -1, True, "x", "", [], {}, [5], [""], [{}], {"type": "x"}, 1e300, None)
+WRONG = (5, -1, True, "x", "", [], {}, [5], [""], [{}], {"type": "x"}, 1e300, None)
 # A field that only makes sense with another one may be named for it.
 TOGETHER = {("tools", "tool_choice"), ("logprobs", "top_logprobs"), ("messages", "prompt")}
 

@@ -4,7 +4,6 @@ import asyncio
 import shutil
 import subprocess
 from collections.abc import AsyncIterator
-from typing import Any
 
 import grpc
 import pytest
@@ -60,7 +59,7 @@ async def test_the_text_is_printed_as_the_server_sends_it(service: ScriptedServi
 
 
 async def test_an_error_names_status_reason_and_field(service: ScriptedService, address: str):
-    metadata: Any = (("drafthouse-param", "temperature"),)
+    metadata = (("drafthouse-param", "temperature"),)
     refused = Break(grpc.StatusCode.INVALID_ARGUMENT, "too hot; use 0 or more", metadata)
     service.breaks.append((0, refused))
     done = await run(address, "toy", "a prompt")

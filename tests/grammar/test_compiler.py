@@ -111,7 +111,7 @@ class Slow:
 
     def __init__(self) -> None:
         self.go = threading.Event()
-        self.compiled: list[str] = []
+        self.compiled = []
 
     def compile(self, spec: GrammarSpec) -> Any:
         self.compiled.append(spec.source)

@@ -6,7 +6,7 @@ import pytest
 
 from cluster.grammar.lark import structural_tag_to_lark
 
-TAG: dict[str, Any] = {
+TAG = {
     "type": "tag",
     "begin": "<a>",
     "content": {"type": "any_text"},

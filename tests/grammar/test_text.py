@@ -26,7 +26,7 @@ from tests.support.matrix import strict_call
 
 def walk_at_random(text: ConstrainedText, seed: int) -> list[int]:
     generator = random.Random(seed)
-    tokens: list[int] = []
+    tokens = []
     while not tokens or tokens[-1] not in eos():
         choices = sorted(allowed(text))
         # Ends are one token of very many: take them where they are offered.

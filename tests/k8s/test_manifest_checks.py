@@ -28,7 +28,7 @@ def broken(case: Any, kind: str, objects: Objects) -> Manifest:
     manifest = copy.deepcopy(of_kind(kind, objects)[0])
     for path, value in case["set"].items():
         *way, last = path.split(".")
-        node: Any = manifest
+        node = manifest
         for part in way:
             node = node[0] if part == "*" else node.setdefault(part, {})
         node[last] = value

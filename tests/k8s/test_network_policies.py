@@ -38,7 +38,7 @@ def test_a_pod_of_the_cluster_is_reached_by_those_who_must_and_at_what_they_need
         pod_in("elsewhere", name) for name in ("kuberay-operator", "prometheus", "drafthouse")
     )
     strangers = (STRANGER, NEIGHBOUR, INTERNET, *others, pod_in("kuberay-system", "something-else"))
-    reached: list[tuple[Peer, tuple[int, ...]]] = [
+    reached = [
         (WORKER, ALL_PORTS),
         (HEAD, ALL_PORTS),
         (CLIENT, (HTTP, GRPC)),

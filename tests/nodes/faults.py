@@ -82,7 +82,7 @@ def _kill_head(cluster: Cluster, draw: random.Random) -> None:
 
 HEAD = "head"  # possible where Redis keeps the state of the GCS
 
-FAULTS: dict[str, Fault] = {
+FAULTS = {
     **{f"SIGKILL {role}": partial(_kill, role) for role in ROLES},
     **{f"SIGSTOP {role}": partial(_stop, role) for role in ROLES},
     "SIGKILL rank": _kill_rank,

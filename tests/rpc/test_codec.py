@@ -270,7 +270,7 @@ def test_a_malformed_text_is_refused_and_the_rest_of_the_frame_is_decoded():
     ],
 )
 def test_a_step_that_is_none_refuses_its_text(bad: dict[str, Any], said: str):
-    good: dict[str, Any] = {
+    good = {
         "token_ids": [3],
         "parents": [-1],
         "survival": [0.5],

@@ -8,7 +8,7 @@ from cluster.client.generated import common_pb2, generation_pb2
 from cluster.rpc.generated import coordinator_pb2, draft_pb2, target_pb2
 from docs.tools.stubs import PROTOS, contract
 
-FILES: list[FileDescriptor] = [
+FILES = [
     module.DESCRIPTOR
     for module in (common_pb2, coordinator_pb2, draft_pb2, generation_pb2, target_pb2)
 ]

@@ -16,7 +16,7 @@ from cluster.rpc.trust import dns_name
 Options = Sequence[tuple[str, Any]]
 
 FRAME = 4 * 1024 * 1024
-OURS: dict[str, Options] = {
+OURS = {
     "channel": channel_options(FRAME),
     "server": server_options(FRAME),
     "public server": public_server_options(FRAME, 8),

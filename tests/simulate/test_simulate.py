@@ -4,7 +4,6 @@ import math
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -43,7 +42,7 @@ SERVED = {
         }
     ]
 }
-SIMULATED: Mapping[str, Any] = {
+SIMULATED = {
     "config": "serve.yaml",
     "recording": "texts.npz",
     "target": {"replicas": 4, "rows": [1, 64, 256, 512], "times_ms": [10, 10.1, 10.8, 20]},
@@ -67,7 +66,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def written(folder: Path, **changes: Any) -> Path:
     """Write the file of a fleet; a change is merged into its section."""
-    document: dict[str, Any] = dict(SIMULATED)
+    document = dict(SIMULATED)
     for key, value in changes.items():
         former = document.get(key)
         is_section = isinstance(value, dict) and isinstance(former, dict)

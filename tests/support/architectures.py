@@ -1,17 +1,11 @@
 """The architectures of the tests' tiny models, and sizes at which they load in milliseconds."""
 
-from collections.abc import Mapping
-from typing import Any
-
 EOS_TOKEN_ID = 0
 DEFAULT_VOCAB_SIZE = 288
 MAX_POSITIONS = 512
 SLIDING_WINDOW = 12
 
-# transformers' model_type and its configuration, by our name.
-Architectures = Mapping[str, tuple[str, Mapping[str, Any]]]
-
-_DENSE: dict[str, Any] = {
+_DENSE = {
     "hidden_size": 48,
     "intermediate_size": 96,
     "num_hidden_layers": 3,
@@ -75,8 +69,8 @@ _SLIDING = _HEADS | {"sliding_window": SLIDING_WINDOW}
 _LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 _ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
 
-# What the engine serves.
-SERVED: Architectures = {
+# What the engine serves: transformers' model_type and its configuration, by our name.
+SERVED = {
     "llama": ("llama", _DENSE),
     "qwen2": ("qwen2", _HEADS),
     "qwen3": ("qwen3", _HEADS),
@@ -211,7 +205,7 @@ SERVED: Architectures = {
         _HEADS | {"rope_parameters": _YARN | {"llama_4_scaling_beta": 0.5}},
     ),
 }
-_VISION: dict[str, Any] = {
+_VISION = {
     "hidden_size": 32,
     "intermediate_size": 32,
     "num_hidden_layers": 2,
@@ -243,7 +237,7 @@ _QWEN_VISION = {
 }
 
 # Models of images and text, of which the text's part is served.
-BY_TEXT: Architectures = {
+BY_TEXT = {
     "gemma3-vision": (
         "gemma3",
         {"text_config": SERVED["gemma3"][1], "vision_config": _VISION, "mm_tokens_per_image": 4},
@@ -276,7 +270,7 @@ BY_TEXT: Architectures = {
 }
 
 # What it refuses, by name.
-REFUSED: Architectures = {
+REFUSED = {
     "mamba": ("mamba", {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}),
     "llama4": (
         "llama4_text",

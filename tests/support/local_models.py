@@ -21,7 +21,7 @@ from cluster.local import LLM, Completion
 from tests.support.clock import wait_until
 from tests.support.engine.tiny import tiny
 
-PROMPTS: list[list[int]] = [
+PROMPTS = [
     [5, 6, 7, 8, 5, 6, 7],
     [11] * 40,
     list(range(3, 120)),

@@ -164,7 +164,7 @@ def mixed(llm: LLM, law: SamplingParams) -> list[SamplingParams]:
     ]
 
 
-CELLS: dict[str, Cell] = {
+CELLS = {
     "plain law": Cell(),
     "structured output": structured(),
     "structured output, top_p and min_tokens": structured(top_p=0.9, min_tokens=20),

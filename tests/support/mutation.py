@@ -18,7 +18,7 @@ def outcomes(folder: Path) -> dict[str, dict[str, bool | None]]:
     """Module to mutant to whether it was killed; None = not run."""
     found: dict[str, dict[str, bool | None]] = {}
     for path in sorted(folder.glob("cluster/**/*.meta")):
-        codes: dict[str, int | None] = json.loads(path.read_text())["exit_code_by_key"]
+        codes = json.loads(path.read_text())["exit_code_by_key"]
         if codes:
             found[path.relative_to(folder).with_suffix("").as_posix()] = {
                 name: None if code is None else code not in _SURVIVED
@@ -30,7 +30,7 @@ def outcomes(folder: Path) -> dict[str, dict[str, bool | None]]:
 def main(folder: Path = Path("mutants")) -> int:
     """Print the table and the survivors; returns the exit code."""
     total: Counter[bool | None] = Counter()
-    survivors: list[str] = []
+    survivors = []
     sys.stdout.write("| module | mutants | killed | survived | not run |\n|---|---|---|---|---|\n")
     for module, mutants in outcomes(folder).items():
         counts = Counter(mutants.values())

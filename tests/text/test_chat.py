@@ -87,7 +87,7 @@ def called(written: str) -> list[dict[str, Any]]:
 
 ARGUMENTS = "messages[0].tool_calls[0].function.arguments"
 #  template, messages, what else it is given, what it makes of them
-RENDERED: dict[str, tuple[Any, list[dict[str, Any]], dict[str, Any], str]] = {
+RENDERED = {
     "a role that it names": (
         "{% for m in messages %}{% if m.role == 'ipython' %}{{ m.content }}{% endif %}{% endfor %}",
         said("ipython", "x"),

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from typing import Any
 
 import pytest
 
@@ -45,7 +44,7 @@ def test_a_deep_part_of_a_body_is_named_by_where_it_begins():
     assert refusal(nested(100_000), "").param is None
 
 
-NUMBERS: list[tuple[str, str, str]] = [
+NUMBERS = [
     ('{"temperature": NaN}', "temperature", "NaN"),
     ('{"temperature": 1e400}', "temperature", "1e400"),
     ('{"a": {"b": [1, {"maximum": -1e400}]}}', "a.b[1].maximum", "-1e400"),
@@ -96,7 +95,7 @@ def test_what_is_no_json_is_told_without_its_text():
 
 @pytest.mark.parametrize("arguments", [nested(500), nested(100_000), '{"a": 1e400}', f'["{HALF}"]'])
 def test_arguments_of_calls_are_read_by_the_same_rules(arguments: str):
-    call: dict[str, Any] = {"function": {"name": "f", "arguments": arguments}}
+    call = {"function": {"name": "f", "arguments": arguments}}
     with pytest.raises(RequestError) as caught:
         tool_calls_of([call], "messages[1].tool_calls")
     assert caught.value.param == "messages[1].tool_calls[0].function.arguments"

@@ -17,8 +17,8 @@ from tests.support.text.answers import deepseek, parts_of
 ARGUMENTS = {"city": 'Köln "}{"', "days": [1, {"a": "\\"}]}
 WRITTEN = json.dumps(ARGUMENTS)
 Calls = list[tuple[str, Any]]
-TWO: Calls = [("weather", ARGUMENTS), ("time", {})]
-CASES: list[tuple[str, str, str, Calls]] = [
+TWO = [("weather", ARGUMENTS), ("time", {})]
+CASES = [
     (
         "hermes",
         f'Let me see.\n<tool_call>\n{{"name": "weather", "arguments": {WRITTEN}}}\n</tool_call>\n'
@@ -155,7 +155,7 @@ HERMES_ODD = [
     f'<tool_call>{{"id": {{"a": [1]}}, "name": "f", "arguments": {ODD}, "x": ","}}</tool_call>',
     f'<tool_call>{{"arguments": 1, "parameters": 2, "arguments": {ODD}, "name": "f"}}</tool_call>',
 ]
-WRITTEN_ODDLY: list[tuple[str, str]] = [
+WRITTEN_ODDLY = [
     *(("hermes", text) for text in HERMES_ODD),
     ("llama3", f'{{"parameters": {ODD}, "name": "f"}}'),
     ("llama3", f'{{"name": "f", "parameters": {ODD}}}'),

@@ -111,7 +111,7 @@ def run(path: Path, diary: list[str], failing: str = "", **more: Any) -> Record:
 
 
 def test_every_cell_gets_its_pairs_and_who_goes_first_alternates(tmp_path: Path):
-    diary: list[str] = []
+    diary = []
     record = run(tmp_path / "n.json", diary)
     assert list(map(len, record.results.values())) == [3] * 4
     for found in record.results.values():
@@ -130,7 +130,7 @@ def test_a_resumed_run_measures_what_is_missing_only(tmp_path: Path):
     document = json.loads(raw.read_text())
     document["results"]["sleeper/code/greedy/4"].pop()
     raw.write_text(json.dumps(document))
-    diary: list[str] = []
+    diary = []
     record = run(path, diary)
     assert list(map(len, record.results.values())) == [3] * 4
     assert [line for line in diary if line.endswith(" 100")] == ["run plain 100", "run sleeper 100"]
@@ -154,7 +154,7 @@ def test_stacks_are_configurations_of_the_product(stack: str, tmp_path: Path):
 @pytest.mark.parametrize("kind", [RandomDrafter, SleepingDrafter])
 def test_the_useless_drafters_follow_the_protocol(kind: type[RandomDrafter]):
     location = f"benchmarks.never_slower.drafters:{kind.__name__}"
-    options: dict[str, Any] = {"vocab_size": 64}
+    options = {"vocab_size": 64}
     if kind is SleepingDrafter:
         options["sleep_s"] = 0.0
     drafter = create("x", DrafterConfig(location, options), DrafterContext("x", 8, 4))

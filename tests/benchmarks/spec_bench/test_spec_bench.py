@@ -102,7 +102,7 @@ async def test_a_conversation_goes_on_with_its_own_answers_and_a_seed_of_its_own
     transport = httpx.MockTransport(DraftingServer(answering))
     async with OpenAIServer("http://toy", transport=transport) as client:
         asker = Asker(client, "model", Law("t0.7", 0.7), 16)
-        ended: list[None] = []
+        ended = []
         turns = await asker.ask_all(QUESTIONS[:3], 2, lambda: ended.append(None))
     assert len(ended) == 3
     by_question = {(one.question_id, one.turn): one for one in turns}
@@ -132,7 +132,7 @@ RUNS = plan(QUESTIONS[:8], [GREEDY], [1], [PEER], 1)
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The runs that were made, in order; the peer's fail."""
-    made: list[str] = []
+    made = []
 
     def answer(
         run: Run, setup: Setup, max_tokens: int, told: Callable[[], object]

@@ -21,8 +21,8 @@ class Clocked:
         self, max_nodes: int = 10_000, slow_from: int = 10_000, row_s: float = 0.001
     ) -> None:
         self.now = 0.0
-        self.sizes: list[int] = []
-        self.released: list[str] = []
+        self.sizes = []
+        self.released = []
         self._max_nodes, self._slow_from, self._row_s = max_nodes, slow_from, row_s
         self._work: Work | None = None
 

@@ -118,7 +118,7 @@ def _is_ended(answer: bytes) -> bool:
 @contextlib.contextmanager
 def _elsewhere() -> Iterator[tuple[str, list[str]]]:
     """A proxy that refuses everything, and the first lines of what it was asked."""
-    asked: list[str] = []
+    asked = []
 
     class Refuse(socketserver.StreamRequestHandler):
         def handle(self) -> None:

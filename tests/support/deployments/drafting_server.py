@@ -45,9 +45,9 @@ class DraftingServer:
         if is_chat and body["messages"][-1]["content"] == REFUSED:
             return _refused("not this")
         tokens, last = self.answering(body)
-        events: list[Json] = [{"choices": [{"delta": {"role": "assistant"}}]}]
+        events = [{"choices": [{"delta": {"role": "assistant"}}]}]
         for text, drafters in tokens:
-            choice: Json = {"delta": {"content": text}} if is_chat else {"text": text}
+            choice = {"delta": {"content": text}} if is_chat else {"text": text}
             if body.get("return_draft_sources"):
                 choice["draft_sources"] = [{"bytes": list(text.encode()), "drafters": drafters}]
             events.append({"choices": [choice]})

@@ -28,7 +28,7 @@ from tests.support.deployments.stage import Stage, toys_ingress
 PLAIN = Config()
 USER = {"role": "user", "content": "hello"}
 # One request for each endpoint that generates.
-BODIES: dict[str, dict[str, Any]] = {
+BODIES = {
     "/v1/completions": {"prompt": "hello", "max_tokens": 4},
     "/v1/chat/completions": {"messages": [USER], "max_tokens": 4},
     "/v1/responses": {"input": "hello", "max_output_tokens": 4},

@@ -27,7 +27,7 @@ class Readers:
         self._request = f"{head}\r\n\r\n{body}".encode()
         self._where = ("127.0.0.1", port)
         self.begun = asyncio.Semaphore(0)
-        self.first_bytes_s: list[float] = []
+        self.first_bytes_s = []
         self.num_bytes = self.num_ended = 0
 
     async def read(self, wait_s: float) -> None:

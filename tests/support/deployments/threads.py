@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 @contextmanager
 def in_a_thread(place: AbstractAsyncContextManager[T]) -> Iterator[T]:
     """Enter `place` there, and leave it at the end of the block."""
-    entered: Future[Any] = Future()
+    entered = Future()
 
     async def run() -> None:
         over = asyncio.Event()

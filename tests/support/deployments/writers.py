@@ -92,7 +92,7 @@ class Writers:
         request = GenerateRequest(model=MODEL, text=f"abc {seed} abc", sampling=sampling)
         async with AsyncClient(where, max_retries=30) as client:
             while not self._is_over.is_set():
-                pieces: list[str] = []
+                pieces = []
                 last = time.monotonic()
                 try:
                     async for response in client.generate(request, timeout_s=_TIMEOUT_S):

@@ -13,9 +13,9 @@ class _Storages(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: set[int] = set()
+        self.found = set()
         self._kept: list[torch.Tensor] = []  # so that no address is used twice
-        self._own: set[int] = set()
+        self._own = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = {_address(each) for each in tensors((args, kwargs))}

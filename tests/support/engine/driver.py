@@ -137,12 +137,12 @@ def some_commit(
     tree: TokenTree, is_in: Callable[[float], bool], choose: Callable[[list[int]], int]
 ) -> tuple[list[int], list[int]]:
     """A path, and a prefix-closed part of what hangs below its end; is_in: by a chance."""
-    path: list[int] = []
+    path = []
     tip = -1
     while is_in(0.6) and (children := np.flatnonzero(tree.parents == tip).tolist()):
         tip = int(choose(children))
         path.append(tip)
-    kept: list[int] = []
+    kept = []
     for node, parent in enumerate(tree.parents.tolist()):
         if (parent == tip or parent in kept) and node not in path and is_in(0.8):
             kept.append(node)
@@ -170,7 +170,7 @@ class GreedyDecoder:
         self.num_tokens = num_tokens
         self.prompts = prompts
         self.num_misses = self.num_accepted = 0
-        self.counts: Counter[str] = Counter()  # of what its steps have done
+        self.counts = Counter()  # of what its steps have done
         self._tokens = {name: ids.tolist() for name, ids in prompts.items()}
         self._held = dict.fromkeys(prompts, 0)
         self._trees: dict[str, TokenTree] = {}

@@ -54,7 +54,7 @@ def check_texts(engine: Engine, oracle: Any) -> None:
 def routed_as(oracle: Any, module: Any) -> Iterator[None]:
     """Inside the context rows go to the experts, and count for as much, as in the oracle's last
     forward, which was of the same rows."""
-    routed: dict[str, Any] = {}
+    routed = {}
     with ExitStack() as hooks:
         for (name, theirs), (_, ours) in zip(_routers(oracle), _routers(module), strict=True):
             note = lambda _, rows, output, name=name: routed.update({name: output})  # noqa: E731

@@ -93,7 +93,7 @@ MIXED = "a prompt beside a tree and a decoding row"
 CHUNKS = "a prompt of several chunks"
 APART = "a page has other numbers in layers with a window, behind a text whose windows slid"
 GEMMA2 = ("gemma2", ("cached nodes",))
-CASES: dict[str, Steps] = {
+CASES = {
     "one sequence, its context growing": decoding("a", 14, 4),
     "several sequences, of several widths": [*decoding("abc", 14, 1), *decoding("d", 5, 1)],
     "trees of several sizes in one width": [

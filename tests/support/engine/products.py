@@ -1,6 +1,6 @@
 """Products of our own kernels with weights of every format: those of the numbers that they mean."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TypeGuard
@@ -27,7 +27,7 @@ def _grouped(
     return kernels.pack_groups(weight), weight.dequantized(), Format.GROUPS
 
 
-KINDS: dict[str, Callable[[Kernels, int, int], Packed]] = {
+KINDS = {
     "float32": partial(_plain, torch.float32, Format.FLOAT32),
     "bfloat16": partial(_plain, torch.bfloat16, Format.BF16),
     "rounded": partial(_plain, torch.bfloat16, Format.BF16_PRODUCTS),

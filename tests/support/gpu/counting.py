@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.engine.captures import tensors
-from tests.support.gpu.launches import Launch, launches
+from tests.support.gpu.launches import launches
 
 META = torch.device("meta")
 # Operators that launch nothing, besides those that torch itself calls views.
@@ -45,13 +45,13 @@ class Counting:
     def __init__(self, capability: int = 90, *, answer: Answer | None = None) -> None:
         """answer: None = what the host asks for raises."""
         self.copies = self.pageable = self.waits = 0
-        self.collectives: Counter[str] = Counter()
+        self.collectives = Counter()
         self.peak_bytes = self._bytes = 0
         self._answer = answer
-        self._known: set[int] = set()
-        self._operators: Counter[str] = Counter()
+        self._known = set()
+        self._operators = Counter()
         self._capability = capability
-        self.launched: Sequence[Launch] = []
+        self.launched = []
         self._contexts = ExitStack()
 
     def counted(self) -> Counter[str]:

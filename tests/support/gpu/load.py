@@ -142,7 +142,7 @@ def play(
     steps without drafts run ahead."""
     verifier, played = Verifier(engine), Played()
     waiting, running = list(enumerate(arrivals)), dict[int, tuple[Session, Any, Arrival]]()
-    pending: set[str] = set()
+    pending = set()
     step = 0
     while waiting or running:
         while waiting and waiting[0][1].step <= step and len(running) < max_running:

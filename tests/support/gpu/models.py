@@ -16,9 +16,7 @@ from cluster.engine.types import LayerSpec
 from cluster.records import frozen
 
 # As the models' public config.json has them.
-CONFIGS: dict[str, dict[str, Any]] = json.loads(
-    (Path(__file__).parent / "models.json").read_text("utf-8")
-)
+CONFIGS = json.loads((Path(__file__).parent / "models.json").read_text("utf-8"))
 
 
 def config_of(name: str, num_layers: int | None = None) -> Any:

@@ -34,7 +34,7 @@ REFUSED = {
     "T5": "t5",
 }
 # Of images and text, served by the text's part; settings as published configurations have them.
-BY_TEXT: Mapping[str, tuple[str, dict[str, Any]]] = {
+BY_TEXT = {
     "Gemma 3": ("gemma3", {}),
     "Gemma 3n": ("gemma3n", {}),
     "Gemma 4": ("gemma4", {}),

@@ -74,8 +74,8 @@ class CountingCapture:
     """A capture that counts.  operators, collectives: of the last graph."""
 
     def __init__(self, counting: Counting) -> None:
-        self.operators: Counter[str] = Counter()
-        self.collectives: Counter[str] = Counter()
+        self.operators = Counter()
+        self.collectives = Counter()
         self._counting = counting
 
     def __call__(self, run: Callable[[], None]) -> Replay:

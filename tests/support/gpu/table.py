@@ -25,8 +25,7 @@ def versions() -> dict[str, str]:
 
 
 def read() -> Table:
-    found: Table = json.loads(PATH.read_text("utf-8"))
-    return found
+    return json.loads(PATH.read_text("utf-8"))
 
 
 def write(table: Table) -> None:

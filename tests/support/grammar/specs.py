@@ -9,7 +9,7 @@ import numpy as np
 
 from cluster.config.schema import AnswersConfig
 from cluster.grammar.compiler import GrammarCompiler, create_compiler
-from cluster.grammar.mask import MaskRow, mask_words
+from cluster.grammar.mask import mask_words
 from cluster.grammar.text import ConstrainedText
 from cluster.models.fingerprint import load_pretrained_tokenizer
 from cluster.requests.fields import GrammarSpec
@@ -18,7 +18,7 @@ FOLDER = Path(__file__).resolve().parents[3] / "models" / "demo-target"
 # Wider than the tokenizer's, as padded models have it.
 VOCAB_SIZE = 4096 + 40
 
-SCHEMA: dict[str, Any] = {
+SCHEMA = {
     "type": "object",
     "properties": {
         "name": {"type": "string", "maxLength": 6},
@@ -79,12 +79,11 @@ def open_text(spec: GrammarSpec) -> ConstrainedText:
 
 
 def ids_of(text: str) -> list[int]:
-    ids: list[int] = tokenizer().encode(text, add_special_tokens=False)
-    return ids
+    return tokenizer().encode(text, add_special_tokens=False)
 
 
 def allowed(text: ConstrainedText) -> set[int]:
-    row: MaskRow = np.zeros(mask_words(VOCAB_SIZE), dtype=np.uint32)
+    row = np.zeros(mask_words(VOCAB_SIZE), dtype=np.uint32)
     text.fill(row)
     bits = np.unpackbits(row.view(np.uint8), bitorder="little")
     return set(np.flatnonzero(bits).tolist())

@@ -132,7 +132,7 @@ def _tokens(service: Manifest) -> Iterator[str]:
                 yield f"{name}: {variable} overrules authOptions; remove it"
 
 
-_RULES: tuple[Rule, ...] = (
+_RULES = (
     _metadata,
     _upgrades,
     _group,

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from cluster import core, messages
 from cluster.requests.fields import BeamSpec, DraftStep
 from cluster.rpc import conversations as talk
-from cluster.rpc.frames import FrameCodec
 from cluster.spec.token_log import prefix_hash
 from cluster.spec.tree import monotone
 from tests.support.spec.trees import token_trees
@@ -126,7 +125,7 @@ def _events(token_ids: core.TokenArray) -> st.SearchStrategy[core.TokenEvent]:
     )
 
 
-_KNOWN: dict[Any, st.SearchStrategy[Any]] = {
+_KNOWN = {
     int: lengths,
     float: doubles,
     str: texts,
@@ -151,7 +150,7 @@ _KNOWN |= {
     core.TokenEvent: tokens().flatmap(_events),
 }
 # Every kind of frame, with its codec.
-FRAMES: dict[str, tuple[FrameCodec[Any], st.SearchStrategy[Any]]] = {
+FRAMES = {
     "steps": (talk.STEPS, of(messages.StepFrame)),
     "verdict": (talk.VERDICT, of(messages.VerdictFrame)),
     "commit": (talk.COMMIT, of(messages.CommitFrame)),

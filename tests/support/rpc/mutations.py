@@ -1,7 +1,6 @@
 """Damage to serialised messages, as a faulty network or a hostile peer would do it."""
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, settings
@@ -29,7 +28,7 @@ def generating(count: int) -> Any:
 
 def damaged(valid: st.SearchStrategy[bytes], count: int) -> list[bytes]:
     """`count` damaged messages at once, for tests that send them over a wire."""
-    found: list[bytes] = []
+    found = []
 
     @generating(count)
     @given(mutated(valid))
@@ -89,7 +88,7 @@ def _field(draw: st.DrawFn, data: bytes, _other: bytes) -> bytes:
     return data[:start] + tag + value + data[end:]
 
 
-_CHANGES: list[Callable[[st.DrawFn, bytes, bytes], bytes]] = [_flip, _graft, _graft, _field]
+_CHANGES = [_flip, _graft, _graft, _field]
 
 
 def _fields(data: bytes) -> list[tuple[int, int, int]]:

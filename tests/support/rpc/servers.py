@@ -76,7 +76,7 @@ class Server:
 
     def token(self, trust: Trust, method: str, worker: str | None = None) -> Metadata:
         keys = trust.keys(self.kind.service.role, self.kind.name)
-        own: str = self.kind.toy().describe().worker_id
+        own = self.kind.toy().describe().worker_id
         return keys.sign(method, own if worker is None else worker)
 
 

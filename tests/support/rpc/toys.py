@@ -35,7 +35,7 @@ class EchoTarget:
     def __init__(self, description: WorkerDescription = TARGET) -> None:
         self.description = description
         self.endings: asyncio.Queue[str] = asyncio.Queue()
-        self.cancelled: list[str] = []
+        self.cancelled = []
 
     def describe(self) -> WorkerDescription:
         return self.description

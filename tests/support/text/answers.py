@@ -44,8 +44,8 @@ def deepseek(text: str) -> str:
 
 
 TEXTS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
-ARGUMENTS: str = TEXTS["arguments"]
-WRITTEN: Mapping[str, str] = TEXTS["written"]
+ARGUMENTS = TEXTS["arguments"]
+WRITTEN = TEXTS["written"]
 
 
 def texts_of(name: str) -> Sequence[str]:
@@ -165,7 +165,7 @@ def _items(response: Mapping[str, Any]) -> tuple[Any, ...]:
 def _streamed_items(events: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:
     """What a client puts together of the deltas, which the last event has to agree with."""
     assert [event["sequence_number"] for event in events] == [*range(len(events))]
-    grown: dict[int, str] = {}
+    grown = {}
     for event in events:
         if event["type"].endswith(".delta"):
             grown[event["output_index"]] = grown.get(event["output_index"], "") + event["delta"]
@@ -188,7 +188,7 @@ def _blocks(blocks: Sequence[Mapping[str, Any]]) -> list[Any]:
 
 def _streamed_blocks(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = []
-    inputs: dict[int, str] = {}
+    inputs = {}
     for event in events:
         if event["type"] == "content_block_start":
             blocks.append(dict(event["content_block"]))
