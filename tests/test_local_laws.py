@@ -18,7 +18,7 @@ from cluster.models.fingerprint import folder_tokenizer_hash, model_hash
 from cluster.requests.fields import tenant_of
 from tests.support.clock import wait_until
 from tests.support.draft.recording import answers_in
-from tests.support.engine.driver import load_oracle, prompt
+from tests.support.engine.driver import laws_of, load_oracle, prompt
 from tests.support.local_models import (
     GREEDY,
     PLAIN,
@@ -60,12 +60,6 @@ def scored(llm: LLM, text: list[int], speculation: SpeculationOptions | None = N
     assert completion.token_ids == forced
     assert completion.finish_reason is FinishReason.LENGTH
     return completion
-
-
-def laws_of(model: Any, text: list[int]) -> torch.Tensor:
-    """Of every token but the first."""
-    with torch.inference_mode():
-        return model(torch.tensor([text])).logits[0, :-1].log_softmax(dim=1)
 
 
 def check(found: Completion, folder: Path, text: list[int]) -> None:

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 from tests.support.deployments.server import Server
+from tests.support.engine.driver import laws_of, load_oracle, prompt
 from tests.support.local_models import engine
 
 GREEDY = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
@@ -103,16 +102,9 @@ TOLERANCE = 1e-4
 PROMPT = "The river runs past the old mill, and the mill has not run for years. " * 3
 
 
-def laws_of(folder: Path, token_ids: list[int]) -> torch.Tensor:
-    """Row i: the law of the token after the first i + 1."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    with torch.inference_mode():
-        return torch.as_tensor(model(torch.tensor([token_ids])).logits[0].log_softmax(dim=1))
-
-
 def values_of(folder: Path, token_ids: list[int]) -> list[float]:
-    laws = laws_of(folder, token_ids)
-    return [float(laws[i, token]) for i, token in enumerate(token_ids[1:])]
+    laws = laws_of(load_oracle(folder), token_ids)
+    return [float(law[token]) for law, token in zip(laws, token_ids[1:], strict=True)]
 
 
 @pytest.mark.parametrize("max_tokens", [0, 1, 5])
@@ -134,7 +126,7 @@ def test_an_echo_has_log_probabilities_as_lm_eval_reads_them(server: Server, max
     assert found["token_logprobs"][0] is found["top_logprobs"][0] is None
     expected = values_of(server.folder, token_ids)
     assert found["token_logprobs"][1:] == pytest.approx(expected, abs=TOLERANCE)
-    greatest = laws_of(server.folder, token_ids)[:-1].max(dim=1).values.tolist()
+    greatest = laws_of(load_oracle(server.folder), token_ids).max(dim=1).values.tolist()
     tops = [max(top.values()) for top in found["top_logprobs"][1:]]
     assert tops == pytest.approx(greatest, abs=TOLERANCE)
     # The tiny model writes bytes that are no text; only the prompt's tokens are sure to be some.
@@ -148,16 +140,16 @@ def test_prompt_logprobs_have_vllms_shape(server: Server):
     entries, token_ids = choice["prompt_logprobs"], choice["prompt_token_ids"]
     assert choice["logprobs"] is None
     assert entries[0] is None
-    laws = laws_of(server.folder, token_ids)
-    for index, (entry, token) in enumerate(zip(entries[1:], token_ids[1:], strict=True)):
+    laws = laws_of(load_oracle(server.folder), token_ids)
+    for entry, token, law in zip(entries[1:], token_ids[1:], laws, strict=True):
         own = entry[str(token)]
-        assert own["logprob"] == pytest.approx(float(laws[index, token]), abs=TOLERANCE)
+        assert own["logprob"] == pytest.approx(float(law[token]), abs=TOLERANCE)
         assert own["decoded_token"] == server.ingress.tokenizer.token_text(token)
         assert 2 <= len(entry) <= 3
         ranks = sorted(one["rank"] for one in entry.values())
         assert ranks[:2] == [1, 2]
         for other, one in entry.items():
-            assert one["logprob"] == pytest.approx(float(laws[index, int(other)]), abs=TOLERANCE)
+            assert one["logprob"] == pytest.approx(float(law[int(other)]), abs=TOLERANCE)
 
 
 def test_a_chat_has_the_log_probabilities_of_its_prompt(server: Server):
@@ -200,25 +192,25 @@ def page_size(llama_folder: Path) -> int:
 
 def usage_of(server: Server, prompt: list[int] | list[list[int]], **body: Any) -> dict[str, Any]:
     asked = {"temperature": 0, "prompt": prompt, "max_tokens": 2}
-    return dict(server.ask("/v1/completions", **asked, **body)["usage"])
+    return server.ask("/v1/completions", **asked, **body)["usage"]
 
 
 def cached(usage: dict[str, Any]) -> int:
-    return int(usage["prompt_tokens_details"]["cached_tokens"])
+    return usage["prompt_tokens_details"]["cached_tokens"]
 
 
 def test_full_pages_of_an_earlier_prompt_are_counted(server: Server, page_size: int):
-    prompt = [(7 * i) % 200 + 5 for i in range(5 * page_size + 3)]
-    assert cached(usage_of(server, prompt)) == 0
-    assert cached(usage_of(server, prompt)) == 5 * page_size
+    asked = prompt(5 * page_size + 3, seed=7).tolist()
+    assert cached(usage_of(server, asked)) == 0
+    assert cached(usage_of(server, asked)) == 5 * page_size
     # What differs is behind the third page.
-    assert cached(usage_of(server, [*prompt[: 3 * page_size + 1], *[9] * 40])) == 3 * page_size
-    assert cached(usage_of(server, prompt, cache_salt="other")) == 0
+    assert cached(usage_of(server, [*asked[: 3 * page_size + 1], *[9] * 40])) == 3 * page_size
+    assert cached(usage_of(server, asked, cache_salt="other")) == 0
 
 
 def test_prompts_are_counted_once_each_and_samples_of_one_are_not(server: Server, page_size: int):
-    first = [(11 * i) % 200 + 5 for i in range(2 * page_size + 1)]
-    second = [(13 * i) % 200 + 5 for i in range(3 * page_size + 1)]
+    first = prompt(2 * page_size + 1, seed=11).tolist()
+    second = prompt(3 * page_size + 1, seed=13).tolist()
     # The other samples share the first one's pages; what the request itself computed is no hit.
     assert cached(usage_of(server, first, n=3, seed=1)) == 0
     usage_of(server, second)
@@ -228,7 +220,7 @@ def test_prompts_are_counted_once_each_and_samples_of_one_are_not(server: Server
 def test_the_samples_of_a_scored_prompt_find_it_in_the_cache(
     server: Server, page_size: int, monkeypatch: pytest.MonkeyPatch
 ):
-    prompt = [(23 * i) % 200 + 5 for i in range(4 * page_size + 1)]
+    asked = prompt(4 * page_size + 1, seed=23).tolist()
     hits = []
     submit = server.ingress.coordinators.submit
 
@@ -246,7 +238,7 @@ def test_the_samples_of_a_scored_prompt_find_it_in_the_cache(
         return ticket
 
     monkeypatch.setattr(server.ingress.coordinators, "submit", spied)
-    usage_of(server, prompt, prompt_logprobs=0)
+    usage_of(server, asked, prompt_logprobs=0)
     assert set(hits) == {4 * page_size}
 
 

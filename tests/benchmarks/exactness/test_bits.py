@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.exactness.bits import bits_per_byte, excerpts, with_differences
 from benchmarks.exactness.equality import problems
-from tests.support.engine.driver import load_engine, load_oracle
+from tests.support.engine.driver import laws_of, load_engine, load_oracle
 
 
 def test_every_token_but_the_first_is_scored_after_those_before_it(llama_folder: Path):
@@ -19,9 +19,7 @@ def test_every_token_but_the_first_is_scored_after_those_before_it(llama_folder:
     for tokens, size in texts["prose"]:
         assert len(tokens) <= 40
         ids = torch.from_numpy(tokens.astype("int64"))
-        with torch.inference_mode():
-            laws = oracle(ids[None]).logits[0, :-1].log_softmax(dim=1)
-        nats -= float(laws.gather(1, ids[1:, None]).sum())
+        nats -= float(laws_of(oracle, tokens.tolist()).gather(1, ids[1:, None]).sum())
         num_bytes += size
     found = bits_per_byte(load_engine(llama_folder), texts["prose"])
     assert found == pytest.approx(nats / math.log(2) / num_bytes, rel=1e-4)

@@ -47,6 +47,12 @@ def load_oracle(folder: Path) -> Any:
     return factory.from_pretrained(folder, dtype=torch.float32).eval()
 
 
+def laws_of(oracle: Any, token_ids: Sequence[int]) -> torch.Tensor:
+    """The law of every token but the first."""
+    with torch.inference_mode():
+        return oracle(torch.tensor([token_ids])).logits[0, :-1].log_softmax(dim=1)
+
+
 def prompt(length: int, seed: int = 0) -> TokenArray:
     """Deterministic tokens, none of them special."""
     return token_array(np.random.default_rng(seed).integers(4, DEFAULT_VOCAB_SIZE, length))
