@@ -74,7 +74,6 @@ def test_it_generates_and_chats_in_process(llama_folder: Path):
     with LLM(str(llama_folder), draft=["suffix", str(llama_folder)], settings=TINY) as llm:
         assert [*llm.config.drafters] == ["suffix", "lm", "grammar", "prediction"]
         answers = llm.chat(question, GREEDY) + llm.chat([question, question], GREEDY)
-        assert llm.tokenizer is not None
         prompt = llm.tokenizer.apply_chat_template(question).tolist()
         (same,) = llm.generate([prompt], GREEDY)
     assert ids_of(answers) == [same.token_ids] * 3

@@ -23,7 +23,6 @@ def small(llama_folder: Path) -> Iterator[LLM]:
 
 def test_text_prompts_give_texts(small: LLM):
     tokenizer = small.tokenizer
-    assert tokenizer is not None
     completions = small.generate(["def main", "import os"], GREEDY, ignore_eos=True)
     for prompt, completion in zip(["def main", "import os"], completions, strict=True):
         again = small.generate(tokenizer.encode(prompt), GREEDY, ignore_eos=True)[0]
@@ -94,7 +93,7 @@ def test_requests_that_cannot_be_served_raise(
     message: str,
 ):
     with pytest.raises(error, match=message):
-        small.generate(prompts, **arguments)  # type: ignore[arg-type]
+        small.generate(prompts, **arguments)
     assert small.generate([5, 6], GREEDY)[0].finish_reason in FinishReason
 
 

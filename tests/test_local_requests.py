@@ -100,7 +100,6 @@ def test_requests_beside_a_search_go_on_with_their_drafts(llm: LLM, llama_folder
 def test_log_probabilities_add_up_to_what_the_texts_are_ranked_by(llm: LLM):
     (found,) = llm.beam_search(PROMPTS[0], asked(4, logprobs=2, stop_token_ids=()), ignore_eos=True)
     for one in found:
-        assert one.beam is not None
         assert len(one.logprobs) == len(one.token_ids) == NUM_TOKENS
         assert sum(each.logprob for each in one.logprobs) == pytest.approx(
             one.beam.logprob, abs=1e-4
@@ -124,7 +123,7 @@ def test_a_search_that_might_not_find_room_is_refused_with_the_reason(llama_fold
         # Nothing is left behind, and four searches that take each other's pages end as one does.
         texts = llm.beam_search([ids] * 4, four, ignore_eos=True)
         assert all(ids_of(each) == ids_of(found) for each in texts)
-        assert np.isfinite([one.beam.score for one in found if one.beam is not None]).all()
+        assert np.isfinite([one.beam.score for one in found]).all()
 
 
 @pytest.fixture(scope="module")

@@ -129,7 +129,6 @@ def test_each_kind_of_request_changes_the_text(llm: LLM):
 
 def test_the_abort_of_a_neighbour(llm: LLM, law: SamplingParams):
     cluster = llm._cluster
-    assert cluster is not None
     alone = llm.generate(PROMPTS, law, speculation=PLAIN, ignore_eos=True)
     with ThreadPoolExecutor(3) as pool:
 

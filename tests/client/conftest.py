@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeAlias
+from typing import Any
 
 import grpc
 import pytest
@@ -13,8 +13,8 @@ from cluster.client.generated.generation_pb2_grpc import (
     add_GenerationServiceServicer_to_server,
 )
 
-Complete: TypeAlias = Callable[..., GenerateResponse]
-Serve: TypeAlias = Callable[..., str]
+Complete = Callable[..., GenerateResponse]
+Serve = Callable[..., str]
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ FULL = grpc.StatusCode.RESOURCE_EXHAUSTED
 Metadata = Sequence[tuple[str, str]]
 
 
-class Failure(grpc.RpcError):  # type: ignore[misc]  # grpc has no types
+class Failure(grpc.RpcError):
     """A call that a server, or its absence, has ended."""
 
     def __init__(
@@ -146,7 +146,7 @@ def test_parts_of_an_endpoint_that_do_not_go_together_are_refused(
     parts: dict[str, object], remedy: str
 ):
     with pytest.raises(ValueError, match=remedy):
-        Endpoint("host:1", **parts)  # type: ignore[arg-type]
+        Endpoint("host:1", **parts)
 
 
 def test_secrets_of_an_endpoint_are_not_shown():

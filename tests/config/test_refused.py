@@ -34,7 +34,7 @@ def change(node: dict[str, Any], path: str, value: Any) -> None:
 def written(case: dict[str, Any]) -> str:
     """The file of a case."""
     if "text" in case:
-        return str(case["text"])
+        return case["text"]
     document = copy.deepcopy(FILES[case.get("in", "one")])
     main, pool = document["applications"][0], document["applications"][-1]
     main["args"] |= case.get("args", {})

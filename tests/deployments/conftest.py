@@ -66,7 +66,7 @@ class Served:
         return Api(self.http)
 
     def health(self) -> Json:
-        return dict(httpx.get(f"{self.http}/health", timeout=30, verify=False).json())
+        return httpx.get(f"{self.http}/health", timeout=30, verify=False).json()
 
     def metric(self, name: str, **labels: str) -> float:
         return metric(self.http, name, **labels)

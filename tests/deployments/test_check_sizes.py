@@ -46,7 +46,7 @@ SHAPE = (
 
 def sized(model: str, **settings: object) -> Planned:
     folder = published(model)
-    engine = EngineConfig(model=model, **settings)  # type: ignore[arg-type]
+    engine = EngineConfig(model=model, **settings)
     return planned(folder, describe(folder, engine), engine, is_here=False)
 
 

@@ -59,7 +59,7 @@ class Closed:
     def text(self) -> str:
         answer = self.answer()
         assert answer.status_code == 200, answer.text
-        return str(answer.json()["choices"][0]["text"])
+        return answer.json()["choices"][0]["text"]
 
 
 @pytest.fixture(scope="module")

@@ -133,7 +133,7 @@ def test_arguments_that_are_no_json_leave_a_message_valid(number: str):
 
 
 def response_of(deltas: Sequence[Delta], limits: Limits = LIMITS, **more: Any) -> dict[str, Any]:
-    return dict(json.loads(response_writer(limits, **more).whole(deltas)))
+    return json.loads(response_writer(limits, **more).whole(deltas))
 
 
 def test_logprobs_of_calls_and_reasoning_make_no_items():

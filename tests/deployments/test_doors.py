@@ -74,7 +74,7 @@ def test_the_users_own_token_is_kept(environment: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("interface", ["loopback", "node"])
 def test_ray_itself_listens_where_the_parts_do(interface: str, environment: pytest.MonkeyPatch):
-    prepare_to_start(Config(network=NetworkConfig(interface)))  # type: ignore[arg-type]
+    prepare_to_start(Config(network=NetworkConfig(interface)))
     is_told = os.environ.get("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER") == "0"
     assert is_told == (interface == "loopback")
 

@@ -40,7 +40,7 @@ def make() -> Iterator[MakeCheck]:
     made: list[GrammarCheck] = []
 
     def create(**settings: float) -> GrammarCheck:
-        config = AnswersConfig(**settings)  # type: ignore[arg-type]
+        config = AnswersConfig(**settings)
         made.append(GrammarCheck(Tokenizer.load(FOLDER), config))
         return made[-1]
 

@@ -56,7 +56,7 @@ CALL = GenerateRequest(
     speculation=SpeculationRequest(
         **SPECULATION,
         **ASKED,
-        law=1,  # type: ignore[arg-type]
+        law=1,
         drafters=DrafterNames(names=["lm"]),
     ),
     **SAID,
@@ -113,7 +113,6 @@ def test_the_prompt_is_a_text_a_chat_or_tokens():
     chat = prompt_of(TokenizeRequest(chat=ChatMessages(messages=turns)), LIMITS)
     assert chat.messages == ({"role": "user", "content": "hi", "name": "me"},)
     tokens = prompt_of(GenerateRequest(tokens=TokenIds(token_ids=[4, 5])), LIMITS).token_ids
-    assert tokens is not None
     assert (tokens.tolist(), tokens.dtype) == ([4, 5], np.int32)
 
 
@@ -172,9 +171,9 @@ BEAMS = {"beam_search": BeamSearch(num_beams=2), "max_tokens": 5}
             call(speculation=FORMER),
             "speculation.min_tokens_per_s ... use speculation.latency_class",
         ),
-        (call(speculation=SpeculationRequest(law=9)), "speculation.law ... law is 9"),  # type: ignore[arg-type]
+        (call(speculation=SpeculationRequest(law=9)), "speculation.law ... law is 9"),
         (
-            call(beam_search=BeamSearch(early_stopping=9)),  # type: ignore[arg-type]
+            call(beam_search=BeamSearch(early_stopping=9)),
             "sampling.beam_search.early_stopping ... early_stopping is 9",
         ),
     ],

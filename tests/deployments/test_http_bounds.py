@@ -124,6 +124,6 @@ async def test_a_client_that_never_reads_is_cut_off():
     async with site(unread_timeout_s=1) as place:
         reader, writer = await place.connect(ASK.replace(b"/ ", b"/endless ") + b"\r\n")
         await reader.readexactly(1)
-        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.transport.pause_reading()
         async with asyncio.timeout(DEADLINE_S):
             await place.application.is_left.wait()

@@ -49,11 +49,11 @@ def test_the_document_names_every_path_and_no_other(tool_server: Server, http: h
         (path, method.upper()) for path, methods in document["paths"].items() for method in methods
     }
     routes = {
-        (route.path.replace(":path", ""), method)  # type: ignore[attr-defined]
+        (route.path.replace(":path", ""), method)
         for route in create_app(tool_server.ingress).routes
-        for method in route.methods - {"HEAD"}  # type: ignore[attr-defined]
+        for method in route.methods - {"HEAD"}
         # What only servers with the page have; docs/events.md and docs/page.md tell of it.
-        if not route.path.startswith(("/ui/static/", "/ui/events"))  # type: ignore[attr-defined]
+        if not route.path.startswith(("/ui/static/", "/ui/events"))
     }
     assert found == routes
 

@@ -53,14 +53,14 @@ class Live:
         deploy(self.document)
 
     def refused(self) -> dict[str, str]:
-        return dict(self.served.health()["refused"])
+        return self.served.health()["refused"]
 
     def served_names(self) -> list[str]:
         answer = httpx.get(f"{self.served.http}/v1/models", timeout=60)
         return [card["id"] for card in answer.json()["data"]]
 
     def drafters(self) -> dict[str, int]:
-        return dict(self.served.health()["drafters"])
+        return self.served.health()["drafters"]
 
     def pids(self) -> dict[str, list[int]]:
         """The processes of the target's application."""

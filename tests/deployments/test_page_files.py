@@ -75,4 +75,4 @@ def test_no_other_file_is_sent(http: httpx.Client, path: str):
 def test_it_is_there_on_loopback_or_where_it_is_wanted(
     where: HttpConfig, enabled: bool | str, expected: bool
 ):
-    assert UiConfig(enabled=enabled).is_served(where) is expected  # type: ignore[arg-type]
+    assert UiConfig(enabled=enabled).is_served(where) is expected

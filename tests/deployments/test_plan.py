@@ -33,7 +33,7 @@ def configuration(llama_folder: Path, draft_folder: Path, tmp_path: Path) -> Pat
 
 
 def planned(run: Run, *arguments: object) -> dict[str, Any]:
-    return dict(json.loads(run("plan", *arguments, "--json")))
+    return json.loads(run("plan", *arguments, "--json"))
 
 
 def part(plan: dict[str, Any], owner: str, what: str) -> int:

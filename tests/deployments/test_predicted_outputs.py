@@ -36,7 +36,7 @@ def predicted(text: str) -> dict[str, str]:
 
 
 def text_of(answer: Json) -> str:
-    return str(answer["choices"][0]["message"]["content"])
+    return answer["choices"][0]["message"]["content"]
 
 
 def counts(answer: Json) -> tuple[int, int]:

@@ -27,7 +27,7 @@ def chat_text(tool_server: Server, messages: list[dict[str, Any]]) -> str:
     """What the chat endpoint answers to the same conversation."""
     asked = {"temperature": 0, "max_tokens": 12, "ignore_eos": True, "messages": messages}
     answer = tool_server.ask("/v1/chat/completions", **asked)
-    return str(answer["choices"][0]["message"]["content"])
+    return answer["choices"][0]["message"]["content"]
 
 
 def test_an_answer_is_that_of_the_chat(tool_server: Server, openai: OpenAI):
@@ -82,7 +82,7 @@ def test_a_conversation_goes_on_after_an_answer_that_is_kept(tool_server: Server
     assert second.output_text == chat_text(tool_server, messages)
     assert second.previous_response_id == first.id
     assert openai.responses.retrieve(first.id).output_text == first.output_text
-    stateless = openai.responses.create(**ASKED, input=messages)  # type: ignore[call-overload]
+    stateless = openai.responses.create(**ASKED, input=messages)
     assert stateless.output_text == second.output_text
     openai.responses.delete(first.id)
     with pytest.raises(NotFound, match="previous_response_id"):
@@ -107,9 +107,9 @@ def test_log_probabilities_stand_beside_the_text(openai: OpenAI):
         top_logprobs=2,
     )
     (item,) = answer.output
-    found = item.content[0].logprobs  # type: ignore[union-attr]
-    assert len(found) == 12  # type: ignore[arg-type]
-    assert all(len(one.top_logprobs) == 2 for one in found)  # type: ignore[union-attr]
+    found = item.content[0].logprobs
+    assert len(found) == 12
+    assert all(len(one.top_logprobs) == 2 for one in found)
 
 
 def test_the_store_is_bounded_and_the_oldest_go_first():

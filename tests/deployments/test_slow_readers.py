@@ -61,7 +61,7 @@ def reading(server: Scripted) -> Iterator[subprocess.Popen[str]]:
 
 
 def said(process: subprocess.Popen[str]) -> dict[str, Any]:
-    return dict(json.loads(process.stdout.readline()))
+    return json.loads(process.stdout.readline())
 
 
 def asked_s(server: Scripted, count: int) -> float:

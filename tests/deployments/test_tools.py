@@ -44,7 +44,7 @@ def grammar_of(request: Chat) -> dict[str, Any] | None:
     if grammar is None:
         return None
     assert grammar.kind == "structural_tag"
-    return dict(json.loads(grammar.source)["format"])
+    return json.loads(grammar.source)["format"]
 
 
 def test_tools_reach_the_template_and_leave_the_text_free():

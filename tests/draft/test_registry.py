@@ -74,7 +74,7 @@ def test_what_reads_the_targets_steps_has_no_process_of_its_own(kind: str):
     check("x", DrafterConfig(kind=kind, placement=DrafterPlacement(host="target"), options=options))
     for own in ({"placement": DrafterPlacement()}, {"nice": 5}, {"replicas": 2}):
         with config_error(rf"drafters\.x\.\w+: .*kind: {kind}.*remove this"):
-            check("x", DrafterConfig(kind=kind, options=options, **own))  # type: ignore[arg-type]
+            check("x", DrafterConfig(kind=kind, options=options, **own))
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ class NoDraft(TextDrafter):
 
 
 class DraftsWithoutBound(TextDrafter):
-    def draft(self, request: RequestState) -> Draft | None:  # type: ignore[override]
+    def draft(self, request: RequestState) -> Draft | None:
         return None
 
 

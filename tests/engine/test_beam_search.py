@@ -128,7 +128,7 @@ def test_searches_that_take_each_others_pages_have_the_same_texts(llama_folder: 
         num_preempted += engine.last_step.num_preempted
         return outputs
 
-    engine.step = counted  # type: ignore[method-assign]
+    engine.step = counted
     check(engine, oracle, prompts(8), BeamSpec(3))
     assert num_preempted > 0
 

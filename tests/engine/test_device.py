@@ -69,7 +69,7 @@ def test_auto_is_refused_with_both_versions_where_torch_sees_no_gpu(
     has: dict[str, str], version: str, tmp_path: Path
 ):
     with pytest.raises(ConfigError) as caught:
-        resolve_device("auto", machine(tmp_path, cuda="12.8", **has))  # type: ignore[arg-type]
+        resolve_device("auto", machine(tmp_path, cuda="12.8", **has))
     assert caught.value.param == "device"
     for word in (f"driver {version}", "CUDA 12.8", torch.__version__, "device: cpu"):
         assert word in caught.value.message

@@ -38,7 +38,7 @@ def broken(case: Any, kind: str, objects: Objects) -> Manifest:
 
 
 def told(case: Any) -> str:
-    return str(case["told"])
+    return case["told"]
 
 
 @pytest.mark.parametrize("case", BROKEN["schema"], ids=told)

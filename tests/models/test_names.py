@@ -113,7 +113,6 @@ def test_every_entry_of_the_catalogue_is_pinned_and_licensed():
             case FolderSource(path):
                 assert (path / "config.json").is_file()
             case HubSource(_, revision):
-                assert revision is not None
                 assert len(revision) == 40
             case WheelSource(requirement, _, num_bytes, sha256):
                 assert "==" in requirement

@@ -24,7 +24,7 @@ def written(url: str, seed: int) -> str:
         "speculation": {"enabled": False},
     }
     answer = httpx.post(f"{url}/v1/completions", json=body, timeout=120).raise_for_status()
-    return str(answer.json()["choices"][0]["text"])
+    return answer.json()["choices"][0]["text"]
 
 
 def test_texts_and_steps_count_once(cluster: Cluster):

@@ -294,7 +294,7 @@ def test_a_malformed_verdict_becomes_a_refusal_of_its_text():
     ]
     message = target_pb2.VerdictFrame(verdicts=verdicts)
     message.verdicts[0].generation, message.verdicts[0].sources = 3, bytes(5)
-    message.verdicts[2].why = 99  # type: ignore[assignment]
+    message.verdicts[2].why = 99
     frame, _ = VERDICT.decode(message.SerializeToString())
     assert [each.request_id for each in frame.verdicts] == ["good"]
     assert reasons(frame.refusals) == [

@@ -101,7 +101,6 @@ def plain_texts(llm: LLM, law: SamplingParams) -> list[Completion]:
 
 def crossing_stops(llm: LLM, law: SamplingParams) -> tuple[str, ...]:
     """Of each text the end of one token with the start of the next: no token has it all."""
-    assert llm.tokenizer is not None
     stops = []
     for one in plain_texts(llm, law):
         for middle in range(len(one.token_ids) // 3, len(one.token_ids)):
@@ -129,7 +128,6 @@ def favoured(llm: LLM, law: SamplingParams) -> SamplingParams:
 
 def strict_call() -> Any:
     asked = Chat.parse(chat(tools=[tool("weather", strict=True)], tool_choice="required"), SERVED)
-    assert asked.spec.params.grammar is not None
     return asked.spec.params.grammar
 
 
@@ -195,8 +193,6 @@ CELLS = {
 async def neighbour(llm: LLM, law: SamplingParams, num_tokens: int) -> int:
     """A request that is aborted once it has so many tokens; returns how many it had."""
     cluster, tokenizer = llm._cluster, llm.tokenizer
-    assert cluster is not None
-    assert tokenizer is not None
     name = f"neighbour-{num_tokens}"
     asked = Request(name, tokenizer.encode(LONG), replace(law, max_tokens=100))
     count = 0

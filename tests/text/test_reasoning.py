@@ -36,7 +36,6 @@ def test_it_is_split_off(
     calls: CallFormat | None,
 ):
     reader = Dialect(calls, MARKERS).reader(prompt, with_calls=True)
-    assert reader is not None
     parts = [part for at in range(0, len(text), size) for part in reader.push(text[at : at + size])]
     said = [part for part in parts + reader.finish() if isinstance(part, Said)]
     assert "".join(part.text for part in said if not part.is_reasoning) == answer

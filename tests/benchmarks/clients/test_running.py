@@ -41,7 +41,7 @@ def setting(tmp_path: Path) -> Setting:
 def scripted(text: str, tmp_path: Path, **fields: object) -> Client:
     script = tmp_path / "script.py"
     script.write_text(text)
-    return Client("it", "pytest", ("pytest",), str(script), **fields)  # type: ignore[arg-type]
+    return Client("it", "pytest", ("pytest",), str(script), **fields)
 
 
 def commanded(code: str, *shows: str, timeout_s: float = 60.0) -> Client:

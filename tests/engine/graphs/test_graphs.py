@@ -178,12 +178,12 @@ def test_graphs_of_a_gpu_give_the_logits_of_eager_steps(
     eager = build(folder, None, cuda_graphs=False, **settings)
     graphed.capture_ahead()
     assert graphed.uses_graphs
-    num_graphs = graphed.forward.graphs.num_graphs  # type: ignore[union-attr]
+    num_graphs = graphed.forward.graphs.num_graphs
     for steps in CASES.values():
         check_equal(answers(graphed, steps), answers(eager, steps), 1e-4)
         for name in "abcd":
             graphed.release(name), eager.release(name)
-    assert graphed.forward.graphs.num_graphs == num_graphs  # type: ignore[union-attr]
+    assert graphed.forward.graphs.num_graphs == num_graphs
 
 
 @interpreted

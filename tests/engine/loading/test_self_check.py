@@ -124,7 +124,7 @@ def test_what_only_a_long_text_shows_is_refused(dtype: str, long_folder: Path):
             return plan
 
     self_check.check(engine, engine.model)
-    engine.forward._backend = ShortSighted()  # type: ignore[assignment]
+    engine.forward._backend = ShortSighted()
     found = self_check.distances(engine, engine.model, is_long=True)
     assert found["short"].deviation <= found["short"].bound
     assert found["long"].deviation > found["long"].bound

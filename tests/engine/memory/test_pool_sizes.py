@@ -28,7 +28,7 @@ KINDS = {"mixed": MIXED, "full": [FULL] * 6, "windowed": [WINDOWED] * 6}
 
 def config(**settings: int) -> EngineConfig:
     defaults = {"page_size": PAGE_SIZE, "max_batch_tokens": 32, "max_running_sequences": 4}
-    return EngineConfig(**{**defaults, **settings})  # type: ignore[arg-type]
+    return EngineConfig(**{**defaults, **settings})
 
 
 def in_layers(num_pages: tuple[int, ...], layers: list[LayerSpec]) -> int:

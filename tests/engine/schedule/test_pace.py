@@ -59,7 +59,7 @@ def read_beside_a_text(
     slowed = Slowed(folder, costs, {"text": prompt(4), **six})
     if chunk_rows:
         step = slowed.engine.step
-        slowed.engine.step = lambda: step(prompt_rows=chunk_rows)  # type: ignore[method-assign]
+        slowed.engine.step = lambda: step(prompt_rows=chunk_rows)
     slowed.decoder.start("text")
     list(slowed.steps(lambda: len(slowed.decoder.text("text")) >= 5))
     for name in six:

@@ -45,7 +45,7 @@ def test_no_more_sequences_hold_pages_than_may_run(llama_folder: Path, drafts: b
         most = max(most, sum(engine.cached_len(name) > 0 for name in texts))
         return outputs
 
-    engine.step = counted  # type: ignore[method-assign]
+    engine.step = counted
     assert decoder.run() == texts
     assert most == 3
     assert engine.pages_in_use == 0

@@ -33,11 +33,11 @@ class Api:
         """The whole answer."""
         answer = self.post(path, **body)
         assert answer.status_code == 200, answer.text
-        return dict(answer.json())
+        return answer.json()
 
     def complete(self, **body: Any) -> Json:
         """The first choice of a completion."""
-        return dict(self.ask("/v1/completions", **body)["choices"][0])
+        return self.ask("/v1/completions", **body)["choices"][0]
 
     def stream(self, path: str, **body: Any) -> list[Json]:
         answer = self.post(path, **{**body, "stream": True})
@@ -60,4 +60,4 @@ class Api:
         """The error of a body that is refused."""
         answer = self.post(path, **body)
         assert answer.status_code in (400, 404), answer.text
-        return dict(answer.json()["error"])
+        return answer.json()["error"]

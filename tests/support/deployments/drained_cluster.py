@@ -43,7 +43,7 @@ class Gate:
 class Answering:
     async def __call__(self, gate: object = None) -> str:
         if gate is not None:
-            await gate.wait.remote()  # type: ignore[attr-defined]
+            await gate.wait.remote()
         return str(ray.get_runtime_context().get_node_id())
 
 

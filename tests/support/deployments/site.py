@@ -83,7 +83,7 @@ class Site:
     """A listener with these bounds, and its clients."""
 
     def __init__(self, stack: AsyncExitStack, bounds: dict[str, float]) -> None:
-        self.bounds = HttpConfig(port=free_port(), **bounds)  # type: ignore[arg-type]
+        self.bounds = HttpConfig(port=free_port(), **bounds)
         self.application = Application()
         self._stack = stack
 

@@ -67,7 +67,7 @@ class Inside:
         self.after_step = getattr(self.drafter, "read", lambda rows: None)
         self.trees = []
         self._step = self.verifier.step
-        self.verifier.step = self._stepped  # type: ignore[method-assign]
+        self.verifier.step = self._stepped
 
     def _stepped(self) -> Any:
         frame = self._step()

@@ -22,7 +22,7 @@ class Checked:
         self.windows = [group.reach.window for group in self.engine.cache.groups]
         self.most = [0] * len(self.windows)
         self._step = self.engine.step
-        self.engine.step = self._watched  # type: ignore[method-assign]
+        self.engine.step = self._watched
 
     @property
     def held(self) -> list[int]:

@@ -27,7 +27,7 @@ def _resident() -> tuple[int, int]:
     """Bytes now, and at most."""
     lines = Path("/proc/self/status").read_text("ascii").splitlines()
     fields = dict(line.split(":", 1) for line in lines)
-    return tuple(int(fields[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))  # type: ignore[return-value]
+    return tuple(int(fields[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))
 
 
 if __name__ == "__main__":

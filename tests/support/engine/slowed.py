@@ -21,6 +21,6 @@ def slow_down(engine: Engine, costs: tuple[float, float]) -> FakeClock:
         return forward(picks, *others)
 
     engine._clock = clock
-    slowed.timed = forward.timed  # type: ignore[attr-defined]
-    engine.forward = slowed  # type: ignore[assignment]
+    slowed.timed = forward.timed
+    engine.forward = slowed
     return clock

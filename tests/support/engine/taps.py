@@ -24,7 +24,7 @@ class TapLog:
         self.nodes: dict[str, torch.Tensor] = {}
         self.chunks: list[tuple[str, int, int]] = []
         self._step = engine.step
-        engine.step = self._logged  # type: ignore[method-assign, assignment]
+        engine.step = self._logged
 
     def run(self, work: Work) -> Output:
         return run(self.engine, work)

@@ -104,7 +104,6 @@ class Counting:
         return result
 
     def _answered(self, name: str, given: torch.Tensor, kwargs: Any) -> Any:
-        assert self._answer is not None
         if name == "nonzero":
             self._operators[name] += 1
             return given.new_zeros((0, given.dim()), dtype=torch.int64)

@@ -77,7 +77,7 @@ def launches(capability: int) -> Iterator[list[Launch]]:
         return True  # "it is in the cache": then Triton goes on without a kernel
 
     before, hooked = driver._active, knobs.runtime.jit_cache_hook
-    driver.set_active(_Absent(capability))  # type: ignore[arg-type]
+    driver.set_active(_Absent(capability))
     knobs.runtime.jit_cache_hook = hook
     try:
         yield found

@@ -40,7 +40,7 @@ _UNPORTED = {
 
 
 def _cluster(service: Manifest) -> Manifest:
-    return service["spec"]["rayClusterConfig"]  # type: ignore[no-any-return]
+    return service["spec"]["rayClusterConfig"]
 
 
 def _variables(group: Manifest) -> set[str]:

@@ -84,12 +84,12 @@ def groups(service: Manifest) -> dict[str, Manifest]:
 
 def pod_of(group: Manifest) -> Manifest:
     """Return the specification of a group's pods."""
-    return group["template"]["spec"]  # type: ignore[no-any-return]
+    return group["template"]["spec"]
 
 
 def container_of(group: Manifest) -> Manifest:
     """Return the container that Ray runs in."""
-    return pod_of(group)["containers"][0]  # type: ignore[no-any-return]
+    return pod_of(group)["containers"][0]
 
 
 def labels_of(name: str, group: Manifest) -> dict[str, str]:

@@ -15,7 +15,7 @@ def strict_schema(definition: Mapping[str, Any], version: str = "v1") -> dict[st
     The API server prunes unknown keys in silence; here they are errors.
     """
     (found,) = (item for item in definition["spec"]["versions"] if item["name"] == version)
-    return dict(_closed(found["schema"]["openAPIV3Schema"]))
+    return _closed(found["schema"]["openAPIV3Schema"])
 
 
 def _closed(schema: Any) -> Any:

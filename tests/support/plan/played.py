@@ -33,7 +33,7 @@ class Played:
     residents: tuple[Resident, ...] = (LM,)
 
     def __init__(self, *, depth: int = 8, **settings: object) -> None:
-        config = CoordinatorConfig(max_draft_tokens=8, **settings)  # type: ignore[arg-type]
+        config = CoordinatorConfig(max_draft_tokens=8, **settings)
         self.controller = Controller(config, PROFILE)
         self.texts = [text_of("r0")]
         self.now, self.depth, self.claimed = 0.0, depth, CLAIMED

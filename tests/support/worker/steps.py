@@ -33,7 +33,7 @@ class Desk(Told):
         self.reads = True
         self.num_steps = 0
         self.target = target
-        self.stream = target.streams.open(self)  # type: ignore[arg-type]
+        self.stream = target.streams.open(self)
         self.sending = asyncio.create_task(self.stream.send_forever())
 
     async def send(self, frame: VerdictFrame) -> None:
