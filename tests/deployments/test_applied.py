@@ -48,6 +48,15 @@ def test_options_of_a_drafter_are_told_to_the_process_that_it_is_in():
     assert found == {"drafter-ngram": {"max_nodes": 7}}
 
 
+def test_a_section_of_a_user_config_that_is_empty_is_told_more():
+    wanted = load(FILE, ["coordinator.max_draft_tokens=3"])
+    entry = {"name": "target", "user_config": {"coordinator": None}}
+    wanted.document["applications"][0]["deployments"] = [entry]
+    document = live_document(load(FILE).document, wanted)
+    target = document["applications"][0]["deployments"][0]
+    assert target["user_config"] == {"coordinator": {"max_draft_tokens": 3}}
+
+
 @pytest.mark.parametrize(
     ("setting", "key"),
     [

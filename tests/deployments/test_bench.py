@@ -139,6 +139,12 @@ def test_drafts_are_compared_with_none_in_turn_and_nobody_profits_of_the_other(
         benched(ScriptedServer(), *words, "--compare", "off")
 
 
+def test_a_server_that_is_compared_with_itself_has_its_own_answers_on_each_side(tmp_path: Path):
+    words = ("--prompts", written(tmp_path, FAST, SLOW), "--rounds", "1", "--compare", URL)
+    report = benched(ScriptedServer(), *words)
+    assert [run.figures["completed"] for run in report.runs] == [2, 2]
+
+
 def test_ratios_are_of_the_same_prompts_and_know_how_sure_they_are():
     def answer(prompt: int, seconds: float, text: str = "", error: str = "") -> TimedAnswer:
         arrivals = (seconds / 2, seconds)
