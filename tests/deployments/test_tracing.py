@@ -22,7 +22,7 @@ async def test_a_request_is_a_span_of_the_clients_trace(stream: bool):
     provider.add_span_processor(SimpleSpanProcessor(kept))
     async with place() as here:
         here.ingress.tracing = provider
-        body = {"prompt": "a secret", "max_tokens": 5, "stream": stream}
+        body = {"prompt": "a secret", "max_tokens": 5, "stream": stream, "ignore_eos": True}
         headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
         answer = await here.ask("/v1/completions", headers=headers, **body)
         assert answer.status_code == 200
