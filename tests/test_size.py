@@ -25,7 +25,7 @@ BOUNDS = {
     "cluster/client": 2_490,  # calls that the client's own close ends
     "cluster/config": 8_780,  # aliases under --set; drafters that stay with their target
     "cluster/coordinator": 17_370,
-    "cluster/draft": 40_600,  # whole rounds of EAGLE-3 in graphs; MTP over latents and of Qwen3.5
+    "cluster/draft": 40_570,  # whole rounds of EAGLE-3 in graphs; MTP over latents and of Qwen3.5
     "cluster/engine": 56_780,  # fused layers; states of the delta rule, latents; steps ahead
     "cluster/grammar": 3_640,
     "cluster/metrics": 2_350,
@@ -37,7 +37,7 @@ BOUNDS = {
     "cluster/spec": 16_250,  # what asking is worth; masses alike everywhere; trees as bits
     "cluster/text": 7_870,  # where a text ends, for the ingress and `LLM` alike
     "cluster/train": 13_220,  # Muon where products of bfloat16 are emulated; noise by prompt
-    "cluster/worker": 21_110,  # ranks, by hand and under Ray alike; prompts read over many turns
+    "cluster/worker": 21_130,  # ranks, by hand and under Ray alike; plain numbers of residents
     "deployments": 25_770,  # parts get the environment of their command; updates that fail
     "deployments/bench": 2_920,
     "deployments/evaluate": 1_780,

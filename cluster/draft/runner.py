@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from operator import index
 from typing import Any, TypeVar
 
@@ -308,8 +307,6 @@ class Runner:
                 text = texts.get(name)
                 problem = None if text is None else problem_in_text(proposal, text)
             if problem is None:
-                if type(proposal.base_len) is not int:  # NumPy's of few bits wrap in sums
-                    proposal = replace(proposal, base_len=int(proposal.base_len))
                 found.append(proposal)
             else:
                 refused.update(dict.fromkeys([name] if is_known else generations, problem))

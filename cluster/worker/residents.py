@@ -12,6 +12,7 @@ import operator
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import reduce
 
 from cluster import metrics
@@ -104,6 +105,8 @@ class ResidentDrafter(Runner):
                 newest.pop(refusal.request_id, None)
             for proposal in proposals:
                 name = proposal.request_id
+                if type(proposal.base_len) is not int:  # NumPy's of few bits wrap in sums
+                    proposal = replace(proposal, base_len=int(proposal.base_len))
                 newest[name] = cut(proposal, self.wanted[name].max_nodes)
             now = self._clock()
             longest_s = max(longest_s, now - began)
