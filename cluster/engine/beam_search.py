@@ -1,6 +1,6 @@
 """Beam search over an engine: the beams are one live tree behind the text that they share.
 
-    run = BeamRun("a", prompt, spec, max_tokens=50)
+    run = BeamRun("a", prompt, params, engine.limits)
     engine.submit(run.work())
     ...                               # for its output of each step:
     run.take(output, engine)          # then engine.submit(run.work()), unless run.is_done
@@ -18,10 +18,23 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cluster.core import TokenArray, TokenTree, token_array
-from cluster.engine.work import Output, Steps, Work
-from cluster.requests.fields import BeamSpec
+from cluster.core import (
+    EMPTY_TOKENS,
+    SamplingParams,
+    TokenArray,
+    TokenLogprob,
+    TokenTree,
+    Verdict,
+    token_array,
+)
+from cluster.engine.work import EngineLimits, Output, Steps, Work
+from cluster.errors import RequestError
+from cluster.requests.fields import BeamEnd
 from cluster.spec.beam_search import Beam, BeamSearch, Hypothesis
+
+# The most tokens of all beams beyond their common prefix: a step handles each pair of them, also on
+# the host.
+_MAX_LIVE_TOKENS = 4096
 
 
 class BeamRun:
@@ -31,21 +44,24 @@ class BeamRun:
         self,
         request_id: str,
         prompt_ids: TokenArray,
-        spec: BeamSpec,
-        max_tokens: int,
-        stop_token_ids: Sequence[int] = (),
-        num_logprobs: int | None = None,
+        params: SamplingParams,
+        limits: EngineLimits,
         tenant: bytes = b"",
         adapter: int = 0,
     ) -> None:
-        """prompt_ids: at least one token.  num_logprobs: as `BeamSearch` has it; tenant, adapter:
-        as `Work` has them."""
+        """prompt_ids: at least one token.  params: with `beams`; their limits, stops and logprobs
+        count.  limits: of the engine.  tenant, adapter: as `Work` has them.  Raises RequestError
+        for a search that may find no room."""
+        spec = params.beams
+        assert spec is not None
+        _check_room(len(prompt_ids), spec.num_beams, params.max_tokens, limits)
         self.request_id = request_id
-        self._search = BeamSearch(spec, max_tokens, stop_token_ids, num_logprobs)
+        self._search = BeamSearch(spec, params.max_tokens, params.stop_token_ids, params.logprobs)
         self._width = spec.num_beams
-        self._num_top = max(self._search.num_candidates, num_logprobs or 0)
+        self._num_top = max(self._search.num_candidates, params.logprobs or 0)
         self._tenant = tenant
         self._adapter = adapter
+        self._prompt_len = len(prompt_ids)
         # The text that all beams share, and how much of it the engine is believed to hold.
         self._context = token_array(prompt_ids)
         self._cached_len = 0
@@ -63,6 +79,31 @@ class BeamRun:
     def hypotheses(self) -> list[Hypothesis]:
         """The finished texts, the best first."""
         return self._search.hypotheses
+
+    def verdict(self) -> Verdict:
+        """The verdict that ends the finished search; raises RequestError for broken logits."""
+        ends: list[BeamEnd] = []
+        token_ids: list[int] = []
+        logprobs: list[TokenLogprob] = []
+        for one in self.hypotheses:
+            if not np.isfinite(one.score):
+                raise RequestError(
+                    "the model's logits have no finite law here; the model or its dtype overflows"
+                )
+            # A stop token ends a text and is not part of it.
+            path = one.beam.lineage()[: -1 if one.is_stopped else None]
+            token_ids += [beam.token_id for beam in path]
+            logprobs += [beam.chosen for beam in path if beam.chosen is not None]
+            end = BeamEnd(len(path), one.is_stopped, float(one.beam.logprob), float(one.score))
+            ends.append(end)
+        return Verdict(
+            self.request_id,
+            self._prompt_len,
+            EMPTY_TOKENS,
+            token_array(token_ids),
+            tuple(logprobs),
+            beams=tuple(ends),
+        )
 
     def work(self) -> Work:
         """The work that the engine is to evaluate next."""
@@ -123,6 +164,23 @@ class BeamRun:
         self._parents = [places[self._parents[node]] for node in keep]
         self._parents += [places[node] for node in parents]
         self._num_cached = len(keep)
+
+
+def _check_room(prompt_len: int, num_beams: int, max_tokens: int, limits: EngineLimits) -> None:
+    most = num_beams * max_tokens
+    if most > _MAX_LIVE_TOKENS:
+        raise RequestError(
+            f"{num_beams} beams of {max_tokens} tokens are {most}, a search may hold "
+            f"{_MAX_LIVE_TOKENS}; send fewer beams (n, best_of) or a smaller max_tokens",
+            param="max_tokens",
+        )
+    error = limits.too_large(prompt_len, most)
+    if error is not None:
+        raise RequestError(
+            f"{num_beams} beams of {max_tokens} tokens behind a prompt of {prompt_len} cannot be "
+            f"sure of their place: {error.message}",
+            param="max_tokens",
+        )
 
 
 def _survivors(parents: Sequence[int], tips: Sequence[int]) -> tuple[list[int], list[int]]:

@@ -3,38 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from cluster.core import (
-    EMPTY_TOKENS,
-    EMPTY_TREE,
-    TokenArray,
-    TokenLogprob,
-    TokenTree,
-    Verdict,
-    token_array,
-)
+from cluster.core import EMPTY_TOKENS, EMPTY_TREE, TokenArray, TokenLogprob, TokenTree, Verdict
 from cluster.draft.base import params_beside_rows
 from cluster.draft.inside import WANTS_NOTHING, StepRows, StepWants
 from cluster.engine.beam_search import BeamRun
+from cluster.engine.draw.batch import NO_LOGITS, SampledText, adjusted, no_law
 from cluster.engine.taps import Taps
-from cluster.errors import ContextLengthError, RequestError
+from cluster.engine.work import Output
 from cluster.plan.texts import Text
-from cluster.requests.fields import NO_LAWS, BeamEnd, BeamSpec, Laws
+from cluster.requests.fields import NO_LAWS, Laws
 from cluster.spec.logprobs import token_logprobs
 from cluster.spec.native.trees import Seen
+from cluster.spec.penalties import LogitsHook
 from cluster.spec.rejection import walk_in_turn
 from cluster.spec.sampling import RowLaws, scale, survivors
 from cluster.spec.transfer import sent
 from cluster.spec.tree import Floats, children
-from cluster.worker.target_sequence import TargetSequence, adjusted, no_law
 from cluster.worker.texts import TargetText
 
-if TYPE_CHECKING:
-    from cluster.engine.engine import Engine
+_NO_OUTPUT = Output("")
+
+
+class TargetSequence(SampledText):
+    """One text, its draws, and its work in the engine.
+
+    num_misses: of this work, in the engine's cache.  search: the beam search, if the text is one.
+    output, verdict: of the present step, if it answers the work.
+    """
+
+    def __init__(
+        self,
+        text: TargetText,
+        vocab_size: int,
+        device: torch.device,
+        hook: LogitsHook | None = None,
+        adapter: int = 0,
+    ) -> None:
+        """adapter: as in `Work`."""
+        opened = text.opened
+        told = text.tokens, opened.prompt_len, text.params, vocab_size, device, hook
+        super().__init__(*told, is_audit=opened.is_audit)
+        self.text = text
+        self.adapter = adapter
+        self.num_misses = 0
+        self.search: BeamRun | None = None
+        self.forget_step()
+
+    def forget_step(self) -> None:
+        """Keep nothing of the present step: its rows take memory."""
+        self.output, self.logits = _NO_OUTPUT, NO_LOGITS
+        self.verdict: Verdict | None = None
+
+    def begin(self, tree: TokenTree) -> None:
+        super().begin(tree)
+        self.num_misses = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the verdict."""
+        return 0 if self.verdict is None else len(self.verdict.token_ids)
 
 
 def rows_of_step(
@@ -174,75 +205,3 @@ def logprobs_of(
     logits = sequence.logits
     rows = sent(np.concatenate(([0], path + 1)).astype(np.int64), logits.device)
     return token_logprobs(logits[rows], token_ids, num_top)
-
-
-# Beam searches at the target: each answers one text after many steps, like a long prefill.
-#
-# A step evaluates the newest token of each beam beside the rows of all other requests, so no
-# request waits for a search. A search depends on its text alone: if it is lost, it begins again.
-
-
-# The most tokens of all beams beyond their common prefix: a step handles each pair of them, also on
-# the host.
-_MAX_LIVE_TOKENS = 4096
-
-
-def open_search(text: TargetText, beams: BeamSpec, adapter: int, engine: Engine) -> BeamRun:
-    """Return the search that the text is; raises RequestError if it cannot fit.
-
-    adapter: as in `Work`."""
-    params, prompt_len = text.params, len(text.tokens)
-    max_tokens = min(params.max_tokens, engine.max_context_len - prompt_len)
-    if max_tokens < 1:
-        raise ContextLengthError.of(
-            prompt_len, engine.max_context_len, "reduce the length of the prompt"
-        )
-    most = beams.num_beams * max_tokens
-    if most > _MAX_LIVE_TOKENS:
-        raise RequestError(
-            f"{beams.num_beams} beams of {max_tokens} tokens are {most}, a search may hold "
-            f"{_MAX_LIVE_TOKENS}; send fewer beams (n, best_of) or a smaller max_tokens",
-            param="max_tokens",
-        )
-    error = engine.limits.too_large(prompt_len, most)
-    if error is not None:
-        raise RequestError(
-            f"{beams.num_beams} beams of {max_tokens} tokens behind a prompt of {prompt_len} "
-            f"cannot be sure of their place: {error.message}",
-            param="max_tokens",
-        )
-    return BeamRun(
-        text.id,
-        text.tokens.token_ids,
-        beams,
-        max_tokens,
-        params.stop_token_ids,
-        params.logprobs,
-        text.opened.tenant,
-        adapter,
-    )
-
-
-def beam_verdict(text: TargetText, search: BeamRun) -> Verdict:
-    """Return the verdict that ends a finished search; raises RequestError for broken logits."""
-    ends: list[BeamEnd] = []
-    token_ids: list[int] = []
-    logprobs: list[TokenLogprob] = []
-    for one in search.hypotheses:
-        if not np.isfinite(one.score):
-            raise RequestError(
-                "the model's logits have no finite law here; the model or its dtype overflows"
-            )
-        # A stop token ends a text and is not part of it.
-        path = one.beam.lineage()[: -1 if one.is_stopped else None]
-        token_ids += [beam.token_id for beam in path]
-        logprobs += [beam.chosen for beam in path if beam.chosen is not None]
-        ends.append(BeamEnd(len(path), one.is_stopped, float(one.beam.logprob), float(one.score)))
-    return Verdict(
-        text.id,
-        len(text.tokens),
-        EMPTY_TOKENS,
-        token_array(token_ids),
-        tuple(logprobs),
-        beams=tuple(ends),
-    )

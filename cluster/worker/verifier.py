@@ -17,24 +17,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from cluster.core import EMPTY_TREE, Clock, TokenArray, TokenTree, Verdict
+from cluster.core import EMPTY_TREE, Clock, SamplingParams, TokenArray, TokenTree, Verdict
 from cluster.draft.inside import WANTS_NOTHING, StepRows, StepWants
+from cluster.engine.beam_search import BeamRun
 from cluster.engine.cpu import kernels
+from cluster.engine.draw.batch import BatchDraws, no_law
 from cluster.engine.work import Drawn, Output, Work
 from cluster.errors import DrafthouseError, RequestError, WorkerError
-from cluster.messages import Open, StepReport
+from cluster.messages import StepReport
 from cluster.records import record
 from cluster.spec.draw import FusedDraw
 from cluster.spec.penalties import LogitsHook
 from cluster.spec.tree import walk_draws
 from cluster.worker.step_rows import (
-    beam_verdict,
+    TargetSequence,
     logprobs_of,
-    open_search,
     rows_of_step,
     walk_by_ratio,
 )
-from cluster.worker.target_sequence import BatchDraws, TargetSequence, no_law
 from cluster.worker.texts import TargetText
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ _MAX_MISSES_IN_A_ROW = 16
 # Makes the logits hook of a text; None = it has none.
 OpenHook = Callable[[TargetText], LogitsHook | None]
 # Returns the work that must precede a text, which runs beside the steps; None = there is none.
-Prepare = Callable[[Open], Future[Any] | None]
+Prepare = Callable[[SamplingParams], Future[Any] | None]
 
 
 @record
@@ -77,7 +77,7 @@ class Verifier:
         engine: Engine,
         clock: Clock = time.perf_counter,
         open_hook: OpenHook = lambda text: None,
-        prepare: Prepare = lambda opened: None,
+        prepare: Prepare = lambda params: None,
         wants: StepWants = WANTS_NOTHING,
         num_top: Callable[[TargetText], int] | None = None,
     ) -> None:
@@ -254,11 +254,14 @@ class Verifier:
         )
 
     def _open(self, text: TargetText) -> TargetSequence:
-        engine, hook, beams = self._engine, self._open_hook(text), text.params.beams
+        engine, hook, params = self._engine, self._open_hook(text), text.params
         adapter = engine.adapters.index_of(text.opened.adapter)
         sequence = TargetSequence(text, engine.vocab_size, engine.device, hook, adapter)
-        if beams is not None:
-            sequence.search = open_search(text, beams, adapter, engine)
+        if params.beams is not None:
+            # A search depends on its text alone: if it is lost, it begins again.
+            params = replace(params, max_tokens=min(params.max_tokens, text.remaining))
+            tokens, tenant = text.tokens.token_ids, text.opened.tenant
+            sequence.search = BeamRun(text.id, tokens, params, engine.limits, tenant, adapter)
         return sequence
 
     def _conclude(self, sequence: TargetSequence, draws: TokenArray | None) -> Verdict:
@@ -299,7 +302,7 @@ class Verifier:
                 text.held_len = len(text.tokens)  # for what a step is to read
                 self._queue(sequence)
                 return
-            found.verdicts.append(beam_verdict(text, search))
+            found.verdicts.append(search.verdict())
         except RequestError as error:
             found.refused[text.id] = error
         self.release([text.id])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from cluster.core import TokenArray
+from cluster.core import SamplingParams, TokenArray
 from cluster.engine.beam_search import BeamRun
 from cluster.engine.engine import Engine
 from cluster.errors import RequestError
@@ -135,7 +135,7 @@ def test_searches_that_take_each_others_pages_have_the_same_texts(llama_folder: 
 
 def test_beams_that_die_free_their_pages(engine: Engine):
     """What is held never exceeds the shared text and the beams that are alive, page by page."""
-    run = BeamRun("a", prompt(10), BeamSpec(4), 40)
+    run = BeamRun("a", prompt(10), SamplingParams(max_tokens=40, beams=BeamSpec(4)), engine.limits)
     num_steps, most = 0, 0
     engine.submit(run.work())
     while True:

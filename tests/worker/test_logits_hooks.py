@@ -15,7 +15,7 @@ from cluster.engine.cpu import kernels
 from cluster.errors import RequestError
 from cluster.requests.fields import LAWS, Law
 from cluster.spec.penalties import TokenMask
-from cluster.worker.target_sequence import TargetSequence
+from cluster.worker.step_rows import TargetSequence
 from cluster.worker.texts import TargetText
 from cluster.worker.verifier import OpenHook, Verifier
 from tests.support.choices import by_day

@@ -9,6 +9,7 @@ import pytest
 
 from cluster.config.speculation import DraftLengthConfig, DraftLengthOverride
 from cluster.core import FinishReason, SamplingParams, TokenArray, TokenTree
+from cluster.engine.draw.batch import BatchDraws
 from cluster.messages import Heartbeat, StepReport, TextName
 from cluster.plan.controller import Controller
 from cluster.plan.roster import DraftScores
@@ -16,7 +17,6 @@ from cluster.requests.fields import PlainWhy
 from cluster.spec.step_profile import DraftTime
 from cluster.worker.residents import Drafted
 from cluster.worker.step_loop import Step
-from cluster.worker.target_sequence import BatchDraws
 from tests.support.clock import FakeClock
 from tests.support.worker.residents import GreedyOracle, resident
 from tests.support.worker.steps import Steps, desk_of, steps, written

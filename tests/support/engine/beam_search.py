@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from cluster.core import TokenArray
+from cluster.core import SamplingParams, TokenArray
 from cluster.engine.beam_search import BeamRun
 from cluster.engine.engine import Engine
 from cluster.requests.fields import BeamSpec
@@ -14,13 +14,14 @@ def beam_search(
     prompts: Sequence[TokenArray],
     spec: BeamSpec,
     max_tokens: int,
-    stop_token_ids: Sequence[int] = (),
+    stop_token_ids: tuple[int, ...] = (),
 ) -> list[list[Hypothesis]]:
     """The best texts of every prompt, the best first; all are searched at once.
 
     The engine must have no other work.  Raises RequestError for a prompt that it cannot serve."""
+    params = SamplingParams(max_tokens=max_tokens, stop_token_ids=stop_token_ids, beams=spec)
     runs = {
-        f"beams-{index}": BeamRun(f"beams-{index}", ids, spec, max_tokens, stop_token_ids)
+        f"beams-{index}": BeamRun(f"beams-{index}", ids, params, engine.limits)
         for index, ids in enumerate(prompts)
     }
     try:

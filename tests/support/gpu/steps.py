@@ -25,6 +25,7 @@ from cluster.engine.attention import seam
 from cluster.engine.attention.sdpa import SdpaBackend
 from cluster.engine.attention.triton.backend import Shape, TritonForm
 from cluster.engine.attention.triton.layout import Frame
+from cluster.engine.draw.batch import BatchDraws
 from cluster.engine.draw.triton import draw_tokens
 from cluster.engine.fused.forward import fused_forward
 from cluster.engine.graphs.capture import Replay
@@ -40,8 +41,7 @@ from cluster.records import record
 from cluster.spec.draw import DrawRows, begin_draw
 from cluster.spec.penalties import LogitsHook, TokenMask
 from cluster.spec.sampling import is_truncated, pack
-from cluster.worker.step_rows import logprobs_of
-from cluster.worker.target_sequence import BatchDraws, TargetSequence
+from cluster.worker.step_rows import TargetSequence, logprobs_of
 from cluster.worker.texts import TargetText
 from tests.support.gpu.counting import META, Counting
 from tests.support.gpu.launches import Launch

@@ -73,11 +73,9 @@ class Session:
         adapter: str = "",
     ) -> None:
         self.request_id = request_id
-        tokens = token_array([*prompt, *written])
-        self.record = TargetText(
-            request_id,
-            Open(request_id, generation, tokens, 0, len(prompt), params, 0, "", adapter=adapter),
-        )
+        tokens, max_len = token_array([*prompt, *written]), len(prompt) + params.max_tokens
+        told = request_id, generation, tokens, 0, len(prompt), params, max_len
+        self.record = TargetText(request_id, Open(*told, "", adapter=adapter))
         self.verdicts: list[Verdict] = []
         self.num_misses = 0
 

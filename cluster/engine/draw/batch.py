@@ -1,4 +1,4 @@
-"""The sampling state of each text at the target, and the draws from the rows of a step."""
+"""The draws of the texts of a step, from the rows of logits that it gave each of them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from cluster.core import EMPTY_TREE, TokenArray, TokenTree, Verdict, token_array
-from cluster.engine.beam_search import BeamRun
+from cluster.core import EMPTY_TREE, SamplingParams, TokenArray, TokenTree, token_array
 from cluster.engine.draw.native import DrawKernels, DrawShare
-from cluster.engine.work import Output
 from cluster.errors import RequestError, WorkerError
 from cluster.requests.fields import Redraw
 from cluster.spec.draw import (
@@ -35,21 +33,20 @@ from cluster.spec.penalties import (
     penalise,
 )
 from cluster.spec.sampling import is_truncated, pack
+from cluster.spec.token_log import TokenLog
 from cluster.spec.transfer import sent
 from cluster.spec.tree import Indices, depths, subtree
-from cluster.worker.texts import TargetText
 
-_NO_LOGITS, _NO_OUTPUT = torch.empty(0), Output("")
+NO_LOGITS = torch.empty(0)
 _NO_DRAWS = Draws(torch.empty(0, dtype=torch.int32))
 
 
-class TargetSequence:
-    """The sampling state of one text, and its work in the engine.
+class SampledText:
+    """What the draws of one text depend on, and its rows in the present step.
 
     tree: the nodes of its work, which are those that the hook allows.  kept: their places in the
-    tree that was submitted, None = all.  num_misses: of this work, in the engine's cache.
-    search: the beam search, if the text is one.  output, verdict: of the present step, if it
-    answers the work.  redraws: of an audit, in the present step.
+    tree that it began with, None = all.  failure: raised by the hook; the request ends with it.
+    redraws: of an audit, in the present step.
     logits: float32[n + 1, vocab] of the step's rows, the root's first; start: the first of these
     rows among those of the batch; mask: the tokens that its hook allows at each of them, None = all
     tokens, or the request has failed and its draws are not used.
@@ -57,28 +54,28 @@ class TargetSequence:
 
     def __init__(
         self,
-        text: TargetText,
+        tokens: TokenLog,
+        prompt_len: int,
+        params: SamplingParams,
         vocab_size: int,
         device: torch.device,
         hook: LogitsHook | None = None,
-        adapter: int = 0,
+        *,
+        is_audit: bool = False,
     ) -> None:
-        """adapter: as in `Work`."""
-        params = text.params
-        self.text = text
-        self.params = params
+        self.tokens, self.prompt_len, self.params = tokens, prompt_len, params
+        self.hook = hook
         self.seed = params.noise_key
         self.packed = pack(params)
         self.truncated = is_truncated(params)
-        self.start = self.num_misses = 0
-        self.forget_step()
-        self.mask: TokenMask | None = None
+        self.forced = token_array(params.forced_ids)
+        self.is_audit = is_audit
         self.tree = EMPTY_TREE
         self.kept: TokenArray | None = None
-        self.search: BeamRun | None = None
-        self.hook = hook
-        self.failure: RequestError | None = None  # raised by the hook; the request ends with it
-        self.adapter = adapter
+        self.logits = NO_LOGITS
+        self.start = 0
+        self.mask: TokenMask | None = None
+        self.failure: RequestError | None = None
         self.redraws: tuple[Redraw, ...] = ()
         self.bias = TokenBias.of(params.logit_bias, device) if params.logit_bias else None
         stops = [token for token in params.stop_token_ids if 0 <= token < vocab_size]
@@ -89,27 +86,21 @@ class TargetSequence:
         self._device = device
         self._counts: Counts | None = None
         self._num_counted = 0  # tokens of the text in _counts
-        self._num_hooked = text.opened.prompt_len  # tokens of the text that the hook knows
-
-    def forget_step(self) -> None:
-        """Keep nothing of the present step: its rows take memory."""
-        self.output, self.logits = _NO_OUTPUT, _NO_LOGITS
-        self.verdict: Verdict | None = None
+        self._num_hooked = prompt_len  # tokens of the text that the hook knows
 
     def begin(self, tree: TokenTree) -> None:
         """Begin a step of the text: the nodes that its hook allows become its `tree`."""
-        self.tree, self.kept, self.num_misses = tree, None, 0
+        self.tree, self.kept = tree, None
         if self.hook is not None:
-            tokens = self.text.tokens
-            self.hook.extend(tokens.since(self._num_hooked))
-            self._num_hooked = len(tokens)
+            self.hook.extend(self.tokens.since(self._num_hooked))
+            self._num_hooked = len(self.tokens)
             self.kept = token_array(self.hook.prepare(tree))
             self.tree = subtree(tree, self.kept)
 
     @property
-    def num_tokens(self) -> int:
-        """Of the verdict."""
-        return 0 if self.verdict is None else len(self.verdict.token_ids)
+    def output_len(self) -> int:
+        """Output tokens so far: the output position of the next one."""
+        return len(self.tokens) - self.prompt_len
 
     @property
     def num_rows(self) -> int:
@@ -125,7 +116,13 @@ class TargetSequence:
         """Output position of the draw at each row."""
         positions = np.zeros(self.num_rows, dtype=np.int64)
         positions[1:] = depths(self.tree.parents)
-        return positions + self.text.output_len
+        return positions + self.output_len
+
+    @property
+    def is_adjusted(self) -> bool:
+        """True if bias, penalties or bans change its logits now."""
+        bans = self.banned is not None and self.output_len < self.params.min_tokens
+        return self.params.has_penalties or self.bias is not None or bans
 
     def ask_hook(self) -> None:
         """Take the mask from the hook; that of the step before has other rows."""
@@ -139,9 +136,9 @@ class TargetSequence:
     @property
     def counts(self) -> Counts:
         """Occurrences in the text so far."""
-        tokens = self.text.tokens
+        tokens = self.tokens
         if self._counts is None:
-            prompt, output = np.split(tokens.token_ids, [self.text.opened.prompt_len])
+            prompt, output = np.split(tokens.token_ids, [self.prompt_len])
             self._counts = Counts.of(prompt, output, self._vocab_size, self._device)
         elif self._num_counted < len(tokens):
             self._counts.add(tokens.since(self._num_counted))
@@ -152,12 +149,12 @@ class TargetSequence:
 class BatchDraws:
     """The target's draws of each sequence of a step; the first ones are under way at once.
 
-    token_ids: int32[rows] of these, on the logits' device; see `Draws`, and `TargetSequence.start`.
+    token_ids: int32[rows] of these, on the logits' device; see `Draws`, and `SampledText.start`.
     """
 
     def __init__(
         self,
-        batch: Sequence[TargetSequence],
+        batch: Sequence[SampledText],
         native: DrawKernels | None = None,
         fused: FusedDraw | None = None,
     ) -> None:
@@ -182,7 +179,7 @@ class BatchDraws:
 
     def taken(self) -> list[TokenArray | None]:
         """Return int32[n + 1] of each sequence, -1 for a row without a valid law; None: its law of
-        acceptance draws nothing beforehand (`cluster.worker.step_rows`).
+        acceptance draws nothing beforehand.
 
         If a sequence's output is given, its tokens replace the draws."""
         token_ids = self._draws.taken()
@@ -195,40 +192,40 @@ class BatchDraws:
         return found
 
 
-def _forced(sequence: TargetSequence, draws: TokenArray) -> TokenArray:
-    given = sequence.text.forced
+def _forced(text: SampledText, draws: TokenArray) -> TokenArray:
+    given = text.forced
     if not len(given):
         return draws
-    positions = sequence.positions
+    positions = text.positions
     # A row without a valid law has no log-probabilities either, so it fails as in other sequences.
     rows = np.flatnonzero((positions < len(given)) & (draws >= 0))
     wanted = given[positions[rows]]
-    if sequence.text.opened.is_audit:
-        sequence.redraws = _redraws(sequence, rows[draws[rows] != wanted], draws)
+    if text.is_audit:
+        text.redraws = _redraws(text, rows[draws[rows] != wanted], draws)
     draws[rows] = wanted
     return draws
 
 
-def _redraws(sequence: TargetSequence, rows: Indices, draws: TokenArray) -> tuple[Redraw, ...]:
+def _redraws(text: SampledText, rows: Indices, draws: TokenArray) -> tuple[Redraw, ...]:
     """Return what is drawn at rows whose given token is another one."""
     if not len(rows):
         return ()
-    given, params, found = sequence.text.forced, sequence.params, []
-    logits = adjusted(sequence)
-    for row, position in zip(rows.tolist(), sequence.positions[rows].tolist(), strict=True):
+    given, params, found = text.forced, text.params, []
+    logits = adjusted(text)
+    for row, position in zip(rows.tolist(), text.positions[rows].tolist(), strict=True):
         drawn = int(draws[row])
-        triple = (sequence.seed, position, params.stream)
+        triple = (text.seed, position, params.stream)
         gap = gap_of(logits[row], drawn, int(given[position]), params, triple)
         found.append(Redraw(position, drawn, gap))
     return tuple(found)
 
 
 def _draw_all(
-    batch: Sequence[TargetSequence],
+    batch: Sequence[SampledText],
     native: DrawKernels | None,
     fused: FusedDraw | None,
 ) -> Draws:
-    is_adjusted = any(map(_is_adjusted, batch))
+    is_adjusted = any(each.is_adjusted for each in batch)
     if any(each.truncated and each.params.temperature > 0.0 for each in batch):
         native = None
     own = [each.logits for each in batch]
@@ -244,13 +241,13 @@ def _draw_all(
     return begin_draw(logits, _draw_rows(batch), fused)
 
 
-def adjusted(sequence: TargetSequence) -> torch.Tensor:
+def adjusted(text: SampledText) -> torch.Tensor:
     """Return a sequence's logits after bias, penalties, bans and the mask of its hook."""
-    sequence.ask_hook()
-    if sequence.mask is None and not _is_adjusted(sequence):
-        return sequence.logits
-    logits, sequence.start = sequence.logits.clone(), 0
-    _adjust(logits, [sequence])
+    text.ask_hook()
+    if text.mask is None and not text.is_adjusted:
+        return text.logits
+    logits, text.start = text.logits.clone(), 0
+    _adjust(logits, [text])
     return logits
 
 
@@ -263,9 +260,9 @@ def no_law(num_tokens: int) -> WorkerError:
 
 
 def _draw_natively(
-    batch: Sequence[TargetSequence], logits: Sequence[torch.Tensor], native: DrawKernels
+    batch: Sequence[SampledText], logits: Sequence[torch.Tensor], native: DrawKernels
 ) -> Draws:
-    """Draw at all rows, by the masks; no law may truncate.  logits: of each sequence."""
+    """Draw at all rows, by the masks; no law may truncate.  logits: of each text."""
     rows = [each.contiguous() for each in logits]
     shares = [
         DrawShare(
@@ -273,7 +270,7 @@ def _draw_natively(
             each.tree.parents.tobytes(),
             each.num_rows,
             each.seed,
-            each.text.output_len,
+            each.output_len,
             each.params.stream,
             each.params.temperature,
             None if each.mask is None else each.mask.ctypes.data,
@@ -283,11 +280,11 @@ def _draw_natively(
     winners = native.draw(shares, rows[0].shape[1])
     for row, candidates in winners.close:
         index = bisect.bisect_right(batch, row, key=operator.attrgetter("start")) - 1
-        sequence = batch[index]
-        inner, params, values = row - sequence.start, sequence.params, rows[index]
+        text = batch[index]
+        inner, params, values = row - text.start, text.params, rows[index]
         if candidates is None:
-            candidates = _allowed(sequence.mask, inner, values.shape[1])
-        triple = (sequence.seed, int(sequence.positions[inner]), params.stream)
+            candidates = _allowed(text.mask, inner, values.shape[1])
+        triple = (text.seed, int(text.positions[inner]), params.stream)
         winners.token_ids[row] = winner_among(values[inner], candidates, params.temperature, triple)
     return Draws(torch.from_numpy(winners.token_ids))
 
@@ -300,7 +297,7 @@ def _allowed(mask: TokenMask | None, row: int, vocab_size: int) -> Indices:
     return np.flatnonzero(bits)
 
 
-def _draw_rows(batch: Sequence[TargetSequence]) -> DrawRows | None:
+def _draw_rows(batch: Sequence[SampledText]) -> DrawRows | None:
     """Return the inputs of the rows' draws; None if all are greedy."""
     if all(each.params.temperature == 0.0 for each in batch):
         return None
@@ -314,15 +311,7 @@ def _draw_rows(batch: Sequence[TargetSequence]) -> DrawRows | None:
     )
 
 
-def _is_adjusted(sequence: TargetSequence) -> bool:
-    return (
-        sequence.params.has_penalties
-        or sequence.bias is not None
-        or (sequence.banned is not None and sequence.text.output_len < sequence.params.min_tokens)
-    )
-
-
-def _adjust(logits: torch.Tensor, batch: Sequence[TargetSequence]) -> None:
+def _adjust(logits: torch.Tensor, batch: Sequence[SampledText]) -> None:
     """Bias, penalties, bans and masks, in place and in the order `cluster.spec.sampling` states."""
     for each in batch:
         if each.bias is not None:
