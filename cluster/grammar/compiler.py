@@ -11,7 +11,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -22,6 +22,7 @@ import psutil
 from cluster.config.parse import parse
 from cluster.config.schema import AnswersConfig
 from cluster.errors import ConfigError, DrafthouseError, RequestError
+from cluster.grammar.text import ConstrainedText, GrammarHook
 from cluster.models.fingerprint import load_pretrained_tokenizer
 from cluster.requests.fields import GrammarSpec
 
@@ -34,45 +35,60 @@ _MAX_KEPT = 128
 
 
 class GrammarCompiler:
-    """Thread-safe: a grammar that several threads want at once is compiled by one of them.
+    """Thread-safe: a grammar that several threads want at once is compiled once.
 
     A grammar that cannot be compiled is remembered as well.  The library is loaded with the first
     grammar.
     """
 
-    def __init__(self, load: Callable[[], Library], max_bytes: int) -> None:
-        """max_bytes: longer sources are refused."""
+    def __init__(
+        self,
+        load: Callable[[], Library],
+        max_bytes: int,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+    ) -> None:
+        """max_bytes: longer sources are refused.  vocab_size, eos_token_ids: of texts."""
         # Raises RequestError where the folder has no tokenizer.
         self.load = cache(load)
         self._max_bytes = max_bytes
+        self._vocab_size, self._eos_token_ids = vocab_size, eos_token_ids
+        self._compiling = ThreadPoolExecutor(1, "grammar-compile")
         self._kept: OrderedDict[tuple[str, str], Future[Grammar]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def is_ready(self, spec: GrammarSpec) -> bool:
-        """True if `compile` would return or raise at once."""
-        found = self._kept.get((spec.kind, spec.source))
-        return found is not None and found.done()
-
-    def compile(self, spec: GrammarSpec) -> Grammar:
-        """Raises RequestError with the reason where the grammar cannot be used."""
+    def prepare(self, spec: GrammarSpec) -> Future[Grammar]:
+        """Have a grammar compiled in another thread, unless it is.  Raises RequestError for one
+        that is too large."""
         check_size(spec, self._max_bytes)
         key = spec.kind, spec.source
-        future: Future[Grammar] = Future()
         with self._lock:
-            found = self._kept.setdefault(key, future)
+            if key not in self._kept:
+                self._kept[key] = self._compiling.submit(self._compiled, spec)
             self._kept.move_to_end(key)
             if len(self._kept) > _MAX_KEPT:
                 self._kept.popitem(last=False)
-        if found is not future:
-            return found.result()
+            return self._kept[key]
+
+    def compile(self, spec: GrammarSpec) -> Grammar:
+        """Raises RequestError with the reason where the grammar cannot be used."""
+        return self.prepare(spec).result()
+
+    def _compiled(self, spec: GrammarSpec) -> Grammar:
         try:
-            future.set_result(self.load().compile(spec))
-        except DrafthouseError as error:
-            future.set_exception(error)
-        except BaseException:
-            future.set_exception(RequestError("the grammar cannot be compiled", param="grammar"))
+            return self.load().compile(spec)
+        except DrafthouseError:
             raise
-        return future.result()
+        except Exception as error:
+            raise RequestError("the grammar cannot be compiled", param="grammar") from error
+
+    def text(self, spec: GrammarSpec) -> ConstrainedText:
+        """A text under that grammar that has not begun.  Raises as `compile`."""
+        return ConstrainedText(self.compile(spec), spec, self._eos_token_ids, self._vocab_size)
+
+    def hook(self, spec: GrammarSpec | None) -> GrammarHook | None:
+        """What holds a text's draws to its grammar; None without one.  Raises as `compile`."""
+        return None if spec is None else GrammarHook(self.text(spec))
 
 
 def check_size(spec: GrammarSpec, max_bytes: int) -> None:
@@ -106,7 +122,7 @@ def create_compiler(
 
         return Library(pretrained, vocab_size, ends)
 
-    return GrammarCompiler(load, config.max_grammar_bytes)
+    return GrammarCompiler(load, config.max_grammar_bytes, vocab_size, eos_token_ids)
 
 
 # A process that says which grammars compile. Each is tried in a fork of its own, which the kernel

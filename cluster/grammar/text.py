@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cluster.core import TokenTree
-from cluster.grammar.mask import MaskRow
+from cluster.core import EMPTY_TREE, TokenArray, TokenTree
+from cluster.errors import RequestError
+from cluster.grammar.mask import MaskRow, mask_words
 from cluster.requests.fields import GrammarSpec
 
 if TYPE_CHECKING:  # it takes a second to import
@@ -108,6 +109,39 @@ class ConstrainedText:
                 if text.push(token):
                     texts[node] = text
         return texts
+
+
+class GrammarHook:
+    """Holds the draws of one request to its grammar: a `cluster.spec.penalties.LogitsHook`."""
+
+    def __init__(self, text: ConstrainedText) -> None:
+        self._text = text
+        self._texts: dict[int, ConstrainedText] = {}  # up to the nodes of the present tree
+
+    def extend(self, token_ids: TokenArray) -> None:
+        """See `LogitsHook.extend`."""
+        for token in token_ids.tolist():
+            if not self._text.push(token):
+                # A library that has given up says so when it is asked what may follow.
+                self.prepare(EMPTY_TREE)
+                self.masks()
+                raise RequestError(
+                    f"output token {len(self._text)} is not one that the request's grammar allows; "
+                    "resume with the tokens and the grammar of the first stream",
+                    param="grammar",
+                )
+
+    def prepare(self, tree: TokenTree) -> Sequence[int]:
+        """See `LogitsHook.prepare`."""
+        self._texts = self._text.possible(tree)
+        return list(self._texts)[1:]
+
+    def masks(self) -> MaskRow:
+        """See `LogitsHook.masks`."""
+        rows: MaskRow = np.empty((len(self._texts), mask_words(self._text.vocab_size)), np.uint32)
+        for text, row in zip(self._texts.values(), rows, strict=True):
+            text.fill(row)
+        return rows
 
 
 def _allow(row: MaskRow, token_ids: Iterable[int]) -> None:

@@ -9,16 +9,14 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
-import numpy as np
 import psutil
 import torch
 
 from cluster.config.parse import parse
 from cluster.config.schema import Config, DrafterConfig, EngineConfig
-from cluster.core import EMPTY_TREE, SamplingParams, TokenArray, TokenTree, token_array
+from cluster.core import SamplingParams, token_array
 from cluster.draft import registry
 from cluster.draft.base import DrafterContext
 from cluster.draft.breaker import CircuitBreaker
@@ -26,93 +24,20 @@ from cluster.engine.device import resolve_device, return_freed_memory
 from cluster.engine.engine import Engine
 from cluster.engine.loading import progress
 from cluster.engine.state import TORCH, engine_state
-from cluster.errors import ConfigError, RequestError
-from cluster.grammar.compiler import GrammarCompiler, create_compiler
-from cluster.grammar.library import Grammar
-from cluster.grammar.mask import MaskRow, mask_words
-from cluster.grammar.text import ConstrainedText
-from cluster.messages import Open
+from cluster.errors import ConfigError
+from cluster.grammar.compiler import create_compiler
 from cluster.models.engine_state import EngineState
 from cluster.models.fingerprint import version_of
 from cluster.models.resolve import resolve
 from cluster.records import frozen
-from cluster.requests.fields import GrammarSpec
 from cluster.spec.budget import Ask
 from cluster.spec.step_profile import MeasuredCosts
 from cluster.worker.draft_profile import plain_turn_s, profile_drafting
 from cluster.worker.host import EngineHost, beside_target, load_target_engine
 from cluster.worker.models import model_folders, parts_of
 from cluster.worker.residents import ResidentDrafter, Residents
-from cluster.worker.texts import TargetText, measured_text
+from cluster.worker.texts import measured_text
 from cluster.worker.verifier import Verifier
-
-# The grammars of a target worker: compiled beside its steps, and hooked into its draws.
-
-
-class GrammarHook:
-    """Holds the draws of one request to its grammar: a `LogitsHook`."""
-
-    def __init__(self, text: ConstrainedText) -> None:
-        self._text = text
-        self._texts: Mapping[int, ConstrainedText] = {}  # up to the nodes of the present tree
-
-    def extend(self, token_ids: TokenArray) -> None:
-        """See `LogitsHook.extend`."""
-        for token in token_ids.tolist():
-            if not self._text.push(token):
-                # A library that has given up says so when it is asked what may follow.
-                self.prepare(EMPTY_TREE)
-                self.masks()
-                raise RequestError(
-                    f"output token {len(self._text)} is not one that the request's grammar allows; "
-                    "resume with the tokens and the grammar of the first stream",
-                    param="grammar",
-                )
-
-    def prepare(self, tree: TokenTree) -> Sequence[int]:
-        """See `LogitsHook.prepare`."""
-        self._texts = self._text.possible(tree)
-        return list(self._texts)[1:]
-
-    def masks(self) -> MaskRow:
-        """See `LogitsHook.masks`."""
-        rows: MaskRow = np.empty((len(self._texts), mask_words(self._text.vocab_size)), np.uint32)
-        for text, row in zip(self._texts.values(), rows, strict=True):
-            text.fill(row)
-        return rows
-
-
-class Grammars:
-    """The grammars that the verifier and the links of one target share."""
-
-    def __init__(
-        self, compiler: GrammarCompiler, vocab_size: int, eos_token_ids: Sequence[int]
-    ) -> None:
-        self.compiler = compiler
-        self._vocab_size = vocab_size
-        self._eos_token_ids = eos_token_ids
-        self._compiling = ThreadPoolExecutor(1, "grammar-compile")
-
-    def open_hook(self, text: TargetText) -> GrammarHook | None:
-        """Return the hook of a text; None without a grammar.
-
-        Raises RequestError with the reason if its grammar cannot be used.
-        """
-        spec = text.params.grammar
-        return None if spec is None else GrammarHook(self.text(spec))
-
-    def text(self, spec: GrammarSpec) -> ConstrainedText:
-        """Return a new text under that grammar.  Raises RequestError as above."""
-        grammar = self.compiler.compile(spec)
-        return ConstrainedText(grammar, spec, self._eos_token_ids, self._vocab_size)
-
-    def prepare(self, opened: Open) -> Future[Grammar] | None:
-        """Compile the text's grammar beside the steps; returns None if there is nothing to do."""
-        spec = opened.params.grammar
-        if spec is None or self.compiler.is_ready(spec):
-            return None
-        return self._compiling.submit(self.compiler.compile, spec)
-
 
 log = logging.getLogger(__name__)
 
@@ -136,10 +61,9 @@ class TargetParts:
             progress.begin("profile")
         self.engine = engine
         self.profile = engine.profile_steps() if is_timed else None
-        compiler = create_compiler(
+        self.grammars = grammars = create_compiler(
             resolve(settings.model), config.answers, engine.vocab_size, engine.eos_token_ids
         )
-        self.grammars = Grammars(compiler, engine.vocab_size, engine.eos_token_ids)
         self.refused: dict[str, str] = {}
         found: list[ResidentDrafter] = []
         for name in config.residents:
@@ -154,8 +78,8 @@ class TargetParts:
         engine.capture_ahead(residents.wants.taps)
         self.verifier = Verifier(
             engine,
-            open_hook=self.grammars.open_hook,
-            prepare=self.grammars.prepare,
+            open_hook=lambda text: grammars.hook(text.params.grammar),
+            prepare=lambda params: grammars.prepare(params.grammar) if params.grammar else None,
             wants=residents.wants,
             num_top=lambda text: max(
                 (each.num_top(text.id, text.opened.tenant) for each in residents), default=0

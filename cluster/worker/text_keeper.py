@@ -122,13 +122,13 @@ class TextKeeper(dict[str, TargetText]):
                     f"{seats} texts run here for this coordinator; ask again when one has ended",
                     retry_after_s=1.0,
                 )
+            text.preparation = work = self._verifier.prepare(text.params)
         except DrafthouseError as error:
             self._refuse(stream, opened, error)
             return
         if former is not None:
             self._free(former)
         text.stream, text.is_plain, self[name] = stream, stream.is_plain, text
-        text.preparation = work = self._verifier.prepare(opened)
         if work is not None:  # a thread that waits is told when the text is ready
             work.add_done_callback(lambda _: self.mailbox.put(lambda: None))
         text.max_draft_tokens = max(
@@ -205,8 +205,6 @@ class TextKeeper(dict[str, TargetText]):
     def _free(self, text: TargetText) -> None:
         self._verifier.release([text.id])
         self._residents.release([text.id])
-        if text.preparation is not None:
-            text.preparation.cancel()
 
     def end(self, text: TargetText, error: DrafthouseError) -> None:
         """Stop running a text, and tell the coordinator why."""

@@ -22,7 +22,6 @@ from cluster.grammar.compiler import GrammarCompiler
 from cluster.messages import Open, StepFrame, TextName
 from cluster.requests.fields import GrammarSpec
 from cluster.spec.penalties import clear_bits
-from cluster.worker.target_parts import GrammarHook, Grammars
 from cluster.worker.verifier import Verifier
 from tests.support.choices import by_day
 from tests.support.draft.author import Author, write
@@ -73,14 +72,16 @@ def backend() -> Waiting:
 
 
 @pytest.fixture
-def grammars(backend: Waiting) -> Grammars:
-    return Grammars(GrammarCompiler(lambda: backend, 100), 10, ())
+def grammars(backend: Waiting) -> GrammarCompiler:
+    return GrammarCompiler(lambda: backend, 100, 10, ())
 
 
 @pytest.fixture
-async def built(backend: Waiting, grammars: Grammars) -> AsyncIterator[Stage]:
+async def built(backend: Waiting, grammars: GrammarCompiler) -> AsyncIterator[Stage]:
     """Its verifier has no hooks: texts run as soon as they are prepared."""
-    async with stage(worker_of({}, prepare=grammars.prepare)) as running:
+    async with stage(
+        worker_of({}, prepare=lambda params: params.grammar and grammars.prepare(params.grammar))
+    ) as running:
         yield running
         backend.go.set()
 
@@ -134,15 +135,15 @@ async def test_a_link_that_ends_leaves_no_text_behind(built: Stage, backend: Wai
 
 
 async def test_a_bad_grammar_comes_through_to_be_refused_when_its_text_is_opened(
-    grammars: Grammars, backend: Waiting
+    grammars: GrammarCompiler, backend: Waiting
 ):
     backend.go.set()
-    bad = constrained("a", "bad")
+    bad = GrammarSpec("regex", "bad")
     work = grammars.prepare(bad)
     with pytest.raises(RequestError, match="no grammar"):
         work.result(20)
     with pytest.raises(RequestError, match="no grammar"):
-        grammars.open_hook(Session("a", [1], bad.params).record)
+        grammars.hook(bad)
 
 
 @pytest.mark.parametrize("error", [CapacityError("no", retry_after_s=1.0), ValueError("a defect")])
@@ -167,8 +168,10 @@ LAW = hashed_law(VOCAB_SIZE)
 
 
 def verifier(engine: ToyEngine | None = None) -> Verifier:
-    grammars = Grammars(compiler(), VOCAB_SIZE, eos())
-    return Verifier(engine or ToyEngine(LAW, VOCAB_SIZE), open_hook=grammars.open_hook)
+    return Verifier(
+        engine or ToyEngine(LAW, VOCAB_SIZE),
+        open_hook=lambda text: compiler().hook(text.params.grammar),
+    )
 
 
 def held_to(law: str, name: str) -> SamplingParams:
@@ -296,13 +299,12 @@ def test_a_text_that_uses_its_grammar_up_tells_the_reason_and_the_next_begins_an
     """It says no to a token as to one that is forbidden, where it has given up."""
     large = "/.*a.{14}/ & /.*b.{15}/ & /.*c.{13}/"
     spec = GrammarSpec("grammar", f"start: A B\nA: /[b-z]{{90}}/\nB: {large}")
-    grammars = Grammars(compiler(), VOCAB_SIZE, eos())
     written = token_array(ids_of(30 * "bcd" + 12 * "abc"))
     with pytest.raises(RequestError, match="it is too large") as caught:
-        GrammarHook(grammars.text(spec)).extend(written)
+        compiler().hook(spec).extend(written)
     assert "resume" not in caught.value.message
     # The library's texts of one grammar share what it has found; the next one begins anew.
-    GrammarHook(grammars.text(spec)).extend(written)
+    compiler().hook(spec).extend(written)
 
 
 def test_the_drafter_of_forced_tokens_falls_silent():

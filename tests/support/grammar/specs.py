@@ -67,7 +67,7 @@ def tokenizer() -> Any:
 
 @cache
 def compiler() -> GrammarCompiler:
-    return create_compiler(FOLDER, AnswersConfig(), VOCAB_SIZE, ())
+    return create_compiler(FOLDER, AnswersConfig(), VOCAB_SIZE, eos())
 
 
 def eos() -> tuple[int, ...]:
@@ -75,7 +75,7 @@ def eos() -> tuple[int, ...]:
 
 
 def open_text(spec: GrammarSpec) -> ConstrainedText:
-    return ConstrainedText(compiler().compile(spec), spec, eos(), VOCAB_SIZE)
+    return compiler().text(spec)
 
 
 def ids_of(text: str) -> list[int]:
