@@ -75,6 +75,9 @@ class NullEngine:
     def has_pending(self) -> bool:
         return bool(self._queue)
 
+    def close(self) -> None:
+        """Nothing is held."""
+
     def submit(self, work: Work) -> None:
         self._queue[work.request_id] = work
 

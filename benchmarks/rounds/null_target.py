@@ -12,16 +12,16 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 from benchmarks.rounds.null_engine import VOCAB_SIZE, NullEngine, asleep, spinning
 from benchmarks.support.options import add_options, parser_of
-from cluster.config.schema import CoordinatorConfig, DrafterConfig
+from cluster.config.schema import Config, CoordinatorConfig, DrafterConfig
 from cluster.draft import registry
 from cluster.draft.base import DrafterContext
 from cluster.draft.breaker import CircuitBreaker
-from cluster.messages import AdapterList, WorkerDescription
-from cluster.plan.controller import Controller
+from cluster.messages import WorkerDescription
 from cluster.rpc.server import ServerStream, run_until_signal, serve_target
 from cluster.spec.step_profile import StepProfile
 from cluster.worker.draft_profile import profile_drafting
@@ -80,9 +80,15 @@ def build(engine: NullEngine, verifier: Verifier, budget: str, forward_s: float)
         max_batch_tokens=512,
         residents=residents.names,
     )
-    worker = TargetWorker(verifier, description, Controller(config, profile, times), residents)
-    worker.streams.announce(AdapterList())
-    return worker
+    parts: Any = SimpleNamespace(
+        engine=engine,
+        engines=(),
+        residents=residents,
+        verifier=verifier,
+        profile=profile,
+        draft_times=times,
+    )
+    return TargetWorker(parts, Config(coordinator=config), description)
 
 
 async def _serve(worker: TargetWorker) -> None:

@@ -22,7 +22,7 @@ from cluster.worker.priority import freeze_gc, importing, pin_to_cores, shorten_
 
 if TYPE_CHECKING:
     from cluster.engine.engine import Engine
-    from cluster.worker.target import ConfiguredTarget
+    from cluster.worker.target import TargetWorker
 
 
 # Names of the devices that a worker computes on; every worker uses the same names.
@@ -79,9 +79,9 @@ def native_build(engine: Any = None) -> str:
 log = logging.getLogger(__name__)
 
 
-def build_target(engine: Engine, config: Config, worker_id: str = "") -> ConfiguredTarget:
+def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetWorker:
     """A target worker around a loaded engine, not yet started."""
-    from cluster.worker.target import ConfiguredTarget
+    from cluster.worker.target import TargetWorker
     from cluster.worker.target_parts import TargetParts
 
     settings = config.target.engine
@@ -106,7 +106,7 @@ def build_target(engine: Engine, config: Config, worker_id: str = "") -> Configu
         made_for={each.name: each.made_for for each in residents},
         engines=parts.engines,
     )
-    return ConfiguredTarget(parts, config, description)
+    return TargetWorker(parts, config, description)
 
 
 def build_drafter(
@@ -153,7 +153,7 @@ def build_drafter(
     return DraftWorker(drafter, description, nice=settings.nice)
 
 
-def load_target(config: Config, leader: str, worker_id: str = "") -> ConfiguredTarget:
+def load_target(config: Config, leader: str, worker_id: str = "") -> TargetWorker:
     """Return the target's worker, not yet started, in a process of its own: rank 0, or all of it.
 
     leader: host:port at which its ranks gather.

@@ -15,18 +15,17 @@ from typing import Any
 
 from cluster import metrics
 from cluster.core import Clock
-from cluster.messages import StepReport, TextVerdict, VerdictFrame, WorkerDescription
-from cluster.plan.controller import Controller
+from cluster.messages import StepReport, TextVerdict, VerdictFrame
 from cluster.plan.fence import Fence
 from cluster.plan.in_flight import PLAIN, Moment, Plan, Round
 from cluster.requests.fields import NO_LAWS, PlainWhy
 from cluster.spec.budget import NO_DRAFTS, Ask
 from cluster.worker.mailbox import TargetStream
-from cluster.worker.residents import NOTHING_DRAFTED, Drafted, ResidentDrafter, Residents
+from cluster.worker.residents import NOTHING_DRAFTED, Drafted, ResidentDrafter
 from cluster.worker.step_rows import laws_of_verified
 from cluster.worker.text_keeper import TextKeeper
 from cluster.worker.texts import TargetText
-from cluster.worker.verifier import StepAnswers, Verifier
+from cluster.worker.verifier import StepAnswers
 
 log = logging.getLogger(__name__)
 
@@ -71,25 +70,14 @@ class Step:
 class StepLoop:
     """The target without its network side.  The engine thread calls `run`, which calls the rest."""
 
-    def __init__(
-        self,
-        verifier: Verifier,
-        residents: Residents,
-        controller: Controller,
-        description: WorkerDescription,
-        clock: Clock = time.perf_counter,
-    ) -> None:
-        self._verifier = verifier
-        self._residents = residents
-        self._controller = controller
-        self._worker_id = description.worker_id
-        self._max_rows = description.max_batch_tokens
-        self._clock = clock
-        for drafter in residents:
-            controller.scores.meet(drafter.name, drafter.model.model_hash)
-        texts = TextKeeper(verifier, residents, controller, description)
-        self.texts, self.streams = texts, texts.streams
-        self.mailbox, self.recorder = texts.mailbox, texts.recorder
+    def __init__(self, texts: TextKeeper, clock: Clock = time.perf_counter) -> None:
+        self.texts, self._clock = texts, clock
+        self._verifier, self._residents = texts.verifier, texts.residents
+        self._controller, self.recorder = texts.controller, texts.recorder
+        self._worker_id = texts.description.worker_id
+        self._max_rows = texts.description.max_batch_tokens
+        for drafter in self._residents:
+            self._controller.scores.meet(drafter.name, drafter.model.model_hash)
         self._planning, self._learning = (
             Fence(self.recorder, part) for part in ("planning", "rounds")
         )
@@ -98,14 +86,14 @@ class StepLoop:
     def run(self) -> None:
         """Serve until the mailbox is closed."""
         try:
-            while self.mailbox.take(is_busy=self.has_work):  # opens, cancels, pool trees
+            while self.texts.mailbox.take(is_busy=self.has_work):  # opens, cancels, pool trees
                 self.turn()
         except BaseException as error:
             log.critical("engine thread ended", exc_info=True)
             self.texts.break_off(f"the target's engine thread ended: {type(error).__name__}")
             raise
         finally:
-            self.mailbox.close()  # so that nobody waits for a thread that has ended
+            self.texts.mailbox.close()  # so that nobody waits for a thread that has ended
 
     def turn(self) -> None:
         """Let others draft if the roster has changed, and make a step if there is work."""
@@ -219,7 +207,7 @@ class StepLoop:
 
     def _commit(self, step: Step, stepped: StepAnswers, report: StepReport) -> list[TargetText]:
         """Commit and send the answers of the step.  Returns the texts with a verdict."""
-        self.streams.note_step(report)
+        self.texts.streams.note_step(report)
         answered = [self.texts[verdict.request_id] for verdict in stepped.verdicts]
         told: defaultdict[TargetStream, list[TextVerdict]] = defaultdict(list)
         plain_why = PlainWhy.NONE
@@ -231,7 +219,7 @@ class StepLoop:
                 self.recorder.add(metrics.PLAIN_STEPS, why=said.why.name.lower())
             text.answered_at = step.began_at
         report = replace(report, why=plain_why)
-        for stream in self.streams:
+        for stream in self.texts.streams:
             own = tuple(told[stream])
             if own or stream.gets_reports:
                 stream.post(VerdictFrame(own, report=report if stream.counts else None))
@@ -296,5 +284,5 @@ class StepLoop:
             state["rollouts"] = scores.roster.table()
         for each in residents:
             each.record(recorder, self._worker_id)
-        in_use, total = self.streams.pages = self._verifier.pages
+        in_use, total = self.texts.streams.pages = self._verifier.pages
         return StepReport(pages_in_use=in_use, pages_total=total), state

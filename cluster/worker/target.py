@@ -7,7 +7,7 @@ import gc
 import json
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -35,10 +35,10 @@ from cluster.worker.host import layers_of
 from cluster.worker.mailbox import TargetStream
 from cluster.worker.models import check_models, parts_of
 from cluster.worker.priority import freeze_gc
-from cluster.worker.residents import ResidentDrafter, Residents
+from cluster.worker.residents import ResidentDrafter
 from cluster.worker.step_loop import StepLoop
 from cluster.worker.target_parts import TargetParts
-from cluster.worker.verifier import Verifier
+from cluster.worker.text_keeper import TextKeeper
 
 log = logging.getLogger(__name__)
 
@@ -47,26 +47,35 @@ _NUM_LOOKS = 4
 
 
 class TargetWorker:
-    """Serves any number of coordinators; `start` it first, `stop` it last."""
+    """Serves any number of coordinators; `start` it first, `stop` it last.
+
+    While it serves, others change its LoRA adapters, the models of the drafters inside it, and how
+    it plans its steps.  A new model is loaded beside the old one and checked, in a thread of its
+    own.  Whatever is wrong with it is raised there, and nothing has changed.  Then, between two
+    steps, it takes the old one's place with nothing of its trees and caches: it says that it holds
+    none of the texts, and is told them again.
+    """
 
     def __init__(
         self,
-        verifier: Verifier,
+        parts: TargetParts,
+        config: Config,
         description: WorkerDescription,
-        controller: Controller,
-        residents: Residents,
         *,
         heartbeat_s: float = HEARTBEAT_S,
-        close: Callable[[], object] = lambda: None,
     ) -> None:
-        """close: ends the engine, once the engine thread has."""
-        self._description = description
-        self._controller = controller
-        self._heartbeat_s, self._close = heartbeat_s, close
-        loop = StepLoop(verifier, residents, controller, description)
-        self._loop, self._mailbox, self._texts = loop, loop.mailbox, loop.texts
-        self.streams, self.recorder = loop.streams, loop.recorder
-        self._thread = threading.Thread(target=loop.run, name="target-engine", daemon=True)
+        """parts: made by `config`."""
+        self._parts, self._config, self._description = parts, config, description
+        self._heartbeat_s = heartbeat_s
+        scores = DraftScores(Roster(config, parts.residents.names))
+        settings, measured = config.coordinator, (parts.profile, parts.draft_times)
+        self._controller = Controller(settings, *measured, scores)
+        texts = TextKeeper(parts.verifier, parts.residents, self._controller, description)
+        self._texts, self._mailbox = texts, texts.mailbox
+        self.streams, self.recorder = texts.streams, texts.recorder
+        self._loop = StepLoop(texts)
+        self._thread = threading.Thread(target=self._loop.run, name="target-engine", daemon=True)
+        self.streams.announce(AdapterList(parts.engine.adapters.references))
 
     def start(self) -> None:
         """Start the engine thread."""
@@ -77,14 +86,7 @@ class TargetWorker:
         self._mailbox.close()
         if self._thread.is_alive():
             self._thread.join()
-        self._close()
-
-    def exchange(self, drafters: Sequence[ResidentDrafter]) -> list[ResidentDrafter]:
-        """Draft with these in place of the residents of their names; returns those once that is so.
-
-        May be called from any thread but the engine's, and in that thread the former ones end: to
-        free a model or to close a file takes time."""
-        return self._mailbox.call(lambda: self._loop.exchange(drafters)).result()
+        self._parts.engine.close()
 
     def describe(self) -> WorkerDescription:
         return self._description
@@ -169,26 +171,6 @@ class TargetWorker:
             num_quiet = 0 if is_heard else num_quiet + 1
         log.warning("a coordinator has said nothing for %.1f s; its texts are freed", silence_s)
 
-
-class ConfiguredTarget(TargetWorker):
-    """A target that a configuration has made, and that goes on by others while it serves.
-
-    They change its LoRA adapters, the models of the drafters inside it, and how it plans its steps.
-    A new model is loaded beside the old one and checked, in a thread of its own.  Whatever is wrong
-    with it is raised there, and nothing has changed.  Then, between two steps, it takes the old
-    one's place with nothing of its trees and caches: it says that it holds none of the texts, and
-    is told them again.
-    """
-
-    def __init__(self, parts: TargetParts, config: Config, description: WorkerDescription) -> None:
-        """parts: made by `config`."""
-        residents, engine = parts.residents, parts.engine
-        scores = DraftScores(Roster(config, residents.names))
-        controller = Controller(config.coordinator, parts.profile, parts.draft_times, scores)
-        super().__init__(parts.verifier, description, controller, residents, close=engine.close)
-        self._parts, self._config = parts, config
-        self.streams.announce(AdapterList(engine.adapters.references))
-
     def reconfigure(self, config: Config, user_config: Any) -> str:
         """Serve by `config` with `user_config`, and tell the coordinators; returns why that cannot
         be, "" if it can.
@@ -226,14 +208,15 @@ class ConfiguredTarget(TargetWorker):
             return
         for drafter in loaded:
             drafter.begin()
-        former = self.exchange(loaded)
+        former = self._mailbox.call(lambda: self._loop.exchange(loaded)).result()
         # Coordinators that are there hear of them with the next announcement.
         self.streams.engines = engines = self._parts.engines
         self._description = replace(self._description, engines=engines)
         for drafter in loaded:
             log.info("drafter made anew name=%s model=%s", drafter.name, drafter.model.model_hash)
         had_models = any(each.model != NO_MODEL for each in former)
-        del former  # here, and not in the engine's thread
+        # Here, and not in the engine's thread: to free a model or to close a file takes time.
+        del former
         # Models are in circles of references, which nobody else looks for then.  On busy cores it
         # stops the process for longer than a silence may be, so it is not done for a look-up.
         if had_models and gc.get_freeze_count():

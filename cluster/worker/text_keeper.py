@@ -56,11 +56,9 @@ class TextKeeper(dict[str, TargetText]):
         self.recorder = Recorder(description.worker_id, TARGET)
         self.scoring = Fence(self.recorder, "scores")
         self.streams = TargetStreams(description.max_running_sequences, self)
-        self.vocab_size = description.vocab_size
+        self.description = description
         self.broken: WorkerError | None = None
-        self._verifier = verifier
-        self._residents = residents
-        self._controller = controller
+        self.verifier, self.residents, self.controller = verifier, residents, controller
         self._convicted: set[str] = set()  # names that raised alone; they begin as suspects
         self.raised_alone: set[str] = set()  # names of texts, since the last good step
 
@@ -122,7 +120,7 @@ class TextKeeper(dict[str, TargetText]):
                     f"{seats} texts run here for this coordinator; ask again when one has ended",
                     retry_after_s=1.0,
                 )
-            text.preparation = work = self._verifier.prepare(text.params)
+            text.preparation = work = self.verifier.prepare(text.params)
         except DrafthouseError as error:
             self._refuse(stream, opened, error)
             return
@@ -132,10 +130,10 @@ class TextKeeper(dict[str, TargetText]):
         if work is not None:  # a thread that waits is told when the text is ready
             work.add_done_callback(lambda _: self.mailbox.put(lambda: None))
         text.max_draft_tokens = max(
-            min(opened.max_draft_tokens, self._controller.config.max_draft_tokens), 0
+            min(opened.max_draft_tokens, self.controller.config.max_draft_tokens), 0
         )
         text.suspect = name in self._convicted
-        self._controller.scores.roster.assign(text)
+        self.controller.scores.roster.assign(text)
 
     def _checked(self, name: str, opened: Open) -> TargetText:
         """Return a new text; raises ProtocolError or RequestError where it makes no sense."""
@@ -145,9 +143,9 @@ class TextKeeper(dict[str, TargetText]):
                 f"prompt_len is {opened.prompt_len} and there are {len(tokens)} tokens; "
                 "send the whole prompt"
             )
-        if tokens.min() < 0 or tokens.max() >= self.vocab_size:
+        if tokens.min() < 0 or tokens.max() >= self.description.vocab_size:
             raise ProtocolError(
-                f"a token is outside the target's vocabulary 0..{self.vocab_size - 1}"
+                f"a token is outside the target's vocabulary 0..{self.description.vocab_size - 1}"
             )
         if opened.max_len <= len(tokens):
             raise ProtocolError(
@@ -155,7 +153,7 @@ class TextKeeper(dict[str, TargetText]):
             )
         # An audit is given the text that was written under its grammar.
         params = replace(opened.params, grammar=None) if opened.is_audit else opened.params
-        check_params(params, self.vocab_size)
+        check_params(params, self.description.vocab_size)
         if len(set(opened.drafters)) != len(opened.drafters):
             raise ProtocolError("drafters names one twice")
         text = TargetText(name, opened)
@@ -168,7 +166,7 @@ class TextKeeper(dict[str, TargetText]):
 
         def are_all(found: Sequence[PoolTree]) -> bool:
             survivals = [each.survival for each in found]
-            return are_sound([each.tree for each in found], survivals, self.vocab_size)
+            return are_sound([each.tree for each in found], survivals, self.description.vocab_size)
 
         if not native.is_available():  # they could not be merged with those of residents
             return ()
@@ -200,11 +198,11 @@ class TextKeeper(dict[str, TargetText]):
         self.pop(text.id, None)
         self._free(text)
         with self.scoring:
-            self._controller.scores.score([text], ends=True)
+            self.controller.scores.score([text], ends=True)
 
     def _free(self, text: TargetText) -> None:
-        self._verifier.release([text.id])
-        self._residents.release([text.id])
+        self.verifier.release([text.id])
+        self.residents.release([text.id])
 
     def end(self, text: TargetText, error: DrafthouseError) -> None:
         """Stop running a text, and tell the coordinator why."""
@@ -241,7 +239,7 @@ class TextKeeper(dict[str, TargetText]):
             self.break_off(f"the target's engine is broken: {kind}")
             return
         # Their state is dropped, because the step may have left it inconsistent.
-        self._verifier.release([text.id for text in failed])
+        self.verifier.release([text.id for text in failed])
         for text in failed:
             text.in_flight, text.suspect = None, True
             text.held.clear()

@@ -11,7 +11,7 @@ from cluster.engine.engine import Engine
 from cluster.errors import ConfigError, NotFoundError
 from cluster.messages import AdapterList, WorkerDescription
 from cluster.worker.models import check_successor
-from cluster.worker.target import ConfiguredTarget
+from cluster.worker.target import TargetWorker
 from cluster.worker.verifier import Verifier
 from tests.support.engine.adapters import merged_oracle, write_adapter
 from tests.support.engine.driver import generate, load_engine, prompt
@@ -43,7 +43,7 @@ def change(engine: Engine, llama_folder: Path, **folders: Path) -> AdapterList:
         target=TargetConfig(engine=EngineConfig(model=str(llama_folder))), model_name="m"
     )
     named = {name: str(folder) for name, folder in folders.items()}
-    worker, told = ConfiguredTarget(parts_around(engine), config, NOBODY), []
+    worker, told = TargetWorker(parts_around(engine), config, NOBODY), []
     worker.streams.announce = told.append  # type: ignore[method-assign]
     refused = worker.reconfigure(config, {"adapters": named})
     assert told[0].refused == refused

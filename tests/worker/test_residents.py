@@ -27,7 +27,7 @@ from cluster.models.fingerprint import NO_MODEL, ModelVersion
 from cluster.worker.host import load_target_engine
 from cluster.worker.priority import freeze_gc
 from cluster.worker.residents import Residents
-from cluster.worker.target import ConfiguredTarget
+from cluster.worker.target import TargetWorker
 from cluster.worker.target_parts import TargetParts
 from tests.support.clock import FakeClock
 from tests.support.draft.inside import config_of
@@ -131,11 +131,15 @@ def test_a_drafter_that_another_one_replaces_frees_all_that_it_holds():
 
 
 async def test_a_drafter_that_is_replaced_does_not_end_in_the_engines_thread():
-    async with stage(worker_of({"a": GreedyOracle()})) as built:
-        former = await asyncio.to_thread(built.worker.exchange, [resident(GreedyOracle())])
+    former, ended_in = GreedyOracle(), []
+    weakref.finalize(former, lambda: ended_in.append(threading.current_thread().name))
+    worker = worker_of({"a": former})
+    del former
+    async with stage(worker) as built:
+        await asyncio.to_thread(worker.take_up, Config(), [resident(GreedyOracle())])
         assert await built.connect().written(opened(drafters=("a",))) == [plain()]
-        held = weakref.ref(former.pop())
-        assert held() is None  # nobody else has it
+    assert ended_in != ["target-engine"]
+    assert len(ended_in) == 1
 
 
 @pytest.mark.parametrize("model", [ModelVersion("a hash"), NO_MODEL], ids=["model", "look-up"])
@@ -149,7 +153,7 @@ async def test_a_model_that_is_replaced_is_freed_though_it_was_excluded_from_col
     next(iter(residents)).model = model
     del former
     later = [resident(GreedyOracle())]
-    worker = ConfiguredTarget(parts_around(ToyEngine(), residents), Config(), NOBODY)
+    worker = TargetWorker(parts_around(ToyEngine(), residents), Config(), NOBODY)
     async with stage(worker):
         freeze_gc()
         try:

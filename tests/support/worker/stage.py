@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from cluster.config.schema import CoordinatorConfig
+from cluster.config.schema import Config, CoordinatorConfig
 from cluster.draft.base import Drafter
 from cluster.messages import HEARTBEAT_S, Open, StepFrame, VerdictFrame, WorkerDescription
-from cluster.plan.controller import Controller
 from cluster.rpc.link import MemoryLink, memory_pair
 from cluster.worker.residents import Residents
 from cluster.worker.target import TargetWorker
@@ -80,7 +79,7 @@ class Stage:
 def worker_of(
     drafters: Mapping[str, Drafter],
     engine: ToyEngine | None = None,
-    prepare: Prepare = lambda opened: None,
+    prepare: Prepare = lambda params: None,
     heartbeat_s: float = HEARTBEAT_S,
     **settings: Any,
 ) -> TargetWorker:
@@ -103,22 +102,19 @@ def worker_of(
     )
     residents = Residents([resident(each, name) for name, each in drafters.items()])
     config = CoordinatorConfig(**{"budget": "fixed", **settings})
-    return TargetWorker(
-        Verifier(engine, prepare=prepare, wants=residents.wants),
-        description,
-        Controller(config),
-        residents,
-        heartbeat_s=heartbeat_s,
-    )
+    parts = parts_around(engine, residents, prepare)
+    return TargetWorker(parts, Config(coordinator=config), description, heartbeat_s=heartbeat_s)
 
 
 NOBODY = WorkerDescription("w", "target", "toy")
 
 
-def parts_around(engine: Any, residents: Residents | None = None) -> Any:
+def parts_around(
+    engine: Any, residents: Residents | None = None, prepare: Prepare = lambda params: None
+) -> Any:
     """As `TargetParts`, of an engine that nothing was measured of."""
     residents = residents or Residents(())
-    verifier = Verifier(engine, wants=residents.wants)
+    verifier = Verifier(engine, prepare=prepare, wants=residents.wants)
     return SimpleNamespace(
         engine=engine,
         engines=(),

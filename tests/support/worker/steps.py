@@ -18,6 +18,7 @@ from cluster.plan.controller import Controller
 from cluster.plan.roster import DraftScores, Roster
 from cluster.worker.residents import ResidentDrafter, Residents
 from cluster.worker.step_loop import StepLoop
+from cluster.worker.text_keeper import TextKeeper
 from cluster.worker.verifier import Verifier
 from tests.support.clock import FakeClock
 from tests.support.worker.texts import Told
@@ -96,14 +97,10 @@ class Steps:
             max_running_sequences=max_texts,
             max_batch_tokens=max_rows,
         )
-        self.loop = loop = StepLoop(
-            self.verifier,
-            self.residents,
-            self.controller,
-            description,
-            clock,
-        )
-        self.texts, self.streams, self.mailbox = loop.texts, loop.streams, loop.mailbox
+        told = self.verifier, self.residents, self.controller, description
+        self.texts = texts = TextKeeper(*told)
+        self.loop = StepLoop(texts, clock)
+        self.streams, self.mailbox = texts.streams, texts.mailbox
         self.desks: list[Desk] = []
 
     def connect(self) -> Desk:
