@@ -80,7 +80,7 @@ class LLM:
         """model: a model as `target.engine.model` has it; or a Config, or a Serve config file, both
         of which name their drafters.  draft: what drafts for a model, as `drafthouse serve --draft`
         has it.  settings: overrides, such as `target.engine.dtype=float32`."""
-        from cluster.worker.host import load_target_engine
+        from cluster.worker.target_parts import load_target_engine
 
         drafts = [draft] if isinstance(draft, str) else draft
         if isinstance(model, Config):

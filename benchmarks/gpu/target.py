@@ -27,11 +27,11 @@ from cluster.config.schema import (
 from cluster.core import EMPTY_TREE, Commit, DraftTask, SamplingParams, TokenTree, token_array
 from cluster.draft import registry
 from cluster.draft.base import DrafterContext
+from cluster.draft.host import Host, layers_of
 from cluster.draft.inside import StepWants
 from cluster.engine.engine import Engine
 from cluster.engine.work import Output, Work
 from cluster.spec.token_log import prefix_hash
-from cluster.worker.host import EngineHost, layers_of
 from cluster.worker.texts import TargetText, measured_text
 from cluster.worker.verifier import Verifier
 
@@ -147,7 +147,7 @@ class Target:
         self.drafter: Any = None
         wants = StepWants()
         if head:
-            host = EngineHost(self.engine, config, _HEAD)
+            host = Host(self.engine, config, _HEAD)
             sequences, vocab_size = self.config.max_running_sequences, self.engine.vocab_size
             context = DrafterContext(_HEAD, _MAX_NODES, sequences, vocab_size, target=host)
             self.drafter = registry.create(_HEAD, config.drafters[_HEAD], context)

@@ -22,7 +22,7 @@ class DrafterContext:
     name: its name in the configuration, which it writes into its proposals.
     max_nodes: maximum size of a request's tree.  max_requests: maximum number of open requests.
     vocab_size, tokenizer_hash: the target's; 0 and "" while unknown.
-    target: the `cluster.draft.inside.Host` of a drafter inside the target, else None.
+    target: the `cluster.draft.host.Host` of a drafter inside the target, else None.
     stages: the drafters that a cascade is made of, by name.  is_stage: it is one of them.
     beside: another drafter, or the target that it is in, serves meanwhile in this process.
     target_model: the target's, as the configuration names it; "" while unknown.

@@ -19,7 +19,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from cluster.core import TokenArray
 from cluster.draft.heads.head import Head, KeysValues, Sight
-from cluster.draft.inside import Host, IndexArray, StepRows
+from cluster.draft.host import Host
+from cluster.draft.inside import IndexArray, StepRows
 from cluster.engine.graphs.capture import Replay, Staging
 from cluster.engine.reminder import in_a_line
 from cluster.engine.types import AttentionOptions

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +23,7 @@ from cluster.spec.token_log import TokenLog
 if TYPE_CHECKING:  # drafters of the pool run without torch
     import torch
 
-    from cluster.engine.engine import Engine
-    from cluster.engine.first_layers import FirstLayers
-    from cluster.engine.graphs.capture import Capture
-    from cluster.engine.types import LayerSpec
+    from cluster.draft.host import Host
     from cluster.spec.logprobs import TopTokens
 
 IndexArray = npt.NDArray[np.int64]
@@ -136,55 +133,6 @@ class StepReader(Protocol):
         ...
 
 
-class Host(Protocol):
-    """The target as a drafter inside it sees it."""
-
-    model_hash: str
-    num_layers: int
-    hidden_size: int
-    vocab_size: int
-    device: torch.device
-    dtype: torch.dtype
-    capture: Capture | None  # None = there are no graphs
-
-    @property
-    def caches(self) -> Sequence[torch.Tensor]:
-        """Of the drafter's own layers: [slots, 2, kv_heads, head_dim] each."""
-        ...
-
-    def slots(self, request_id: str) -> IndexArray:
-        """The slot of each token of the request's text that the cache holds: int64[tokens].
-
-        Of the first of `caches`; the others have the same where their windows are the same.  They
-        hold until the next step.
-        """
-        ...
-
-    def token_ids(self, request_id: str) -> TokenArray:
-        """The tokens in those slots: int32[tokens]."""
-        ...
-
-    def weight(self, name: str) -> torch.Tensor:
-        """The model's "embedding" or "output" weights, [vocab, hidden], which must not be changed.
-
-        Raises ConfigError where the checkpoint does not have them in one piece."""
-        ...
-
-    def first_layers(self, num_layers: int, output: torch.Tensor | None) -> FirstLayers:
-        """An engine of the first layers on the target's own pages.  output: [vocab, hidden], what
-        it has in place of the target's output layer.
-
-        Raises ConfigError where the model cannot be taken apart."""
-        ...
-
-    def part(self, layers: Sequence[int], num_pages: int, memory_fraction: float) -> Engine:
-        """An engine of these layers alone, ascending, with the model's embedding and output layer:
-        with its weights, and a KV cache of its own.  num_pages, memory_fraction: as of any engine.
-
-        Raises ConfigError where the model cannot be taken apart."""
-        ...
-
-
 def host_of(context: DrafterContext, kind: str) -> Host:
     """The drafter's host; raises ConfigError outside of a target."""
     if context.target is None:
@@ -195,9 +143,3 @@ def host_of(context: DrafterContext, kind: str) -> Host:
             "{with: target}",
         )
     return context.target
-
-
-def kv_layers_of(drafter: type, options: Any, like: LayerSpec) -> tuple[LayerSpec, ...]:
-    """The layers that a drafter class wants in the target's KV cache."""
-    asked = getattr(drafter, "kv_layers", None)
-    return tuple(asked(options, like)) if callable(asked) else ()

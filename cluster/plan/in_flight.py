@@ -12,13 +12,13 @@ import numpy as np
 from cluster.core import EMPTY_FLOATS, EMPTY_TREE, FloatArray, TokenTree
 from cluster.plan.texts import NO_SOURCES, POOL, Resident, SourceBits, Team, Text
 from cluster.records import frozen, record
-from cluster.requests.fields import PlainWhy
+from cluster.requests.fields import NO_LAWS, Laws, PlainWhy
 from cluster.spec import evidence
 from cluster.spec.acceptance import LEAST_WEIGHT, AcceptanceModel, Group, Score
 from cluster.spec.budget import NO_DRAFTS, Ask
 from cluster.spec.native.trees import Held, MergedTrees, Seen, merge_trees
 from cluster.spec.step_profile import DraftTime
-from cluster.spec.tree import Forest, Indices, Mask, below
+from cluster.spec.tree import Forest, Indices, Mask, below, children
 
 
 @record
@@ -185,7 +185,7 @@ def look_at(batch: Sequence[Text], turn: int) -> None:
     held = [
         (text, name, tree)
         for text in batch
-        if text.is_coupled  # other texts follow what was verified: `cluster.worker.step_rows`
+        if text.is_coupled  # for other texts: `laws_of_verified`
         for name, tree in text.held.items()
     ]
     stride = -(-len(held) // evidence.FEW) if held else 1
@@ -194,6 +194,48 @@ def look_at(batch: Sequence[Text], turn: int) -> None:
         is_rest = tree.is_resident and not tree.is_look_up and tree.proposed_len < len(text.tokens)
         if tree.base_len <= len(text.tokens) and not is_rest:
             text.seen.append(Seen(name, text.group, tree.base_len, tree.tree, tree.survival))
+
+
+def laws_of_verified(text: Text, tree: TokenTree) -> Laws:
+    """Note that a step verifies these nodes of a text that is not coupled to its drafts, and return
+    the laws that they were drawn from.
+
+    Such a text follows what was verified, so only these nodes are scored: trees that were not
+    verified would be judged by a text that somebody else has shaped.
+    There is none where nodes of several drafters are merged, nor for siblings of which others than
+    the last are missing: these count as chosen, which is exact too.
+    """
+    if len(tree) == 0 or len(text.held) != 1:
+        return NO_LAWS
+    ((name, held),) = text.held.items()
+    places = _places(tree, held.tree)
+    if places is None:
+        return NO_LAWS
+    length = len(text.tokens)
+    text.seen.append(Seen(name, text.group, length, tree, held.survival[places]))
+    if not held.laws:
+        return NO_LAWS
+    laws = {}
+    drawn = children(held.tree.parents)
+    for parent, own in enumerate(children(tree.parents), start=-1):
+        at = places[parent] if parent >= 0 else -1
+        known = [places[node] for node in own]
+        if own and at in held.laws and known == drawn[at + 1][: len(own)]:
+            laws[parent] = held.laws[at]
+    return laws
+
+
+def _places(part: TokenTree, whole: TokenTree) -> list[int] | None:
+    """Return where the nodes of a part stand in the whole tree; None = it is no part of it."""
+    edges = zip(whole.parents.tolist(), whole.token_ids.tolist(), strict=True)
+    known = {edge: node for node, edge in enumerate(edges)}
+    places: list[int] = []
+    for parent, token in zip(part.parents.tolist(), part.token_ids.tolist(), strict=True):
+        place = known.get((places[parent] if parent >= 0 else -1, token))
+        if place is None:
+            return None
+        places.append(place)
+    return places
 
 
 def _held(index: int, text: Text, name: str, score: Score, prior: float) -> Held:

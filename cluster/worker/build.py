@@ -171,7 +171,7 @@ def load_rank(config: Config, rank: int, leader: str) -> Engine:
         from cluster.engine.cpu.threads import configure_threads
         from cluster.engine.loading.planned import await_room
         from cluster.engine.parallel import init_rank
-        from cluster.worker.host import load_target_engine
+        from cluster.worker.target_parts import load_target_engine
 
     engine = config.target.engine
     pin_to_cores(config.target.placement.cores)

@@ -14,6 +14,7 @@ from typing import Any
 
 from cluster.config.live import changed
 from cluster.config.schema import Config
+from cluster.draft.host import layers_of
 from cluster.draft.options import OWN_LAYERS
 from cluster.engine.engine import Engine
 from cluster.engine.loading.peft_folder import read_adapters
@@ -31,7 +32,6 @@ from cluster.plan import autoscaling
 from cluster.plan.controller import Controller
 from cluster.plan.roster import DraftScores, Roster
 from cluster.rpc.link import Link, run_until_first_ends
-from cluster.worker.host import layers_of
 from cluster.worker.mailbox import TargetStream
 from cluster.worker.models import check_models, parts_of
 from cluster.worker.priority import freeze_gc

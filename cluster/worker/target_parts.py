@@ -5,6 +5,7 @@ verifier.
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import math
 import time
@@ -20,10 +21,13 @@ from cluster.core import SamplingParams, token_array
 from cluster.draft import registry
 from cluster.draft.base import DrafterContext
 from cluster.draft.breaker import CircuitBreaker
+from cluster.draft.host import Host, beside_target, layers_of
 from cluster.engine.device import resolve_device, return_freed_memory
 from cluster.engine.engine import Engine
 from cluster.engine.loading import progress
+from cluster.engine.loading.model import LoadedModel
 from cluster.engine.state import TORCH, engine_state
+from cluster.engine.types import LayerSpec
 from cluster.errors import ConfigError
 from cluster.grammar.compiler import create_compiler
 from cluster.models.engine_state import EngineState
@@ -33,7 +37,6 @@ from cluster.records import frozen
 from cluster.spec.budget import Ask
 from cluster.spec.step_profile import MeasuredCosts
 from cluster.worker.draft_profile import plain_turn_s, profile_drafting
-from cluster.worker.host import EngineHost, beside_target, load_target_engine
 from cluster.worker.models import model_folders, parts_of
 from cluster.worker.residents import ResidentDrafter, Residents
 from cluster.worker.texts import measured_text
@@ -43,6 +46,17 @@ log = logging.getLogger(__name__)
 
 # The most characters of the reason why a drafter is refused; the target's description contains it.
 _MAX_REFUSAL_LEN = 1000
+
+
+def load_target_engine(config: Config) -> Engine:
+    """Load the target's engine, on its only or first rank, with the layers that residents want in
+    its KV cache, in the order of `Config.hosted`."""
+
+    def layers(model: LoadedModel) -> list[LayerSpec]:
+        own = (layers_of(config, name, model.layers[0]) for name in config.hosted)
+        return list(itertools.chain.from_iterable(own))
+
+    return Engine.load(config.target.engine, extra_layers=layers)
 
 
 class TargetParts:
@@ -125,7 +139,7 @@ class TargetParts:
                 parts[name].max_requests,
                 engine.vocab_size,
                 engine.tokenizer_hash,
-                EngineHost(engine, config, part),
+                Host(engine, config, part),
                 self.grammars.text,
                 target_model=config.target.engine.model,
                 is_stage=part != name,

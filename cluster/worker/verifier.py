@@ -21,7 +21,7 @@ from cluster.core import EMPTY_TREE, Clock, SamplingParams, TokenArray, TokenTre
 from cluster.draft.inside import WANTS_NOTHING, StepRows, StepWants
 from cluster.engine.beam_search import BeamRun
 from cluster.engine.cpu import kernels
-from cluster.engine.draw.batch import BatchDraws, no_law
+from cluster.engine.draw.batch import BatchDraws, no_law, walk_by_ratio
 from cluster.engine.work import Drawn, Output, Work
 from cluster.errors import DrafthouseError, RequestError, WorkerError
 from cluster.messages import StepReport
@@ -33,7 +33,6 @@ from cluster.worker.step_rows import (
     TargetSequence,
     logprobs_of,
     rows_of_step,
-    walk_by_ratio,
 )
 from cluster.worker.texts import TargetText
 
@@ -271,7 +270,9 @@ class Verifier:
         if sequence.failure is not None:
             raise sequence.failure
         path, token_ids = (
-            walk_by_ratio(sequence) if draws is None else walk_draws(sequence.tree, draws)
+            walk_by_ratio(sequence, text.laws)
+            if draws is None
+            else walk_draws(sequence.tree, draws)
         )
         context_len = len(text.tokens)
         if token_ids[-1] < 0:

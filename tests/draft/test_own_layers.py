@@ -14,9 +14,9 @@ from cluster.config.schema import Config, DrafterConfig
 from cluster.core import EMPTY_TREE, SamplingParams, TokenTree, token_array
 from cluster.draft import registry
 from cluster.draft.base import DrafterContext
+from cluster.draft.host import Host
 from cluster.draft.lm import LMDrafter
 from cluster.engine.engine import Engine
-from cluster.worker.host import EngineHost
 from tests.support.choices import by_day
 from tests.support.draft.author import Author, draft_engine, write
 from tests.support.draft.inside import GREEDY, LAWS, Inside, alike, config_of
@@ -37,7 +37,7 @@ DRAFTS = {
 def made(engine: Engine, kind: str, **options: Any) -> LMDrafter:
     """The drafter as the worker makes it."""
     settings = DrafterConfig(kind=kind, options=options)
-    host = EngineHost(engine, Config(drafters={"own": settings}), "own")
+    host = Host(engine, Config(drafters={"own": settings}), "own")
     context = DrafterContext("own", 16, 4, engine.vocab_size, engine.tokenizer_hash, host)
     return registry.create("own", settings, context)
 

@@ -24,11 +24,10 @@ from cluster.draft.base import Drafter, DrafterContext
 from cluster.draft.suffix import NgramCacheOptions, SuffixDrafter, SuffixOptions
 from cluster.messages import StepReport
 from cluster.models.fingerprint import NO_MODEL, ModelVersion
-from cluster.worker.host import load_target_engine
 from cluster.worker.priority import freeze_gc
 from cluster.worker.residents import Residents
 from cluster.worker.target import TargetWorker
-from cluster.worker.target_parts import TargetParts
+from cluster.worker.target_parts import TargetParts, load_target_engine
 from tests.support.clock import FakeClock
 from tests.support.draft.inside import config_of
 from tests.support.engine.driver import prompt

@@ -10,13 +10,14 @@ import torch
 from cluster.config.schema import Config, DrafterConfig, TargetConfig
 from cluster.core import SamplingParams, TokenTree, token_array
 from cluster.draft.base import DrafterContext
+from cluster.draft.host import Host
 from cluster.draft.inside import StepReader, StepRows, StepWants, host_of
 from cluster.engine.engine import Engine
 from cluster.engine.types import LayerSpec
 from cluster.errors import ConfigError
 from cluster.spec.logprobs import top_tokens
 from cluster.worker.build import build_target
-from cluster.worker.host import EngineHost, load_target_engine
+from cluster.worker.target_parts import load_target_engine
 from cluster.worker.verifier import Verifier
 from tests.support.engine.driver import last_logits, load_engine, load_oracle, prompt
 from tests.support.engine.taps import errors, expected_taps
@@ -180,7 +181,7 @@ def config_of(folder: Path, *names: str) -> Config:
 def test_each_reader_has_layers_of_its_own_in_the_targets_cache(llama_folder: Path):
     config = config_of(llama_folder, "kept-1", "lookup", "kept-2")
     engine = load_target_engine(config)
-    hosts = [EngineHost(engine, config, name) for name in config.drafters]
+    hosts = [Host(engine, config, name) for name in config.drafters]
     assert [len(host.caches) for host in hosts] == [2, 0, 2]
     pointers = {cache.data_ptr() for host in hosts for cache in host.caches}
     assert pointers == {layer.data_ptr() for layer in engine.cache.layers[3:]}
@@ -196,7 +197,7 @@ def test_each_reader_has_layers_of_its_own_in_the_targets_cache(llama_folder: Pa
 def test_a_host_has_the_weights_of_its_model(tied: bool, checkpoint_factory: Callable[..., Path]):
     folder = checkpoint_factory("llama", head_dim=16, tie_word_embeddings=tied)
     config = config_of(folder)
-    host, oracle = EngineHost(load_target_engine(config), config, "none"), load_oracle(folder)
+    host, oracle = Host(load_target_engine(config), config, "none"), load_oracle(folder)
     assert torch.equal(host.weight("embedding"), oracle.get_input_embeddings().weight)
     assert torch.equal(host.weight("output"), oracle.get_output_embeddings().weight)
     assert (host.hidden_size, host.num_layers, host.vocab_size) == (48, 3, 288)

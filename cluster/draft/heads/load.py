@@ -11,7 +11,7 @@ import torch
 
 from cluster.draft.heads import block, eagle3, exit, medusa, mtp
 from cluster.draft.heads.checkpoint import META, HeadConfig, HeadTarget
-from cluster.draft.inside import Host
+from cluster.draft.host import Host
 from cluster.draft.vocabulary import DraftVocabulary, written_vocabulary
 from cluster.engine.cpu.narrow import keep_in_bf16
 from cluster.engine.cpu.packed_linear import choose_kernels, pack_linears

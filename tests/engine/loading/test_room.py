@@ -9,7 +9,7 @@ import torch
 from cluster.config.schema import Config, EngineConfig, TargetConfig
 from cluster.engine.cpu import threads
 from cluster.engine.loading import planned
-from cluster.worker import build, host
+from cluster.worker import build, target_parts
 from tests.support.clock import FakeClock
 
 GB = 10**9
@@ -80,6 +80,6 @@ def test_a_target_waits_before_it_is_loaded(config: EngineConfig, monkeypatch: p
 
     monkeypatch.setattr(planned, "await_room", wait)
     monkeypatch.setattr(threads, "configure_threads", lambda _: None)
-    monkeypatch.setattr(host, "load_target_engine", None)
+    monkeypatch.setattr(target_parts, "load_target_engine", None)
     with pytest.raises(Waited):
         build.load_rank(Config(target=TargetConfig(engine=config)), 0, "")

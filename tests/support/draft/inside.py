@@ -23,9 +23,10 @@ from cluster.core import (
 )
 from cluster.draft import registry
 from cluster.draft.base import DrafterContext
+from cluster.draft.host import Host
 from cluster.draft.inside import StepRows, StepWants
 from cluster.engine.graphs.capture import Capture
-from cluster.worker.host import EngineHost, load_target_engine
+from cluster.worker.target_parts import load_target_engine
 from cluster.worker.verifier import Verifier
 from tests.support.engine.driver import prompt
 from tests.support.engine.tiny import tiny
@@ -59,7 +60,7 @@ class Inside:
         """capture: as a machine without a GPU has it; None = there are no graphs."""
         self.engine = load_target_engine(config)
         (name,) = config.residents
-        host = EngineHost(self.engine, config, name)
+        host = Host(self.engine, config, name)
         host.capture = capture
         context = DrafterContext(name, 32, 64, self.engine.vocab_size, "", host)
         self.drafter = registry.create(name, config.drafters[name], context)

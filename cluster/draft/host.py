@@ -1,4 +1,4 @@
-"""The interface of the target's engine for the drafters inside it."""
+"""The target's engine for the drafters inside it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import torch
 from cluster.config.schema import Config, EngineConfig
 from cluster.core import TokenArray
 from cluster.draft import registry
-from cluster.draft.inside import IndexArray, kv_layers_of
 from cluster.engine.engine import Engine
 from cluster.engine.first_layers import FirstLayers, part_of
 from cluster.engine.graphs.capture import Capture, CudaCapture
 from cluster.engine.loading.model import LoadedModel
 from cluster.engine.memory.pool_sizes import gpu_share
+from cluster.engine.schedule.batch import IndexArray
 from cluster.engine.types import LayerSpec
 from cluster.errors import ConfigError
 
@@ -39,30 +39,24 @@ _STORED = {
 }
 
 
-def load_target_engine(config: Config) -> Engine:
-    """Load the target's engine, on its only or first rank, with the layers that residents want in
-    its KV cache, in the order of `Config.hosted`."""
-
-    def layers(model: LoadedModel) -> list[LayerSpec]:
-        own = (layers_of(config, name, model.layers[0]) for name in config.hosted)
-        return list(itertools.chain.from_iterable(own))
-
-    return Engine.load(config.target.engine, extra_layers=layers)
-
-
 def layers_of(config: Config, name: str, like: LayerSpec) -> tuple[LayerSpec, ...]:
     """Return the layers of one resident; none if it cannot be made, which is reported later."""
     settings = config.drafters[name]
     try:
         options = registry.check(name, settings)
-        return kv_layers_of(registry.drafter_class(settings.kind), options, like)
+        asked = getattr(registry.drafter_class(settings.kind), "kv_layers", None)
+        return tuple(asked(options, like)) if callable(asked) else ()
     except Exception as error:  # noqa: BLE001 - a plug-in may raise anything
         log.debug("no layers for drafter name=%s error=%s", name, type(error).__name__)
         return ()
 
 
-class EngineHost:
-    """See `cluster.draft.inside.Host`."""
+class Host:
+    """The target as a drafter inside it sees it.
+
+    caches: of the drafter's own layers, [slots, 2, kv_heads, head_dim] each.  capture: None = there
+    are no graphs.
+    """
 
     def __init__(self, engine: Engine, config: Config, drafter: str) -> None:
         model = engine.model
@@ -85,13 +79,22 @@ class EngineHost:
         self._first = first
 
     def slots(self, request_id: str) -> IndexArray:
+        """The slot of each token of the request's text that the cache holds: int64[tokens].
+
+        Of the first of `caches`; the others have the same where their windows are the same.  They
+        hold until the next step.
+        """
         length = self._engine.cached_len(request_id)
         return self._engine.slots(request_id, self._first)[:length]
 
     def token_ids(self, request_id: str) -> TokenArray:
+        """The tokens in those slots: int32[tokens]."""
         return self._engine.context_ids(request_id)
 
     def weight(self, name: str) -> torch.Tensor:
+        """The model's "embedding" or "output" weights, [vocab, hidden], which must not be changed.
+
+        Raises ConfigError where the checkpoint does not have them in one piece."""
         model = self._engine.model
         shape = (self.vocab_size, self.hidden_size)
         # As loaded: of some configurations the weights know better.
@@ -105,6 +108,10 @@ class EngineHost:
         return _stored(Path(model.source), _STORED[name], shape).to(self.device, self.dtype)
 
     def first_layers(self, num_layers: int, output: torch.Tensor | None) -> FirstLayers:
+        """An engine of the first layers on the target's own pages.  output: [vocab, hidden], what
+        it has in place of the target's output layer.
+
+        Raises ConfigError where the model cannot be taken apart."""
         part = part_of(self._whole_model(), range(num_layers), output)
         return FirstLayers(self._engine, part)
 
@@ -119,6 +126,10 @@ class EngineHost:
         return self._engine.model
 
     def part(self, layers: Sequence[int], num_pages: int, memory_fraction: float) -> Engine:
+        """An engine of these layers alone, ascending, with the model's embedding and output layer:
+        with its weights, and a KV cache of its own.  num_pages, memory_fraction: as of any engine.
+
+        Raises ConfigError where the model cannot be taken apart."""
         part, whole = part_of(self._whole_model(), layers), self._engine.config
         config = replace(whole, num_pages=num_pages, memory_fraction=memory_fraction)
         config = replace(config, **beside_target(config, self.device))
