@@ -9,11 +9,10 @@ import signal
 import socket
 import sys
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from functools import cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,33 +41,35 @@ class GrammarCompiler:
     """
 
     def __init__(
-        self,
-        load: Callable[[], Library],
-        max_bytes: int,
-        vocab_size: int,
-        eos_token_ids: Sequence[int],
+        self, folder: Path, config: AnswersConfig, vocab_size: int, eos_token_ids: Sequence[int]
     ) -> None:
-        """max_bytes: longer sources are refused.  vocab_size, eos_token_ids: of texts."""
-        # Raises RequestError where the folder has no tokenizer.
-        self.load = cache(load)
-        self._max_bytes = max_bytes
+        """folder: of the model, whose vocabulary and ends these are."""
+        self._folder, self._max_bytes = folder, config.max_grammar_bytes
         self._vocab_size, self._eos_token_ids = vocab_size, eos_token_ids
-        self._compiling = ThreadPoolExecutor(1, "grammar-compile")
-        self._kept: OrderedDict[tuple[str, str], Future[Grammar]] = OrderedDict()
+        executor = ThreadPoolExecutor(1, "grammar-compile")
+        self._submitted = lru_cache(_MAX_KEPT)(lambda spec: executor.submit(self._compiled, spec))
         self._lock = threading.Lock()
+
+    @cached_property
+    def library(self) -> Library:
+        """Raises RequestError where the folder has no tokenizer."""
+        try:
+            pretrained = load_pretrained_tokenizer(self._folder)
+        except ConfigError as error:
+            raise RequestError(
+                f"grammars are not served: {error.message}", param="grammar"
+            ) from error
+        ends = sorted({*self._eos_token_ids, pretrained.eos_token_id} - {None})
+        from cluster.grammar.library import Library
+
+        return Library(pretrained, self._vocab_size, ends)
 
     def prepare(self, spec: GrammarSpec) -> Future[Grammar]:
         """Have a grammar compiled in another thread, unless it is.  Raises RequestError for one
         that is too large."""
         check_size(spec, self._max_bytes)
-        key = spec.kind, spec.source
         with self._lock:
-            if key not in self._kept:
-                self._kept[key] = self._compiling.submit(self._compiled, spec)
-            self._kept.move_to_end(key)
-            if len(self._kept) > _MAX_KEPT:
-                self._kept.popitem(last=False)
-            return self._kept[key]
+            return self._submitted(spec)
 
     def compile(self, spec: GrammarSpec) -> Grammar:
         """Raises RequestError with the reason where the grammar cannot be used."""
@@ -76,7 +77,7 @@ class GrammarCompiler:
 
     def _compiled(self, spec: GrammarSpec) -> Grammar:
         try:
-            return self.load().compile(spec)
+            return self.library.compile(spec)
         except DrafthouseError:
             raise
         except Exception as error:
@@ -102,29 +103,6 @@ def check_size(spec: GrammarSpec, max_bytes: int) -> None:
         )
 
 
-def create_compiler(
-    folder: Path, config: AnswersConfig, vocab_size: int, eos_token_ids: Sequence[int]
-) -> GrammarCompiler:
-    """The compiler for the vocabulary of the model in `folder`.
-
-    Loads nothing yet; the first grammar raises RequestError where the folder has no tokenizer.
-    """
-
-    def load() -> Library:
-        try:
-            pretrained = load_pretrained_tokenizer(folder)
-        except ConfigError as error:
-            raise RequestError(
-                f"grammars are not served: {error.message}", param="grammar"
-            ) from error
-        ends = sorted({*eos_token_ids, pretrained.eos_token_id} - {None})
-        from cluster.grammar.library import Library
-
-        return Library(pretrained, vocab_size, ends)
-
-    return GrammarCompiler(load, config.max_grammar_bytes, vocab_size, eos_token_ids)
-
-
 # A process that says which grammars compile. Each is tried in a fork of its own, which the kernel
 # ends where it takes too much time or memory; the vocabulary is loaded once, before any fork.
 #
@@ -147,7 +125,7 @@ def serve(control: socket.socket, compiler: GrammarCompiler, config: AnswersConf
     os.nice(_NICENESS)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries the forks
     with suppress(DrafthouseError):  # said by every fork
-        compiler.load()
+        compiler.library  # noqa: B018
     while True:
         byte, descriptors, _, _ = socket.recv_fds(control, 1, 1)
         if not byte:
@@ -167,7 +145,7 @@ def _judge(peer: socket.socket, compiler: GrammarCompiler, config: AnswersConfig
         _limit(config)
         peer.sendall(BEGUN)
         try:
-            compiler.compile(spec)
+            compiler.library.compile(spec)  # here: a thread would need memory of its own
             verdict = ""
         except DrafthouseError as error:
             verdict = error.message
@@ -193,7 +171,7 @@ def main() -> None:
     vocabulary, and the end-of-sequence tokens."""
     folder, answers, vocab_size, eos_token_ids = json.loads(sys.argv[1])
     config = parse(AnswersConfig, answers)
-    compiler = create_compiler(Path(folder), config, vocab_size, eos_token_ids)
+    compiler = GrammarCompiler(Path(folder), config, vocab_size, eos_token_ids)
     serve(socket.socket(fileno=0), compiler, config)
 
 

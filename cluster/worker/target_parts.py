@@ -29,7 +29,7 @@ from cluster.engine.loading.model import LoadedModel
 from cluster.engine.state import TORCH, engine_state
 from cluster.engine.types import LayerSpec
 from cluster.errors import ConfigError
-from cluster.grammar.compiler import create_compiler
+from cluster.grammar.compiler import GrammarCompiler
 from cluster.models.engine_state import EngineState
 from cluster.models.fingerprint import version_of
 from cluster.models.resolve import resolve
@@ -75,7 +75,7 @@ class TargetParts:
             progress.begin("profile")
         self.engine = engine
         self.profile = engine.profile_steps() if is_timed else None
-        self.grammars = grammars = create_compiler(
+        self.grammars = grammars = GrammarCompiler(
             resolve(settings.model), config.answers, engine.vocab_size, engine.eos_token_ids
         )
         self.refused: dict[str, str] = {}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cluster.config.schema import AnswersConfig
-from cluster.grammar.compiler import GrammarCompiler, create_compiler
+from cluster.grammar.compiler import GrammarCompiler
 from cluster.requests.fields import GrammarSpec
 from tests.support.errors import request_error
 from tests.support.grammar.specs import (
@@ -16,6 +16,7 @@ from tests.support.grammar.specs import (
     SPECS,
     allowed,
     compiler,
+    compiler_over,
     eos,
     ids_of,
     open_text,
@@ -96,14 +97,14 @@ def test_any_of_thousands_of_choices_may_be_written(texts: list[str]):
 
 
 def test_a_long_source_is_refused_before_it_is_read():
-    small = create_compiler(FOLDER, AnswersConfig(max_grammar_bytes=10), 5000, ())
+    small = GrammarCompiler(FOLDER, AnswersConfig(max_grammar_bytes=10), 5000, ())
     with request_error(r"has 11 bytes, the limit is 10.*max_grammar_bytes"):
         small.compile(GrammarSpec("regex", "é" * 5 + "a"))
 
 
 def test_a_folder_without_a_tokenizer_serves_no_grammars(tmp_path: Any):
     with request_error("grammars are not served"):
-        create_compiler(tmp_path, AnswersConfig(), 5000, ()).compile(SPECS["regex"])
+        GrammarCompiler(tmp_path, AnswersConfig(), 5000, ()).compile(SPECS["regex"])
 
 
 class Slow:
@@ -123,7 +124,7 @@ class Slow:
 
 def test_a_grammar_that_many_want_is_compiled_once():
     slow = Slow()
-    shared = GrammarCompiler(lambda: slow, 100, 10, ())
+    shared = compiler_over(slow)
     spec = GrammarSpec("regex", "a")
     with ThreadPoolExecutor(4) as pool:
         running = [pool.submit(shared.compile, spec) for _ in range(4)]
@@ -136,7 +137,7 @@ def test_a_grammar_that_many_want_is_compiled_once():
 def test_only_so_many_are_kept():
     slow = Slow()
     slow.go.set()
-    shared = GrammarCompiler(lambda: slow, 100, 10, ())
+    shared = compiler_over(slow)
     specs = [GrammarSpec("regex", str(number)) for number in range(200)]
     for spec in specs:
         shared.compile(spec)
@@ -148,7 +149,7 @@ def test_only_so_many_are_kept():
 def test_a_defect_of_the_library_leaves_nobody_waiting():
     slow = Slow()
     slow.go.set()
-    shared = GrammarCompiler(lambda: slow, 100, 10, ())
+    shared = compiler_over(slow)
     for _ in range(2):
         with request_error("cannot be compiled"):
             shared.compile(GrammarSpec("regex", "broken"))

@@ -30,6 +30,7 @@ from tests.support.grammar.specs import (
     SPECS,
     VOCAB_SIZE,
     compiler,
+    compiler_over,
     eos,
     ids_of,
     open_text,
@@ -73,7 +74,7 @@ def backend() -> Waiting:
 
 @pytest.fixture
 def grammars(backend: Waiting) -> GrammarCompiler:
-    return GrammarCompiler(lambda: backend, 100, 10, ())
+    return compiler_over(backend)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cluster.config.schema import AnswersConfig
-from cluster.grammar.compiler import GrammarCompiler, create_compiler
+from cluster.grammar.compiler import GrammarCompiler
 from cluster.grammar.mask import mask_words
 from cluster.grammar.text import ConstrainedText
 from cluster.models.fingerprint import load_pretrained_tokenizer
@@ -67,7 +67,14 @@ def tokenizer() -> Any:
 
 @cache
 def compiler() -> GrammarCompiler:
-    return create_compiler(FOLDER, AnswersConfig(), VOCAB_SIZE, eos())
+    return GrammarCompiler(FOLDER, AnswersConfig(), VOCAB_SIZE, eos())
+
+
+def compiler_over(library: Any) -> GrammarCompiler:
+    """One that asks this library."""
+    made = GrammarCompiler(FOLDER, AnswersConfig(), VOCAB_SIZE, ())
+    made.library = library
+    return made
 
 
 def eos() -> tuple[int, ...]:
