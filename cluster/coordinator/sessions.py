@@ -8,9 +8,9 @@ import logging
 
 from cluster import metrics
 from cluster.coordinator.admission import (
-    Placement,
     allowed_drafters,
     check_request,
+    choose_seat,
     helpers,
     with_law,
 )
@@ -48,7 +48,6 @@ class SessionTable:
         self._pool = pool
         # First come, first served: sessions that lost their target come back to the front.
         self._line: list[Session] = []
-        self._placement = Placement(present.config.target.engine.page_size)
         # Never repeated within this process, so an answer meant for an earlier owner, or for an
         # earlier request of the same id, is always recognised.
         self._generations = itertools.count(1)
@@ -198,14 +197,13 @@ class SessionTable:
             session.num_retries += 1
             if session.num_retries > _MAX_RETRIES_IN_A_ROW:
                 self.fail(session, WorkerError("every target that took the request was lost"))
-        self._placement.forget(seat.id)
         self.admit()
 
     def admit(self) -> None:
         """Give places to those who wait, first come first served, while there are any."""
         limit = self._share_of(self._present.config.coordinator.max_running_sequences)
         while self._line and self.num_running < limit:
-            seat = self._placement.choose(self._line[0], self._present.seats.values())
+            seat = choose_seat(self._line[0], self._present.seats.values())
             if seat is None:
                 return
             self._place(self._line.pop(0), seat)
@@ -283,7 +281,6 @@ class SessionTable:
             session.queue_time_s = self._present.clock() - session.arrived_at
         session.generation = next(self._generations)
         seat.open(session)
-        self._placement.remember(seat, session)
         # Drafters on other devices read the prompt while the target does.
         self._pool.commit(session)
 
@@ -293,6 +290,5 @@ class SessionTable:
         session.target_id = ""
         if seat is not None:
             seat.drop(session)
-            self._placement.remember(seat, session)
         elif session in self._line:
             self._line.remove(session)

@@ -53,8 +53,12 @@ class TargetLinks:
         self, target_id: str, description: WorkerDescription, link: Link[StepFrame, VerdictFrame]
     ) -> asyncio.Task[None]:
         """Give a target that was checked work from now on; the task ends when it has left."""
-        max_frame_tokens = self._present.config.coordinator.max_frame_tokens
-        seat = TargetSeat(target_id, description, link, max_frame_tokens)
+        config = self._present.config
+        max_frame_tokens, page_len = (
+            config.coordinator.max_frame_tokens,
+            config.target.engine.page_size,
+        )
+        seat = TargetSeat(target_id, description, link, max_frame_tokens, page_len)
         self._present.seats[target_id] = seat
         self._pool.seen.update(description.residents)
         self._update()

@@ -14,6 +14,7 @@ A single text that got lost is not named any more, and is opened again.
 from __future__ import annotations
 
 import dataclasses
+from collections import OrderedDict
 from typing import Any
 
 from cluster.config.schema import CoordinatorConfig
@@ -41,6 +42,8 @@ _STUCK_FACTOR = 10.0
 # What is left of the longest time without progress with every progress, so that one long step, say
 # the first of a shape, is forgotten after some hundreds.
 _MEMORY = 0.99
+# Pages that are remembered of one target: of a million tokens, in about 10 MB.
+_MAX_PAGES = 65_536
 
 
 class TargetSeat(Outbox[StepFrame]):
@@ -57,7 +60,9 @@ class TargetSeat(Outbox[StepFrame]):
         description: WorkerDescription,
         link: Link[StepFrame, VerdictFrame],
         max_frame_tokens: int,
+        page_len: int,
     ) -> None:
+        """page_len: tokens of a page of its prefix cache."""
         super().__init__(link)
         self.id = target_id
         self.description = description
@@ -79,6 +84,11 @@ class TargetSeat(Outbox[StepFrame]):
         self._cancels: list[TextName] = []
         self._trees: dict[str, PoolTree] = {}
         self._is_beat_due = self._is_plain = False
+        self._page_len = page_len
+        # The pages that it has been given to compute, used last at the end.  A page is known by the
+        # hash of everything up to its end and by whose text it is.  This is a guess: other
+        # coordinators place texts too, and a target drops pages as it likes.
+        self._given: OrderedDict[int, None] = OrderedDict()
 
     @property
     def max_seats(self) -> int:
@@ -138,6 +148,7 @@ class TargetSeat(Outbox[StepFrame]):
         self.sessions[session.id] = session
         self._unsent[session.id] = session
         self._trees.pop(session.id, None)
+        self._remember(session)
         self.wake()
 
     def drop(self, session: Session) -> None:
@@ -153,6 +164,29 @@ class TargetSeat(Outbox[StepFrame]):
         self.sessions.pop(session.id, None)
         self._unsent.pop(session.id, None)
         self._trees.pop(session.id, None)
+        self._remember(session)
+
+    def num_held(self, session: Session) -> int:
+        """Return how many tokens at the beginning of the text the target should hold."""
+        count, most = 0, len(session.tokens) // self._page_len
+        while count < most and self._page(session, count + 1) in self._given:
+            count += 1
+        return count * self._page_len
+
+    def _remember(self, session: Session) -> None:
+        """Note that the target computes the text as far as it goes."""
+        # The first page last: so a page is forgotten only after all that continue it.
+        for number in range(len(session.tokens) // self._page_len, 0, -1):
+            page = self._page(session, number)
+            self._given[page] = None
+            self._given.move_to_end(page)
+        while len(self._given) > min(self.load.pages_total or _MAX_PAGES, _MAX_PAGES):
+            self._given.popitem(last=False)
+
+    def _page(self, session: Session, num_pages: int) -> int:
+        request = session.request
+        end_hash = session.tokens.hash_at(num_pages * self._page_len)
+        return hash((request.tenant, request.adapter, end_hash))
 
     def tell(self, tree: PoolTree) -> None:
         """Send what the pool guesses, unless something newer comes first."""

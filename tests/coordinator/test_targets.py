@@ -33,7 +33,7 @@ class Target:
     def __init__(self, max_frame_tokens: int = 1000) -> None:
         ours, self.link = memory_pair()
         description = WorkerDescription("t", "target", "t", vocab_size=8, max_running_sequences=3)
-        self.seat = TargetSeat("t", description, ours, max_frame_tokens)
+        self.seat = TargetSeat("t", description, ours, max_frame_tokens, 16)
 
     async def told(self) -> list[StepFrame]:
         """What is sent now."""
