@@ -97,10 +97,9 @@ class Coordinator:
     async def stop(self) -> None:
         """Cancel every request and leave every worker."""
         self._table.cancel_all()
-        await self._present.links.stop()
         watch, self._watch = self._watch, None
-        if watch is not None:
-            await end_tasks(watch)
+        tasks = [each.leading for each in (*self._present.seats.values(), *self._pool)]
+        await end_tasks(*tasks, *([watch] if watch else []))
 
     async def export_learned(self) -> dict[str, Any]:
         """Return what was learned of the pool's drafters, as one record of plain values."""
@@ -176,10 +175,9 @@ class Coordinator:
         log.info("drafter joined name=%s id=%s", name, replica_id)
         note_foreign(description, target, self.recorder)
         self._pool.warn_of_shared()
-        return self._present.links.open(
-            replica,
+        return replica.lead(
             f"drafter name={name} id={replica_id}",
-            lambda: self._read_proposals(replica),
+            self._read_proposals,
             lambda failed: self._pool.leave(replica, failed=failed),
         )
 
@@ -199,7 +197,7 @@ class Coordinator:
         for replica in list(self._pool):
             if (replica.name, replica.id) == (name, replica_id):
                 self._pool.leave(replica, failed=False)
-                self._present.links.close(replica)
+                replica.leading.cancel()
 
     # Requests
 
@@ -239,8 +237,8 @@ class Coordinator:
 
     async def serve(self, link: Link[EventFrame, SubmitFrame]) -> None:
         """Serve one ingress link until it ends."""
-        prefix, adapters = f"{next(self._link_numbers)}/", self._present.adapters
-        await IngressLink(self._table, link, prefix, adapters).serve()
+        prefix = f"{next(self._link_numbers)}/"
+        await IngressLink(self._table, link, prefix, self._present).serve()
 
     # Reports
 

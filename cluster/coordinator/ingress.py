@@ -6,8 +6,8 @@ import asyncio
 import logging
 from collections import deque
 
+from cluster.coordinator.present import Present
 from cluster.coordinator.sessions import SessionTable
-from cluster.coordinator.workers import AdapterNews
 from cluster.core import EMPTY_TOKENS, FinishReason, Request, TokenEvent
 from cluster.errors import CapacityError, DrafthouseError, WorkerError
 from cluster.messages import HEARTBEAT_S, EventFrame, SubmitFrame, error_event
@@ -29,25 +29,25 @@ class IngressLink(Outbox[EventFrame]):
         table: SessionTable,
         link: Link[EventFrame, SubmitFrame],
         prefix: str,
-        adapters: AdapterNews,
+        present: Present,
     ) -> None:
         super().__init__(link)
         self._table = table
         self._prefix = prefix
         self._live: set[str] = set()
-        self._adapters = adapters
+        self._present = present
         self._is_beat_due = False
         self._events: deque[TokenEvent] = deque()
 
     async def serve(self) -> None:
         """Until the link ends; its requests are then cancelled: nobody would read their text."""
-        self._adapters.listeners.add(self._beat)
+        self._present.ingresses.add(self._beat)
         try:
             await run_until_first_ends(self._read_all(), self.send_forever(), self._beat_forever())
         except WorkerError as error:
             log.info("ingress link broke: %s", error.message)
         finally:
-            self._adapters.listeners.remove(self._beat)
+            self._present.ingresses.remove(self._beat)
             for request_id in list(self._live):
                 self._table.cancel(self._prefix + request_id)
 
@@ -95,7 +95,7 @@ class IngressLink(Outbox[EventFrame]):
     def next_frame(self) -> EventFrame | None:
         if self._is_beat_due:
             self._is_beat_due = False
-            return EventFrame(adapters=self._adapters.current, load=self._table.load())
+            return EventFrame(adapters=self._present.adapters, load=self._table.load())
         count = min(len(self._events), _MAX_EVENTS_PER_FRAME)
         events = tuple(self._events.popleft() for _ in range(count))
         return EventFrame(events) if events else None

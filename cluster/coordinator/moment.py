@@ -85,7 +85,7 @@ def _record_texts(present: Present) -> None:
         num_gpu_blocks=str(num_pages),
         enable_prefix_caching=str(engine.prefix_cache),
     )
-    adapters = present.adapters.current
+    adapters = present.adapters
     if adapters is not None and adapters.served:
         waiting, running = (
             ",".join(sorted({name for waits, name in sessions if waits is wanted and name}))

@@ -15,9 +15,8 @@ from cluster import metrics
 from cluster.config.schema import Config
 from cluster.coordinator.session import Session
 from cluster.coordinator.targets import TargetSeat
-from cluster.coordinator.workers import AdapterNews, Links
 from cluster.core import Clock, FinishReason, Request
-from cluster.messages import StepReport, TextVerdict, WorkerDescription
+from cluster.messages import AdapterList, StepReport, TextVerdict, WorkerDescription
 from cluster.metrics import Metric, vllm_metrics
 from cluster.metrics.recorder import Recorder
 from cluster.plan.fence import Fence
@@ -99,9 +98,10 @@ class Events:
 @dataclass(slots=True)
 class Present:
     """config: the last one that it was told.  sessions: those with a place and those that wait for
-    one.  served: what every target can; without targets, what the last ones could.  links: to
-    workers.  refused: why drafters take no part, by name, and why a change of the configuration was
-    refused, by what it was of; "" = it was not."""
+    one.  served: what every target can; adapters: that all have, None = none has told its own yet;
+    without targets, what it was with the last ones.  ingresses: are called with every change of the
+    adapters.  refused: why drafters take no part, by name, and why a change of the configuration
+    was refused, by what it was of; "" = it was not."""
 
     config: Config
     recorder: Recorder
@@ -110,8 +110,8 @@ class Present:
     sessions: dict[str, Session] = field(default_factory=dict)
     seats: dict[str, TargetSeat] = field(default_factory=dict)
     served: WorkerDescription = NO_TARGET
-    adapters: AdapterNews = field(default_factory=AdapterNews)
-    links: Links = field(default_factory=Links)
+    adapters: AdapterList | None = None
+    ingresses: set[Callable[[], None]] = field(default_factory=set)
     refused: dict[str, str] = field(default_factory=dict)
 
 

@@ -7,11 +7,12 @@ from typing import Any
 
 from cluster.coordinator.session import Session
 from cluster.coordinator.targets import TargetSeat
+from cluster.coordinator.workers import Worker
 from cluster.core import Clock, Commit, Observation, Proposal
 from cluster.draft.base import told_params
 from cluster.draft.breaker import CircuitBreaker
 from cluster.messages import CommitFrame, ProposalFrame, Refusal, WorkerDescription
-from cluster.rpc.link import Link, Outbox
+from cluster.rpc.link import Link
 
 DrafterLink = Link[CommitFrame, ProposalFrame]
 
@@ -62,16 +63,15 @@ class Subscription:
         )
 
 
-class DrafterReplica(Outbox[CommitFrame]):
+class DrafterReplica(Worker[CommitFrame]):
     """Sends commits to one replica without ever making a token wait.
 
     Nothing is queued but the *names* of sessions with news: a frame is built from what each session
     is when it is sent.  A slow replica gets fewer, longer commits, and its
     backlog is bounded by the number of its sessions.
 
-    subscriptions: by the id of the session.  num_requests: that it last said it holds;
-    pages: of its KV cache, None = it has said nothing.  unanswered_since: a frame was sent and
-    nothing came back yet.
+    subscriptions: by the id of the session.  num_requests: that it last said it holds.
+    unanswered_since: a frame was sent and nothing came back yet.
     """
 
     def __init__(
@@ -84,14 +84,11 @@ class DrafterReplica(Outbox[CommitFrame]):
         max_frame_tokens: int,
         clock: Clock,
     ) -> None:
-        super().__init__(link)
+        super().__init__(replica_id, description, link)
         self.name = name
-        self.id = replica_id
-        self.description = description
         self.breaker = breaker
         self.subscriptions: dict[str, Subscription] = {}
         self.num_requests = 0
-        self.pages: tuple[int, int] | None = None
         self.unanswered_since: float | None = None
         self._num_elsewhere = 0  # requests that it holds for other coordinators
         self._max_frame_tokens = max_frame_tokens

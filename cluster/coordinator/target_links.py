@@ -18,7 +18,7 @@ from cluster.coordinator.present import Answered, Present, Stepped
 from cluster.coordinator.session import Session
 from cluster.coordinator.sessions import SessionTable
 from cluster.coordinator.targets import TargetSeat
-from cluster.coordinator.workers import TARGET_CONFIG
+from cluster.coordinator.workers import TARGET_CONFIG, served_by_all
 from cluster.errors import CapacityError, ProtocolError, RequestError, error_from_code
 from cluster.messages import (
     HEARTBEAT_S,
@@ -64,19 +64,14 @@ class TargetLinks:
         self._update()
         log.info("target joined id=%s model=%s", target_id, description.model_hash[:12])
         self._table.admit()
-        return self._present.links.open(
-            seat,
-            f"target id={target_id}",
-            lambda: self._read_all(seat),
-            lambda failed: self._lose(seat),
-        )
+        return seat.lead(f"target id={target_id}", self._read_all, lambda failed: self._lose(seat))
 
     def remove(self, target_id: str) -> None:
         """Stop using a target; its sessions move.  An unknown id is no error."""
         seat = self._present.seats.get(target_id)
         if seat is not None:
             self._lose(seat)
-            self._present.links.close(seat)
+            seat.leading.cancel()
 
     def tick(self, now: float, *, is_plain: bool) -> None:
         """Leave targets that have not been heard of for too long, and let the others hear; to be
@@ -95,15 +90,17 @@ class TargetLinks:
 
     def _update(self) -> None:
         """Serve what every target can; without targets, what the last ones could."""
-        seats = list(self._present.seats.values())
+        present, seats = self._present, list(self._present.seats.values())
         if seats:
             lengths = [each.description.max_context_len for each in seats]
             shortest = min(filter(None, lengths), default=0)
             first = seats[0].description
-            self._present.served = dataclasses.replace(first, max_context_len=shortest)
-        news = self._present.adapters
-        news.update([each.adapters for each in seats if each.adapters is not None])
-        self._present.refused[TARGET_CONFIG] = news.current.refused if news.current else ""
+            present.served = dataclasses.replace(first, max_context_len=shortest)
+        said = [each.adapters for each in seats if each.adapters is not None]
+        if said and (found := served_by_all(said)) != present.adapters:
+            present.adapters, present.refused[TARGET_CONFIG] = found, found.refused
+            for tell in present.ingresses:
+                tell()
 
     async def _read_all(self, seat: TargetSeat) -> None:
         async for frame in seat.link:

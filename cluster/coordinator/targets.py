@@ -19,6 +19,7 @@ from typing import Any
 
 from cluster.config.schema import CoordinatorConfig
 from cluster.coordinator.session import Session
+from cluster.coordinator.workers import Worker
 from cluster.messages import (
     MAX_UNACKNOWLEDGED,
     AdapterList,
@@ -31,7 +32,7 @@ from cluster.messages import (
     VerdictFrame,
     WorkerDescription,
 )
-from cluster.rpc.link import Link, Outbox
+from cluster.rpc.link import Link
 
 # What a target says of its control loop in status reports.
 _OF_LOOP = ("scores", "loads", "rollouts")
@@ -46,12 +47,12 @@ _MEMORY = 0.99
 _MAX_PAGES = 65_536
 
 
-class TargetSeat(Outbox[StepFrame]):
+class TargetSeat(Worker[StepFrame]):
     """A target replica as the coordinator sees it.
 
     load: how busy the target last said it was.  state: what it last said of its control loop.
-    adapters: that it serves, None = it has not said yet.  page: its own metrics, and pages: of its
-    KV cache, in use and all, if it tells them here.  received: serial of its last frame.
+    adapters: that it serves, None = it has not said yet.  page: its own metrics, if it tells
+    them here.  received: serial of its last frame.
     """
 
     def __init__(
@@ -63,9 +64,7 @@ class TargetSeat(Outbox[StepFrame]):
         page_len: int,
     ) -> None:
         """page_len: tokens of a page of its prefix cache."""
-        super().__init__(link)
-        self.id = target_id
-        self.description = description
+        super().__init__(target_id, description, link)
         self.sessions: dict[str, Session] = {}
         self._silent_s = self._stuck_s = 0.0  # with work: without a word, without progress
         self._longest_stuck_s = 0.0
@@ -75,7 +74,6 @@ class TargetSeat(Outbox[StepFrame]):
         self.state: dict[str, Any] = {}
         self.adapters: AdapterList | None = None
         self.page = b""
-        self.pages: tuple[int, int] | None = None
         self.received = 0
         self._acknowledged = 0  # as it was last told
         self._serial = 0

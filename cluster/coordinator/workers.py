@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self, TypeVar
 
 from cluster import metrics
 from cluster.cpp import NEEDED
@@ -17,10 +17,12 @@ from cluster.errors import ProtocolError, WorkerError
 from cluster.messages import AdapterList, WorkerDescription
 from cluster.metrics.recorder import Recorder
 from cluster.models.made_for import MadeFor, checkpoint_of
-from cluster.rpc.link import Outbox, end_tasks, run_until_first_ends
+from cluster.rpc.link import Link, Outbox, run_until_first_ends
 from cluster.spec.native import trees
 
 log = logging.getLogger(__name__)
+
+S = TypeVar("S")
 
 _ALIKE = "serve the same model in the same way"
 _BUILT_ALIKE = "be built alike for reproducible: true (one image, one kind of processor)"
@@ -91,17 +93,25 @@ def note_foreign(
             recorder.add(metrics.DRAFTER_FOREIGN, drafter=name)
 
 
-class Links:
-    """The links to workers, a task each; whatever a worker sends, nobody else is hurt."""
+class Worker(Outbox[S]):
+    """A worker that is led here; whatever it sends, nobody else is hurt.
 
-    def __init__(self) -> None:
-        self._tasks: dict[Outbox[Any], asyncio.Task[None]] = {}
+    pages: of its KV cache, in use and all; None = it has not told them here.  leading: the task of
+    its link.
+    """
 
-    def open(
+    leading: asyncio.Task[None]
+
+    def __init__(self, worker_id: str, description: WorkerDescription, link: Link[S, Any]) -> None:
+        super().__init__(link)
+        self.id = worker_id
+        self.description = description
+        self.pages: tuple[int, int] | None = None
+
+    def lead(
         self,
-        worker: Outbox[Any],
         who: str,
-        read: Callable[[], Coroutine[Any, Any, None]],
+        read: Callable[[Self], Coroutine[Any, Any, None]],
         leave: Callable[[bool], None],
     ) -> asyncio.Task[None]:
         """Read and send until either ends.  leave: is called then, with True after a failure."""
@@ -109,25 +119,18 @@ class Links:
         async def run() -> None:
             has_failed = True
             try:
-                await run_until_first_ends(read(), worker.send_forever())
+                await run_until_first_ends(read(self), self.send_forever())
                 has_failed = False
             except WorkerError as error:
                 log.warning("link broke %s: %s", who, error.message)
             except Exception:
                 log.exception("link failed %s", who)
             finally:
-                self._tasks.pop(worker, None)
                 leave(has_failed)
-                await worker.link.close()
+                await self.link.close()
 
-        task = self._tasks[worker] = asyncio.create_task(run())
-        return task
-
-    def close(self, worker: Outbox[Any]) -> None:
-        self._tasks[worker].cancel()
-
-    async def stop(self) -> None:
-        await end_tasks(*self._tasks.values())
+        self.leading = asyncio.create_task(run())
+        return self.leading
 
 
 def added_up(faults: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:
@@ -144,28 +147,7 @@ def config_of(drafter: str) -> str:
     return f"drafter-{drafter}.user_config"
 
 
-class AdapterNews:
-    """The adapters that all targets serve, as they last said.
-
-    current: None = no target has said anything yet.  While there is no target it stays as it was.
-    listeners: are called with every change.
-    """
-
-    def __init__(self) -> None:
-        self.current: AdapterList | None = None
-        self.listeners: set[Callable[[], None]] = set()
-
-    def update(self, lists: Sequence[AdapterList]) -> None:
-        """These are what the targets have said that are here."""
-        if not lists:
-            return
-        # A request may be placed at any target, so what only some of them have is not served.
-        served = tuple(
-            each for each in lists[0].served if all(each in other.served for other in lists)
-        )
-        refused = next((each.refused for each in lists if each.refused), "")
-        found = AdapterList(served, refused)
-        if found != self.current:
-            self.current = found
-            for tell in self.listeners:
-                tell()
+def served_by_all(lists: Sequence[AdapterList]) -> AdapterList:
+    """Return the adapters of all targets, which have said these: a request may be placed at any."""
+    served = tuple(each for each in lists[0].served if all(each in other.served for other in lists))
+    return AdapterList(served, next((each.refused for each in lists if each.refused), ""))

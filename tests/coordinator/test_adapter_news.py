@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass
 
 from cluster.config.schema import CoordinatorConfig
-from cluster.coordinator.workers import TARGET_CONFIG, AdapterNews
+from cluster.coordinator.workers import TARGET_CONFIG, served_by_all
 from cluster.messages import AdapterList, WorkerDescription
 from tests.support.coordinator.house import house, request
 from tests.support.coordinator.toys import ToyTarget
@@ -14,15 +14,10 @@ ONE, BOTH = AdapterList(("a@1",)), AdapterList(("a@1", "b@2"))
 
 
 def test_what_only_some_targets_have_is_not_served():
-    news, heard = AdapterNews(), []
-    for said in ([BOTH], [BOTH, ONE], [BOTH, AdapterList(("a@3", "b@2"))], [BOTH, BOTH], []):
-        news.update(said)
-        heard.append(news.current)
-    assert heard[:4] == [BOTH, ONE, AdapterList(("b@2",)), BOTH]
-    assert news.current == BOTH, "without a target it stays: one may come back"
+    said = [BOTH], [BOTH, ONE], [BOTH, AdapterList(("a@3", "b@2"))], [BOTH, BOTH]
+    assert [*map(served_by_all, said)] == [BOTH, ONE, AdapterList(("b@2",)), BOTH]
     refused = AdapterList(("a@1",), "b does not fit")
-    news.update([ONE, refused])
-    assert news.current == refused
+    assert served_by_all([ONE, refused]) == refused
 
 
 @dataclass(eq=False)
@@ -60,6 +55,9 @@ async def test_the_ingress_asks_for_what_it_hears_of_and_hears_of_every_change()
         target.tell(AdapterList(("a@9", "b@2"), "c does not fit"))
         await until(setting, {"a": "a@9", "b": "b@2"})
         assert only.status()["refused"] == {TARGET_CONFIG: "c does not fit"}
+        only.coordinator.remove_target("target-0")
+        assert only.coordinator._present.adapters.served, "they stay: one may come back"
+        only.add_target(target)
         target.tell(AdapterList())
         await until(setting, {})
         assert only.status()["refused"] == {}

@@ -2,13 +2,13 @@
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from cluster.coordinator.ingress import _MAX_UNREAD, IngressLink
 from cluster.coordinator.session import Deliver
-from cluster.coordinator.workers import AdapterNews
 from cluster.core import EMPTY_TOKENS, FinishReason, Request, TokenEvent
 from cluster.errors import CapacityError, RequestError
 from cluster.messages import Load, SubmitFrame
@@ -105,7 +105,7 @@ class Talkative:
 async def test_an_ingress_that_does_not_read_is_left_and_its_requests_are_freed():
     taker = Talkative()
     ours, theirs = memory_pair(window=1)
-    link = IngressLink(taker, theirs, "1/", AdapterNews())
+    link = IngressLink(taker, theirs, "1/", SimpleNamespace(adapters=None, ingresses=set()))
     serving = asyncio.create_task(link.serve())
     await ours.send(SubmitFrame((request(id="x"),)))
     with pytest.raises(CapacityError, match="events are unread"):

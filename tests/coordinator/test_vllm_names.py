@@ -61,7 +61,7 @@ async def test_the_moment_has_its_pages_and_its_adapters():
         cache = {"block_size": "16", "num_gpu_blocks": "12", "enable_prefix_caching": "True"}
         assert stage.value("vllm:cache_config_info", **cache) == 1
         assert "vllm:lora_requests_info{" not in stage.metrics()
-        stage.coordinator._present.adapters.update([AdapterList(("sql@12ab",))])
+        stage.coordinator._present.adapters = AdapterList(("sql@12ab",))
         named = {"max_lora": "1", "running_lora_adapters": "sql", "waiting_lora_adapters": "nl"}
         for name in ("", "sql@12ab", "nl@34cd"):
             stage.coordinator._table.open(name, request(adapter=name), lambda event: None)
