@@ -20,7 +20,6 @@ from cluster.coordinator.audit import Auditor
 from cluster.coordinator.drafters import DrafterPool
 from cluster.coordinator.ingress import IngressLink
 from cluster.coordinator.moment import ActivityLog, record_moment
-from cluster.coordinator.pool_scores import PoolScores
 from cluster.coordinator.present import Answered, Ended, Events, Present, Series, Stepped
 from cluster.coordinator.replica import DrafterLink, DrafterReplica
 from cluster.coordinator.sessions import SessionTable
@@ -70,8 +69,8 @@ class Coordinator:
         self._id = worker_id or uuid.uuid4().hex[:12]
         present = self._present = Present(config, self.recorder, Events(self.recorder), clock)
         self._rendering = Fence(self.recorder, "metrics")
-        self._scores = PoolScores(config)
-        self._pool = DrafterPool(present, self._scores)
+        self._pool = DrafterPool(present)
+        self._scores = self._pool.scores
         self._table = SessionTable(present, self._pool)
         self._targets = TargetLinks(present, self._table, self._pool)
         self._activity = ActivityLog(clock())
@@ -82,7 +81,7 @@ class Coordinator:
         listen = present.events.listen
         listen(Answered, "metrics", self._activity.hear)
         listen(Answered, "statistics", self._switchback.hear)
-        listen(Answered, "scores", self._scores.hear)
+        listen(Answered, "scores", self._pool.hear)
         listen(Ended, "statistics", self._auditor.hear)
         listen(Stepped, "metrics", self._watches.hear)
         self._watch: asyncio.Task[None] | None = None
@@ -117,7 +116,7 @@ class Coordinator:
         self._present.config = config
         self.refuse_config("")
         self._switchback.use(config)
-        self._scores.use(config)
+        self._pool.roster.use(config, config.pool)
         self._table.admit()
 
     def refuse_config(self, reason: str) -> None:
@@ -289,7 +288,7 @@ class Coordinator:
                 for engine in each.description.engines
             ],
             "scores": self._scores.acceptance.table(),
-            "rollouts": self._scores.roster.table(),
+            "rollouts": self._pool.roster.table(),
             "refused": {name: why for name, why in self._present.refused.items() if why},
             "recent_steps": list(self._series.recent_steps),
         }

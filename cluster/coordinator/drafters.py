@@ -9,12 +9,12 @@ import asyncio
 import logging
 import math
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 from cluster import metrics
-from cluster.coordinator.pool_scores import POOL_NODES, PoolScores
-from cluster.coordinator.present import Asked, Present
-from cluster.coordinator.replica import DrafterLink, DrafterReplica, Subscription
+from cluster.coordinator.present import Answered, Asked, Present
+from cluster.coordinator.replica import POOL_NODES, DrafterLink, DrafterReplica, Subscription
 from cluster.coordinator.session import MAX_LOST_IN_A_ROW, Session
 from cluster.core import Observation, Proposal
 from cluster.draft.breaker import CircuitBreaker
@@ -22,6 +22,7 @@ from cluster.logs import OnceAMinute
 from cluster.messages import PoolTree, ProposalFrame, Refusal, WorkerDescription
 from cluster.plan.fence import Fence
 from cluster.plan.in_flight import gather, look_at
+from cluster.plan.roster import DraftScores, Roster
 from cluster.spec.tree import prune
 from cluster.spec.tree_check import problem_in_text, problems_of_proposals
 
@@ -37,13 +38,15 @@ class DrafterPool(list[DrafterReplica]):
     """All replicas.  A session sticks to one per drafter while that one lives.
 
     seen: names of drafters that were here at some time.  faults: their numbers, by the drafter's
-    name and by reason.  roster: of who serves.
+    name and by reason.  scores: of their trees, which only the coordinator sees.  roster: of who
+    serves.
     """
 
-    def __init__(self, present: Present, scores: PoolScores) -> None:
+    def __init__(self, present: Present) -> None:
         super().__init__()
         self._present = present
-        self._scores, self.roster = scores, scores.roster
+        self.roster = Roster(present.config, present.config.pool)
+        self.scores = DraftScores(self.roster)
         self._renewed: dict[str, Session] = {}  # those with a tree that their target has not got
         self._num_merges = 0
         self._merging = Fence(present.recorder, "pool trees")
@@ -61,7 +64,7 @@ class DrafterPool(list[DrafterReplica]):
         """Take a replica into the pool, with the breaker of its former life with the same model.
         Of several with different models the last one counts."""
         sessions = self._present.sessions.values()
-        if self._scores.meet(name, description.model_hash):
+        if self.scores.meet(name, description.model_hash):
             for session in sessions:
                 session.text.forget(name)
         config = self._present.config.coordinator
@@ -118,7 +121,7 @@ class DrafterPool(list[DrafterReplica]):
         now = self._present.clock()
         if target is None:  # it is told of once the session has a place
             return
-        num_texts = len(target.sessions)
+        config, num_texts = self._present.config.coordinator, len(target.sessions)
         with self._committing:
             for name in text.names:
                 if name in target.description.residents or not text.may_ask(name):
@@ -133,19 +136,23 @@ class DrafterPool(list[DrafterReplica]):
                 is_shared = replica.shares_devices(target)
                 if not session.has_answered and is_shared:
                     continue
-                lag = self._scores.commit_lag(
-                    text, name, own.num_unused, num_texts, is_shared=is_shared
-                )
+                lag = own.commit_lag(config, num_texts, is_shared=is_shared)
                 num_unsent = len(session.tokens) - own.sent_len
                 if own.generation == session.generation and num_unsent < lag:
                     continue
-                is_model = bool(replica.description.model_hash)
-                own.max_nodes = self._scores.ask(text, num_texts, is_model=is_model)
+                own.max_nodes = own.nodes_to_ask(config, num_texts)
                 is_hit = text.has_tree_left(name) if session.has_answered else None
                 self._present.events.post(
                     Asked(name, text.group, session.request.task, own.max_nodes, is_hit)
                 )
                 replica.mark(own)
+
+    def hear(self, answers: Sequence[Answered]) -> None:
+        """Score the trees of texts that go on, or are over."""
+        for ends in (False, True):
+            self.scores.score(
+                [each.session.text for each in answers if each.session.is_over is ends], ends=ends
+            )
 
     def release(self, session: Session) -> None:
         """The session is over; its drafters free what they hold of it."""
@@ -232,7 +239,7 @@ class DrafterPool(list[DrafterReplica]):
             return None
         if own is None:
             return False
-        if self._scores.keep_newest(own.session.text, replica.name, proposal) is not None:
+        if self.scores.keep_newest(own.session.text, replica.name, proposal) is not None:
             if not self._renewed:
                 asyncio.get_running_loop().call_soon(self._merge)
             self._renewed[own.session.id] = own.session
@@ -244,7 +251,7 @@ class DrafterPool(list[DrafterReplica]):
         self._renewed.clear()
         texts = [each.text for each in sessions]
         with self._merging:
-            offers = gather(texts, self._scores.acceptance)
+            offers = gather(texts, self.scores.acceptance)
             self._num_merges += 1
             look_at(texts, self._num_merges)
             if offers is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from cluster.config.schema import CoordinatorConfig
 from cluster.coordinator.session import Session
 from cluster.coordinator.targets import TargetSeat
 from cluster.coordinator.workers import Worker
@@ -12,9 +13,17 @@ from cluster.core import Clock, Commit, Observation, Proposal
 from cluster.draft.base import told_params
 from cluster.draft.breaker import CircuitBreaker
 from cluster.messages import CommitFrame, ProposalFrame, Refusal, WorkerDescription
+from cluster.plan.texts import MAX_LAG
 from cluster.rpc.link import Link
 
 DrafterLink = Link[CommitFrame, ProposalFrame]
+
+# Nodes that a pool drafter is asked for (and a target sent), of one text and of all of a target:
+# broader trees more often go on behind the next commits; but the coordinator reads all of it.
+POOL_NODES = 64
+_POOL_NODES_OF_ALL = 512
+# Steps without a verified draft after which a drafter is told less.
+_UNUSED_STEPS = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -42,6 +51,31 @@ class Subscription:
         """True if it was sent all tokens."""
         session = self.session
         return self.sent_len == len(session.tokens) and self.generation == session.generation
+
+    def nodes_to_ask(self, config: CoordinatorConfig, num_texts: int) -> int:
+        """How many nodes it may grow behind the next commit, of so many texts; it always may some.
+
+        A model keeps what it has grown; look-ups would build a broad tree anew each time.
+        """
+        most = POOL_NODES if self.session.text.max_draft_tokens else 0
+        if self.replica.description.model_hash or config.budget != "adaptive":
+            return most  # beyond what a step takes, for the rest survives the re-rooting
+        return min(max(_POOL_NODES_OF_ALL // num_texts, 1), most)
+
+    def commit_lag(self, config: CoordinatorConfig, num_texts: int, *, is_shared: bool) -> int:
+        """Tokens that may be kept back from it, and one: 1 = none.
+
+        Reading its trees costs time, in a crowd above all.  is_shared: it drafts on the target's
+        cores.
+        """
+        beside, num_unused = self.session.text.beside, self.num_unused
+        is_compared = self.replica.name in (*beside, *beside.values())
+        if config.budget != "adaptive" or num_unused < _UNUSED_STEPS or is_compared:
+            return 1
+        # On the target's cores a commit costs as much as some tokens: fewer and fewer are sent.
+        if is_shared:
+            return min(num_unused, MAX_LAG)
+        return min(max(num_texts // 2, 1), _UNUSED_STEPS)
 
     def next_commit(self, max_tokens: int) -> Commit:
         """Return what it was not sent, at most max_tokens of it."""

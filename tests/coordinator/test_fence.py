@@ -23,7 +23,7 @@ from tests.support.worker.residents import GreedyOracle, resident
         ("cluster.plan.roster.DraftScores.score", {"scores"}),
         ("cluster.plan.roster.DraftScores.record", {"metrics", "scores"}),
         ("cluster.spec.statistics.TextStatistics.take", {"statistics"}),
-        ("cluster.coordinator.pool_scores.PoolScores.ask", {"commits"}),
+        ("cluster.coordinator.replica.Subscription.nodes_to_ask", {"commits"}),
         ("cluster.coordinator.drafters.gather", {"pool trees"}),
         ("cluster.coordinator.present.Series._enter_answers", {"metrics"}),
         ("cluster.coordinator.present.Series._enter_asked", {"metrics"}),

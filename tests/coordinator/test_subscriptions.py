@@ -1,0 +1,41 @@
+"""How much a drafter of the pool is told of a text, and asked for."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from cluster.config.schema import CoordinatorConfig
+from cluster.coordinator.replica import Subscription
+from tests.support.coordinator.house import session
+
+ADAPTIVE, FIXED = CoordinatorConfig(), CoordinatorConfig(budget="fixed")
+
+
+def subscription(
+    num_unused: int = 0, model_hash: str = "", max_draft_tokens: int = 8
+) -> Subscription:
+    own, described = session(), SimpleNamespace(model_hash=model_hash)
+    own.text.max_draft_tokens = max_draft_tokens
+    replica = SimpleNamespace(name="a", description=described)
+    return Subscription(own, replica, num_unused=num_unused)
+
+
+@pytest.mark.parametrize(
+    ("num_texts", "is_shared", "lag", "most"),
+    [(1, False, 1, 1), (6, False, 3, 3), (64, False, 8, 8), (1, True, 8, 64), (64, True, 8, 64)],
+)
+def test_drafters_hear_of_every_step_while_theirs_are_verified_and_of_fewer_else(
+    num_texts: int, is_shared: bool, lag: int, most: int
+):
+    for num_unused, expected in ((0, 1), (7, 1), (8, lag), (208, most)):
+        own = subscription(num_unused)
+        assert own.commit_lag(ADAPTIVE, num_texts, is_shared=is_shared) == expected
+    assert own.commit_lag(FIXED, num_texts, is_shared=is_shared) == 1
+
+
+def test_look_ups_are_asked_for_less_of_each_text_in_a_crowd_and_models_are_not():
+    own, model = subscription(), subscription(model_hash="1")
+    assert [own.nodes_to_ask(ADAPTIVE, count) for count in (1, 16, 10_000)] == [64, 32, 1]
+    assert model.nodes_to_ask(ADAPTIVE, 10_000) == own.nodes_to_ask(FIXED, 10_000) == 64
+    for each in ("", "1"):
+        assert subscription(model_hash=each, max_draft_tokens=0).nodes_to_ask(ADAPTIVE, 1) == 0
