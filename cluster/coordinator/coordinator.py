@@ -20,7 +20,7 @@ from cluster.coordinator.audit import Auditor
 from cluster.coordinator.drafters import DrafterPool
 from cluster.coordinator.ingress import IngressLink
 from cluster.coordinator.moment import ActivityLog, record_moment
-from cluster.coordinator.present import Answered, Ended, Events, Present, Series, Stepped
+from cluster.coordinator.present import Answered, Ended, Present, Series, Stepped
 from cluster.coordinator.replica import DrafterLink, DrafterReplica
 from cluster.coordinator.sessions import SessionTable
 from cluster.coordinator.switchback import Switchback
@@ -67,7 +67,7 @@ class Coordinator:
     ) -> None:
         self.recorder = recorder or Recorder(only=COORDINATOR, model_name=config.model_name)
         self._id = worker_id or uuid.uuid4().hex[:12]
-        present = self._present = Present(config, self.recorder, Events(self.recorder), clock)
+        present = self._present = Present(config, self.recorder, clock)
         self._rendering = Fence(self.recorder, "metrics")
         self._pool = DrafterPool(present)
         self._scores = self._pool.scores
@@ -75,10 +75,10 @@ class Coordinator:
         self._targets = TargetLinks(present, self._table, self._pool)
         self._activity = ActivityLog(clock())
         self._watches = Watches(config.model_name, self.status, clock)
-        self._series = Series(self.recorder, present.events)
+        self._series = Series(present)
         self._auditor = Auditor(present, self._table)
         self._switchback = Switchback(config, self.recorder)
-        listen = present.events.listen
+        listen = present.listen
         listen(Answered, "metrics", self._activity.hear)
         listen(Answered, "statistics", self._switchback.hear)
         listen(Answered, "scores", self._pool.hear)
@@ -226,7 +226,7 @@ class Coordinator:
 
     def demand(self) -> dict[str, Statistics]:
         """Return what the autoscaling of each pool drafter is to know; for one caller."""
-        self._present.events.settle()
+        self._present.settle()
         waiting = self._pool.num_waiting()
         worth = self._series.worth(self._present.clock(), self._scores.acceptance)
         return {
@@ -258,7 +258,7 @@ class Coordinator:
 
     def render_metrics(self) -> bytes:
         """All metrics as of now, in Prometheus' text format."""
-        self._present.events.settle()
+        self._present.settle()
         with self._rendering:
             self._scores.record(self.recorder)
         record_moment(self._present, self._pool)
@@ -300,7 +300,7 @@ class Coordinator:
     def tick(self) -> None:
         """Act on everything that is overdue; called every half second by the watch."""
         now = self._present.clock()
-        self._present.events.settle()
+        self._present.settle()
         self._switchback.tick()
         self._targets.tick(now, is_plain=self._switchback.is_plain_now)
         self._table.tick(now)

@@ -21,9 +21,8 @@ from cluster.draft.breaker import CircuitBreaker
 from cluster.logs import OnceAMinute
 from cluster.messages import PoolTree, ProposalFrame, Refusal, WorkerDescription
 from cluster.plan.fence import Fence
-from cluster.plan.in_flight import gather, look_at
+from cluster.plan.in_flight import best_of, gather, look_at
 from cluster.plan.roster import DraftScores, Roster
-from cluster.spec.tree import prune
 from cluster.spec.tree_check import problem_in_text, problems_of_proposals
 
 log = logging.getLogger(__name__)
@@ -142,7 +141,7 @@ class DrafterPool(list[DrafterReplica]):
                     continue
                 own.max_nodes = own.nodes_to_ask(config, num_texts)
                 is_hit = text.has_tree_left(name) if session.has_answered else None
-                self._present.events.post(
+                self._present.post(
                     Asked(name, text.group, session.request.task, own.max_nodes, is_hit)
                 )
                 replica.mark(own)
@@ -256,16 +255,10 @@ class DrafterPool(list[DrafterReplica]):
             look_at(texts, self._num_merges)
             if offers is None:
                 return
-            bounds = offers.forest.starts.tolist()
-            for session, tree, start, stop in zip(
-                sessions, offers.forest.split(), bounds, bounds[1:], strict=False
-            ):
-                if start == stop:
+            found = best_of(texts, offers, [POOL_NODES] * len(texts))
+            for session, best in zip(sessions, found, strict=True):
+                if len(best.tree) == 0:
                     continue
-                survival, sources = offers.survival[start:stop], offers.sources[start:stop]
-                if len(tree) > POOL_NODES:
-                    tree, survival, places = prune(tree, survival, POOL_NODES)
-                    sources = sources[places]
                 tokens = session.tokens
                 self._present.seats[session.target_id].tell(
                     PoolTree(
@@ -273,9 +266,9 @@ class DrafterPool(list[DrafterReplica]):
                         session.generation,
                         len(tokens),
                         tokens.hash_at(len(tokens)),
-                        tree,
-                        survival,
-                        sources,
+                        best.tree,
+                        best.survival,
+                        best.sources,
                         tuple(session.text.weights.get(name, 0.0) for name in session.text.names),
                     )
                 )

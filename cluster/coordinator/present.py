@@ -71,30 +71,6 @@ class Stepped:
     report: StepReport
 
 
-class Events:
-    """Keeps what happens for its listeners; one that fails hurts nobody else."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self._listeners: list[tuple[type[Any], Any, Callable[[Any], None]]] = []
-        self._happened: defaultdict[type[Any], list[Any]] = defaultdict(list)
-
-    def listen(self, kind: type[E], part: str, hear: Callable[[Sequence[E]], None]) -> None:
-        """Let `hear` be told of all events of a kind.  part: its name in the metric of failures."""
-        self._listeners.append((kind, Fence(self._recorder, part), hear))
-
-    def post(self, event: object) -> None:
-        self._happened[type(event)].append(event)
-
-    def settle(self) -> None:
-        """Tell of everything since the last call."""
-        happened, self._happened = self._happened, defaultdict(list)
-        for kind, section, hear in self._listeners:
-            if kind in happened:
-                with section:
-                    hear(happened[kind])
-
-
 @dataclass(slots=True)
 class Present:
     """config: the last one that it was told.  sessions: those with a place and those that wait for
@@ -105,7 +81,6 @@ class Present:
 
     config: Config
     recorder: Recorder
-    events: Events
     clock: Clock
     sessions: dict[str, Session] = field(default_factory=dict)
     seats: dict[str, TargetSeat] = field(default_factory=dict)
@@ -113,6 +88,26 @@ class Present:
     adapters: AdapterList | None = None
     ingresses: set[Callable[[], None]] = field(default_factory=set)
     refused: dict[str, str] = field(default_factory=dict)
+    _listeners: list[tuple[type[Any], Fence, Callable[[Any], None]]] = field(default_factory=list)
+    _happened: defaultdict[type[Any], list[Any]] = field(default_factory=lambda: defaultdict(list))
+
+    def listen(self, kind: type[E], part: str, hear: Callable[[Sequence[E]], None]) -> None:
+        """Let `hear` be told of all events of a kind; if it fails, that hurts nobody else.
+
+        part: its name in the metric of failures."""
+        self._listeners.append((kind, Fence(self.recorder, part), hear))
+
+    def post(self, event: object) -> None:
+        """Keep what happens for its listeners."""
+        self._happened[type(event)].append(event)
+
+    def settle(self) -> None:
+        """Tell of everything since the last call."""
+        happened, self._happened = self._happened, defaultdict(list)
+        for kind, section, hear in self._listeners:
+            if kind in happened:
+                with section:
+                    hear(happened[kind])
 
 
 # What the metrics are told of steps and texts, and of how much drafters are asked for.
@@ -133,16 +128,16 @@ class Series:
     """Enters what happens into a recorder.  recent_steps: the last ones, oldest first, for status
     reports and benchmarks."""
 
-    def __init__(self, recorder: Recorder, events: Events) -> None:
-        self._recorder = recorder
+    def __init__(self, present: Present) -> None:
+        self._recorder = present.recorder
         self._mean_purity: float | None = None
         self.recent_steps: deque[dict[str, float]] = deque(maxlen=_MAX_RECENT_STEPS)
         self._num_commits: Counter[tuple[str, Group]] = Counter()  # by drafter and group
         self._since = 0.0
-        events.listen(Asked, "metrics", self._enter_asked)
-        events.listen(Answered, "metrics", self._enter_answers)
-        events.listen(Ended, "metrics", self._enter_ends)
-        events.listen(Stepped, "metrics", self._enter_steps)
+        present.listen(Asked, "metrics", self._enter_asked)
+        present.listen(Answered, "metrics", self._enter_answers)
+        present.listen(Ended, "metrics", self._enter_ends)
+        present.listen(Stepped, "metrics", self._enter_steps)
 
     def _enter_answers(self, answers: Sequence[Answered]) -> None:
         tasks = []

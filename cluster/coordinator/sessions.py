@@ -145,7 +145,7 @@ class SessionTable:
         session.idle_because = self._idle_reason(session)
         if session.is_audit:
             return
-        self._present.events.post(Ended(session, reason, now, target_id))
+        self._present.post(Ended(session, reason, now, target_id))
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             duration_s = now - session.arrived_at - session.queue_time_s
             weight = evidence.RECENT if self._mean_duration_s else 1.0

@@ -108,7 +108,7 @@ class TargetLinks:
             self._table.admit()
             # Clients and drafters hear of it first.
             await asyncio.sleep(0)
-            self._present.events.settle()
+            self._present.settle()
 
     def _lose(self, seat: TargetSeat) -> None:
         if self._present.seats.get(seat.id) is seat:
@@ -165,7 +165,7 @@ class TargetLinks:
         session.num_retries = session.num_reopened = 0
         session.redraws += verdict.redraws
         if not session.is_audit:
-            self._present.events.post(Answered(session, verdict, now, former_at))
+            self._present.post(Answered(session, verdict, now, former_at))
         if reason is not None:
             seat.ended(session)
             self._table.finish(session, reason)
@@ -200,7 +200,7 @@ class TargetLinks:
         seat.pages = report.pages_in_use, report.pages_total
         num_tokens = report.num_prompt_tokens + report.num_emitted_tokens
         if report.num_sequences or num_tokens or report.num_prefill_tokens:
-            self._present.events.post(Stepped(seat.id, report))
+            self._present.post(Stepped(seat.id, report))
 
 
 def problem_of(verdict: TextVerdict, session: Session, vocab_size: int) -> str | None:

@@ -24,8 +24,8 @@ from cluster.plan.in_flight import (
     Offers,
     Plan,
     Round,
+    best_of,
     gather,
-    in_flight_of,
     look_at,
 )
 from cluster.plan.load import TargetModel
@@ -38,7 +38,7 @@ from cluster.spec.budget import FIRST_NODES, NO_DRAFTS, Ask
 from cluster.spec.native import trees as native
 from cluster.spec.step_profile import DraftTime, StepProfile
 from cluster.spec.survival import claimed_conditionals
-from cluster.spec.tree import depths, ranked, with_ancestors
+from cluster.spec.tree import depths, with_ancestors
 
 
 class Controller:
@@ -231,10 +231,7 @@ def _plan_fixed(
     drafted = Ask(max(caps)) if moment.residents else NO_DRAFTS
     if offers is None:
         return Plan.plain(texts, PlainWhy.NO_DRAFTS, drafted)
-    forest = offers.forest
-    nodes, ranks = ranked(offers.survival, forest.owners, forest.starts)
-    chosen = nodes[ranks < np.array(caps, dtype=np.int64)[forest.owners]]
-    return Plan(in_flight_of(texts, offers, chosen), drafted)
+    return Plan(best_of(texts, offers, caps), drafted)
 
 
 # For each kind that follows a text, its bounds where the configuration names none; None = what the

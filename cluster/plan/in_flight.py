@@ -18,7 +18,7 @@ from cluster.spec.acceptance import LEAST_WEIGHT, AcceptanceModel, Group, Score
 from cluster.spec.budget import NO_DRAFTS, Ask
 from cluster.spec.native.trees import Held, MergedTrees, Seen, merge_trees
 from cluster.spec.step_profile import DraftTime
-from cluster.spec.tree import Forest, Indices, Mask, below, children
+from cluster.spec.tree import Forest, Indices, Mask, below, children, ranked
 
 
 @record
@@ -280,13 +280,22 @@ def in_flight_of(texts: Sequence[Text], offers: Offers, nodes: Indices) -> list[
     """Return an item for each text, with its nodes among the chosen ones."""
     if len(nodes) == 0:
         return [PLAIN] * len(texts)
-    is_chosen = np.zeros(offers.forest.num_nodes, dtype=np.bool_)
-    is_chosen[nodes] = True
-    chosen = offers.keep(is_chosen)
-    trees, bounds = chosen.forest.split(), chosen.forest.starts.tolist()
+    if len(nodes) < offers.forest.num_nodes:
+        is_chosen = np.zeros(offers.forest.num_nodes, dtype=np.bool_)
+        is_chosen[nodes] = True
+        offers = offers.keep(is_chosen)
+    trees, bounds = offers.forest.split(), offers.forest.starts.tolist()
     return [
-        InFlight(tree, chosen.sources[start:stop], chosen.survival[start:stop])
+        InFlight(tree, offers.sources[start:stop], offers.survival[start:stop])
         if stop > start
         else PLAIN
         for tree, start, stop in zip(trees, bounds, bounds[1:], strict=False)
     ]
+
+
+def best_of(texts: Sequence[Text], offers: Offers, most: Sequence[int]) -> list[InFlight]:
+    """Return an item for each text, with its best nodes, at most so many of each."""
+    forest = offers.forest
+    nodes, ranks = ranked(offers.survival, forest.owners, forest.starts)
+    chosen = nodes[ranks < np.array(most, dtype=np.int64)[forest.owners]]
+    return in_flight_of(texts, offers, chosen)
