@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import os
 import re
 import secrets
 import time
@@ -163,7 +162,7 @@ def _keep(folder: Path, case: Ended, redraws: list[Redraw]) -> None:
             log.warning("audit: %s has %d mismatches; remove some to keep more", folder, _MAX_FILES)
             return
         path = folder / f"{time.time_ns()}-{name}.json"
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump(record, file)
+        path.touch(mode=0o600, exist_ok=False)
+        path.write_text(json.dumps(record))
     except OSError as error:
         log.error("audit: a mismatch cannot be kept in %s: %s", folder, error)

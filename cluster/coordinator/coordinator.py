@@ -311,7 +311,7 @@ class Coordinator:
     async def _read_proposals(self, replica: DrafterReplica) -> None:
         async for frame in replica.link:
             self._pool.receive(replica, frame)
-            for watch in self._watches.open:
+            for watch in self._watches:
                 watch.drafted(replica, frame)
 
     async def _watch_forever(self) -> None:

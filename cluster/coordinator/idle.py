@@ -1,16 +1,11 @@
-"""Why a request had no speculative step: one decision over plain facts, for its answer."""
+"""Why a request had no speculative step, as its answer says."""
 
 from __future__ import annotations
 
 import enum
-from collections import Counter
-from collections.abc import Set as AbstractSet
 
 from cluster.requests.fields import PlainWhy
 from cluster.spec import statistics
-
-# Drafters that are not there so long after the coordinator's start do not just load.
-_LOADING_S = 120.0
 
 
 class IdleReason(enum.StrEnum):
@@ -42,7 +37,8 @@ MEANINGS: dict[str, str] = {
 }
 
 
-_REASONS = {
+# By why a step had none.
+OF_STEPS = {
     PlainWhy.NO_DRAFTS: IdleReason.NO_DRAFTS,
     PlainWhy.GUARD: IdleReason.PAUSED,
     PlainWhy.NOT_WORTH_IT: IdleReason.NOT_WORTH_IT,
@@ -51,33 +47,3 @@ _REASONS = {
     PlainWhy.SCHEDULE: IdleReason.SCHEDULE,
     PlainWhy.SWITCHBACK: IdleReason.SWITCHBACK,
 }
-
-
-def idle_reason(
-    *,
-    is_enabled: bool,
-    names: AbstractSet[str],
-    refused: AbstractSet[str],
-    usable: AbstractSet[str],
-    seen: AbstractSet[str],
-    uptime_s: float,
-    steps: Counter[PlainWhy],
-) -> IdleReason:
-    """Return what kept a request from having a speculative step; of several things, the one that
-    did so in most steps.
-
-    names: of the drafters that may serve it.  refused: of those that were because they do not fit
-    the model; usable: connected, and not left alone after faults; seen: connected at some time
-    since the coordinator started, uptime_s ago.
-    steps: its plain steps that could have had drafts, by why.
-    """
-    if not is_enabled:
-        return IdleReason.DISABLED
-    if names <= refused:
-        return IdleReason.NO_DRAFTER_FOR_MODEL
-    if names.isdisjoint(usable):
-        # Those that are not there may still come.
-        are_loading = names.isdisjoint(seen) and uptime_s < _LOADING_S
-        return IdleReason.WARMING_UP if are_loading else IdleReason.DRAFTERS_DOWN
-    why, reason = max(_REASONS.items(), key=lambda each: steps[each[0]])
-    return reason if steps[why] else IdleReason.TOO_SHORT

@@ -34,7 +34,6 @@ class IngressLink(Outbox[EventFrame]):
         super().__init__(link)
         self._table = table
         self._prefix = prefix
-        self._live: set[str] = set()
         self._present = present
         self._is_beat_due = False
         self._events: deque[TokenEvent] = deque()
@@ -48,8 +47,9 @@ class IngressLink(Outbox[EventFrame]):
             log.info("ingress link broke: %s", error.message)
         finally:
             self._present.ingresses.remove(self._beat)
-            for request_id in list(self._live):
-                self._table.cancel(self._prefix + request_id)
+            for name in list(self._present.sessions):
+                if name.startswith(self._prefix):
+                    self._table.cancel(name)
 
     async def _read_all(self) -> None:
         async for frame in self.link:
@@ -61,12 +61,12 @@ class IngressLink(Outbox[EventFrame]):
                 self._table.cancel(self._prefix + request_id, FinishReason.STOP)
 
     def _submit(self, request: Request) -> None:
-        if request.id not in self._live:
-            self._live.add(request.id)
+        name, sessions = self._prefix + request.id, self._present.sessions
+        if name not in sessions:
             try:
-                self._table.open(self._prefix + request.id, request, self._deliver)
+                self._table.open(name, request, self._deliver)
                 # The ingress may tell its client that the request is taken.
-                if request.id in self._live and not request.was_admitted:
+                if name in sessions and not request.was_admitted:
                     self._deliver(TokenEvent(request.id, len(request.output_ids), EMPTY_TOKENS))
             except DrafthouseError as error:
                 self._deliver(error_event(request.id, error))
@@ -87,8 +87,6 @@ class IngressLink(Outbox[EventFrame]):
             await asyncio.sleep(HEARTBEAT_S)
 
     def _deliver(self, event: TokenEvent) -> None:
-        if event.finish_reason is not None:
-            self._live.discard(event.request_id)
         self._events.append(event)
         self.wake()
 

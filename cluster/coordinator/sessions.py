@@ -15,7 +15,7 @@ from cluster.coordinator.admission import (
     with_law,
 )
 from cluster.coordinator.drafters import DrafterPool
-from cluster.coordinator.idle import IdleReason, idle_reason
+from cluster.coordinator.idle import OF_STEPS, IdleReason
 from cluster.coordinator.present import Ended, Present
 from cluster.coordinator.session import MAX_LOST_IN_A_ROW, Deliver, Session
 from cluster.coordinator.targets import TargetSeat
@@ -34,6 +34,8 @@ from cluster.spec import evidence
 log = logging.getLogger(__name__)
 
 _MAX_RETRIES_IN_A_ROW = 3
+# Drafters that are not there so long after the coordinator's start do not just load.
+_LOADING_S = 120.0
 # Bounds of Retry-After.
 _LEAST_RETRY_S, _MOST_RETRY_S = 1.0, 60.0
 # Requests differ: a place may come so much later than their mean lets expect.
@@ -142,7 +144,8 @@ class SessionTable:
         self._leave(session)
         session.is_over = True
         self._pool.release(session)
-        session.idle_because = self._idle_reason(session)
+        uptime_s = now - self._started_at
+        session.idle_because = idle_reason(session, self._present, self._pool, uptime_s)
         if session.is_audit:
             return
         self._present.post(Ended(session, reason, now, target_id))
@@ -158,8 +161,11 @@ class SessionTable:
 
     def relocate(self, seat: TargetSeat, session: Session, error: DrafthouseError) -> None:
         """Its target could not serve it: try another one, or the same again, a few times."""
+        log.warning("target refused a request, try %d: %s", session.num_retries + 1, error.message)
+        self._retry(seat, session, error)
+
+    def _retry(self, seat: TargetSeat, session: Session, error: DrafthouseError) -> None:
         session.num_retries += 1
-        log.warning("target refused a request, try %d: %s", session.num_retries, error.message)
         if session.num_retries > _MAX_RETRIES_IN_A_ROW:
             self.fail(session, error)
         else:
@@ -191,12 +197,8 @@ class SessionTable:
         self._present.recorder.add(metrics.FAILOVERS, len(lost))
         for session in lost:
             seat.ended(session)  # what it has said and nobody has read yet counts no more
-            self._leave(session)
-            self._wait(session)
             # A request that brings down every target it meets must not go round for ever.
-            session.num_retries += 1
-            if session.num_retries > _MAX_RETRIES_IN_A_ROW:
-                self.fail(session, WorkerError("every target that took the request was lost"))
+            self._retry(seat, session, WorkerError("every target that took the request was lost"))
         self.admit()
 
     def admit(self) -> None:
@@ -215,20 +217,6 @@ class SessionTable:
             if now - max(session.arrived_at, self._unserved_since) >= timeout_s:
                 waited = f"no target has been available for {timeout_s:g} s; ask again later"
                 self.fail(session, UnavailableError(waited))
-
-    def _idle_reason(self, session: Session) -> IdleReason:
-        config = self._present.config
-        names = {*allowed_drafters(config, session.request)}
-        has_some = bool(names) or not config.drafters
-        return idle_reason(
-            is_enabled=session.text.max_draft_tokens > 0 and has_some,
-            names=names,
-            refused=self._present.refused.keys(),
-            usable=self._pool.usable(),
-            seen=self._pool.seen,
-            uptime_s=self._present.clock() - self._started_at,
-            steps=session.plain_steps,
-        )
 
     def _check_line(self, request: Request) -> None:
         """Raise CapacityError where the request has no place and cannot wait for one."""
@@ -292,3 +280,22 @@ class SessionTable:
             seat.drop(session)
         elif session in self._line:
             self._line.remove(session)
+
+
+def idle_reason(
+    session: Session, present: Present, pool: DrafterPool, uptime_s: float
+) -> IdleReason:
+    """Return what kept a request from having a speculative step; of several things, the one that
+    did so in most steps.  uptime_s: since the coordinator started."""
+    config, steps = present.config, session.plain_steps
+    names = {*allowed_drafters(config, session.request)}
+    if not session.text.max_draft_tokens or (config.drafters and not names):
+        return IdleReason.DISABLED
+    if names <= present.refused.keys():
+        return IdleReason.NO_DRAFTER_FOR_MODEL
+    if names.isdisjoint(pool.usable()):
+        # Those that are not there may still come.
+        are_loading = names.isdisjoint(pool.seen) and uptime_s < _LOADING_S
+        return IdleReason.WARMING_UP if are_loading else IdleReason.DRAFTERS_DOWN
+    why, reason = max(OF_STEPS.items(), key=lambda each: steps[each[0]])
+    return reason if steps[why] else IdleReason.TOO_SHORT

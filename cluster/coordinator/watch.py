@@ -203,24 +203,24 @@ def _step(ago_s: float, report: StepReport) -> StepEvent:
     )
 
 
-class Watches:
-    """The watchers of one coordinator.  open: empty = nothing is noted for anybody."""
+class Watches(list[Watch]):
+    """The watchers of one coordinator; without any, nothing is noted."""
 
     def __init__(
         self, model_name: str, status: Callable[[], Mapping[str, Any]], clock: Clock
     ) -> None:
-        self.open: list[Watch] = []
+        super().__init__()
         self._model_name, self._status, self._clock = model_name, status, clock
 
     def hear(self, steps: Sequence[Stepped]) -> None:
         for each in steps:
-            for watch in self.open:
+            for watch in self:
                 watch.stepped(each.target_id, each.report)
 
     async def events(self) -> AsyncGenerator[tuple[str, str], None]:
         """Yield the events of one watcher, until it leaves: name and JSON."""
         watch = Watch(self._clock)
-        self.open.append(watch)
+        self.append(watch)
         try:
             status = self._status()
             name = status["id"]
@@ -243,4 +243,4 @@ class Watches:
                     yield encoded(Scores(name, status["scores"], inside))
                 await asyncio.sleep(_ROUNDS_EVERY_S)
         finally:
-            self.open.remove(watch)
+            self.remove(watch)

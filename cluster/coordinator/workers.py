@@ -133,13 +133,13 @@ class Worker(Outbox[S]):
         return self.leading
 
 
-def added_up(faults: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:
+def added_up(faults: Iterable[Mapping[str, Mapping[str, int]]]) -> Mapping[str, Counter[str]]:
     """Add up faults of drafters, which stand by name and reason."""
     found: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for each in faults:
         for name, own in each.items():
             found[name].update(own)
-    return {name: dict(own) for name, own in found.items()}
+    return found
 
 
 def config_of(drafter: str) -> str:

@@ -1,12 +1,16 @@
 """Why a request had no speculative step."""
 
-from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from cluster.coordinator.idle import MEANINGS, IdleReason, idle_reason
+from cluster.config.schema import Config
+from cluster.coordinator.idle import MEANINGS, IdleReason
+from cluster.coordinator.sessions import idle_reason
+from cluster.core import SpeculationOptions
 from cluster.requests.fields import PlainWhy
+from tests.support.coordinator.house import session
 
 NONE = frozenset()
 BOTH = frozenset("ab")
@@ -17,7 +21,6 @@ NOTHING: dict[str, Any] = {
     "usable": NONE,
     "seen": NONE,
     "uptime_s": 0.0,
-    "steps": Counter(),
 }
 
 
@@ -41,8 +44,13 @@ NOTHING: dict[str, Any] = {
 def test_of_several_reasons_the_one_of_most_steps_is_said(known: dict[str, Any], expected: str):
     whys = (PlainWhy.GUARD, PlainWhy.NOT_WORTH_IT, PlainWhy.NO_DRAFTS)
     counts = dict(zip(whys, known.get("steps", ()), strict=False))
-    given = NOTHING | known | {"steps": Counter({PlainWhy.NONE: 100, **counts})}
-    assert idle_reason(**given) == expected
+    given = SimpleNamespace(**NOTHING | known)
+    asked = session(speculation=SpeculationOptions(drafters=tuple(given.names)))
+    asked.text.max_draft_tokens = 8 * given.is_enabled
+    asked.plain_steps.update({PlainWhy.NONE: 100, **counts})
+    present = SimpleNamespace(config=Config(), refused=dict.fromkeys(given.refused))
+    pool = SimpleNamespace(usable=lambda: given.usable, seen=given.seen)
+    assert idle_reason(asked, present, pool, given.uptime_s) == expected
 
 
 def test_every_reason_has_a_meaning_of_its_own():

@@ -2,7 +2,6 @@
 
 import asyncio
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -91,7 +90,13 @@ async def test_an_id_sent_twice_or_a_refused_request_does_not_end_the_first_one(
 class Talkative:
     """Takes every request, and says more of it than anybody reads."""
 
+    adapters = None
+
+    def __init__(self) -> None:
+        self.sessions, self.ingresses = set(), set()
+
     def open(self, session_id: str, request: Request, deliver: Deliver) -> None:
+        self.sessions.add(session_id)
         for position in range(_MAX_UNREAD + 1000):
             deliver(TokenEvent(request.id, position, EMPTY_TOKENS))
 
@@ -105,7 +110,7 @@ class Talkative:
 async def test_an_ingress_that_does_not_read_is_left_and_its_requests_are_freed():
     taker = Talkative()
     ours, theirs = memory_pair(window=1)
-    link = IngressLink(taker, theirs, "1/", SimpleNamespace(adapters=None, ingresses=set()))
+    link = IngressLink(taker, theirs, "1/", taker)
     serving = asyncio.create_task(link.serve())
     await ours.send(SubmitFrame((request(id="x"),)))
     with pytest.raises(CapacityError, match="events are unread"):

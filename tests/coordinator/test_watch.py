@@ -73,17 +73,17 @@ async def test_a_watcher_sees_every_step_and_what_drafters_brought():
 async def test_nothing_is_noted_without_watchers_and_the_text_is_the_same():
     async with at_work(ToyDrafter("right", oracle_chain())) as stage:
         watches = stage.coordinator._watches
-        assert not watches.open
+        assert not watches
         before = text_of(await stage.ask())
         first, second = Watcher(stage.coordinator), Watcher(stage.coordinator)
         for each in (first, second):
             await each.until(lambda told: bool(told))
-        assert len(watches.open) == 2
+        assert len(watches) == 2
         assert text_of(await stage.ask()) == before
         await first.events.aclose()
-        assert len(watches.open) == 1
+        assert len(watches) == 1
         await second.events.aclose()
-        assert not watches.open
+        assert not watches
 
 
 def test_an_event_is_bounded_and_keeps_the_newest_steps():

@@ -74,10 +74,10 @@ async def test_the_events_of_all_coordinators_come_in_one_stream(monkeypatch: py
             for stage in (first, second):
                 await collect(stage.coordinator, request())
             await seen.until(lambda: coordinators(seen, "rounds") == set(ids))
-            assert all(stage.coordinator._watches.open for stage in (first, second))
+            assert all(stage.coordinator._watches for stage in (first, second))
             await seen.gone()
             async with asyncio.timeout(PATIENCE_S):
-                while any(stage.coordinator._watches.open for stage in (first, second)):
+                while any(stage.coordinator._watches for stage in (first, second)):
                     await first.settle()
     assert seen.status == 200
     assert coordinators(seen, "hello") == set(ids)
