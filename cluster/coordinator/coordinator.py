@@ -19,8 +19,8 @@ from cluster.config.schema import Config
 from cluster.coordinator.audit import Auditor
 from cluster.coordinator.drafters import DrafterPool
 from cluster.coordinator.ingress import IngressLink
-from cluster.coordinator.moment import ActivityLog, record_moment
-from cluster.coordinator.present import Answered, Ended, Present, Series, Stepped
+from cluster.coordinator.moment import Series, record_moment
+from cluster.coordinator.present import Answered, Ended, Present, Stepped
 from cluster.coordinator.replica import DrafterLink, DrafterReplica
 from cluster.coordinator.sessions import SessionTable
 from cluster.coordinator.switchback import Switchback
@@ -73,13 +73,11 @@ class Coordinator:
         self._scores = self._pool.scores
         self._table = SessionTable(present, self._pool)
         self._targets = TargetLinks(present, self._table, self._pool)
-        self._activity = ActivityLog(clock())
         self._watches = Watches(config.model_name, self.status, clock)
         self._series = Series(present)
         self._auditor = Auditor(present, self._table)
         self._switchback = Switchback(config, self.recorder)
         listen = present.listen
-        listen(Answered, "metrics", self._activity.hear)
         listen(Answered, "statistics", self._switchback.hear)
         listen(Answered, "scores", self._pool.hear)
         listen(Ended, "statistics", self._auditor.hear)
@@ -306,7 +304,7 @@ class Coordinator:
         self._table.tick(now)
         self._auditor.tick()
         self._pool.tick()
-        self._activity.tick(now, self.load(), [seat.load for seat in self._present.seats.values()])
+        self._series.tick(now, self.load())
 
     async def _read_proposals(self, replica: DrafterReplica) -> None:
         async for frame in replica.link:

@@ -11,7 +11,7 @@ import numpy as np
 
 from cluster.core import EMPTY_TOKENS, FinishReason, Request, TokenEvent
 from cluster.errors import DrafthouseError
-from cluster.messages import Open, TextVerdict, error_event
+from cluster.messages import Open, TextName, TextVerdict, error_event
 from cluster.plan.roster import lot_of
 from cluster.plan.texts import NO_SOURCES, Text
 from cluster.requests.fields import PlainWhy, Redraw, StepCount
@@ -77,6 +77,11 @@ class Session:
         self.text = Text(self.id, group, self.tokens)
         self.text.is_coupled = params.is_coupled
         self.text.lot = lot_of(self.id)
+
+    @property
+    def name(self) -> TextName:
+        """As its target is told, with its present owner."""
+        return TextName(self.id, self.generation)
 
     @property
     def prompt_len(self) -> int:

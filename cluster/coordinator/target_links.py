@@ -26,7 +26,6 @@ from cluster.messages import (
     Refusal,
     StepFrame,
     StepReport,
-    TextName,
     TextVerdict,
     VerdictFrame,
     WorkerDescription,
@@ -188,7 +187,7 @@ class TargetLinks:
         named = set(beat.texts)
         for session in list(seat.sessions.values()):
             is_known = 0 < session.opened_serial <= beat.heard
-            if is_known and TextName(session.id, session.generation) not in named:
+            if is_known and session.name not in named:
                 log.warning("a text is lost target=%s; it begins anew from here", seat.id)
                 self._table.reopen(seat, session)
 

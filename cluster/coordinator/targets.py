@@ -154,7 +154,7 @@ class TargetSeat(Worker[StepFrame]):
         if session.id not in self.sessions:
             return
         self.ended(session)
-        self._cancels.append(TextName(session.id, session.generation))
+        self._cancels.append(session.name)
         self.wake()
 
     def ended(self, session: Session) -> None:
@@ -236,7 +236,7 @@ class TargetSeat(Worker[StepFrame]):
         opens = self._next_opens()
         heartbeat = None
         if self._is_beat_due and not self._unsent:
-            names = tuple(TextName(each.id, each.generation) for each in self.sessions.values())
+            names = tuple(each.name for each in self.sessions.values())
             heartbeat, self._is_beat_due = Heartbeat(names, self.received, self._is_plain), False
         self._acknowledged = self.received
         return StepFrame(opens, cancels, trees, self._serial, self.received, heartbeat)

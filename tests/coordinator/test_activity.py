@@ -1,14 +1,17 @@
 """The coordinator's lines in the log: when there is one, and what stands in it."""
 
 import logging
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from cluster.coordinator.moment import ActivityLog
-from cluster.coordinator.present import Answered
+from cluster.config.schema import Config
+from cluster.coordinator.moment import Series
+from cluster.coordinator.present import Answered, Present
 from cluster.core import SamplingParams, token_array
 from cluster.messages import Load, TextVerdict
+from cluster.metrics.recorder import Recorder
 from cluster.requests.fields import PlainWhy
 from tests.support.coordinator.house import at_work, session
 from tests.support.coordinator.toys import ToyDrafter, oracle_chain
@@ -17,6 +20,12 @@ from tests.support.coordinator.toys import ToyDrafter, oracle_chain
 @pytest.fixture(autouse=True)
 def _info(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="cluster.coordinator.moment")
+
+
+def series(now: float, *targets: Load) -> Series:
+    present = Present(Config(), Recorder(), lambda: now)
+    present.seats = {str(number): SimpleNamespace(load=each) for number, each in enumerate(targets)}
+    return Series(present)
 
 
 def answer(
@@ -33,8 +42,9 @@ def answer(
 
 
 def test_every_ten_seconds_of_work_have_a_line(caplog: pytest.LogCaptureFixture):
-    activity = ActivityLog(100.0)
-    activity.hear(
+    targets = [Load(pages_in_use=number, pages_total=60) for number in (10, 20)]
+    activity = series(100.0, *targets)
+    activity._enter_answers(
         [
             answer(0, is_first=True),  # the prompt's own step could have had none
             answer(1, why=PlainWhy.NO_DRAFTS),
@@ -44,10 +54,9 @@ def test_every_ten_seconds_of_work_have_a_line(caplog: pytest.LogCaptureFixture)
         ]
     )
     own = Load(num_running=3, num_waiting=1)
-    targets = [Load(pages_in_use=number, pages_total=60) for number in (10, 20)]
-    activity.tick(109.5, own, targets)
+    activity.tick(109.5, own)
     assert caplog.messages == []
-    activity.tick(110.0, own, targets)
+    activity.tick(110.0, own)
     assert caplog.messages == [
         "running 3 requests, waiting 1, prompt 5.7 tokens/s, output 0.8 tokens/s, "
         "mean acceptance length 3.50, plain steps 33% (no_drafts 1), KV cache 25.0 %"
@@ -55,12 +64,12 @@ def test_every_ten_seconds_of_work_have_a_line(caplog: pytest.LogCaptureFixture)
 
 
 def test_nothing_is_said_of_idle_times(caplog: pytest.LogCaptureFixture):
-    activity = ActivityLog(0.0)
+    activity = series(0.0)
     for now in range(1, 100):
-        activity.tick(float(now), Load(), [])
+        activity.tick(float(now), Load())
     assert caplog.messages == []
-    activity.hear([answer(1)])
-    activity.tick(100.0, Load(), [])
+    activity._enter_answers([answer(1)])
+    activity.tick(100.0, Load())
     assert len(caplog.messages) == 1
 
 
