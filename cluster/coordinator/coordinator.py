@@ -25,10 +25,10 @@ from cluster.coordinator.replica import DrafterLink, DrafterReplica
 from cluster.coordinator.sessions import SessionTable
 from cluster.coordinator.switchback import Switchback
 from cluster.coordinator.target_links import TargetLinks
+from cluster.coordinator.targets import TargetSeat
 from cluster.coordinator.watch import Watches
 from cluster.coordinator.workers import (
     COORDINATOR_CONFIG,
-    added_up,
     check_drafter,
     check_target,
     config_of,
@@ -84,6 +84,7 @@ class Coordinator:
         listen(Stepped, "metrics", self._watches.hear)
         self._watch: asyncio.Task[None] | None = None
         self._link_numbers = itertools.count(1)
+        self._looked_at = clock()  # for targets that say nothing
         trees.is_available()  # compiles now what would be waited for when the first drafter comes
 
     async def start(self) -> None:
@@ -133,7 +134,8 @@ class Coordinator:
         silent, so wait for it by `asyncio.wait`.  A target of the same id is replaced.
         """
         self.remove_target(target_id)
-        check_target(description, (seat.description for seat in self._present.seats.values()))
+        config, seats = self._present.config, self._present.seats
+        check_target(description, (seat.description for seat in seats.values()))
         for replica in list(self._pool):
             try:
                 check_drafter(replica.description, description)
@@ -146,13 +148,29 @@ class Coordinator:
             self.refuse_drafter(name, reason)
         for each in (description, *(replica.description for replica in self._pool)):
             note_foreign(each, description, self.recorder)
-        task = self._targets.add(target_id, description, link)
+        max_frame_tokens, page_len = (
+            config.coordinator.max_frame_tokens,
+            config.target.engine.page_size,
+        )
+        seat = TargetSeat(target_id, description, link, max_frame_tokens, page_len)
+        seats[target_id] = seat
+        self._pool.seen.update(description.residents)
+        self._targets.update()
+        log.info("target joined id=%s model=%s", target_id, description.model_hash[:12])
+        self._table.admit()
         self._pool.warn_of_shared()
-        return task
+        return seat.lead(
+            f"target id={target_id}",
+            self._targets.read_all,
+            lambda failed: self._targets.lose(seat),
+        )
 
     def remove_target(self, target_id: str) -> None:
         """Stop using a target; its sessions move.  An unknown id is no error."""
-        self._targets.remove(target_id)
+        seat = self._present.seats.get(target_id)
+        if seat is not None:
+            self._targets.lose(seat)
+            seat.leading.cancel()
 
     def add_drafter(
         self, name: str, replica_id: str, description: WorkerDescription, link: DrafterLink
@@ -276,9 +294,7 @@ class Coordinator:
             "num_waiting": self._table.num_waiting,
             "targets": [seat.status() for seat in seats],
             "drafters": drafters,
-            "faults": added_up(
-                [replicas.faults, *(seat.state.get("faults", {}) for seat in seats)]
-            ),
+            "faults": replicas.all_faults(),
             "left_alone": sorted({each["name"] for each in drafters} - replicas.usable()),
             "engines": [
                 {"role": each.description.role, "worker": each.id, **dataclasses.asdict(engine)}
@@ -297,10 +313,19 @@ class Coordinator:
 
     def tick(self) -> None:
         """Act on everything that is overdue; called every half second by the watch."""
-        now = self._present.clock()
-        self._present.settle()
+        present, now = self._present, self._present.clock()
+        present.settle()
         self._switchback.tick()
-        self._targets.tick(now, is_plain=self._switchback.is_plain_now)
+        # A process that was itself stopped, or starved, has heard nobody meanwhile, so no more than
+        # a heartbeat's time counts.
+        elapsed_s = min(now - self._looked_at, HEARTBEAT_S)
+        self._looked_at = now
+        for seat in list(present.seats.values()):
+            if why := seat.why_leave(elapsed_s, present.config.coordinator):
+                log.error("target is left id=%s: it %s", seat.id, why)
+                self.remove_target(seat.id)
+            else:
+                seat.beat(is_plain=self._switchback.is_plain_now)
         self._table.tick(now)
         self._auditor.tick()
         self._pool.tick()

@@ -141,17 +141,15 @@ class DrafterPool(list[DrafterReplica]):
                     continue
                 own.max_nodes = own.nodes_to_ask(config, num_texts)
                 is_hit = text.has_tree_left(name) if session.has_answered else None
-                self._present.post(
-                    Asked(name, text.group, session.request.task, own.max_nodes, is_hit)
-                )
+                asked = Asked(name, text.group, session.request.task, own.max_nodes, is_hit)
+                self._present.post(asked)
                 replica.mark(own)
 
     def hear(self, answers: Sequence[Answered]) -> None:
         """Score the trees of texts that go on, or are over."""
         for ends in (False, True):
-            self.scores.score(
-                [each.session.text for each in answers if each.session.is_over is ends], ends=ends
-            )
+            texts = [each.session.text for each in answers if each.session.is_over is ends]
+            self.scores.score(texts, ends=ends)
 
     def release(self, session: Session) -> None:
         """The session is over; its drafters free what they hold of it."""
@@ -175,6 +173,15 @@ class DrafterPool(list[DrafterReplica]):
             *(replica.status() for replica in self),
             *(one for seat in self._present.seats.values() for one in seat.resident_states()),
         ]
+
+    def all_faults(self) -> dict[str, Counter[str]]:
+        """The faults of the replicas, and of the residents of each target, by name and reason."""
+        inside = [seat.state.get("faults", {}) for seat in self._present.seats.values()]
+        found = defaultdict[str, Counter[str]](Counter)
+        for faults in (self.faults, *inside):
+            for name, own in faults.items():
+                found[name].update(own)
+        return found
 
     def usable(self) -> set[str]:
         """Names of the drafters of which a replica may be used at present, or one in a target."""

@@ -1,5 +1,4 @@
-"""The targets' part of a coordinator: takes targets in, commits what they answer, and leaves those
-that are lost.
+"""The targets' part of a coordinator: commits what they answer, and leaves those that are lost.
 
 Nothing is asked of a target in return: it runs its texts by itself.  What one answers is checked
 before it changes anything.
@@ -21,18 +20,14 @@ from cluster.coordinator.targets import TargetSeat
 from cluster.coordinator.workers import TARGET_CONFIG, served_by_all
 from cluster.errors import CapacityError, ProtocolError, RequestError, error_from_code
 from cluster.messages import (
-    HEARTBEAT_S,
     Heartbeat,
     Refusal,
-    StepFrame,
     StepReport,
     TextVerdict,
     VerdictFrame,
-    WorkerDescription,
 )
 from cluster.plan.fence import Fence
 from cluster.requests.fields import StepCount
-from cluster.rpc.link import Link
 from cluster.spec.tree_check import num_ids
 
 log = logging.getLogger(__name__)
@@ -46,48 +41,8 @@ class TargetLinks:
         self._table = table
         self._pool = pool
         self._statistics = Fence(present.recorder, "statistics")
-        self._looked_at = present.clock()
 
-    def add(
-        self, target_id: str, description: WorkerDescription, link: Link[StepFrame, VerdictFrame]
-    ) -> asyncio.Task[None]:
-        """Give a target that was checked work from now on; the task ends when it has left."""
-        config = self._present.config
-        max_frame_tokens, page_len = (
-            config.coordinator.max_frame_tokens,
-            config.target.engine.page_size,
-        )
-        seat = TargetSeat(target_id, description, link, max_frame_tokens, page_len)
-        self._present.seats[target_id] = seat
-        self._pool.seen.update(description.residents)
-        self._update()
-        log.info("target joined id=%s model=%s", target_id, description.model_hash[:12])
-        self._table.admit()
-        return seat.lead(f"target id={target_id}", self._read_all, lambda failed: self._lose(seat))
-
-    def remove(self, target_id: str) -> None:
-        """Stop using a target; its sessions move.  An unknown id is no error."""
-        seat = self._present.seats.get(target_id)
-        if seat is not None:
-            self._lose(seat)
-            seat.leading.cancel()
-
-    def tick(self, now: float, *, is_plain: bool) -> None:
-        """Leave targets that have not been heard of for too long, and let the others hear; to be
-        called twice a second or so.  is_plain: texts are to have no drafts at present."""
-        # A process that was itself stopped, or starved, has heard nobody meanwhile, so no more than
-        # a heartbeat's time counts.
-        elapsed_s = min(now - self._looked_at, HEARTBEAT_S)
-        self._looked_at = now
-        settings = self._present.config.coordinator
-        for seat in list(self._present.seats.values()):
-            if why := seat.why_leave(elapsed_s, settings):
-                log.error("target is left id=%s: it %s", seat.id, why)
-                self.remove(seat.id)
-            else:
-                seat.beat(is_plain=is_plain)
-
-    def _update(self) -> None:
+    def update(self) -> None:
         """Serve what every target can; without targets, what the last ones could."""
         present, seats = self._present, list(self._present.seats.values())
         if seats:
@@ -101,7 +56,8 @@ class TargetLinks:
             for tell in present.ingresses:
                 tell()
 
-    async def _read_all(self, seat: TargetSeat) -> None:
+    async def read_all(self, seat: TargetSeat) -> None:
+        """Take in what a target says."""
         async for frame in seat.link:
             self._take(seat, frame)
             self._table.admit()
@@ -109,11 +65,12 @@ class TargetLinks:
             await asyncio.sleep(0)
             self._present.settle()
 
-    def _lose(self, seat: TargetSeat) -> None:
+    def lose(self, seat: TargetSeat) -> None:
+        """Stop using a target, if it is there; its sessions move."""
         if self._present.seats.get(seat.id) is seat:
             log.info("target left id=%s sessions=%d", seat.id, len(seat.sessions))
             self._table.lose_seat(seat)
-            self._update()
+            self.update()
 
     def _take(self, seat: TargetSeat, frame: VerdictFrame) -> None:
         """Commit what the target has said."""
@@ -131,7 +88,7 @@ class TargetLinks:
             self._take_heartbeat(seat, frame.heartbeat)
         if frame.adapters is not None:
             seat.adapters = frame.adapters
-            self._update()
+            self.update()
         if frame.engines:
             seat.description = dataclasses.replace(seat.description, engines=frame.engines)
         if frame.report is not None:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, defaultdict
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Self, TypeVar
 
 from cluster import metrics
@@ -131,15 +130,6 @@ class Worker(Outbox[S]):
 
         self.leading = asyncio.create_task(run())
         return self.leading
-
-
-def added_up(faults: Iterable[Mapping[str, Mapping[str, int]]]) -> Mapping[str, Counter[str]]:
-    """Add up faults of drafters, which stand by name and reason."""
-    found: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for each in faults:
-        for name, own in each.items():
-            found[name].update(own)
-    return found
 
 
 def config_of(drafter: str) -> str:
