@@ -1,9 +1,10 @@
-"""Runs a coordinator without Ray, for workers at known addresses.
+"""Leads workers: how a coordinator comes to its links, under Ray and by hand.
 
     python -m cluster.lead CONFIG --target HOST:PORT --drafter NAME=HOST:PORT
 
-Prints one line with its address once it is ready, and shuts down cleanly on SIGTERM.  This module
-is separate from the coordinator because it uses gRPC, which the coordinator does not import.
+runs a coordinator without Ray, for workers at known addresses.  It prints one line with its address
+once it is ready, and shuts down cleanly on SIGTERM.  This module is separate from the coordinator
+because it uses gRPC, which the coordinator does not import.
 """
 
 from __future__ import annotations
@@ -11,75 +12,60 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+from typing import Any
 
-from cluster import logs
-from cluster.config.file import load
 from cluster.config.schema import Config
 from cluster.coordinator.coordinator import Coordinator
-from cluster.errors import ConfigError
-from cluster.leading import led_by
-from cluster.rpc.connections import Endpoint
-from cluster.rpc.server import (
-    LOG_FORMAT,
-    add_options,
-    exit_code,
-    serve_coordinator,
-)
-from cluster.rpc.trust import trust_of
-from cluster.worker.cli import serve_until_signal
+from cluster.errors import ConfigError, ProtocolError
+from cluster.messages import WorkerDescription
+from cluster.rpc.channel import connect_drafter, connect_target
+from cluster.rpc.connections import Connections, Endpoint, Endpoints
+from cluster.rpc.link import Link
+from cluster.rpc.server import serve_coordinator
+from cluster.rpc.trust import NO_TRUST, Trust, trust_of
+from cluster.worker.cli import add_options, run_part, serve_until_signal
 from cluster.worker.priority import lower_priority
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a coordinator; returns the exit code."""
-    arguments = _parser().parse_args(argv)
-    return exit_code(lambda: _run(arguments))
+def led_by(
+    coordinator: Coordinator,
+    config: Config,
+    endpoints: Endpoints,
+    name: str = "",
+    trust: Trust = NO_TRUST,
+    *,
+    look_at: Callable[[WorkerDescription], None] | None = None,
+) -> Connections[Link[Any, Any]]:
+    """Connections by which `coordinator` leads the workers at `endpoints`, not yet started.
 
+    name: of the drafter that they are, "" = targets.  look_at: is shown each before it is led."""
+    connect_any = partial(connect_drafter, name=name) if name else connect_target
+    add = partial(coordinator.add_drafter, name) if name else coordinator.add_target
+    remove = partial(coordinator.remove_drafter, name) if name else coordinator.remove_target
 
-def _run(arguments: argparse.Namespace) -> None:
-    config = load(arguments.config, arguments.overrides).config
-    logs.configure(config.log_format, LOG_FORMAT, arguments.log_level)
-    asyncio.run(_lead(config, arguments))
+    async def connect(endpoint: Endpoint) -> tuple[WorkerDescription, Link[Any, Any]]:
+        if endpoint.refusal:
+            coordinator.refuse_drafter(name, endpoint.refusal)
+            raise ProtocolError(endpoint.refusal)
+        return await connect_any(
+            endpoint.address,
+            worker_id=endpoint.worker_id,
+            max_frame_bytes=config.coordinator.max_frame_bytes,
+            trust=trust,
+        )
 
+    async def use(endpoint: Endpoint, description: WorkerDescription, link: Link[Any, Any]) -> None:
+        if look_at is not None:
+            look_at(description)
+        left = add(endpoint.id, description, link)
+        try:
+            await asyncio.wait({left})  # not its outcome: it is cancelled where we leave
+        finally:
+            remove(endpoint.id)
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m cluster.lead",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_options(parser)
-    parser.add_argument("--target", action="append", required=True, metavar="HOST:PORT")
-    parser.add_argument("--drafter", action="append", default=[], metavar="NAME=HOST:PORT")
-    return parser
-
-
-def _drafter_address(text: str, config: Config) -> tuple[str, str]:
-    name, separator, address = text.partition("=")
-    if not separator or not address:
-        raise ConfigError(f"--drafter {text!r}: expected NAME=HOST:PORT")
-    config.check_in_pool(name)
-    return name, address
-
-
-async def _lead(config: Config, arguments: argparse.Namespace) -> None:
-    lower_priority(config.coordinator.nice)
-    trust = trust_of(config.data_plane, "coordinator")
-    coordinator = Coordinator(config)
-    joined = [led_by(coordinator, config, Known(arguments.target), trust=trust)]
-    for text in arguments.drafter:
-        name, address = _drafter_address(text, config)
-        joined.append(led_by(coordinator, config, Known([address]), name, trust))
-    await coordinator.start()
-    for each in joined:
-        each.start()
-    try:
-        await serve_until_signal(coordinator, serve_coordinator, "coordinator", config, arguments)
-    finally:
-        for each in joined:
-            await each.stop()
-        await coordinator.stop()
+    return Connections(f"drafter {name}" if name else "target", endpoints, connect, use)
 
 
 class Known:
@@ -92,6 +78,41 @@ class Known:
         """See `Endpoints`."""
         yield self._endpoints
         await asyncio.Event().wait()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a coordinator; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m cluster.lead",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_options(parser, _lead)
+    parser.add_argument("--target", action="append", required=True, metavar="HOST:PORT")
+    parser.add_argument("--drafter", action="append", default=[], metavar="NAME=HOST:PORT")
+    return run_part(parser, argv)
+
+
+async def _lead(config: Config, arguments: argparse.Namespace) -> None:
+    lower_priority(config.coordinator.nice)
+    trust = trust_of(config.data_plane, "coordinator")
+    coordinator = Coordinator(config)
+    led = [led_by(coordinator, config, Known(arguments.target), trust=trust)]
+    for text in arguments.drafter:
+        name, _, address = text.partition("=")
+        if not address:
+            raise ConfigError(f"--drafter {text!r}: expected NAME=HOST:PORT")
+        config.check_in_pool(name)
+        led.append(led_by(coordinator, config, Known([address]), name, trust))
+    await coordinator.start()
+    for each in led:
+        each.start()
+    try:
+        await serve_until_signal(coordinator, serve_coordinator, "coordinator", config, arguments)
+    finally:
+        for each in led:
+            await each.stop()
+        await coordinator.stop()
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ LogFormat = Literal["text", "json"]
 # Set while a request is served: its id is then on each line that is written meanwhile.
 REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
 
+# The line for people of a part's log.
+_LINE = "%(levelname)s %(asctime)s %(name)s: %(message)s"
 # In a line for people, what is not known.  An object has no key for it.
 UNKNOWN = "-"
 
@@ -43,7 +45,7 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def configure(form: LogFormat, text: str, level: int | str = logging.INFO) -> None:
+def configure(form: LogFormat, text: str = _LINE, level: int | str = logging.INFO) -> None:
     """Let this process log to stderr, unless it does already.  text: the format for people."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else logging.Formatter(text))

@@ -11,7 +11,7 @@ from ray import serve
 from cluster.config.applications import drafter_deployment
 from cluster.config.schema import Config
 from cluster.coordinator.coordinator import Coordinator
-from cluster.leading import led_by
+from cluster.lead import led_by
 from cluster.messages import WorkerDescription
 from cluster.metrics.recorder import COORDINATOR, Recorder
 from cluster.plan.autoscaling import WAITING, Statistics

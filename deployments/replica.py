@@ -30,7 +30,7 @@ from cluster.config.schema import Config
 from cluster.errors import ConfigError
 from cluster.metrics.recorder import Recorder
 from cluster.plan.autoscaling import CPU, Statistics
-from cluster.rpc.server import LOG_FORMAT, RunningServer
+from cluster.rpc.server import RunningServer
 from cluster.rpc.trust import Trust, trust_of
 from deployments.endpoints import ADDRESS_KEY, WORKER_KEY
 
@@ -46,7 +46,7 @@ def configure_logging(form: logs.LogFormat) -> None:
 
     Serve configures only its own logger.
     """
-    logs.configure(form, LOG_FORMAT)
+    logs.configure(form)
     # It logs every request to its own hub or server at INFO.
     logging.getLogger("httpx").setLevel(logging.WARNING)
 

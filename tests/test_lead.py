@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from cluster.config.schema import Config, CoordinatorConfig, DrafterConfig
 from cluster.coordinator.coordinator import Coordinator
-from cluster.lead import Known
-from cluster.leading import led_by
+from cluster.lead import Known, led_by
 from cluster.rpc.server import serve_drafter, serve_target
 from tests.support.coordinator.house import GREEDY, collect, request, text_of
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_in_a_crowd, plain_text

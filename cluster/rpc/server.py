@@ -12,16 +12,14 @@ import json
 import logging
 import signal
 import sys
-from argparse import ArgumentParser
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Protocol, TypeVar
 
 import grpc
 
 from cluster.config.addresses import joined
-from cluster.errors import ConfigError, DrafthouseError, NotFoundError, WorkerError
+from cluster.errors import ConfigError, DrafthouseError, WorkerError
 from cluster.messages import WorkerDescription
-from cluster.options import port
 from cluster.rpc.codec import DESCRIPTION
 from cluster.rpc.conversations import COORDINATOR, DRAFTER, TARGET, Answer, Ask, Service
 from cluster.rpc.frames import MAX_FRAME_BYTES
@@ -226,33 +224,10 @@ def _guard(service: Service[Any, Any], description: WorkerDescription, trust: Tr
     return Guard(tokens, service.caller if trust.pem is not None else "")
 
 
-# Runs a server as its own process: a ready line, a clean end on a signal, and an exit code.
+# Runs a server as its own process: a ready line, and a clean end on a signal.
 
 
-LOG_FORMAT = "%(levelname)s %(asctime)s %(name)s: %(message)s"
 _HEALTH_INTERVAL_S = 1.0
-
-
-def add_options(parser: ArgumentParser) -> None:
-    """Add the options of every part that is started by hand."""
-    add = parser.add_argument
-    add("config", help="a Ray Serve config file, e.g. configs/local.yaml")
-    add("--set", dest="overrides", action="append", default=[], metavar="K=V")
-    add("--log-level", default="INFO")
-    add("--host", default="127.0.0.1", help="address to listen on")
-    add("--port", type=port, default=0, help="0 = a free port")
-
-
-def exit_code(run: Callable[[], None]) -> int:
-    """Run a command; returns its exit code: 0 ended in order, 1 failed, 2 wrongly configured."""
-    try:
-        run()
-    except KeyboardInterrupt:  # before the server has taken over the signals
-        return 130
-    except DrafthouseError as error:
-        sys.stderr.write(f"error: {error.message}\n")
-        return 2 if isinstance(error, (ConfigError, NotFoundError)) else 1
-    return 0
 
 
 async def run_until_signal(

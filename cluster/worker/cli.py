@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,17 +21,10 @@ from cluster import logs
 from cluster.config.file import load
 from cluster.config.schema import Config
 from cluster.draft import registry
-from cluster.errors import WorkerError
+from cluster.errors import ConfigError, DrafthouseError, NotFoundError, WorkerError
+from cluster.options import port
 from cluster.rpc.link import run_until_first_ends
-from cluster.rpc.server import (
-    LOG_FORMAT,
-    RunningServer,
-    add_options,
-    exit_code,
-    run_until_signal,
-    serve_drafter,
-    serve_target,
-)
+from cluster.rpc.server import RunningServer, run_until_signal, serve_drafter, serve_target
 from cluster.rpc.trust import trust_of
 from cluster.worker.build import load_drafter, load_target
 from cluster.worker.ranks import Ranks, end
@@ -41,28 +35,45 @@ Serve = Callable[..., Awaitable[RunningServer]]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one worker; returns the exit code."""
-    arguments = _parser().parse_args(argv)
-    return exit_code(lambda: _run(arguments))
-
-
-def _run(arguments: argparse.Namespace) -> None:
-    file = load(arguments.config, arguments.overrides)
-    logs.configure(file.config.log_format, LOG_FORMAT, arguments.log_level)
-    registry.search_in(Path.cwd(), file.path.parent)
-    serve = _target if arguments.role == "target" else _draft
-    asyncio.run(serve(file.config, arguments))
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m cluster.worker", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     roles = parser.add_subparsers(dest="role", required=True)
     target = roles.add_parser("target", help="serve the target; starts its other ranks as well")
+    add_options(target, _target)
     draft = roles.add_parser("draft", help="serve one drafter")
-    for role in (target, draft):
-        add_options(role)
+    add_options(draft, _draft)
     draft.add_argument("name", help="the drafter's name in the configuration")
-    return parser
+    return run_part(parser, argv)
+
+
+def add_options(
+    parser: argparse.ArgumentParser, part: Callable[[Config, argparse.Namespace], Awaitable[None]]
+) -> None:
+    """Add the options of a part that is started by hand.  part: runs it until a signal comes."""
+    parser.set_defaults(part=part)
+    add = parser.add_argument
+    add("config", help="a Ray Serve config file, e.g. configs/local.yaml")
+    add("--set", dest="overrides", action="append", default=[], metavar="K=V")
+    add("--log-level", default="INFO")
+    add("--host", default="127.0.0.1", help="address to listen on")
+    add("--port", type=port, default=0, help="0 = a free port")
+
+
+def run_part(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
+    """Run the part that these options name; returns the exit code: 0 ended in order, 1 failed, 2
+    wrongly configured."""
+    arguments = parser.parse_args(argv)
+    try:
+        file = load(arguments.config, arguments.overrides)
+        logs.configure(file.config.log_format, level=arguments.log_level)
+        registry.search_in(Path.cwd(), file.path.parent)
+        asyncio.run(arguments.part(file.config, arguments))
+    except KeyboardInterrupt:  # before the server has taken over the signals
+        return 130
+    except DrafthouseError as error:
+        sys.stderr.write(f"error: {error.message}\n")
+        return 2 if isinstance(error, (ConfigError, NotFoundError)) else 1
+    return 0
 
 
 async def _target(config: Config, arguments: argparse.Namespace) -> None:

@@ -21,7 +21,6 @@ from cluster import logs
 from cluster.config.addresses import LOOPBACK, free_port
 from cluster.config.schema import Config
 from cluster.errors import WorkerError
-from cluster.rpc.server import LOG_FORMAT
 from cluster.worker.build import follow_target
 from cluster.worker.priority import end_with_parent
 
@@ -170,7 +169,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # rank 0 decides
     config, rank, leader, log_level = pickle.load(sys.stdin.buffer)
-    logs.configure(config.log_format, LOG_FORMAT, log_level)
+    logs.configure(config.log_format, level=log_level)
     threading.Thread(target=_beat, daemon=True).start()
     try:
         follow_target(config, rank, leader)
