@@ -11,9 +11,9 @@ import copy
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from cluster.config.applications import drafter_deployment, is_pool, parse_pool
+from cluster.config.applications import deployments_of, drafter_deployment, is_pool, parse_pool
 from cluster.config.file import ServeFile, load, parse_arguments, set_at
-from cluster.config.live import COORDINATOR, INGRESS, OF_A_DRAFTER, READ_BY, TARGET
+from cluster.config.live import OF_A_DRAFTER, READ_BY, TARGET
 from cluster.errors import ConfigError, WorkerError
 from cluster.records import frozen
 from deployments.processes import announced
@@ -73,13 +73,10 @@ def name_of(path: Path) -> str:
     return ".".join(path)
 
 
-def deployments_of(application: Mapping[str, Any]) -> list[str]:
+def deployments_in(application: Mapping[str, Any]) -> list[str]:
     """Return the names of an application's deployments."""
-    if is_pool(application):
-        return [*map(drafter_deployment, parse_pool(application["args"]).on_their_own)]
-    config = parse_arguments(application["args"])
-    own = (name for name in config.pool if name not in config.elsewhere)
-    return [INGRESS, COORDINATOR, TARGET, *map(drafter_deployment, own)]
+    read = parse_pool if is_pool(application) else parse_arguments
+    return deployments_of(read(application["args"]), application)
 
 
 @frozen
@@ -139,7 +136,7 @@ def live_document(served: Mapping[str, Any], file: ServeFile) -> dict[str, Any]:
     stuck = []
     for own, former in zip(result["applications"], served["applications"], strict=False):
         told = {each["name"]: dict(each) for each in own.get("deployments") or ()}
-        names = deployments_of(own)
+        names = deployments_in(own)
         for name in names:
             # Replicas are not told that a user_config has gone.
             entry = told.setdefault(name, {"name": name})

@@ -17,7 +17,7 @@ from deployments.applied import (
     ABSENT,
     Path,
     at,
-    deployments_of,
+    deployments_in,
     differing,
     keyed,
     live_place,
@@ -101,7 +101,7 @@ def _cost(before: Applications, after: Applications, path: Path) -> tuple[Price,
                 each
                 for side in (before, after)
                 if name in side
-                for each in deployments_of(side[name])
+                for each in deployments_in(side[name])
             }
             return Price.APPLICATION, names
         case ("logging_config", *_):

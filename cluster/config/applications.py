@@ -12,7 +12,7 @@ from typing import Any
 
 from cluster.config.live import COORDINATOR, INGRESS, TARGET, changed, changed_drafter, check_told
 from cluster.config.parse import check_keys, check_known, check_that, mapping, parse
-from cluster.config.references import check_stages
+from cluster.config.references import check, check_stages
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
 
@@ -59,7 +59,7 @@ def parse_pool(arguments: Mapping[str, Any]) -> Config:
     check_keys(arguments, ("drafters", *(key.partition(".")[0] for key in SHARED)))
     check_keys(mapping(arguments.get("coordinator")), ("max_frame_bytes",), "coordinator")
     config = parse(Config, arguments)
-    check_stages(config.drafters)
+    check_stages(config)
     reason = "there is none; name one, or remove the application"
     check_that(config.on_their_own, "drafters", reason)
     for name in config.on_their_own:
@@ -79,14 +79,20 @@ def parse_pool(arguments: Mapping[str, Any]) -> Config:
     return config
 
 
+def deployments_of(config: Config, application: Mapping[str, Any]) -> list[str]:
+    """Return the names of an application's deployments.  config: of its arguments."""
+    if is_pool(application):
+        return [*map(drafter_deployment, config.on_their_own)]
+    own = (name for name in config.pool if name not in config.elsewhere)
+    return [INGRESS, COORDINATOR, TARGET, *map(drafter_deployment, own)]
+
+
 def with_deployments(
     config: Config, application: Mapping[str, Any], place: str
 ) -> tuple[Config, Overrides]:
-    """Return `config` with the user_configs of the target's application, and all that the file says
-    of its deployments."""
-    own = [name for name in config.pool if name not in config.elsewhere]
-    named = (INGRESS, COORDINATOR, TARGET, *map(drafter_deployment, own))
-    overrides = _deployments(application, place, named)
+    """Return `config`, of an application's arguments, with the user_configs of its deployments, and
+    all that the file says of these."""
+    overrides = _deployments(application, place, deployments_of(config, application))
     told: dict[str, Any] = {}
     for number, (name, options) in enumerate(overrides.items()):
         given = options.get("user_config")
@@ -115,7 +121,7 @@ def with_pool(
     """Return `config` with the drafters that another application has, as that says of them, and all
     that the file says of its deployments."""
     with ConfigError.below(f"{place}.args"):
-        pool = parse_pool(mapping(application.get("args"), "args"))
+        pool = parse_pool(application["args"])
         for key in SHARED:
             value_in = attrgetter(key)
             reason = "it must be as in the target's application; write it once, as a YAML anchor"
@@ -136,11 +142,7 @@ def with_pool(
         reason = f"application {app_name} has no drafter {name!r}"
         path = f"drafters.{name}.placement.application"
         check_known(name, pool.on_their_own, path, reason, "it has")
-    overrides = _deployments(application, place, [*map(drafter_deployment, pool.on_their_own)])
-    for number, (deployment, options) in enumerate(overrides.items()):
-        path = f"{place}.deployments[{number}].user_config"
-        name = deployment.removeprefix(_DRAFTER)
-        pool = changed_drafter(pool, name, options.get("user_config"), path)
+    pool, overrides = with_deployments(pool, application, place)
     return _joined(config, pool), overrides
 
 
@@ -165,7 +167,7 @@ def _joined(config: Config, pool: Config) -> Config:
             )
         drafters[name] = drafter
     result = replace(config, drafters=drafters)
-    result.check()
+    check(result)
     return result
 
 

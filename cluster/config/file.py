@@ -16,6 +16,7 @@ import yaml
 
 from cluster.config.applications import is_pool, is_shared, with_deployments, with_pool
 from cluster.config.parse import check_keys, check_that, is_text, mapping, parse
+from cluster.config.references import check
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
 from cluster.models.names import served_name
@@ -107,7 +108,7 @@ def parse_arguments(arguments: Mapping[str, Any]) -> Config:
     config = parse(Config, arguments)
     name = config.model_name or served_name(config.target.engine.model)
     config = replace(config, model_name=name)
-    config.check()
+    check(config)
     return config
 
 

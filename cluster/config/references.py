@@ -1,30 +1,56 @@
-"""What the keys of drafters must obey beside those of others: tasks, cascades, rollouts."""
+"""What several keys must obey together: above all those of drafters, tasks, cascades, rollouts."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-
 from cluster.config.parse import check_known, check_that
 from cluster.config.processes import CASCADE, RECORDER, DrafterConfig, DrafterPlacement
+from cluster.config.schema import OTHER_SEGMENT, Config
 
-Drafters = Mapping[str, DrafterConfig]
-Tasks = Mapping[str, Sequence[str]]
-
-
-def stages_of(drafters: Drafters) -> dict[str, str]:
-    """Return the cascade of each drafter that is a stage of one."""
-    return {stage: name for name, each in drafters.items() for stage in each.stages}
+# Metrics have a series for each of them and each task.
+MAX_SEGMENTS = 32
 
 
-def check_tasks(tasks: Tasks, drafters: Drafters) -> None:
+def check(config: Config) -> None:
+    """Raise ConfigError for the first reference between keys that does not hold."""
+    config.target.check(config.model_name)
+    check_that(
+        not config.target.engine.reproducible or set(config.coordinator.laws) == {"coupled"},
+        "coordinator.laws",
+        "only coupled goes with target.engine.reproducible: under the others a text depends on "
+        "drafts, which nobody repeats",
+    )
+    for name in config.residents:
+        config.drafters[name].check_resident(f"drafters.{name}")
+    for name in config.elsewhere:
+        _check_elsewhere(name, config.drafters[name])
+    check_stages(config)
+    classes = config.coordinator.latency_classes
+    config.coordinator.draft_length.check(classes, (*config.tasks, "default"))
+    for name in config.public_latency_classes:
+        path = "ingress.public_latency_classes"
+        check_known(name, classes, path, f"{name!r} is no class", "classes")
+    segments = config.ingress.segments
+    are_good = len(segments) <= MAX_SEGMENTS and OTHER_SEGMENT not in segments
+    reason = f"{len(segments)} names; name at most {MAX_SEGMENTS}, none of them `other`"
+    check_that(are_good, "ingress.segments", reason)
+    _check_rollouts(config)
+    check_tasks(config)
+    taken: dict[int, str] = {}
+    for name, (_, port) in config.listeners.items():
+        path = f"{name}.port"
+        former = taken.setdefault(port, path)
+        check_that(former == path, path, f"{port} is already {former}; change one")
+
+
+def check_tasks(config: Config) -> None:
     """Raise ConfigError for a task class that names a drafter twice, one that there is not, or one
     that drafts in another's place."""
-    cascades = stages_of(drafters)
-    for task, names in tasks.items():
+    drafters, cascades = config.drafters, config.stage_of
+    for task, names in config.tasks.items():
         path = f"tasks.{task}"
         for name in names:
             check_that(names.count(name) == 1, path, f"{name!r} stands twice; name it once")
-            _check_drafter(name, drafters, path)
+            _check_drafter(name, config, path)
             reason = f"{name!r} is a stage of {cascades.get(name)!r}; name that one"
             check_that(name not in cascades, path, reason)
             rollout = drafters[name].rollout
@@ -36,13 +62,13 @@ def check_tasks(tasks: Tasks, drafters: Drafters) -> None:
             )
 
 
-def check_stages(drafters: Drafters) -> None:
+def check_stages(config: Config) -> None:
     """Raise ConfigError for a cascade whose stages cannot be its own."""
-    cascades = stages_of(drafters)
+    drafters, cascades = config.drafters, config.stage_of
     for name, drafter in drafters.items():
         path = f"drafters.{name}.options.stages"
         for stage in drafter.stages:
-            _check_drafter(stage, drafters, path)
+            _check_drafter(stage, config, path)
             kind, owner = drafters[stage].kind, cascades[stage]
             check_that(kind != CASCADE, path, f"{stage!r} is a cascade; name its stages instead")
             check_that(kind != RECORDER, path, f"{stage!r} is a recorder, which drafts nothing")
@@ -50,17 +76,16 @@ def check_stages(drafters: Drafters) -> None:
             drafters[stage].check_resident(f"drafters.{stage}")
 
 
-def _check_drafter(name: str, drafters: Drafters, path: str) -> None:
-    check_known(name, drafters, path, f"no drafter is named {name!r}", "drafters")
+def _check_drafter(name: str, config: Config, path: str) -> None:
+    check_known(name, config.drafters, path, f"no drafter is named {name!r}", "drafters")
 
 
-def check_rollouts(drafters: Drafters, residents: Collection[str]) -> None:
-    """Raise ConfigError for a rollout that makes no sense.  residents: run inside the target."""
-    cascades, replaced = stages_of(drafters), dict[str, str]()
-    for name, drafter in drafters.items():
-        if drafter.rollout is None:
-            continue
-        path, former = f"drafters.{name}.rollout.replaces", drafter.rollout.replaces
+def _check_rollouts(config: Config) -> None:
+    """Raise ConfigError for a rollout that makes no sense."""
+    drafters, residents, cascades = config.drafters, config.residents, config.stage_of
+    replaced = dict[str, str]()
+    for name, rollout in config.rollouts.items():
+        path, former = f"drafters.{name}.rollout.replaces", rollout.replaces
         for holds, reason in (
             (former, "empty; name the drafter whose place it is to take"),
             (former != name, "a drafter cannot replace itself; name the one that serves now"),
@@ -73,7 +98,7 @@ def check_rollouts(drafters: Drafters, residents: Collection[str]) -> None:
         others = [each for each in drafters if each not in (name, *cascades)]
         reason = f"no drafter of its own is named {former!r}"
         check_known(former, others, path, reason, "drafters")
-        other = drafters[former]
+        drafter, other = drafters[name], drafters[former]
         inside = name if name in residents else former
         for holds, reason in (
             (
@@ -104,7 +129,7 @@ def check_rollouts(drafters: Drafters, residents: Collection[str]) -> None:
         replaced[former] = name
 
 
-def check_elsewhere(name: str, drafter: DrafterConfig) -> None:
+def _check_elsewhere(name: str, drafter: DrafterConfig) -> None:
     """Raise ConfigError for what the application that the drafter is part of must say."""
     named = DrafterConfig(
         kind=drafter.kind,

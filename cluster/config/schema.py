@@ -4,7 +4,8 @@ A configuration file is an ordinary Ray Serve config file; ours sits in `applica
 unknown or mistyped key stops start-up with its path and the nearest known key.
 
 A field's type says which values are allowed, and the text below it what they mean;
-docs/configuration.md is made of both. What several keys must obey together stands in `check`.
+docs/configuration.md is made of both. What several keys must obey together stands in
+`references.check`.
 """
 
 from __future__ import annotations
@@ -32,8 +33,6 @@ from cluster.config.parse import (
     NonNegativeInt,
     PositiveInt,
     Range,
-    check_known,
-    check_that,
 )
 from cluster.config.placement import PlacementConfig
 from cluster.config.processes import (
@@ -42,13 +41,6 @@ from cluster.config.processes import (
     DrafterPlacement,
     EngineConfig,
     TargetConfig,
-)
-from cluster.config.references import (
-    check_elsewhere,
-    check_rollouts,
-    check_stages,
-    check_tasks,
-    stages_of,
 )
 from cluster.config.speculation import RolloutConfig
 from cluster.errors import NotFoundError
@@ -74,8 +66,6 @@ __all__ = [
 ]
 
 
-# Metrics have a series for each of them and each task.
-MAX_SEGMENTS = 32
 OTHER_SEGMENT = "other"
 
 
@@ -218,7 +208,7 @@ class Config:
     @property
     def stage_of(self) -> Mapping[str, str]:
         """Of each drafter that is a stage, the cascade in which it runs."""
-        return stages_of(self.drafters)
+        return {stage: name for name, each in self.drafters.items() for stage in each.stages}
 
     @property
     def residents(self) -> tuple[str, ...]:
@@ -277,37 +267,6 @@ class Config:
         if task in self.tasks:
             return self.tasks[task]
         return self.tasks.get("default", self.on_their_own)
-
-    def check(self) -> None:
-        """Raise ConfigError for the first reference between keys that does not hold."""
-        self.target.check(self.model_name)
-        check_that(
-            not self.target.engine.reproducible or set(self.coordinator.laws) == {"coupled"},
-            "coordinator.laws",
-            "only coupled goes with target.engine.reproducible: under the others a text depends on "
-            "drafts, which nobody repeats",
-        )
-        for name in self.residents:
-            self.drafters[name].check_resident(f"drafters.{name}")
-        for name in self.elsewhere:
-            check_elsewhere(name, self.drafters[name])
-        check_stages(self.drafters)
-        classes = self.coordinator.latency_classes
-        self.coordinator.draft_length.check(classes, (*self.tasks, "default"))
-        for name in self.public_latency_classes:
-            path = "ingress.public_latency_classes"
-            check_known(name, classes, path, f"{name!r} is no class", "classes")
-        segments = self.ingress.segments
-        are_good = len(segments) <= MAX_SEGMENTS and OTHER_SEGMENT not in segments
-        reason = f"{len(segments)} names; name at most {MAX_SEGMENTS}, none of them `other`"
-        check_that(are_good, "ingress.segments", reason)
-        check_rollouts(self.drafters, self.residents)
-        check_tasks(self.tasks, self.drafters)
-        taken: dict[int, str] = {}
-        for name, (_, port) in self.listeners.items():
-            path = f"{name}.port"
-            former = taken.setdefault(port, path)
-            check_that(former == path, path, f"{port} is already {former}; change one")
 
     def check_in_pool(self, name: str) -> None:
         """Raise NotFoundError unless a drafter of that name runs in a process of its own."""

@@ -6,6 +6,7 @@ import pytest
 
 from cluster.config import schema
 from cluster.config.parse import key_of, parse
+from cluster.config.references import check
 from cluster.config.schema import (
     Config,
     DrafterConfig,
@@ -52,7 +53,7 @@ def test_a_rollout_inside_the_target_or_in_the_pool_is_taken():
     new = {"kind": "suffix", "rollout": {"replaces": "old"}}
     for placed, name in (({}, "residents"), ({"placement": {"num_cpus": 1}}, "pool")):
         config = config_with(drafters={"old": {"kind": "suffix", **placed}, "new": new | placed})
-        config.check()
+        check(config)
         assert getattr(config, name) == ("old", "new")
         assert config.rollouts["new"].replaces == "old"
         assert config.rollouts["new"].canary_share == 0.05
@@ -77,7 +78,7 @@ def test_an_integer_is_accepted_where_a_number_is_asked_for():
 )
 def test_what_no_file_would_say_is_refused_as_well(data: object, message: str):
     with config_error(message):
-        parse(Config, data).check()
+        check(parse(Config, data))
 
 
 def test_none_is_accepted_where_the_schema_says_so():
@@ -100,7 +101,7 @@ def test_requests_may_name_no_class_that_goes_before_others_unless_the_operator_
 
 
 def test_a_server_that_is_off_takes_no_port():
-    config_with(http={"port": 8265}, dashboard={"enabled": False}).check()
+    check(config_with(http={"port": 8265}, dashboard={"enabled": False}))
 
 
 SECTIONS = [kind for name, kind in vars(schema).items() if name.endswith(("Config", "Placement"))]

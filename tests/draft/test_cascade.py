@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cluster.config.references import check
 from cluster.config.schema import (
     Config,
     DrafterConfig,
@@ -191,7 +192,7 @@ def config_of(stages: Sequence[str], **more: DrafterConfig) -> Config:
 
 def test_stages_run_in_their_cascade_alone():
     config = config_of(["suffix", "lm"], lm=LM)
-    config.check()
+    check(config)
     assert config.residents == ("recycling", "cascade")
     assert config.hosted == ("recycling", "suffix", "lm")
     assert config.drafters_of("default") == ("recycling", "cascade")
@@ -233,7 +234,7 @@ def test_a_cascade_is_built_with_the_stages_that_it_names():
 )
 def test_stages_that_cannot_be_are_named(config: Config, reason: str):
     with config_error(reason):
-        config.check()
+        check(config)
 
 
 @pytest.mark.parametrize(
