@@ -14,6 +14,7 @@ import hashlib
 import logging
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from cluster.errors import ConfigError
 from cluster.records import frozen
@@ -57,7 +58,6 @@ _ABOUT_MODES = (
 # Below a folder of sources: what was compiled ahead from them.
 _AHEAD = "ahead"
 
-
 NEEDED = (
     "drafts need native code: install a C++ compiler (on Debian and Ubuntu: apt install g++) or "
     "the wheel for this platform, or unset DRAFTHOUSE_NATIVE=0"
@@ -81,18 +81,14 @@ class Processor:
 _AVX2 = frozenset({"abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _BF16 = _AVX512 | {"avx512_bf16"}
+_AMX = _BF16 | {"amx_tile", "amx_bf16"}
 _VNNI = _AVX512 | {"avx512_vnni"}
 _V4 = ("-march=x86-64-v4", "-mprefer-vector-width=512")
 _X86, _ARM = "x86_64", "aarch64"
 # Those that our sources make a difference between, the most able first; each library has all
 # `_PRODUCTS` of its machine besides.
 PROCESSORS = (
-    Processor(
-        "amx",
-        _X86,
-        (*_V4, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
-        _BF16 | {"amx_tile", "amx_bf16"},
-    ),
+    Processor("amx", _X86, (*_V4, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"), _AMX),
     Processor("avx512bf16", _X86, (*_V4, "-mavx512bf16"), _BF16),
     Processor("avx512", _X86, _V4, _AVX512),
     Processor("avx2", _X86, ("-march=x86-64-v3",), _AVX2),
@@ -110,6 +106,10 @@ _PRODUCTS: Mapping[str, frozenset[str]] = {
     "c": frozenset(),
 }
 _MODES = ("0", "1", "sanitized", *_PRODUCTS)
+
+
+# By name: what a function returns, and then its arguments.
+Signatures = Mapping[str, tuple[Any, ...]]
 
 
 @frozen
@@ -139,9 +139,9 @@ def load(folder: Path) -> Native | None:
         return None
     try:
         if wanted == "sanitized":
-            path = _built(folder, (*_OPTIONS, *_NATIVE, *_SANITIZED))
+            path = _built(folder, (*_NATIVE, *_SANITIZED))
         else:
-            path = _ahead(folder) or _built(folder, (*_OPTIONS, *_NATIVE))
+            path = _ahead(folder) or _built(folder, _NATIVE)
         library = ctypes.CDLL(str(path))
     except (OSError, subprocess.SubprocessError) as error:
         log.info("no native code of %s: %s", folder.parent.name, _reason(error))
@@ -149,32 +149,37 @@ def load(folder: Path) -> Native | None:
     return Native(library, path.stem.removeprefix("native-"), _digest(folder, ()))
 
 
-class NativeFunctions:
-    """Functions of the library of the sources in a folder, by name.  types: result and arguments
-    of each.  The first question may compile the library."""
+def declared(library: ctypes.CDLL, signatures: Signatures) -> ctypes.CDLL:
+    """Return the library once ctypes knows what its functions take and return."""
+    for name, (result, *arguments) in signatures.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
 
-    def __init__(self, folder: Path, types: Mapping[str, tuple[Any, ...]]) -> None:
-        self._folder, self._types = folder, types
+
+class NativeFunctions:
+    """Functions of the library of the sources in a folder, by name.  The first question may compile
+    the library."""
+
+    def __init__(self, folder: Path, signatures: Signatures) -> None:
+        self._folder, self._signatures = folder, signatures
 
     @cached_property
-    def _found(self) -> Mapping[str, Callable[..., Any]]:
+    def _library(self) -> ctypes.CDLL | None:
         native = load(self._folder)
         if native is None:
-            return {}
+            return None
         # Calls of a few microseconds: to give the interpreter away for them is to wait for it.
-        return {
-            name: ctypes.PYFUNCTYPE(*types)((name, native.library))
-            for name, types in self._types.items()
-        }
+        return declared(ctypes.PyDLL(native.library._name), self._signatures)
 
     def are_here(self) -> bool:
-        return bool(self._found)
+        return self._library is not None
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
         """Raises ConfigError where there is no native code."""
-        if not self._found:
+        if self._library is None:
             raise ConfigError(NEEDED)
-        return self._found[name]
+        return cast(Callable[..., Any], getattr(self._library, name))
 
 
 def check() -> None:
@@ -221,14 +226,12 @@ def products() -> tuple[str, ...]:
 def cpu_flags() -> frozenset[str]:
     """Return the flags of the first CPU as the kernel lists them; empty if it does not."""
     try:
-        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
-            for line in file:
-                key, _, value = line.partition(":")
-                if key.strip() in ("flags", "Features"):
-                    return frozenset(value.split())
+        text = Path("/proc/cpuinfo").read_text("ascii", "replace")
     except OSError:
         log.debug("this system has no /proc/cpuinfo")
-    return frozenset()
+        return frozenset()
+    found = re.search(r"^(?:flags|Features)\s*:(.*)", text, re.MULTILINE)
+    return frozenset(found[1].split() if found else ())
 
 
 def _ahead(folder: Path) -> Path | None:
@@ -248,10 +251,7 @@ def compile_ahead(
     machine: str = platform.machine(),
 ) -> Iterator[Path]:
     """Compile all sources below `package` for each of the processors that `machine` may have;
-    yields the libraries.
-
-    Raises OSError and SubprocessError.
-    """
+    yields the libraries.  Raises OSError and SubprocessError."""
     kinds = [each for each in processors if each.machine == machine]
     if not kinds:
         raise OSError(
@@ -259,15 +259,15 @@ def compile_ahead(
             "the first start"
         )
     compiler = _compiler(machine)
-    told = hashlib.sha256(_output(compiler, "--version")).hexdigest()[:8]
+    version = _hash(_output(compiler, "--version"))
     for folder in _folders(package):
         place = folder / _AHEAD
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir()
         for processor in kinds:
             digest = _digest(folder, processor.options)
-            library = place / f"{processor.name}-{digest}-{told}.so"
-            yield _compiled((compiler, *_OPTIONS, *processor.options), folder, library)
+            library = place / f"{processor.name}-{digest}-{version}.so"
+            yield _compiled(compiler, processor.options, folder, library)
 
 
 def _folders(package: Path) -> list[Path]:
@@ -277,10 +277,13 @@ def _folders(package: Path) -> list[Path]:
 
 def _digest(folder: Path, options: Sequence[str]) -> str:
     """Return a name of the sources in `folder` and of the options that they are compiled with."""
-    told = hashlib.sha256(" ".join((*_OPTIONS, *options)).encode())
-    for path in sorted(folder.glob("*.[ch]*")):
-        told.update(path.read_bytes())
-    return told.hexdigest()[:16]
+    sources = sorted(folder.glob("*.[ch]*"))
+    said = " ".join((*_OPTIONS, *options)).encode()
+    return _hash(said, *(path.read_bytes() for path in sources))
+
+
+def _hash(*parts: bytes) -> str:
+    return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
 
 
 def _compiler(machine: str = platform.machine()) -> str:
@@ -296,12 +299,9 @@ def _compiler(machine: str = platform.machine()) -> str:
 def _built(folder: Path, options: Sequence[str]) -> Path:
     """Return the path of the shared library, which is compiled unless it is there already."""
     compiler = _compiler()
-    # -march=native depends on the processor, and machines with different ones may share a home.
-    command = (compiler, *options)
-    told = hashlib.sha256(" ".join((*command, *sorted(cpu_flags()))).encode())
-    told.update(_digest(folder, options).encode())
-    told.update(_output(compiler, "--version"))  # an upgrade does not change the path
-    file_name = f"native-{told.hexdigest()[:16]}.so"
+    # Machines with different processors may share a home; an upgrade keeps the compiler's path.
+    made_by = _hash(_output(compiler, "--version"), *map(str.encode, sorted(cpu_flags())))
+    file_name = f"native-{_digest(folder, options)}-{made_by}.so"
     try:
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         library = Path(home) / "drafthouse" / file_name
@@ -311,24 +311,24 @@ def _built(folder: Path, options: Sequence[str]) -> Path:
         # The target and its drafters start together: one of them compiles, the others wait for it.
         with open(library.with_suffix(".lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            return library if library.is_file() else _compiled(command, folder, library)
+            return library if library.is_file() else _compiled(compiler, options, folder, library)
     except (OSError, RuntimeError):  # no home, or none to write to, as in some containers
-        return _compiled(command, folder, Path(tempfile.mkdtemp(prefix="drafthouse-")) / file_name)
+        elsewhere = Path(tempfile.mkdtemp(prefix="drafthouse-"))
+        return _compiled(compiler, options, folder, elsewhere / file_name)
 
 
-def _compiled(command: Sequence[str], folder: Path, library: Path) -> Path:
+def _compiled(compiler: str, options: Sequence[str], folder: Path, library: Path) -> Path:
     told = {"phase": "build", "folder": folder.parent.name}
     log.info("phase %(phase)s: native code of %(folder)s, once on this machine", told)
     fresh = library.with_suffix(".new")
-    _output(*command, "-o", fresh, *sorted(folder.glob("*.cpp")))
+    _output(compiler, *_OPTIONS, *options, "-o", fresh, *sorted(folder.glob("*.cpp")))
     os.replace(fresh, library)  # at once: another process may be loading it
     return library
 
 
 def _output(*command: str | Path) -> bytes:
-    return subprocess.run(
-        command, check=True, capture_output=True, timeout=_COMPILE_TIMEOUT_S
-    ).stdout
+    done = subprocess.run(command, check=True, capture_output=True, timeout=_COMPILE_TIMEOUT_S)
+    return done.stdout
 
 
 def _reason(error: Exception) -> str:

@@ -18,7 +18,7 @@ import torch
 
 from cluster import cpp
 from cluster.engine.device import zeros_in_huge_pages
-from cluster.engine.draw.native import DrawKernels, Signatures, declare
+from cluster.engine.draw.native import DrawKernels
 from cluster.engine.types import LayerSpec
 from cluster.errors import ConfigError
 from cluster.models.grouped import GroupedWeight
@@ -30,36 +30,34 @@ CACHE_DTYPES = (torch.float32, torch.bfloat16)
 _HEADER_BYTES, _OUTPUTS, _UNIT = 64, 16, 32
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
-_SIGNATURES: Signatures = {
-    "linear": (None, [*[_POINTER] * 5, *[_LONG] * 3, *[_INT] * 2]),
-    "linear_block": (_LONG, []),
-    "choose_products": (_INT, [ctypes.c_char_p]),
-    "attention_limit": (_LONG, [_INT]),
+_SIGNATURES: cpp.Signatures = {
+    "linear": (None, *[_POINTER] * 5, *[_LONG] * 3, *[_INT] * 2),
+    "linear_block": (_LONG,),
+    "choose_products": (_INT, ctypes.c_char_p),
+    "attention_limit": (_LONG, _INT),
     "attention": (
         None,
-        [
-            _POINTER,
-            _LONG,
-            _LONG,
-            _POINTER,
-            *[_LONG] * 3,
-            *[_POINTER] * 6,
-            _LONG,
-            *[_POINTER] * 2,
-            _FLOAT,
-            _FLOAT,
-            _LONG,
-            _INT,
-            _INT,
-        ],
+        _POINTER,
+        _LONG,
+        _LONG,
+        _POINTER,
+        *[_LONG] * 3,
+        *[_POINTER] * 6,
+        _LONG,
+        *[_POINTER] * 2,
+        _FLOAT,
+        _FLOAT,
+        _LONG,
+        _INT,
+        _INT,
     ),
-    "rms_norm": (None, [*[_POINTER] * 3, _LONG, _LONG, _FLOAT]),
-    "silu_product": (None, [_POINTER, _POINTER, _LONG, _LONG]),
-    "rotations": (None, [_POINTER, _LONG, _LONG, _FLOAT, _POINTER, _POINTER]),
-    "decoder_layers": (None, [*[_POINTER] * 4, _LONG, _LONG, _POINTER, _INT]),
-    "decoder_layer_scratch": (ctypes.c_int64, [_POINTER, ctypes.c_int64]),
-    "growth_scratch": (ctypes.c_int64, [_POINTER, ctypes.c_int64]),
-    "grow_trees": (ctypes.c_int64, [*[_POINTER] * 3, ctypes.c_int64, _INT]),
+    "rms_norm": (None, *[_POINTER] * 3, _LONG, _LONG, _FLOAT),
+    "silu_product": (None, _POINTER, _POINTER, _LONG, _LONG),
+    "rotations": (None, _POINTER, _LONG, _LONG, _FLOAT, _POINTER, _POINTER),
+    "decoder_layers": (None, *[_POINTER] * 4, _LONG, _LONG, _POINTER, _INT),
+    "decoder_layer_scratch": (ctypes.c_int64, _POINTER, ctypes.c_int64),
+    "growth_scratch": (ctypes.c_int64, _POINTER, ctypes.c_int64),
+    "grow_trees": (ctypes.c_int64, *[_POINTER] * 3, ctypes.c_int64, _INT),
 }
 
 
@@ -90,7 +88,7 @@ class Kernels(DrawKernels):
 
     def __init__(self, library: ctypes.CDLL, build: str, sources: str = "") -> None:
         super().__init__(library)
-        declare(library, _SIGNATURES)
+        cpp.declared(library, _SIGNATURES)
         self.build, self.sources = build, sources
         self.block: int = library.linear_block()
         self.lanes: int = library.attention_limit(0)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from cluster.cpp import Signatures, declared
 from cluster.records import record
 from cluster.spec.logprobs import TopTokens
 
@@ -21,23 +22,11 @@ _MAX_FINALISTS = 16
 _NOISE_PER_THREAD = 64 * 1024
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
-# By name: what a function returns, and its arguments.
-Signatures = Mapping[str, tuple[type[Any] | None, Sequence[type[Any]]]]
 _SIGNATURES: Signatures = {
-    "draw_tokens": (
-        ctypes.c_int64,
-        [_POINTER, _LONG, _LONG, _FLOAT, _LONG, *[_POINTER] * 3, _INT],
-    ),
-    "rank_tokens": (None, [_POINTER, *[_LONG] * 4, *[_POINTER] * 4, _INT]),
-    "max_ranked": (_LONG, []),
+    "draw_tokens": (ctypes.c_int64, _POINTER, _LONG, _LONG, _FLOAT, _LONG, *[_POINTER] * 3, _INT),
+    "rank_tokens": (None, _POINTER, *[_LONG] * 4, *[_POINTER] * 4, _INT),
+    "max_ranked": (_LONG,),
 }
-
-
-def declare(library: ctypes.CDLL, signatures: Signatures) -> None:
-    """Tell ctypes what the library's functions take and return."""
-    for name, (result, arguments) in signatures.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
 
 
 def fields(kind: type[Any], *names: str) -> list[tuple[str, type[Any]]]:
@@ -108,8 +97,7 @@ class DrawKernels:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.num_threads = 1
-        declare(library, _SIGNATURES)
-        self.library = library
+        self.library = declared(library, _SIGNATURES)
         self.max_ranked: int = library.max_ranked()
 
     def draw(self, shares: Sequence[DrawShare], vocab_size: int) -> Winners:

@@ -30,7 +30,7 @@ def here() -> list[str]:
     """By the library that serves here."""
     if shutil.which("g++") is None:
         pytest.skip("needs g++")
-    library = cpp._built(CPU, (*cpp._OPTIONS, *cpp._NATIVE))
+    library = cpp._built(CPU, cpp._NATIVE)
     return _told(program("g++", *_OPTIONS, *cpp._NATIVE, _PROGRAM, library))
 
 
