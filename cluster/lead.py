@@ -68,16 +68,14 @@ def led_by(
     return Connections(f"drafter {name}" if name else "target", endpoints, connect, use)
 
 
-class Known:
+def known(addresses: Sequence[str]) -> Endpoints:
     """Workers at addresses that stay."""
 
-    def __init__(self, addresses: Sequence[str]) -> None:
-        self._endpoints = frozenset(Endpoint(each, each) for each in addresses)
-
-    async def watch(self) -> AsyncIterator[frozenset[Endpoint]]:
-        """See `Endpoints`."""
-        yield self._endpoints
+    async def watch() -> AsyncIterator[frozenset[Endpoint]]:
+        yield frozenset(Endpoint(each, each) for each in addresses)
         await asyncio.Event().wait()
+
+    return watch
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -97,13 +95,13 @@ async def _lead(config: Config, arguments: argparse.Namespace) -> None:
     lower_priority(config.coordinator.nice)
     trust = trust_of(config.data_plane, "coordinator")
     coordinator = Coordinator(config)
-    led = [led_by(coordinator, config, Known(arguments.target), trust=trust)]
+    led = [led_by(coordinator, config, known(arguments.target), trust=trust)]
     for text in arguments.drafter:
         name, _, address = text.partition("=")
         if not address:
             raise ConfigError(f"--drafter {text!r}: expected NAME=HOST:PORT")
         config.check_in_pool(name)
-        led.append(led_by(coordinator, config, Known([address]), name, trust))
+        led.append(led_by(coordinator, config, known([address]), name, trust))
     await coordinator.start()
     for each in led:
         each.start()

@@ -19,7 +19,7 @@ from cluster.rpc.connections import Connections
 from cluster.rpc.server import serve_coordinator
 from cluster.worker.priority import lower_priority
 from deployments import learned
-from deployments.endpoints import ServeEndpoints
+from deployments.endpoints import running_replicas
 from deployments.replica import (
     Exporter,
     WorkerReplica,
@@ -112,7 +112,7 @@ class CoordinatorDeployment(WorkerReplica):
     ) -> Connections[Any]:
         """Begin to lead the replicas that the handle reaches; see `led_by`."""
         led = led_by(
-            self._part, self._config, ServeEndpoints(handle), name, self._trust, look_at=look_at
+            self._part, self._config, running_replicas(handle), name, self._trust, look_at=look_at
         )
         led.start()
         return led

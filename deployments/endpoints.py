@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from cluster.rpc.connections import Endpoint
+from cluster.rpc.connections import Endpoint, Endpoints
 
 # Where replica metadata holds the address of the replica's own gRPC server, and who listens there.
 ADDRESS_KEY = "drafthouse_address"
@@ -20,23 +20,21 @@ WORKER_KEY = "drafthouse_worker_id"
 REFUSAL_KEY = "drafthouse_refusal"
 
 
-class ServeEndpoints:
-    """The running replicas of the deployment that `handle` speaks to."""
+def running_replicas(handle: Any) -> Endpoints:
+    """Those of a deployment.  handle: Serve's, of one routed by `deployments.endpoint_router`."""
 
-    def __init__(self, handle: Any) -> None:
-        """handle: Serve's, of a deployment routed by `deployments.endpoint_router`."""
-        self._handle = handle
-
-    async def watch(self) -> AsyncIterator[frozenset[Endpoint]]:
+    async def watch() -> AsyncIterator[frozenset[Endpoint]]:
         subscription = EndpointSubscription()
         try:
             # Waits for the first replica; the router sees `subscription` and keeps it up to date.
-            async with self._handle.choose_replica(subscription):
+            async with handle.choose_replica(subscription):
                 pass
             while True:
                 yield await subscription.sets.get()
         finally:
             subscription.is_closed = True
+
+    return watch
 
 
 class EndpointSubscription:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from cluster.config.schema import Config, CoordinatorConfig, DrafterConfig
 from cluster.coordinator.coordinator import Coordinator
-from cluster.lead import Known, led_by
+from cluster.lead import known, led_by
 from cluster.rpc.server import serve_drafter, serve_target
 from tests.support.coordinator.house import GREEDY, collect, request, text_of
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_in_a_crowd, plain_text
@@ -23,9 +23,9 @@ async def leading(target: str, drafter: str | None = None) -> AsyncIterator[Coor
     )
     coordinator = Coordinator(config)
     await coordinator.start()
-    led = [led_by(coordinator, config, Known([target]))]
+    led = [led_by(coordinator, config, known([target]))]
     if drafter is not None:
-        led.append(led_by(coordinator, config, Known([drafter]), "a"))
+        led.append(led_by(coordinator, config, known([drafter]), "a"))
     for each in led:
         each.start()
     try:

@@ -14,7 +14,7 @@ from benchmarks.support.options import parser_of
 from cluster.config.file import load
 from cluster.config.schema import Config
 from cluster.core import SamplingParams
-from cluster.lead import Known
+from cluster.lead import known
 from cluster.rpc.server import RunningServer, run_until_signal
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.grpc_api import GrpcListener
@@ -39,7 +39,7 @@ class _Listeners(RunningServer):
 
 async def _serve(config: Config, coordinators: Sequence[str]) -> None:
     tokenizer = Tokenizer.load(config.target.engine.model)
-    ingress = Ingress(config, tokenizer, SamplingParams(max_tokens=0), Known(coordinators))
+    ingress = Ingress(config, tokenizer, SamplingParams(max_tokens=0), known(coordinators))
     ingress.start()
     http = HttpListener(create_app(ingress), config.http, _PATIENCE_S)
     grpc = GrpcListener(ingress, _PATIENCE_S)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from cluster.errors import DrafthouseError, ProtocolError
 from cluster.messages import WorkerDescription
@@ -40,12 +40,8 @@ class Endpoint:
     refusal: str = ""
 
 
-class Endpoints(Protocol):
-    """A set of workers that changes over time."""
-
-    def watch(self) -> AsyncIterator[frozenset[Endpoint]]:
-        """The present set at once, and the new one after every change."""
-        ...
+# A set of workers that changes over time: the present one at once, the new one after every change.
+Endpoints = Callable[[], AsyncIterator[frozenset[Endpoint]]]
 
 
 class Connections(Generic[AnyLink]):
@@ -92,7 +88,7 @@ class Connections(Generic[AnyLink]):
         wait_s = _FIRST_RETRY_S
         while True:
             try:
-                async for endpoints in self._endpoints.watch():
+                async for endpoints in self._endpoints():
                     wait_s = _FIRST_RETRY_S
                     self._reconcile(endpoints)
             except Exception:  # Serve's errors have no common base; ask again

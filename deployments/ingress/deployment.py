@@ -14,7 +14,7 @@ from cluster.text.generation_config import load_sampling_defaults
 from cluster.text.tokenizer import Tokenizer
 from cluster.worker.priority import lower_priority
 from deployments.configured_models import tokenizer_folder
-from deployments.endpoints import ServeEndpoints
+from deployments.endpoints import running_replicas
 from deployments.ingress.draining import LAST_WORDS_S
 from deployments.ingress.grpc_api import GrpcListener
 from deployments.ingress.http import create_admin_app, create_app
@@ -48,7 +48,7 @@ class IngressDeployment(Replica):
             config,
             tokenizer,
             defaults,
-            ServeEndpoints(coordinator),
+            running_replicas(coordinator),
             process=process_id("ingress"),
             others=self._ask_others,
             trust=trust_in(config, "ingress"),

@@ -59,7 +59,7 @@ class Links:
 
 async def test_a_link_outlives_the_absence_of_its_endpoint():
     listed, links = Listed(), Links()
-    connections = Connections("drafter x", listed, links.connect, links.use)
+    connections = Connections("drafter x", listed.watch, links.connect, links.use)
     connections.start()
     await listed.say(ONE, OTHER)
     await links.until_open("one", "other")
@@ -82,7 +82,7 @@ async def test_a_link_outlives_the_absence_of_its_endpoint():
 
 async def test_who_begins_waits_for_its_first_link():
     listed, links = Listed(), Links()
-    connections = Connections("target", listed, links.connect, links.use)
+    connections = Connections("target", listed.watch, links.connect, links.use)
     connections.start()
     waiting = asyncio.create_task(connections.first_link())
     await listed.say()
