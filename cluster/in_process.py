@@ -32,7 +32,7 @@ class InProcessCluster:
         """Load the drafters and start everything.  engine: the target's, already loaded."""
         self._drafters = {name: build_drafter(config, name) for name in config.pool}
         self.target = build_target(engine, config)
-        self._serving: set[asyncio.Task[None]] = set()
+        self._serving: list[asyncio.Task[None]] = []  # which the loop alone would not keep
         # The caller's thread keeps its own loop: with a factory, this one is not made its current.
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._loop = self._runner.get_loop()
@@ -77,12 +77,12 @@ class InProcessCluster:
         """Start a worker that serves the other end of the link."""
         worker.start()
         here, there = memory_pair()
-        task = self._loop.create_task(worker.serve(there))
-        self._serving.add(task)
-        task.add_done_callback(self._served)
+        self._serving.append(self._loop.create_task(_served(worker, there)))
         return here
 
-    def _served(self, task: asyncio.Task[None]) -> None:
-        self._serving.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a worker has failed: %s", error)
+
+async def _served(worker: Any, link: Link[Any, Any]) -> None:
+    try:
+        await worker.serve(link)
+    except Exception as error:  # noqa: BLE001 - what ends it is said; the others go on
+        log.error("a worker has failed: %s", error)

@@ -223,14 +223,15 @@ def _places(arguments: Sequence[dict[str, Any]], parts: Sequence[str]) -> list[d
 
 def set_at(node: dict[str, Any], parts: Sequence[str], value: Any) -> None:
     """Set what stands at a path; raises ConfigError where what leads there is no mapping."""
-    for part in parts[:-1]:
-        below = {} if node.get(part) is None else node[part]
+    *sections, key = parts
+    for section in sections:
+        below = {} if node.get(section) is None else node[section]
         if not isinstance(below, dict):
-            raise ConfigError(f"{part} is not a mapping")
+            raise ConfigError(f"{section} is not a mapping")
         # A copy: YAML's aliases are one mapping in several places.
-        node[part] = dict(below)
-        node = node[part]
-    node[parts[-1]] = value
+        node[section] = dict(below)
+        node = node[section]
+    node[key] = value
 
 
 def _check_proxies(document: Mapping[str, Any]) -> None:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Annotated, Any, ClassVar, Literal
@@ -36,12 +35,6 @@ from cluster.requests.fields import REMOVED_LAWS, Law
 CASCADE = "cascade"
 # The kind that drafts nothing: it reads what others' drafts came to.
 RECORDER = "recorder"
-
-# All of them lie in memory beside the model.
-_MAX_ADAPTERS = 64
-
-# Adapters are asked for by name, as models are.
-_MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 
 
 @frozen
@@ -165,22 +158,6 @@ class TargetConfig:
     generation_config.json (temperature, top_p, top_k, min_p, repetition_penalty, max_new_tokens);
     none = OpenAI's defaults; or a folder that has such a file."""
     placement: PlacementConfig = PlacementConfig()
-
-    def check(self, model_name: str) -> None:
-        """Raise ConfigError where keys do not fit each other, or an adapter the model's name."""
-        engine, path = self.engine, "target.engine"
-        reason = "no model is named; set it to a Hugging Face folder or hub name"
-        check_that(engine.model, f"{path}.model", reason)
-        count = len(engine.adapters)
-        reason = f"{count} adapters; at most {_MAX_ADAPTERS} are served"
-        check_that(count <= _MAX_ADAPTERS, f"{path}.adapters", reason)
-        for name in engine.adapters:
-            check_that(
-                _MODEL_NAME.fullmatch(name) and name != model_name,
-                f"{path}.adapters.{name}",
-                "an adapter's name may hold up to 128 letters, digits, '.', '_', '/' and '-', and "
-                "may not be the model's own",
-            )
 
 
 @frozen

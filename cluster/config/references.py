@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import re
+
 from cluster.config.parse import check_known, check_that
 from cluster.config.processes import CASCADE, RECORDER, DrafterConfig, DrafterPlacement
 from cluster.config.schema import OTHER_SEGMENT, Config
 
+# All of them lie in memory beside the model.
+_MAX_ADAPTERS = 64
+# Adapters are asked for by name, as models are.
+_MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 # Metrics have a series for each of them and each task.
-MAX_SEGMENTS = 32
+_MAX_SEGMENTS = 32
 
 
 def check(config: Config) -> None:
     """Raise ConfigError for the first reference between keys that does not hold."""
-    config.target.check(config.model_name)
+    _check_target(config)
     check_that(
         not config.target.engine.reproducible or set(config.coordinator.laws) == {"coupled"},
         "coordinator.laws",
@@ -25,13 +31,20 @@ def check(config: Config) -> None:
         _check_elsewhere(name, config.drafters[name])
     check_stages(config)
     classes = config.coordinator.latency_classes
-    config.coordinator.draft_length.check(classes, (*config.tasks, "default"))
+    for place, rule in enumerate(config.coordinator.draft_length.overrides):
+        for key, name, known in (
+            ("class", rule.latency_class, classes),
+            ("task", rule.task, (*config.tasks, "default")),
+        ):
+            if name:
+                path = f"coordinator.draft_length.overrides[{place}].{key}"
+                check_known(name, known, path, f"{name!r} is no {key}", "known")
     for name in config.public_latency_classes:
         path = "ingress.public_latency_classes"
         check_known(name, classes, path, f"{name!r} is no class", "classes")
     segments = config.ingress.segments
-    are_good = len(segments) <= MAX_SEGMENTS and OTHER_SEGMENT not in segments
-    reason = f"{len(segments)} names; name at most {MAX_SEGMENTS}, none of them `other`"
+    are_good = len(segments) <= _MAX_SEGMENTS and OTHER_SEGMENT not in segments
+    reason = f"{len(segments)} names; name at most {_MAX_SEGMENTS}, none of them `other`"
     check_that(are_good, "ingress.segments", reason)
     _check_rollouts(config)
     check_tasks(config)
@@ -40,6 +53,23 @@ def check(config: Config) -> None:
         path = f"{name}.port"
         former = taken.setdefault(port, path)
         check_that(former == path, path, f"{port} is already {former}; change one")
+
+
+def _check_target(config: Config) -> None:
+    """Raise ConfigError for a target without a model, or for adapters that it cannot serve."""
+    engine, path = config.target.engine, "target.engine"
+    reason = "no model is named; set it to a Hugging Face folder or hub name"
+    check_that(engine.model, f"{path}.model", reason)
+    count = len(engine.adapters)
+    reason = f"{count} adapters; at most {_MAX_ADAPTERS} are served"
+    check_that(count <= _MAX_ADAPTERS, f"{path}.adapters", reason)
+    for name in engine.adapters:
+        check_that(
+            _MODEL_NAME.fullmatch(name) and name != config.model_name,
+            f"{path}.adapters.{name}",
+            "an adapter's name may hold up to 128 letters, digits, '.', '_', '/' and '-', and may "
+            "not be the model's own",
+        )
 
 
 def check_tasks(config: Config) -> None:

@@ -3,7 +3,6 @@ one drafter does better."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import field
 from typing import Annotated, ClassVar, Literal
 
@@ -14,7 +13,6 @@ from cluster.config.parse import (
     PositiveInt,
     Range,
     Share,
-    check_known,
     check_that,
 )
 from cluster.records import frozen
@@ -83,17 +81,6 @@ class DraftLengthConfig:
     """threshold: the least probability, calibrated, that a token follows those before it."""
     overrides: tuple[DraftLengthOverride, ...] = ()
     """The first rule that fits a sequence lowers its limit further."""
-
-    def check(self, classes: Collection[str], tasks: Collection[str]) -> None:
-        """Raise ConfigError for a rule of a class or task that there is not."""
-        for place, rule in enumerate(self.overrides):
-            for key, name, known in (
-                ("class", rule.latency_class, classes),
-                ("task", rule.task, tasks),
-            ):
-                if name:
-                    where = f"coordinator.draft_length.overrides[{place}].{key}"
-                    check_known(name, known, where, f"{name!r} is no {key}", "known")
 
 
 @frozen
