@@ -1,4 +1,4 @@
-"""The sections of the processes that draft, verify and lead.
+"""The sections of the processes that draft, verify and lead, and where they run.
 
 `cluster.config.schema` has all the others.
 """
@@ -21,7 +21,6 @@ from cluster.config.parse import (
     Share,
     check_that,
 )
-from cluster.config.placement import PlacementConfig
 from cluster.config.speculation import (
     AuditConfig,
     DraftLengthConfig,
@@ -35,6 +34,23 @@ from cluster.requests.fields import REMOVED_LAWS, Law
 CASCADE = "cascade"
 # The kind that drafts nothing: it reads what others' drafts came to.
 RECORDER = "recorder"
+
+
+@frozen
+class PlacementConfig:
+    """Where the replicas of one deployment run."""
+
+    num_cpus: NonNegativeFloat = 0.5
+    """Reserved per replica; for a target, per rank."""
+    num_gpus: NonNegativeFloat = 0.0
+    """Reserved per replica; for a target, per rank, and for all of them together in whole GPUs
+    where that is more than one."""
+    resources: Mapping[str, NonNegativeFloat] = field(default_factory=dict)
+    """Custom Ray resources, reserved per replica or rank."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Ray node labels that the node must have, key to value."""
+    cores: tuple[NonNegativeInt, ...] = ()
+    """CPU cores, by number, that each of these processes is pinned to; empty = not pinned."""
 
 
 @frozen

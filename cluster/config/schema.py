@@ -34,12 +34,12 @@ from cluster.config.parse import (
     PositiveInt,
     Range,
 )
-from cluster.config.placement import PlacementConfig
 from cluster.config.processes import (
     CoordinatorConfig,
     DrafterConfig,
     DrafterPlacement,
     EngineConfig,
+    PlacementConfig,
     TargetConfig,
 )
 from cluster.config.speculation import RolloutConfig
