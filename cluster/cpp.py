@@ -204,8 +204,9 @@ def mode() -> str:
     """Return what DRAFTHOUSE_NATIVE says; raises ConfigError for a value that means nothing."""
     found = os.environ.get(_VARIABLE) or "1"
     if found not in _MODES:
-        reason = f"{found!r} is none of: {', '.join(_MODES)} ({_ABOUT_MODES})"
-        raise ConfigError.at(_VARIABLE, reason)
+        raise ConfigError.at(
+            _VARIABLE, f"{found!r} is none of: {', '.join(_MODES)} ({_ABOUT_MODES})"
+        )
     return found
 
 
@@ -217,8 +218,7 @@ def products() -> tuple[str, ...]:
     if wanted not in _PRODUCTS:
         return able
     if wanted not in able:
-        reason = f"this processor has no {wanted}; it has {', '.join(able)}"
-        raise ConfigError.at(_VARIABLE, reason)
+        raise ConfigError.at(_VARIABLE, f"this processor has no {wanted}; it has {', '.join(able)}")
     return (wanted,)
 
 

@@ -60,8 +60,9 @@ def parse_pool(arguments: Mapping[str, Any]) -> Config:
     check_keys(mapping(arguments.get("coordinator")), ("max_frame_bytes",), "coordinator")
     config = parse(Config, arguments)
     check_stages(config)
-    reason = "there is none; name one, or remove the application"
-    check_that(config.on_their_own, "drafters", reason)
+    check_that(
+        config.on_their_own, "drafters", "there is none; name one, or remove the application"
+    )
     for name in config.on_their_own:
         drafter = config.drafters[name]
         for key, is_said in (
@@ -124,11 +125,16 @@ def with_pool(
         pool = parse_pool(application["args"])
         for key in SHARED:
             value_in = attrgetter(key)
-            reason = "it must be as in the target's application; write it once, as a YAML anchor"
-            check_that(value_in(config) == value_in(pool), key, reason)
-    answers = application.get("route_prefix", "/")
-    reason = "drafters answer no HTTP; write `route_prefix: null`"
-    check_that(answers is None, f"{place}.route_prefix", reason)
+            check_that(
+                value_in(config) == value_in(pool),
+                key,
+                "it must be as in the target's application; write it once, as a YAML anchor",
+            )
+    check_that(
+        application.get("route_prefix", "/") is None,
+        f"{place}.route_prefix",
+        "drafters answer no HTTP; write `route_prefix: null`",
+    )
     app_name = str(application.get("name"))
     named = [name for name, where in config.elsewhere.items() if where == app_name]
     for name in pool.on_their_own:
@@ -139,9 +145,13 @@ def with_pool(
             f"drafters.{name} of the target's application",
         )
     for name in named:
-        reason = f"application {app_name} has no drafter {name!r}"
-        path = f"drafters.{name}.placement.application"
-        check_known(name, pool.on_their_own, path, reason, "it has")
+        check_known(
+            name,
+            pool.on_their_own,
+            f"drafters.{name}.placement.application",
+            f"application {app_name} has no drafter {name!r}",
+            "it has",
+        )
     pool, overrides = with_deployments(pool, application, place)
     return _joined(config, pool), overrides
 
@@ -194,8 +204,11 @@ def _check_scaled(name: str, autoscaling: Any, where: str) -> None:
     """Raise ConfigError for autoscaling that would not see the load, or that nobody counts with."""
     if autoscaling is None:
         return
-    reason = "its replicas share what keys may have by their number; set num_replicas instead"
-    check_that(name != INGRESS, where, reason)
+    check_that(
+        name != INGRESS,
+        where,
+        "its replicas share what keys may have by their number; set num_replicas instead",
+    )
     policy = mapping(mapping(autoscaling, where).get("policy"), f"{where}.policy")
     check_that(
         policy.get("policy_function"),

@@ -81,16 +81,21 @@ def load(
             _override([application["args"] for application in applications.values()], override)
         (place, application), *pools = applications.items()
         prefix = application.get("route_prefix")
-        reason = f"{prefix!r} is for Ray Serve's proxies; remove it"
-        check_that(prefix in (None, "/"), f"{place}.route_prefix", reason)
+        check_that(
+            prefix in (None, "/"),
+            f"{place}.route_prefix",
+            f"{prefix!r} is for Ray Serve's proxies; remove it",
+        )
         config = parse_arguments(application["args"])
         config, deployments = with_deployments(config, application, place)
         for place, pool in pools:
             config, more = with_pool(config, pool, place)
             deployments |= more
         for name, where in config.elsewhere.items():
-            reason = f"there is no application {where!r} in this file"
-            raise ConfigError.at(f"drafters.{name}.placement.application", reason)
+            raise ConfigError.at(
+                f"drafters.{name}.placement.application",
+                f"there is no application {where!r} in this file",
+            )
         return ServeFile(path, document, config, deployments)
 
 

@@ -161,8 +161,11 @@ def mapping(value: Any, path: str = "") -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise ConfigError.at(path, f"{value!r} is not a mapping")
     for key in value:
-        reason = f"the key that YAML reads as {key!r} is no text; put it in quotes"
-        check_that(isinstance(key, str), path, reason)
+        check_that(
+            isinstance(key, str),
+            path,
+            f"the key that YAML reads as {key!r} is no text; put it in quotes",
+        )
     return value
 
 

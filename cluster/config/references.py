@@ -40,12 +40,15 @@ def check(config: Config) -> None:
                 path = f"coordinator.draft_length.overrides[{place}].{key}"
                 check_known(name, known, path, f"{name!r} is no {key}", "known")
     for name in config.public_latency_classes:
-        path = "ingress.public_latency_classes"
-        check_known(name, classes, path, f"{name!r} is no class", "classes")
+        check_known(
+            name, classes, "ingress.public_latency_classes", f"{name!r} is no class", "classes"
+        )
     segments = config.ingress.segments
-    are_good = len(segments) <= _MAX_SEGMENTS and OTHER_SEGMENT not in segments
-    reason = f"{len(segments)} names; name at most {_MAX_SEGMENTS}, none of them `other`"
-    check_that(are_good, "ingress.segments", reason)
+    check_that(
+        len(segments) <= _MAX_SEGMENTS and OTHER_SEGMENT not in segments,
+        "ingress.segments",
+        f"{len(segments)} names; name at most {_MAX_SEGMENTS}, none of them `other`",
+    )
     _check_rollouts(config)
     check_tasks(config)
     taken: dict[int, str] = {}
@@ -58,11 +61,17 @@ def check(config: Config) -> None:
 def _check_target(config: Config) -> None:
     """Raise ConfigError for a target without a model, or for adapters that it cannot serve."""
     engine, path = config.target.engine, "target.engine"
-    reason = "no model is named; set it to a Hugging Face folder or hub name"
-    check_that(engine.model, f"{path}.model", reason)
+    check_that(
+        engine.model,
+        f"{path}.model",
+        "no model is named; set it to a Hugging Face folder or hub name",
+    )
     count = len(engine.adapters)
-    reason = f"{count} adapters; at most {_MAX_ADAPTERS} are served"
-    check_that(count <= _MAX_ADAPTERS, f"{path}.adapters", reason)
+    check_that(
+        count <= _MAX_ADAPTERS,
+        f"{path}.adapters",
+        f"{count} adapters; at most {_MAX_ADAPTERS} are served",
+    )
     for name in engine.adapters:
         check_that(
             _MODEL_NAME.fullmatch(name) and name != config.model_name,
@@ -81,8 +90,11 @@ def check_tasks(config: Config) -> None:
         for name in names:
             check_that(names.count(name) == 1, path, f"{name!r} stands twice; name it once")
             _check_drafter(name, config, path)
-            reason = f"{name!r} is a stage of {cascades.get(name)!r}; name that one"
-            check_that(name not in cascades, path, reason)
+            check_that(
+                name not in cascades,
+                path,
+                f"{name!r} is a stage of {cascades.get(name)!r}; name that one",
+            )
             rollout = drafters[name].rollout
             check_that(
                 rollout is None,
@@ -126,8 +138,7 @@ def _check_rollouts(config: Config) -> None:
         ):
             check_that(holds, path, reason)
         others = [each for each in drafters if each not in (name, *cascades)]
-        reason = f"no drafter of its own is named {former!r}"
-        check_known(former, others, path, reason, "drafters")
+        check_known(former, others, path, f"no drafter of its own is named {former!r}", "drafters")
         drafter, other = drafters[name], drafters[former]
         inside = name if name in residents else former
         for holds, reason in (
