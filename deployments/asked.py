@@ -20,11 +20,10 @@ from cluster.draft import registry
 from cluster.errors import ConfigError
 from cluster.logs import say
 from cluster.models.cache import cache_folder, write_whole
-from cluster.models.names import source_of
 from cluster.models.resolve import find
 from cluster.text.generation_config import load_sampling_defaults
 from deployments import vllm_options
-from deployments.configured_models import check_models, engines, fetch_models
+from deployments.configured_models import engines, fetch_models
 from deployments.preflight import check_settings, inspect
 
 # Models that have passed `preflight.inspect` and are as they were then, which need no other look.
@@ -45,7 +44,7 @@ def inspect_what_is_new(config: Config, *, is_here: bool) -> None:
     """`preflight.inspect`, without a look at models that passed it before; says that it looks.
 
     Neither torch nor transformers is imported then, where no GPU is asked for."""
-    target, *others = (find(source_of(each.model)) for each in engines(config).values())
+    target, *others = (find(each.source) for each in engines(config))
     folders = {*filter(None, (target, *others))}
     path, digest = cache_folder() / "passed", _digest(config, folders, is_here=is_here)
     known = path.read_text("ascii", "replace").split() if path.is_file() else []
@@ -125,7 +124,7 @@ def with_models(file: ServeFile, arguments: argparse.Namespace) -> ServeFile:
 
 
 def _models(file: ServeFile) -> list[str]:
-    return [engine.model for engine in engines(file.config).values()]
+    return [each.settings.model for each in engines(file.config)]
 
 
 def load(name: str, overrides: Sequence[str], drafts: Sequence[str] = ()) -> ServeFile:
@@ -139,7 +138,7 @@ def load(name: str, overrides: Sequence[str], drafts: Sequence[str] = ()) -> Ser
     with in_file(file.path):
         for each, drafter in file.config.drafters.items():
             registry.check(each, drafter)
-        check_models(file.config)
+        engines(file.config)  # whose models have names that can be
     return file
 
 

@@ -156,10 +156,9 @@ def _speed(answer: StreamedAnswer) -> str:
     """One line: how many tokens, how fast, and whose they were."""
     if not answer.times:
         return "an empty answer"
-    first_s, all_s = (answer.times[place] - answer.asked_s for place in (0, -1))
-    line = f"{answer.num_tokens} tokens, first after {1e3 * first_s:.0f} ms"
-    if all_s > 0.0:
-        line += f", {answer.num_tokens / all_s:.1f} tokens/s"
+    line = f"{answer.num_tokens} tokens, first after {1e3 * answer.ttft_s:.0f} ms"
+    if answer.e2e_s > 0.0:
+        line += f", {answer.num_tokens / answer.e2e_s:.1f} tokens/s"
     if owners := answer.by_drafter:
         shares = ", ".join(f"{name} {share}" for name, share in owners.most_common())
         line += f"; {owners.total()} drafted ({shares})"

@@ -9,19 +9,41 @@ from cluster.config.parse import parse
 from cluster.config.schema import Config, EngineConfig
 from cluster.errors import ConfigError
 from cluster.logs import say
-from cluster.models.names import KNOWN, HubSource, source_of
+from cluster.models.names import KNOWN, HubSource, Source, source_of
 from cluster.models.resolve import fetch, find, resolve
+from cluster.records import frozen
+
+TARGET = "target.engine"
 
 
-def engines(config: Config) -> dict[str, EngineConfig]:
-    """Every engine that `config` starts: configuration path to its settings."""
-    found = {"target.engine": config.target.engine}
+@frozen
+class ConfiguredEngine:
+    """An engine that a configuration starts.
+
+    path: of its key, TARGET of the target's.  drafter: whose it is, "" = the target's.  source: of
+    its model."""
+
+    path: str
+    drafter: str
+    settings: EngineConfig
+    source: Source
+
+
+def engines(config: Config) -> list[ConfiguredEngine]:
+    """Every engine that `config` starts, the target's first.
+
+    Raises ConfigError for a model that is neither here nor a name of one that can be fetched."""
+    found = {TARGET: ("", config.target.engine)}
     for name, drafter in config.drafters.items():
         options = drafter.options.get("engine")
         if options is not None:
             path = f"drafters.{name}.options.engine"
-            found[path] = parse(EngineConfig, options, path)
-    return found
+            found[path] = name, parse(EngineConfig, options, path)
+    result = []
+    for path, (name, engine) in found.items():
+        with ConfigError.below(path, "model"):
+            result.append(ConfiguredEngine(path, name, engine, source_of(engine.model)))
+    return result
 
 
 def tokenizer_folder(model: str) -> Path:
@@ -44,22 +66,15 @@ def has_chat_template(model: str) -> bool:
     return bool(described.get("chat_template"))
 
 
-def check_models(config: Config) -> None:
-    """Raise ConfigError for a model that is neither here nor a name of one that can be fetched."""
-    for path, engine in engines(config).items():
-        with ConfigError.below(path, "model"):
-            source_of(engine.model)
-
-
 def fetch_models(config: Config) -> None:
     """Get every model that is not on this machine; says one line about each of them."""
-    for path, engine in engines(config).items():
-        with ConfigError.below(path, "model"):
-            folder = fetch_model(engine.model)
-            source = source_of(engine.model)
+    for each in engines(config):
+        source, model = each.source, each.settings.model
+        with ConfigError.below(each.path, "model"):
+            folder = fetch_model(model)
             if isinstance(source, HubSource) and not source.is_pinned:
                 say(
-                    f"{path}.model: {engine.model} names no commit, so whoever may push there can "
+                    f"{each.path}.model: {model} names no commit, so whoever may push there can "
                     f"change what is served; to pin this one: {source.repo_id}@{folder.name}"
                 )
 

@@ -14,7 +14,6 @@ from cluster.config.schema import Config
 from cluster.errors import ConfigError
 from cluster.records import frozen
 from deployments.placement import total_resources
-from deployments.preflight import TARGET
 
 
 @frozen
@@ -79,10 +78,10 @@ def needed_by(config: Config) -> int:
     return max(math.ceil(total_resources(config).get("GPU", 0.0)), ranks, int(is_named))
 
 
-def of_rank(config: Config, path: str) -> int:
-    """Return the GPUs of one rank of the engine at `path`: those reserved for a target whose layers
-    a device map spreads, else one."""
-    is_spread = path == TARGET and config.target.engine.device_map is not None
+def of_rank(config: Config, drafter: str) -> int:
+    """Return the GPUs of one rank of a drafter's engine, "" = the target's: those reserved for one
+    whose layers a device map spreads, else one."""
+    is_spread = not drafter and config.target.engine.device_map is not None
     return max(1, int(config.target.placement.num_gpus)) if is_spread else 1
 
 

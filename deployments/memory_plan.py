@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from cluster.config.applications import drafter_deployment
 from cluster.config.schema import Config, EngineConfig
 from cluster.draft.options import HEAD_KINDS
-from cluster.models.names import source_of
-from cluster.models.resolve import find, published
 from cluster.models.weights import stored_bytes
 from cluster.records import frozen
 from deployments.configured_models import engines
 from deployments.gpus import Gpus, of_rank
-from deployments.preflight import TARGET, Inspected
+from deployments.preflight import Inspected
 
 # The lengths of requests for which it is said how many of them fit.
 LENGTHS = (1024, 4096, 16384)
@@ -77,12 +76,12 @@ def memory_plan(
     models: list[Sized] = []
     unsized, too_large = list[str](), list[str]()
     num_tokens, requests = 0, dict[int, int]()
-    for path, engine in engines(config).items():
+    for each in engines(config):
+        path, name, engine = each.path, each.drafter, each.settings
         if path not in found:
             unsized.append(path)
             continue
-        name = "" if path == TARGET else path.split(".")[1]
-        process = TARGET_PROCESS if not name or name in config.hosted else f"drafter-{name}"
+        process = TARGET_PROCESS if name in ("", *config.hosted) else drafter_deployment(name)
         on = None if engine.device == "cpu" else gpus
         sizes = found[path].sizes
         if on is None:
@@ -91,10 +90,10 @@ def memory_plan(
         else:
             taken = sum(part.num_bytes for part in parts if part.process == process)
             weights, states, working = sizes.rank_weights, 0, sizes.beside  # with the states
-            cache = _on_gpu(engine, found[path], on, of_rank(config, path), taken)
+            cache = _on_gpu(engine, found[path], on, of_rank(config, name), taken)
             if on.memory and not cache:
                 too_large.append(path)
-        if path == TARGET:
+        if not name:
             num_tokens = cache * (1 if on is None else engine.tensor_parallel) // sizes.kv_per_token
             longest, most = found[path].described.max_context_len, engine.max_running_sequences
             lengths = sorted({min(each, longest) for each in (*LENGTHS, longest)})
@@ -105,16 +104,11 @@ def memory_plan(
             own["working"] = working
         if base and process != TARGET_PROCESS:
             parts.append(MemoryShare(process, "", "base", base))
-        parts += [MemoryShare(process, path, what, each) for what, each in own.items() if each]
+        parts += [MemoryShare(process, path, what, size) for what, size in own.items() if size]
         architecture, read = found[path].described.architecture, int(weights * sizes.active)
         models.append(Sized(name, path, architecture, sizes.num_parameters, weights, read, memory))
     parts += _heads(config)
     return MemoryPlan(parts, models, unsized, too_large, num_tokens, requests)
-
-
-def folder_of(model: str) -> Path | None:
-    """Return the folder of a model that is here, or of its configuration; None = of neither."""
-    return find(source_of(model)) or published(model)
 
 
 def _on_gpu(engine: EngineConfig, found: Inspected, gpus: Gpus, num_gpus: int, taken: int) -> int:
@@ -131,9 +125,9 @@ def _heads(config: Config) -> Iterator[MemoryShare]:
     """Yield the weights of draft heads that are on this machine."""
     for name in config.hosted:
         drafter = config.drafters[name]
-        folder = Path(str(drafter.options.get("model", "")))
-        if drafter.kind in HEAD_KINDS and drafter.options.get("model") and folder.is_dir():
-            weights = stored_bytes(folder)
+        model = str(drafter.options.get("model") or "")
+        if drafter.kind in HEAD_KINDS and model and Path(model).is_dir():
+            weights = stored_bytes(Path(model))
             yield MemoryShare(TARGET_PROCESS, f"drafters.{name}", "weights", weights)
 
 

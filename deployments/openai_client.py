@@ -141,8 +141,9 @@ class AnswerPiece:
 class StreamedAnswer:
     """One answer, as far as it has come.
 
-    asked_s, times: of the question and of each piece, by the clock.  tokens, statistics: with their
-    drafters, and of speculation, where a server of ours is asked for `return_draft_sources`.
+    asked_s, times: of the question and of each piece, which may be several tokens, by the clock.
+    tokens, statistics: with their drafters, and of speculation, where a server of ours is asked for
+    `return_draft_sources`.
     """
 
     clock: Callable[[], float]
@@ -158,9 +159,20 @@ class StreamedAnswer:
         self.asked_s = self.clock()
 
     @property
+    def ttft_s(self) -> float:
+        """Time to the first token."""
+        return self.times[0] - self.asked_s
+
+    @property
+    def e2e_s(self) -> float:
+        """Time to the last token."""
+        return self.times[-1] - self.asked_s
+
+    @property
     def num_tokens(self) -> int:
         """As the server counts them, else as they were seen."""
-        return int(self.usage.get("completion_tokens") or len(self.tokens) or len(self.times))
+        seen = len(self.tokens) or len(self.times)
+        return int(self.usage.get("completion_tokens", seen))
 
     @property
     def by_drafter(self) -> Counter[str]:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from cluster.config.processes import RECORDER
-from cluster.config.schema import Config, EngineConfig
+from cluster.config.schema import Config
 from cluster.draft import registry
 from deployments import gpus
 from deployments.access import access_lines
-from deployments.configured_models import engines
+from deployments.configured_models import TARGET, ConfiguredEngine, engines
 from deployments.placement import placed, total_resources
-from deployments.preflight import TARGET, Inspected, inspect
+from deployments.preflight import Inspected, inspect
 from deployments.report import printed
 
 # Cards that people have, from one for games to an H200.
@@ -53,10 +53,7 @@ def facts(config: Config, found: Mapping[str, Inspected], *, is_here: bool) -> d
             "max_running_sequences": limits.max_running_sequences,
             "max_queued_requests": limits.max_queued_requests,
         },
-        "engines": [
-            _engine(config, path, engine, found.get(path))
-            for path, engine in engines(config).items()
-        ],
+        "engines": [_engine(config, each, found.get(each.path)) for each in engines(config)],
         "compared_tokenizers": compared if TARGET in found and found[TARGET].is_here else 0,
         "drafters": {
             name: _place(config, name) + _rollout(config, name) for name in config.drafters
@@ -68,10 +65,11 @@ def facts(config: Config, found: Mapping[str, Inspected], *, is_here: bool) -> d
 
 
 def _engine(
-    config: Config, path: str, engine: EngineConfig, found: Inspected | None
+    config: Config, configured: ConfiguredEngine, found: Inspected | None
 ) -> dict[str, Any]:
     """What is known of one engine; sizes only where its configuration is."""
-    known: dict[str, Any] = {"path": path, "model": engine.model, "is_here": False}
+    drafter, engine = configured.drafter, configured.settings
+    known: dict[str, Any] = {"path": configured.path, "model": engine.model, "is_here": False}
     if found is None:
         return known
     sizes, described = found.sizes, found.described
@@ -92,9 +90,9 @@ def _engine(
             "kv_cache_tokens": tokens,
             "state_bytes": sizes.states,
         }
-    if any(path.startswith(f"drafters.{name}.") for name in config.hosted):
+    if drafter in config.hosted:
         return known
-    num_gpus = gpus.of_rank(config, path)
+    num_gpus = gpus.of_rank(config, drafter)
     return known | {
         "rank_weights_bytes": sizes.rank_weights // num_gpus,
         "ranks": engine.tensor_parallel * num_gpus,

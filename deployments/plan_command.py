@@ -15,9 +15,10 @@ from cluster.errors import ConfigError
 from cluster.spec import step_profile
 from cluster.spec.step_profile import Speedup
 from deployments import gpus
+from deployments.configured_models import TARGET
 from deployments.gpus import Gpus
-from deployments.memory_plan import MemoryPlan, folder_of, memory_plan, warnings
-from deployments.preflight import TARGET, Inspected, inspect
+from deployments.memory_plan import MemoryPlan, memory_plan, warnings
+from deployments.preflight import Inspected, inspect
 from deployments.report import printed
 
 REQUESTS = (1, 4, 16, 64)
@@ -79,7 +80,7 @@ def _forecast(
     return {
         "model": config.model_name,
         "gpus": on and asdict(on),
-        "splits": [*_splits(config, memory, on)],
+        "splits": [*_splits(config, found.get(TARGET), on)],
         "memory": asdict(memory),
         "total_bytes": None if TARGET in memory.unsized else memory.total,
         "free_bytes": free,
@@ -127,19 +128,17 @@ def _draft_cost(config: Config, memory: MemoryPlan, task: str) -> float | None:
     return max(costs)
 
 
-def _splits(config: Config, memory: MemoryPlan, on: Gpus | None) -> Iterator[dict[str, Any]]:
+def _splits(config: Config, target: Inspected | None, on: Gpus | None) -> Iterator[dict[str, Any]]:
     """Yield the ways to divide the target between GPUs that are named: ranks and, where the engine
     takes no number of them, a device map.
 
     gpu_weights: of each GPU.  num_tokens: of the KV cache, 0 = it does not fit.  step_s: in which
     the weights are read.  refused: why the engine does not take it, "" = it does."""
-    folder = folder_of(config.target.engine.model)
-    if on is None or not on.memory or folder is None:
+    if on is None or not on.memory or target is None:
         return
+    folder, active = target.folder, target.sizes.active
     from cluster.engine.loading.inspection import describe
     from cluster.engine.loading.planned import planned
-
-    (target,) = (each for each in memory.models if not each.name)
 
     def split(ranks: int, gpus: int) -> dict[str, Any]:
         found = {
@@ -158,7 +157,7 @@ def _splits(config: Config, memory: MemoryPlan, on: Gpus | None) -> Iterator[dic
             return found | {"refused": error.message}
         sizes = planned(folder, described, engine, is_here=False)
         # Layers that are spread are read one after the other.
-        step_s = sizes.rank_weights * target.read / target.weights / (on.bandwidth or math.inf)
+        step_s = sizes.rank_weights * active / (on.bandwidth or math.inf)
         return found | {
             "gpu_weights": sizes.rank_weights * ranks // gpus,
             "num_tokens": sizes.room(engine, on.memory, gpus // ranks),

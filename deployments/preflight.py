@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster.config.doors import ROLES
-from cluster.config.schema import Config, EngineConfig
+from cluster.config.schema import Config, DrafterConfig, EngineConfig
 from cluster.cpp import check as check_native
 from cluster.draft import registry
 from cluster.draft.intersection import intersection, tokenizers
@@ -34,7 +34,7 @@ from cluster.text.chat import read_template
 from cluster.text.generation_config import load_sampling_defaults
 from cluster.worker.priority import importing
 from deployments.access import check_access
-from deployments.configured_models import engines
+from deployments.configured_models import TARGET, engines
 from deployments.placement import (
     ELSEWHERE,
     check_cores,
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from cluster.engine.loading.inspection import Description
     from cluster.engine.loading.planned import Planned
 
-TARGET = "target.engine"
 # Of a text's tokens, what a draft model of another vocabulary should be able to write.
 _LEAST_SHARE = 0.7
 _SAMPLE = "execmodel"
@@ -81,24 +80,26 @@ def inspect(config: Config, *, is_here: bool, is_plan: bool = False) -> dict[str
     """
     check_settings(config, is_here=is_here)
     found: dict[str, Inspected] = {}
-    for path, engine in engines(config).items():
+    for each in engines(config):
+        engine, drafter = each.settings, each.drafter
         by_config = published(engine.model) if is_plan else None
-        rows = _logit_rows(config, path)
-        with ConfigError.below(path, "model"):
-            folder = by_config or find(source_of(engine.model))
+        rows = _logit_rows(config, drafter)
+        with ConfigError.below(each.path, "model"):
+            folder = by_config or find(each.source)
             if folder is None:
-                check_convertible(source_of(engine.model))
+                check_convertible(each.source)
                 continue
             own = _inspected(
                 folder, engine, is_here=is_here, logit_rows=rows, has_weights=by_config is None
             )
             if own.is_here:
-                own = replace(own, strings=_token_strings(folder, is_target=path == TARGET))
+                own = replace(own, strings=_token_strings(folder, is_target=not drafter))
                 target = found.get(TARGET)
                 if target is not None and target.is_here:
-                    own = replace(own, vocabulary=_other_vocabulary(config, path, own, target))
-        found[path] = own
-        if path == TARGET and own.is_here:
+                    other = _other_vocabulary(config.drafters[drafter], own, target)
+                    own = replace(own, vocabulary=other)
+        found[each.path] = own
+        if not drafter and own.is_here:
             load_sampling_defaults(folder, config.target.generation_config)
     if TARGET in found:
         _check_made_of(config, found[TARGET].described)
@@ -113,10 +114,11 @@ def check_settings(config: Config, *, is_here: bool) -> None:
     if num_gpus < ranks:
         reason = f"{ranks} ranks need a GPU each, and together these are {num_gpus:g}; set it to 1"
         raise ConfigError.at("target.placement.num_gpus", reason)
-    for path, engine in engines(config).items():
+    for each in engines(config):
+        engine = each.settings
         if 0 < engine.num_pages < engine.max_running_sequences:
             raise ConfigError.at(
-                f"{path}.num_pages",
+                f"{each.path}.num_pages",
                 f"{engine.num_pages} pages are fewer than the {engine.max_running_sequences} "
                 "sequences of max_running_sequences, each of which needs one or more; raise it or "
                 "lower that",
@@ -161,12 +163,11 @@ def _check_made_of(config: Config, target: Description) -> None:
                     check_draft_head(drafter.kind, source.path, *sizes)
 
 
-def _logit_rows(config: Config, path: str) -> int | None:
+def _logit_rows(config: Config, drafter: str) -> int | None:
     """The most rows that an engine draws from in a step; None = as many as a target."""
-    name = path.split(".")[1]
-    if path == TARGET or name in config.stage_of:
+    if not drafter or drafter in config.stage_of:
         return None
-    return getattr(registry.check(name, config.drafters[name]), "num_logit_rows", None)
+    return getattr(registry.check(drafter, config.drafters[drafter]), "num_logit_rows", None)
 
 
 def _inspected(
@@ -197,10 +198,10 @@ def _token_strings(folder: Path, *, is_target: bool) -> list[str]:
     return token_strings(tokenizer.get_vocab())
 
 
-def _other_vocabulary(config: Config, path: str, own: Inspected, target: Inspected) -> str:
-    """A line on the vocabulary of the drafter at this path, where it is to draft with what its
-    tokenizer and the target's share; else "", and the two are compared."""
-    drafter, reduced = config.drafters[path.split(".")[1]], load_draft_vocabulary(own.folder)
+def _other_vocabulary(drafter: DrafterConfig, own: Inspected, target: Inspected) -> str:
+    """A line on the vocabulary of the drafter, where it is to draft with what its tokenizer and the
+    target's share; else "", and the two are compared."""
+    reduced = load_draft_vocabulary(own.folder)
     way = drafter.options.get("vocabulary", "auto") if drafter.kind == "lm" else "own"
     is_other = bool(own.strings) and reduced is None and own.strings != target.strings
     if way == "intersection" or (way == "auto" and is_other):

@@ -127,7 +127,7 @@ def _rate(answer: StreamedAnswer) -> float:
 
 def _side(answers: Sequence[StreamedAnswer]) -> dict[str, float]:
     rates = [rate for rate in map(_rate, answers) if rate]
-    first_s = answers[0].times[0] - answers[0].asked_s if answers[0].times else 0.0
+    first_s = answers[0].ttft_s if answers[0].times else 0.0
     return {"rate": fmean(rates or [0.0]), "first_token_s": first_s}
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -74,9 +73,9 @@ async def measured(
                 answers = await _asked(server, {**fields, **SIDES[side]}, bodies, level)
                 # A session in a round is a unit: its turns share a prompt and a minute.
                 began = turn * len(sessions)
-                found[side].extend(
-                    replace(each, unit=began + session_of[each.prompt]) for each in answers
-                )
+                for each in answers:
+                    each.unit = began + session_of[each.prompt]
+                found[side].extend(answers)
             for kind in (ALL, *MAX_TOKENS):
                 chosen = [
                     [each for each in side if kind in (ALL, kinds[each.prompt])] for side in found

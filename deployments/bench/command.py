@@ -7,7 +7,6 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from itertools import chain, cycle, islice, product
 from pathlib import Path
 from typing import Any
@@ -133,8 +132,9 @@ async def _compare(
             change = MetricsChange(before, await _page(side.server))
             # Rounds of the same prompts are one measurement, unless there are few others.
             unit = start // size if len(starts) >= _FEW_BLOCKS else turn
-            told = [replace(each, unit=unit) for each in answers]
-            blocks.append((told, took_s, change))
+            for each in answers:
+                each.unit = unit
+            blocks.append((answers, took_s, change))
     for side, blocks in found:
         parts, seconds, changes = zip(*blocks, strict=True)
         answers = [*chain(*parts)]

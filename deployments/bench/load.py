@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -29,44 +29,29 @@ GOODPUT = ("ttft", "tpot", "e2el")
 _PERCENTILES = (95, 99)
 
 
-@frozen
-class TimedAnswer:
+@dataclass(slots=True)
+class TimedAnswer(StreamedAnswer):
     """One request as its client saw it.  All times are seconds of one clock.
 
     prompt: its place among the prompts.  unit: of what is compared, both sides of which were asked
-    one right after the other.  arrivals_s: when each piece of the answer came, which may
-    be several tokens.  late_s: how much later than planned it was sent.  error: why it failed.
+    one right after the other.  late_s: how much later than planned it was sent.  error: why it
+    failed.
     """
 
-    prompt: int
-    sent_s: float
-    arrivals_s: tuple[float, ...] = ()
-    num_tokens: int = 0
-    num_prompt_tokens: int = 0
-    text: str = ""
+    prompt: int = 0
+    unit: int = 0
     late_s: float = 0.0
     error: str = ""
-    unit: int = 0
 
     @property
-    def ttft_s(self) -> float:
-        """Time to the first token."""
-        return self.arrivals_s[0] - self.sent_s
-
-    @property
-    def e2e_s(self) -> float:
-        """Time to the last token."""
-        return self.arrivals_s[-1] - self.sent_s
-
-    @property
-    def times_s(self) -> dict[str, list[float]]:
+    def latencies_s(self) -> dict[str, list[float]]:
         """All times by their names: to the first token, of each output token after it, between two
         pieces of the answer, whatever number of tokens they bring, and to the last token."""
         num_later = self.num_tokens - 1
         return {
             "ttft": [self.ttft_s],
             "tpot": [(self.e2e_s - self.ttft_s) / num_later] if num_later > 0 else [],
-            "itl": [later - sooner for sooner, later in pairwise(self.arrivals_s)],
+            "itl": [later - sooner for sooner, later in pairwise(self.times)],
             "e2el": [self.e2e_s],
         }
 
@@ -81,7 +66,7 @@ def figures(
     answer has is missing.
     """
     good = [answer for answer in answers if not answer.error]
-    prompt_tokens = sum(answer.num_prompt_tokens for answer in good)
+    prompt_tokens = sum(int(answer.usage.get("prompt_tokens") or 0) for answer in good)
     tokens = sum(answer.num_tokens for answer in good)
     found: dict[str, float] = {
         "duration": duration_s,
@@ -93,7 +78,7 @@ def figures(
         "output_throughput": tokens / duration_s,
         "total_token_throughput": (prompt_tokens + tokens) / duration_s,
     }
-    times = [each.times_s for each in good]
+    times = [each.latencies_s for each in good]
     if goodput:
         kept = [
             all(1e3 * value <= most for name, most in goodput.items() for value in each[name])
@@ -223,23 +208,17 @@ async def ask(side: Side, index: int, due_s: float | None = None) -> TimedAnswer
     clock = asyncio.get_running_loop().time
     if due_s is not None:
         await asyncio.sleep(due_s - clock())
-    answer, error = StreamedAnswer(clock), ""
+    answer = TimedAnswer(clock, prompt=index)
+    if due_s is not None:
+        answer.late_s = answer.asked_s - due_s
     try:
         async for event in side.server.events(side.body(index)):
             answer.take(event)
-    except WorkerError as caught:
-        error = caught.message
-    # Its end stands for its pieces where no token came before it.
-    arrivals = answer.times or [clock()] * bool(answer.finish_reason)
-    if not arrivals:
-        error = error or "the answer is empty"
-    return TimedAnswer(
-        index,
-        answer.asked_s,
-        tuple(arrivals),
-        answer.num_tokens,
-        int(answer.usage.get("prompt_tokens") or 0),
-        answer.text,
-        answer.asked_s - due_s if due_s is not None else 0.0,
-        error,
-    )
+    except WorkerError as error:
+        answer.error = error.message
+    if not answer.times:
+        if answer.finish_reason:  # its end stands for its pieces where no token came before it
+            answer.times.append(clock())
+        else:
+            answer.error = answer.error or "the answer is empty"
+    return answer

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +78,7 @@ def test_so_many_are_asked_at_a_time_and_a_new_one_as_soon_as_one_has_ended(tmp_
     words = ("--prompts", written(tmp_path, FAST, SLOW), "--num-prompts", "8")
     # FAST takes 60 ms and SLOW 160 ms; they come by turns.
     report = benched(ScriptedServer(), *words, "--concurrency", "2")
-    sent = sorted(answer.sent_s for answer in report.runs[0].answers)
+    sent = sorted(answer.asked_s for answer in report.runs[0].answers)
     begun = sent[0]
     assert [round(1e3 * (each - begun)) for each in sent] == [0, 0, 60, 120, 160, 220, 280, 340]
     assert report.runs[0].level.concurrency == 2
@@ -91,7 +90,7 @@ def test_random_arrivals_are_a_poisson_process_that_the_seed_decides(tmp_path: P
     def sent(seed: str, count: int) -> list[float]:
         asked = benched(ScriptedServer(), *words, "--seed", seed, "--num-prompts", str(count))
         answers = asked.runs[0].answers
-        return [answer.sent_s - answers[0].sent_s for answer in answers]
+        return [answer.asked_s - answers[0].asked_s for answer in answers]
 
     assert sent("1", 20) == sent("1", 20) != sent("2", 20)
     times = sent("1", 400)
@@ -145,10 +144,14 @@ def test_a_server_that_is_compared_with_itself_has_its_own_answers_on_each_side(
     assert [run.figures["completed"] for run in report.runs] == [2, 2]
 
 
+def timed(*times_s: float, num_tokens: int = 10, **known: Any) -> TimedAnswer:
+    usage = {"completion_tokens": num_tokens}
+    return TimedAnswer(lambda: 0.0, times=[*times_s], usage=usage, **known)
+
+
 def test_ratios_are_of_the_same_prompts_and_know_how_sure_they_are():
     def answer(prompt: int, seconds: float, text: str = "", error: str = "") -> TimedAnswer:
-        arrivals = (seconds / 2, seconds)
-        return TimedAnswer(prompt, 0.0, arrivals, 10, 1, text, error=error, unit=prompt)
+        return timed(seconds / 2, seconds, prompt=prompt, unit=prompt, text=text, error=error)
 
     fast = [answer(prompt, 1.0 + prompt) for prompt in range(8)]
     slow = [answer(prompt, 2.0 * (1 + prompt)) for prompt in range(8)]
@@ -170,19 +173,19 @@ def test_an_interval_holds_what_the_machine_does_from_one_measurement_to_the_nex
     interval excludes the truth, whichever side met the slow times."""
 
     def side(slow: float, units: Sequence[int]) -> list[TimedAnswer]:
-        times = [(unit, slow if unit % 2 else 1.0) for unit in units for _ in range(8)]
         return [
-            TimedAnswer(place, 0.0, (time_s / 2, time_s), 10, unit=unit)
-            for place, (unit, time_s) in enumerate(times)
+            timed(time_s / 2, time_s, prompt=8 * unit + place, unit=unit)
+            for unit in units
+            for time_s in [slow if unit % 2 else 1.0]
+            for place in range(8)
         ]
 
     for ours, theirs in ((1.3, 1.0), (1.0, 1.3)):
         found = ratios(side(ours, range(4)), side(theirs, range(4)))["tokens/s of a request"]
         assert found.low < 1.0 < found.high
         assert not found.is_telling
-    sure = ratios(
-        side(1.0, range(4)), [replace(each, arrivals_s=(1.0, 2.0)) for each in side(1.0, range(4))]
-    )
+    twice = [timed(1.0, 2.0, prompt=place, unit=place // 8) for place in range(32)]
+    sure = ratios(side(1.0, range(4)), twice)
     assert sure["tokens/s of a request"].is_telling
     alone = ratios(side(1.0, [0]), side(1.3, [0]))["TTFT"]
     assert (alone.low, alone.is_telling) == (None, False)
@@ -245,8 +248,8 @@ def test_spec_bench_s_form_and_conversations_are_prompts_too(tmp_path: Path):
 
 
 def test_nothing_counted_has_no_times():
-    assert "mean_ttft_ms" not in figures([TimedAnswer(0, 0.0, error="x")], 1.0, {})
-    one = figures([TimedAnswer(0, 0.0, (0.5,), 1)], 1.0, {"tpot": 1.0})
+    assert "mean_ttft_ms" not in figures([timed(error="x")], 1.0, {})
+    one = figures([timed(0.5, num_tokens=1)], 1.0, {"tpot": 1.0})
     assert "mean_tpot_ms" not in one
     assert one["request_goodput"] == 1.0
 
