@@ -16,8 +16,8 @@ from cluster.config.file import ServeFile, load, parse_arguments, set_at
 from cluster.config.live import OF_A_DRAFTER, READ_BY, TARGET
 from cluster.errors import ConfigError, WorkerError
 from cluster.records import frozen
-from deployments.processes import announced
 from deployments.ray_environment import prepare_to_start, use_token
+from deployments.supervisor import announced
 
 Path = tuple[str, ...]
 

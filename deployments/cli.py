@@ -23,7 +23,7 @@ from cluster.errors import ConfigError, DrafthouseError
 from cluster.logs import say
 from cluster.options import add_options
 from cluster.worker.priority import importing
-from deployments import gpus, plan_command, vllm_options
+from deployments import plan_command, vllm_options
 from deployments.access import new_key
 from deployments.asked import (
     DEMONSTRATION,
@@ -36,6 +36,7 @@ from deployments.asked import (
 )
 from deployments.configured_models import fetch_model, models_table
 from deployments.evaluate import command as evaluate_command
+from deployments.memory_plan import known_gpus
 from deployments.plan import check_text
 from deployments.preflight import inspect
 from deployments.supervisor import EXIT_BAD_CONFIG, EXIT_INTERRUPTED, supervised
@@ -65,7 +66,7 @@ def parser_for(argv: Sequence[str]) -> argparse.ArgumentParser:
     parser = _Parser(prog="drafthouse", description="A serving cluster for speculative decoding.")
     parser.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    add = partial(add_options, gpus=", ".join(gpus.known()), demonstration=DEMONSTRATION)
+    add = partial(add_options, gpus=", ".join(known_gpus()), demonstration=DEMONSTRATION)
     for verb, told in _VERBS.items():
         added = verbs.add_parser(verb, help=told["about"])
         if "file" in told:
@@ -233,7 +234,7 @@ def _serve(file: ServeFile, arguments: argparse.Namespace) -> int:
     if file.config.log_format == "json":
         logs.use_json()
     check_api_key(file, arguments)
-    from deployments.ports import check_free
+    from deployments.placement import check_free
     from deployments.ray_environment import prepare_to_join, prepare_to_start
 
     if arguments.address is not None:

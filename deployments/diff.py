@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 from ray import serve
 
+from deployments.app import with_options
 from deployments.applied import (
     ABSENT,
     Path,
@@ -23,7 +24,6 @@ from deployments.applied import (
     live_place,
     name_of,
 )
-from deployments.deploying import with_options
 
 _MAX_VALUE_LEN = 60
 Applications = dict[str, dict[str, Any]]

@@ -23,11 +23,10 @@ from cluster.config.schema import Config
 from cluster.errors import ConfigError, WorkerError
 from cluster.worker.priority import adopt_orphans
 from deployments.ingress.deployment import DRAIN_MARGIN_S
-from deployments.placement import check_gpus, local_labels, total_resources
-from deployments.ports import check_free
-from deployments.processes import announce, end_descendants, is_living
+from deployments.placement import check_free, check_gpus, local_labels, total_resources
 from deployments.ray_environment import HOW_TO_SHARE_A_TOKEN, check_asks_for_token, drawn_token
 from deployments.replica import listen_address
+from deployments.supervisor import announce, end_descendants, is_living
 
 log = logging.getLogger(__name__)
 

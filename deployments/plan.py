@@ -10,9 +10,9 @@ from typing import Any
 from cluster.config.processes import RECORDER
 from cluster.config.schema import Config
 from cluster.draft import registry
-from deployments import gpus
 from deployments.access import access_lines
 from deployments.configured_models import TARGET, ConfiguredEngine, engines
+from deployments.memory_plan import asked_gpus, gpus_of_rank
 from deployments.placement import placed, total_resources
 from deployments.preflight import Inspected, inspect
 from deployments.report import printed
@@ -24,7 +24,7 @@ _GPU_SIZES_GB = (24, 48, 80, 141)
 def check_text(config: Config, arguments: argparse.Namespace) -> str:
     """Return what `drafthouse check` prints; raises ConfigError for what would stop it."""
     # On loopback all parts run on one machine, which is this one where no other is named.
-    is_here = gpus.asked(config, arguments) is None and config.network.interface == "loopback"
+    is_here = asked_gpus(config, arguments) is None and config.network.interface == "loopback"
     told = facts(config, inspect(config, is_here=is_here, is_plan=True), is_here=is_here)
     return printed("check", told, as_json=arguments.json)
 
@@ -92,7 +92,7 @@ def _engine(
         }
     if drafter in config.hosted:
         return known
-    num_gpus = gpus.of_rank(config, drafter)
+    num_gpus = gpus_of_rank(config, drafter)
     return known | {
         "rank_weights_bytes": sizes.rank_weights // num_gpus,
         "ranks": engine.tensor_parallel * num_gpus,

@@ -14,10 +14,8 @@ from cluster.draft import registry
 from cluster.errors import ConfigError
 from cluster.spec import step_profile
 from cluster.spec.step_profile import Speedup
-from deployments import gpus
 from deployments.configured_models import TARGET
-from deployments.gpus import Gpus
-from deployments.memory_plan import MemoryPlan, memory_plan, warnings
+from deployments.memory_plan import Gpus, MemoryPlan, memory_plan, planned_gpus, warnings
 from deployments.preflight import Inspected, inspect
 from deployments.report import printed
 
@@ -34,7 +32,7 @@ def plan_text(config: Config, arguments: argparse.Namespace) -> str:
         raise ConfigError("--acceptance is a number from 0 to 1, --draft-tokens 1 or more")
     if arguments.task not in (known := {"default", *config.tasks}):
         raise ConfigError(f"--task: no class {arguments.task!r} ({', '.join(sorted(known))})")
-    on = gpus.planned_for(config, arguments)
+    on = planned_gpus(config, arguments)
     is_here = on is None or arguments.measure
     if arguments.measure and arguments.gpu is not None:
         raise ConfigError("--measure: loads the models on this machine; leave --gpu out")

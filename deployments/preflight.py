@@ -38,12 +38,12 @@ from deployments.configured_models import TARGET, engines
 from deployments.placement import (
     ELSEWHERE,
     check_cores,
+    check_free,
     check_gpus,
     local_labels,
     placed,
     total_resources,
 )
-from deployments.ports import check_free
 
 if TYPE_CHECKING:
     from cluster.engine.loading.inspection import Description

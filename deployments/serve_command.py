@@ -31,8 +31,8 @@ from cluster.config.schema import Config
 from cluster.errors import ConfigError, WorkerError
 from cluster.logs import is_json, said
 from deployments.access import access_lines
+from deployments.app import begin, logging_options, names_of
 from deployments.configured_models import has_chat_template
-from deployments.deploying import begin, logging_options, names_of
 from deployments.local_ray import JoinedRay, LocalRay
 from deployments.readiness import LogFollower, base_url, engine_line, health, wait_until_connected
 from deployments.report import rendered

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.support.record import ROOT
-from deployments.processes import is_living
+from deployments.supervisor import is_living
 
 _STOP_S = 30.0
 _READY = " ready: "

@@ -6,7 +6,7 @@ import pytest
 
 from cluster.config.file import load
 from deployments.applied import live_document
-from deployments.processes import announce, announced, short_lived_folder
+from deployments.supervisor import announce, announced, short_lived_folder
 from tests.conftest import Run
 from tests.deployments.conftest import free_port
 from tests.support.errors import config_error

@@ -19,7 +19,7 @@ from cluster.client import Client, GenerateRequest, SamplingOptions
 from cluster.rpc import conversations as talk
 from cluster.spec.native import trees
 from deployments.cli import main
-from deployments.ports import why_not
+from deployments.placement import why_not
 from tests.conftest import Run, python
 from tests.deployments.conftest import DEADLINE_S
 from tests.support.choices import by_day, by_night

@@ -14,7 +14,7 @@ from cluster.errors import CapacityError
 from cluster.requests.fields import GrammarSpec
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.grammar_check import GrammarCheck
-from deployments.processes import is_living
+from deployments.supervisor import is_living
 from tests.support.errors import request_error
 from tests.support.grammar.specs import FOLDER, SPECS
 

@@ -9,7 +9,7 @@ import pytest
 from cluster.config.schema import Config, DashboardConfig, GrpcConfig, HttpConfig
 from cluster.errors import WorkerError
 from deployments.ingress.http_listener import HttpListener
-from deployments.ports import check_free
+from deployments.placement import check_free
 from deployments.readiness import health
 from deployments.serve_command import ready_line
 from tests.deployments.conftest import free_port, free_ports

@@ -82,7 +82,7 @@ class Live:
 def live(served: Served, long_folder: Path, long_draft_folder: Path) -> Iterator[Live]:
     from ray import serve
 
-    from deployments.deploying import begin
+    from deployments.app import begin
 
     settings = arguments(long_folder, long_draft_folder)
     own = {"kind": "ngram_cache", "placement": {"num_cpus": 0.1}}

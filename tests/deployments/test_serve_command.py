@@ -14,9 +14,8 @@ import pytest
 
 from cluster.config.file import ServeFile, load
 from cluster.config.schema import Config
-from deployments import deploying, serve_command
-from deployments.app import build
-from deployments.deploying import begin, logging_options, with_options
+from deployments import app, serve_command
+from deployments.app import begin, build, logging_options, with_options
 from deployments.local_ray import LocalRay
 from deployments.serve_command import _Signals, _Stop, change, refuse_unserved_keys, state_of
 from tests.support.errors import config_error
@@ -54,10 +53,10 @@ def test_on_a_ray_that_is_joined_each_process_is_replaced(monkeypatch: pytest.Mo
                 {each.version for application in built for each in application.deployments}
             )
 
-    monkeypatch.setattr(deploying, "_get_global_client", Client)
+    monkeypatch.setattr(app, "_get_global_client", Client)
     # Asked without a Ray, it would join any that runs on this machine, or start one.
     context = SimpleNamespace(runtime_env={})
-    monkeypatch.setattr(deploying.ray, "get_runtime_context", lambda: context)
+    monkeypatch.setattr(app.ray, "get_runtime_context", lambda: context)
     served = load("configs/local.yaml")
     for is_own in (True, True, False):
         begin(served, is_own=is_own)

@@ -11,7 +11,7 @@ from cluster.errors import ConfigError
 from cluster.models.names import REPOSITORY, source_of
 from cluster.rpc.tokens import secrets_of
 from cluster.text.chat import read_template
-from deployments.ports import check_free
+from deployments.placement import check_free
 from deployments.serve_command import cause_of
 from tests.conftest import Run
 from tests.deployments.conftest import free_port

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from deployments.processes import short_lived_folder
+from deployments.supervisor import short_lived_folder
 from tests.conftest import REPOSITORY, python
 from tests.deployments.conftest import DEADLINE_S, wait_until
 from tests.support.deployments.command import running
@@ -38,7 +38,7 @@ sys.exit(supervised(body))
 """
 KILLED = """
 import os
-from deployments.processes import short_lived_folder
+from deployments.supervisor import short_lived_folder
 
 with short_lived_folder() as folder:
     (folder / "dashboard-token").write_text("secret")
@@ -47,15 +47,15 @@ with short_lived_folder() as folder:
 """
 ENDS = """
 import subprocess
-from deployments import processes
+from deployments import supervisor
 from cluster.worker.priority import adopt_orphans
-from deployments.processes import end_descendants
+from deployments.supervisor import end_descendants
 adopt_orphans()
 left = subprocess.Popen(["sleep", "1000"])
-processes._PATIENCE_S = -1000.0  # none at all
+supervisor._PATIENCE_S = -1000.0  # none at all
 end_descendants(1000.0)
 assert left.poll() is None
-processes._PATIENCE_S = 10.0
+supervisor._PATIENCE_S = 10.0
 end_descendants(0.0)
 assert left.poll() is not None
 """

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import yaml
 
-from deployments.processes import is_living
 from deployments.readiness import is_wanted
+from deployments.supervisor import is_living
 from tests.conftest import REPOSITORY, serve_file
 from tests.deployments.conftest import DEADLINE_S, free_ports, wait_until
 from tests.support.deployments.api import MODEL, Json
