@@ -25,6 +25,7 @@ from cluster.options import add_options
 from cluster.worker.priority import importing
 from deployments import plan_command, vllm_options
 from deployments.access import new_key
+from deployments.applied import apply, difference
 from deployments.asked import (
     DEMONSTRATION,
     asked,
@@ -42,7 +43,7 @@ from deployments.preflight import inspect
 from deployments.supervisor import EXIT_BAD_CONFIG, EXIT_INTERRUPTED, supervised
 
 # The verbs and their options.
-_OF_FILES, _VERBS = yaml.safe_load_all(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+_FILE, _VERBS = yaml.safe_load_all(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
 # Verbs whose module runs them; it is imported for them alone.
 MODULES = {verb: told["module"] for verb, told in _VERBS.items() if "module" in told}
 
@@ -70,9 +71,8 @@ def parser_for(argv: Sequence[str]) -> argparse.ArgumentParser:
     for verb, told in _VERBS.items():
         added = verbs.add_parser(verb, help=told["about"])
         if "file" in told:
-            add(added, {"file": {**_OF_FILES["file"], "nargs": told["file"]}})
+            add(added, {"file": {**_FILE["file"], "nargs": told["file"]}})
             vllm_options.add_options(added)
-            add(added, {"--set": _OF_FILES["--set"]})
         add(added, told.get("options", {}))
     # torch takes seconds to import: only for the verb that needs it.
     if argv[:1] == ["train"]:
@@ -195,16 +195,11 @@ def _told(arguments: argparse.Namespace) -> Iterator[str]:
                 folder = fetch_model(arguments.name)
             yield f"{folder}\n"
         case "diff":
-            from deployments.diff import difference
-
             old, new = (load(path, ()).document for path in (arguments.old, arguments.new))
             yield difference(old, new)
         case "simulate":
             yield from _simulated(Path(arguments.file))
         case "apply":
-            # Ray takes seconds to import: only for those who need it.
-            from deployments.applied import apply
-
             yield apply(asked(arguments))
         case "evaluate":
             file = asked(arguments)

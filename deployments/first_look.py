@@ -24,7 +24,6 @@ def main(argv: Sequence[str]) -> str:
     parser = argparse.ArgumentParser(prog="make serve", add_help=False, allow_abbrev=False)
     parser.add_argument("files", nargs="*")
     vllm_options.add_options(parser)
-    parser.add_argument("--set", dest="overrides", action="append", default=[])
     arguments, _ = parser.parse_known_args(argv)
     (file, *others) = arguments.files or [_DEMONSTRATION]
     # A model, or the value of an option that is not known here.

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from cluster import options
 from cluster.config.doors import digest_of
 from cluster.config.parse import check_known
 from cluster.errors import ConfigError
@@ -17,23 +18,15 @@ from cluster.errors import ConfigError
 _TABLES: dict[str, dict[str, Any]] = yaml.safe_load(
     Path(__file__).with_suffix(".yaml").read_text("utf-8")
 )
-SETTINGS, RENAMED, ANSWERS, GONE, METHODS, KEYS = _TABLES.values()
+FIRST, SETTINGS, RENAMED, ANSWERS, GONE, LAST, METHODS, KEYS = _TABLES.values()
 _SWITCH = "enable-"
 _JSON = "allowed-origins"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that have a setting of ours, and those that say what drafts."""
+    """Add all options that say what is served: --draft, those of vLLM's, and --set."""
+    options.add_options(parser, FIRST)
     add = parser.add_argument
-    add(
-        "--draft",
-        dest="drafts",
-        action="append",
-        default=[],
-        metavar="M",
-        help="what drafts for MODEL: a draft model, suffix, prompt_lookup ..., or KIND=MODEL; "
-        "may be given several times",
-    )
     for option, (settings, about) in SETTINGS.items():
         short = ["-tp"] if option == "tensor-parallel-size" else []
         told = ": ".join(filter(None, (about, ", ".join(settings))))
@@ -45,9 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         add(f"--{option}", nargs="?", const="", help=f"not here: {answer}")
     for option in GONE:
         add(f"--{option}", help=argparse.SUPPRESS)
-    add("--lora-modules", nargs="+", metavar="NAME=FOLDER", help="target.engine.adapters")
-    add("--served-model-name", nargs="+", metavar="NAME", help="model_name, and further names")
-    add("--speculative-config", metavar="JSON", help="vLLM's, where that has a counterpart here")
+    options.add_options(parser, LAST)
 
 
 def _settings_of(arguments: argparse.Namespace) -> list[str]:

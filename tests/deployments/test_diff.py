@@ -12,7 +12,7 @@ from ray.serve.schema import ServeApplicationSchema
 
 from cluster.config.applications import _DEPLOYMENT_KEYS
 from cluster.config.file import _APPLICATION_KEYS, load
-from deployments.diff import INSIDE, difference
+from deployments.applied import INSIDE, difference
 from tests.config.test_refused import change
 from tests.conftest import REPOSITORY, Run
 from tests.support.errors import config_error
