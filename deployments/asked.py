@@ -61,7 +61,8 @@ def inspect_what_is_new(config: Config, *, is_here: bool) -> None:
 
 def _digest(config: Config, models: Iterable[Path], *, is_here: bool) -> str:
     """A digest of all that a verdict on the models of `config` hangs on."""
-    wanted = [asdict(config.target), {name: asdict(each) for name, each in config.drafters.items()}]
+    settings = asdict(config)
+    wanted = settings["target"], settings["drafters"]
     folders = {*models, *(Path(each) for each in _texts(wanted) if os.path.isdir(each))}
     hangs_on = [
         wanted,

@@ -34,11 +34,12 @@ _FORM = 8
 def learned_file(config: Config, target: WorkerDescription, version: str, whose: str) -> Path:
     """Where the record of this deployment and this kind of target is kept; whose: each process that
     learns has a file of its own."""
+    settings = asdict(config)
     depends_on = {
         "version": [version, _FORM],
         "target": [target.model_hash, target.devices, target.native_build, target.max_batch_tokens],
-        "engine": asdict(config.target.engine),
-        "drafters": {name: asdict(drafter) for name, drafter in config.drafters.items()},
+        "engine": settings["target"]["engine"],
+        "drafters": settings["drafters"],
         "whose": whose,
         "machine": [platform.machine(), platform.processor(), os.cpu_count()],
     }

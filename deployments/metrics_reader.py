@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -24,10 +24,10 @@ class Page:
     @classmethod
     def read(cls, text: str, at_s: float = 0.0) -> Page:
         """Raises ValueError if `text` is no such page."""
-        samples: dict[str, list[Sample]] = {}
+        samples = defaultdict[str, list[Sample]](list)
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                samples.setdefault(sample.name, []).append(sample)
+                samples[sample.name].append(sample)
         return cls(samples, at_s)
 
     def total(self, name: str) -> float | None:
@@ -37,10 +37,10 @@ class Page:
 
     def by(self, name: str, label: str) -> dict[str, float]:
         """Sums by the values of one label."""
-        sums: dict[str, float] = {}
+        sums = defaultdict[str, float](float)
         for sample in self.samples.get(name, ()):
-            if (key := sample.labels.get(label)) is not None:
-                sums[key] = sums.get(key, 0.0) + sample.value
+            if label in sample.labels:
+                sums[sample.labels[label]] += sample.value
         return sums
 
 
@@ -104,16 +104,15 @@ class SpeculationCounts:
 
 def speculation(changes: Sequence[MetricsChange]) -> SpeculationCounts | None:
     """Of all changes together; None if the pages have no such figures, or nothing was drafted."""
-    counts = Counter[str]()
-    positions = Counter[int]()
-    for change in changes:
-        for name in _COUNTED:
-            counts[name] += int(change.count(_DRAFTED + name) or 0)
-        found = change.count_by(f"{_DRAFTED}accepted_tokens_per_pos", "position")
-        positions.update({int(position): int(count) for position, count in found.items()})
-    drafts, drafted, accepted = (counts[name] for name in _COUNTED)
+    drafts, drafted, accepted = (
+        sum(int(change.count(_DRAFTED + name) or 0) for change in changes) for name in _COUNTED
+    )
     if not drafted:
         return None
+    positions = Counter[int]()
+    for change in changes:
+        found = change.count_by(f"{_DRAFTED}accepted_tokens_per_pos", "position")
+        positions.update({int(position): int(count) for position, count in found.items()})
     steps = max(drafts, 1)
     rates = tuple(positions[each] / steps for each in sorted(positions))
     return SpeculationCounts(

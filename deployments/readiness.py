@@ -8,7 +8,7 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +129,7 @@ def health(url: str) -> dict[str, Any]:
 # Ray keeps each replica's stderr in a file of its own, and those files end with it.
 
 # As `deployments.replica.configure_logging` writes them.
-_LINE = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) \S+ \S+ ([.\w]+): ")
+_LINE = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) \S+ \S+ ([.\w]+): (.*)")
 _OURS = ("cluster", "deployments")
 # Of these, what is ordinary as well: a line for each request, and what the coordinator does.
 _TALKERS = ("deployments.ingress.tracing", "cluster.coordinator.moment")
@@ -146,17 +146,14 @@ def is_wanted(line: str) -> bool:
     return level not in ("DEBUG", "INFO") or (level == "INFO" and logger in _TALKERS)
 
 
-def _parts(line: str) -> tuple[str, str, str]:
+def _parts(line: str) -> Sequence[str]:
     """Return level, logger and message in either form of our log; "" for a line in none."""
     if line.startswith("{"):
         with contextlib.suppress(ValueError):
             found = json.loads(line)
-            level, logger, message = (
-                str(found.get(key, "")) for key in ("level", "logger", "message")
-            )
-            return level, logger, message
+            return [str(found.get(key, "")) for key in ("level", "logger", "message")]
     named = _LINE.match(line)
-    return (named[1], named[2], line[named.end() :]) if named else ("", "", "")
+    return named.groups() if named else ("", "", "")
 
 
 class LogFollower:

@@ -91,8 +91,9 @@ class Recorder(Collector):
         """
         recorded = {family.name: family for family in self.registry.collect()}
         for family in (*recorded.values(), *vllm_metrics.imitate(recorded)):
-            is_vllms = family.name.startswith(vllm_metrics.PREFIX)
-            own = self._vllm_labels if is_vllms else self._own_labels
+            own = self._own_labels
+            if family.name.startswith(vllm_metrics.PREFIX):
+                own = self._vllm_labels
             family.samples = [
                 each._replace(labels=each.labels | own)
                 for each in family.samples
@@ -111,10 +112,9 @@ def side_by_side(texts: Iterable[bytes]) -> bytes:
     for text in texts:
         for block in f"\n{text.decode()}".rstrip("\n").split("\n# HELP ")[1:]:
             described, kind, *samples = block.split("\n")
-            name, _, _ = described.partition(" ")
+            name = described.split(" ")[0]
             families.setdefault(name, [f"# HELP {described}", kind]).extend(samples)
-    lines = itertools.chain.from_iterable(families.values())
-    return ("\n".join(lines) + "\n").encode()
+    return "\n".join([*itertools.chain(*families.values()), ""]).encode()
 
 
 def readable(page: bytes, only: Sequence[Metric]) -> bytes:

@@ -18,8 +18,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.samples import Sample
 
 from cluster import metrics
-from cluster.metrics import Metric
-from cluster.metrics.metric import counter, gauge, histogram
+from cluster.metrics.metric import Metric, counter, gauge, histogram
 from cluster.records import frozen
 
 PREFIX = "vllm:"
