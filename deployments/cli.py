@@ -23,7 +23,7 @@ from cluster.errors import ConfigError, DrafthouseError
 from cluster.logs import say
 from cluster.options import add_options
 from cluster.worker.priority import importing
-from deployments import plan_command, vllm_options
+from deployments import vllm_options
 from deployments.access import new_key
 from deployments.applied import apply, difference
 from deployments.asked import (
@@ -38,7 +38,7 @@ from deployments.asked import (
 from deployments.configured_models import fetch_model, models_table
 from deployments.evaluate import command as evaluate_command
 from deployments.memory_plan import known_gpus
-from deployments.plan import check_text
+from deployments.plan import check_text, plan_text
 from deployments.preflight import inspect
 from deployments.supervisor import EXIT_BAD_CONFIG, EXIT_INTERRUPTED, supervised
 
@@ -209,7 +209,7 @@ def _told(arguments: argparse.Namespace) -> Iterator[str]:
         case verb:
             file = asked(arguments)
             with in_file(file.path):
-                text_of = check_text if verb == "check" else plan_command.plan_text
+                text_of = check_text if verb == "check" else plan_text
                 text = text_of(file.config, arguments)
             yield text
 

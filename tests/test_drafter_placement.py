@@ -21,7 +21,7 @@ def arguments(
 ) -> dict[str, Any]:
     found = {"a": drafter, **others}
     return {
-        "target": {"engine": {"model": "m", "device": device}},
+        "target": {"engine": {"model": "a/b", "device": device}},
         "drafters": {name: {"kind": "suffix", **each} for name, each in found.items()},
     }
 
@@ -36,7 +36,7 @@ def plan(config: Config) -> str:
 
 
 def engine(device: str) -> dict[str, Any]:
-    return {"kind": "lm", "options": {"engine": {"model": "d", "device": device}}}
+    return {"kind": "lm", "options": {"engine": {"model": "a/d", "device": device}}}
 
 
 @pytest.mark.parametrize(

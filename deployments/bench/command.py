@@ -1,12 +1,15 @@
-"""`drafthouse bench URL`: its options, the prompts, and the runs that they ask for."""
+"""`drafthouse bench URL`: the prompts, the runs that its options ask for, and what they found."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import asdict, field
 from itertools import chain, cycle, islice, product
 from pathlib import Path
 from typing import Any
@@ -16,11 +19,138 @@ import httpx
 from cluster.errors import ConfigError, WorkerError
 from cluster.logs import say
 from cluster.options import number, url
-from deployments.bench.load import GOODPUT, Level, Side, TimedAnswer, figures, load
-from deployments.bench.report import Report, Run, markdown, write_json, write_picture
+from cluster.records import frozen
+from cluster.spec.interval import Interval
+from deployments.bench.load import (
+    GOODPUT,
+    Level,
+    Side,
+    TimedAnswer,
+    equal_texts,
+    figures,
+    load,
+    ratios,
+)
 from deployments.evaluate.prompts import EvaluatedPrompt, read_prompts
-from deployments.metrics_reader import MetricsChange, Page, speculation
+from deployments.metrics_reader import MetricsChange, Page, SpeculationCounts, speculation
 from deployments.openai_client import OpenAIServer
+from deployments.report import rendered
+
+# What a bench found: Markdown for people, JSON by the names of vLLM's bench, a picture.
+
+
+@frozen
+class Run:
+    """All rounds of one side at one load."""
+
+    level: Level
+    side: str
+    answers: Sequence[TimedAnswer]
+    figures: Mapping[str, float]
+    speculation: SpeculationCounts | None
+
+    @property
+    def names(self) -> list[str]:
+        return [str(self.level), *([self.side] if self.side else [])]
+
+
+@frozen
+class Compared:
+    """The two sides of a load.  ratios: of their figures.  equal_texts: how many, of how many."""
+
+    first: Run
+    second: Run
+    ratios: Mapping[str, Interval]
+    equal_texts: tuple[int, int]
+
+
+@frozen
+class Report:
+    """All that was asked, and all runs; fields: of every request of the first side."""
+
+    url: str
+    fields: Mapping[str, Any]
+    num_prompts: int
+    rounds: int
+    goodput: Mapping[str, float]
+    runs: list[Run] = field(default_factory=list)
+
+    def compared(self) -> Iterator[Compared]:
+        """Yield what each load says of its two sides, where two are compared."""
+        if self.runs[0].side:
+            for first, second in zip(self.runs[::2], self.runs[1::2], strict=True):
+                answers = first.answers, second.answers
+                yield Compared(first, second, ratios(*answers), equal_texts(*answers))
+
+
+def markdown(report: Report) -> str:
+    """The tables that the command prints."""
+    return rendered("bench", {"report": report, "compared": [*report.compared()]})
+
+
+def write_json(report: Report, path: Path) -> None:
+    """Write every figure; those of a run have the names of `vllm bench serve`."""
+    document = {
+        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "url": report.url,
+        "request": dict(report.fields),
+        "num_prompts": report.num_prompts,
+        "rounds": report.rounds,
+        "goodput": dict(report.goodput),
+        "runs": [
+            {
+                "load": asdict(run.level),
+                "side": run.side,
+                **run.figures,
+                "speculation": run.speculation and asdict(run.speculation),
+            }
+            for run in report.runs
+        ],
+        "ratios": [
+            {
+                "load": str(each.first.level),
+                "of": each.first.side,
+                "to": each.second.side,
+                **{
+                    name: {"value": ratio.mean, "low": ratio.low, "high": ratio.high}
+                    for name, ratio in each.ratios.items()
+                },
+                "equal_texts": each.equal_texts[0],
+            }
+            for each in report.compared()
+        ],
+    }
+    path.write_text(json.dumps(document, indent=2) + "\n", "utf-8")
+
+
+def write_picture(report: Report, path: Path) -> None:
+    """Draw throughput and latencies by load; raises ConfigError without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError(
+            "--png needs matplotlib: pip install 'drafthouse[bench]'; the figures are above"
+        ) from error
+    figure = Figure(figsize=(12, 4), layout="constrained")
+    shown = {
+        "output tokens/s": "output_throughput",
+        "TTFT, median, ms": "median_ttft_ms",
+        "TPOT, median, ms": "median_tpot_ms",
+    }
+    sides = list(dict.fromkeys(run.side for run in report.runs))
+    for axes, (title, name) in zip(figure.subplots(1, len(shown)), shown.items(), strict=True):
+        for place, side in enumerate(sides):
+            runs = [run for run in report.runs if run.side == side]
+            values = [run.figures.get(name, 0.0) for run in runs]
+            width = 0.8 / len(sides)
+            at = [index + place * width for index in range(len(runs))]
+            axes.bar(at, values, width, label=side or None)
+        axes.set_xticks(range(len(runs)), [str(run.level) for run in runs])
+        axes.set_title(title)
+    if len(sides) > 1:
+        axes.legend()
+    figure.savefig(path)
+
 
 # Everyday questions, asked where nobody names one; long enough answers, of several kinds.
 QUESTIONS = (

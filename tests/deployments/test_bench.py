@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from cluster.errors import WorkerError
-from deployments.bench.command import QUESTIONS, bench
+from deployments.bench.command import QUESTIONS, Report, bench, markdown, write_json, write_picture
 from deployments.bench.load import TimedAnswer, equal_texts, figures, ratios
-from deployments.bench.report import Report, markdown, write_json, write_picture
 from deployments.cli import parser_for
 from tests.conftest import Run
 from tests.deployments.conftest import Served
