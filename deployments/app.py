@@ -18,7 +18,6 @@ from ray import serve
 from ray.serve._private.build_app import build_app
 from ray.serve._private.constants import SERVE_DEFAULT_APP_NAME
 from ray.serve._private.deploy_utils import get_app_code_version
-from ray.serve.config import RequestRouterConfig
 from ray.serve.context import _get_global_client
 from ray.serve.schema import LoggingConfig, ServeApplicationSchema
 
@@ -30,7 +29,6 @@ from cluster.errors import ConfigError
 from cluster.models.resolve import absolute
 from deployments.coordinator import CoordinatorDeployment
 from deployments.drafter import DrafterDeployment
-from deployments.endpoint_router import ROUTER_PATH
 from deployments.ingress.deployment import DRAIN_MARGIN_S, IngressDeployment
 from deployments.placement import Placed, placed, placed_drafter
 from deployments.target import TargetDeployment
@@ -48,7 +46,6 @@ _COMMON: Mapping[str, Any] = {
 # Replicas that other parts call by gRPC; through Serve they are only found and asked for health.
 _WORKER: Mapping[str, Any] = {
     **_COMMON,
-    "request_router_config": RequestRouterConfig(request_router_class=ROUTER_PATH),
     "max_ongoing_requests": 64,
     # Their streams can be continued elsewhere, so there is nothing to wait for.
     "graceful_shutdown_wait_loop_s": 0.1,

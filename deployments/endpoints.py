@@ -1,8 +1,8 @@
 """Where the replicas of a deployment listen: the only thing we ask Ray Serve on behalf of peers.
 
 Every worker replica starts a gRPC server of its own and publishes its address by Serve's
-`record_replica_metadata`.  Serve pushes the set of running replicas to whoever holds a handle;
-`deployments.endpoint_router` listens in on that push, so a new replica is known without polling.
+`record_replica_metadata`.  Serve's controller pushes the set of running replicas to whoever listens
+to it, as to its own handles, so a new replica is known without polling.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
+
+from ray.serve._private.long_poll import LongPollClient, LongPollNamespace
+from ray.serve.context import _get_global_client
 
 from cluster.rpc.connections import Endpoint, Endpoints
 
@@ -21,32 +24,31 @@ REFUSAL_KEY = "drafthouse_refusal"
 
 
 def running_replicas(handle: Any) -> Endpoints:
-    """Those of a deployment.  handle: Serve's, of one routed by `deployments.endpoint_router`."""
+    """Those of a deployment.  handle: Serve's, which only names it."""
 
     async def watch() -> AsyncIterator[frozenset[Endpoint]]:
-        subscription = EndpointSubscription()
+        sets = asyncio.Queue[frozenset[Endpoint]]()
+        deployment = handle.deployment_id
+        client = LongPollClient(
+            _get_global_client()._controller,
+            {
+                (LongPollNamespace.DEPLOYMENT_TARGETS, deployment): lambda found: (
+                    sets.put_nowait(frozenset(map(_endpoint, found.running_replicas)))
+                )
+            },
+            asyncio.get_running_loop(),
+            f"endpoints of {deployment}",
+        )
         try:
-            # Waits for the first replica; the router sees `subscription` and keeps it up to date.
-            async with handle.choose_replica(subscription):
-                pass
             while True:
-                yield await subscription.sets.get()
+                yield await sets.get()
         finally:
-            subscription.is_closed = True
+            client.stop()
 
     return watch
 
 
-class EndpointSubscription:
-    """Carries sets of endpoints from the router's thread to the event loop that is running."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self.sets = asyncio.Queue[frozenset[Endpoint]]()
-        self.is_closed = False
-
-    def publish(self, endpoints: frozenset[Endpoint]) -> bool:
-        """Called from the router's thread; False when nobody listens any more."""
-        if not self.is_closed:
-            self._loop.call_soon_threadsafe(self.sets.put_nowait, endpoints)
-        return not self.is_closed
+def _endpoint(replica: Any) -> Endpoint:
+    told = replica.replica_metadata
+    address, refusal = told.get(ADDRESS_KEY, ""), told.get(REFUSAL_KEY, "")
+    return Endpoint(replica.replica_id.unique_id, address, told.get(WORKER_KEY, ""), refusal)
