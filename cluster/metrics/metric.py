@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Literal
 
@@ -97,12 +96,13 @@ class Metric:
 
     def series(self, registry: CollectorRegistry | None = None) -> Counter | Gauge | Histogram:
         """Make what holds its values; with a registry it is read with all others there."""
-        kinds: Mapping[str, Callable[..., Counter | Gauge | Histogram]] = {
-            "counter": Counter,
-            "gauge": Gauge,
-            "histogram": partial(Histogram, buckets=self.buckets),
-        }
-        return kinds[self.kind](self.name, self.help, self.labels, registry=registry)
+        told = self.name, self.help, self.labels
+        match self.kind:
+            case "counter":
+                return Counter(*told, registry=registry)
+            case "gauge":
+                return Gauge(*told, registry=registry)
+        return Histogram(*told, registry=registry, buckets=self.buckets)
 
 
 # They take what follows the kind.

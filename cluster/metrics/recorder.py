@@ -27,18 +27,30 @@ _OF_TOKENS = {
 # Whose metrics are whose.
 INGRESS = (
     *_OF_TOKENS.values(),
-    *(metrics.REJECTED, metrics.REQUESTS, metrics.KEY_TOKENS, metrics.TOKEN_RATE),
-    *(vllm_metrics.REQUEST_PROMPT_TOKENS, vllm_metrics.REQUEST_GENERATION_TOKENS),
+    metrics.REJECTED,
+    metrics.REQUESTS,
+    metrics.KEY_TOKENS,
+    metrics.TOKEN_RATE,
+    vllm_metrics.REQUEST_PROMPT_TOKENS,
+    vllm_metrics.REQUEST_GENERATION_TOKENS,
 )
 _OF_STEPS = (metrics.DEFICIT, metrics.SPEEDUP, metrics.PLAIN_STEPS, metrics.CACHE_MISSES)
 COORDINATOR = tuple(metric for metric in EVERY_METRIC if metric not in (*INGRESS, *_OF_STEPS))
 # Coordinators record the others too, of the pool's drafters.
 TARGET = (
     *_OF_STEPS,
-    *(metrics.BOOKKEEPING_FAULTS, metrics.CALIBRATION_ERROR, metrics.EXPECTED_ACCEPTED),
-    *(metrics.ROLLOUT_PHASE, metrics.ROLLOUT_LEAD, metrics.ROLLOUT_CHANGES),
-    *(metrics.DRAFT_TIME, metrics.DRAFT_DEMAND, metrics.DRAFTER_REQUESTS, metrics.DRAFTER_FAULTS),
-    *(metrics.KV_PAGES_IN_USE, metrics.KV_PAGES_TOTAL),
+    metrics.BOOKKEEPING_FAULTS,
+    metrics.CALIBRATION_ERROR,
+    metrics.EXPECTED_ACCEPTED,
+    metrics.ROLLOUT_PHASE,
+    metrics.ROLLOUT_LEAD,
+    metrics.ROLLOUT_CHANGES,
+    metrics.DRAFT_TIME,
+    metrics.DRAFT_DEMAND,
+    metrics.DRAFTER_REQUESTS,
+    metrics.DRAFTER_FAULTS,
+    metrics.KV_PAGES_IN_USE,
+    metrics.KV_PAGES_TOTAL,
 )
 
 # Names the process that a sample is of, beside the metric's own labels.
