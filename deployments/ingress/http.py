@@ -20,11 +20,10 @@ from starlette.routing import BaseRoute, Match, Route
 from cluster.config.schema import Config
 from cluster.errors import ContextLengthError, DrafthouseError, NotFoundError, RequestError
 from cluster.records import frozen
-from deployments.ingress.api.contract import PostEndpoint
-from deployments.ingress.api.messages import MESSAGES, MessagesWriter
+from deployments.ingress.api.messages import AnthropicMessages, MessagesWriter
 from deployments.ingress.api.messages import error_body as messages_error
 from deployments.ingress.api.pages import Pages
-from deployments.ingress.api.response_request import RESPONSES
+from deployments.ingress.api.response_request import Response as ResponseBody
 from deployments.ingress.api.response_writer import ResponseWriter
 from deployments.ingress.api.writer import Writer
 from deployments.ingress.body import error_body, error_response, hidden, read_object
@@ -33,7 +32,7 @@ from deployments.ingress.event_stream import EventStream, answered, while_connec
 from deployments.ingress.generation import Generation
 from deployments.ingress.ingress import Ingress
 from deployments.ingress.keys import ANYBODY, KeyRing
-from deployments.ingress.openai_request import CHAT, COMPLETIONS
+from deployments.ingress.openai_request import Chat, CompletionBody
 from deployments.ingress.openai_response import Answer
 from deployments.ingress.request_scope import (
     REQUEST_ID,
@@ -59,17 +58,17 @@ class Face:
     answer_id: of the answer, from that of the HTTP request.  write: makes the answer's writer.
     """
 
-    endpoint: PostEndpoint
+    body: type[Sampling]
     answer_id: Callable[[str], str]
     write: Callable[[Any, Generation, str], Writer]
 
 
 FACES = (
-    Face(COMPLETIONS, "cmpl-{}".format, Answer),
-    Face(CHAT, "chatcmpl-{}".format, Answer),
+    Face(CompletionBody, "cmpl-{}".format, Answer),
+    Face(Chat, "chatcmpl-{}".format, Answer),
     # A client chooses its requests' ids, and whoever knows an answer's may read it.
-    Face(RESPONSES, lambda _: f"resp_{uuid.uuid4().hex}", ResponseWriter),
-    Face(MESSAGES, "msg_{}".format, MessagesWriter),
+    Face(ResponseBody, lambda _: f"resp_{uuid.uuid4().hex}", ResponseWriter),
+    Face(AnthropicMessages, "msg_{}".format, MessagesWriter),
 )
 
 
@@ -80,7 +79,7 @@ def create_app(ingress: Ingress) -> Starlette:
     files = PageFiles() if config.ui.is_served(config.http) else None
     routes: list[BaseRoute] = []
     handlers = pages.routes()
-    handlers += [("POST", face.endpoint.path, partial(_generate, ingress, face)) for face in FACES]
+    handlers += [("POST", face.body.path, partial(_generate, ingress, face)) for face in FACES]
     for method, path, handler in handlers:
         endpoint = answering(ingress, path, handler)
         if files is not None and path == "/":
@@ -122,7 +121,7 @@ def _app(routes: Sequence[BaseRoute], middleware: Sequence[Middleware]) -> Starl
 def answering(ingress: Ingress, path: str, handler: Handler) -> Handler:
     """Wrap `handler` so that it knows who asks, and every error becomes an answer in the endpoint's
     format."""
-    body = messages_error if path.startswith(MESSAGES.path) else error_body
+    body = messages_error if path.startswith(AnthropicMessages.path) else error_body
 
     async def answer(request: Request) -> Response:
         request_id = request_id_of(request)
@@ -145,9 +144,8 @@ async def _generate(ingress: Ingress, face: Face, request: Request) -> Response:
     try:
         with ingress.counting_refusals():
             timeout_s = timeout_of(request)
-            form: type[Sampling] = face.endpoint.body
             asked = await read_object(
-                request, ingress.config.ingress, lambda values: form.parse(values, limits)
+                request, ingress.config.ingress, lambda values: face.body.parse(values, limits)
             )
             generation = await while_connected(
                 request.receive,
@@ -160,7 +158,7 @@ async def _generate(ingress: Ingress, face: Face, request: Request) -> Response:
                 ),
             )
     except ContextLengthError as error:
-        if face.endpoint is RESPONSES and asked.stream:
+        if face.body is ResponseBody and asked.stream:
             return _failed_stream(ingress, face, asked, error, request_id)
         raise
     is_streaming = False

@@ -13,7 +13,7 @@ import numpy as np
 
 from cluster.core import TokenArray
 from cluster.errors import RequestError
-from deployments.ingress.api.contract import REQUIRED, Body, PostEndpoint, instead, supported
+from deployments.ingress.api.contract import REQUIRED, Body, instead, supported
 from deployments.ingress.chat import (
     OF_MESSAGES,
     AnsweredConversation,
@@ -86,6 +86,7 @@ def _prompts(value: Any, limits: Limits) -> tuple[Prompt, ...]:
 
 # fmt: off
 class CompletionBody(Sampling, Harmless):
+    path, summary = "/v1/completions", "Continue a prompt"
     default_max_tokens = 16  # OpenAI's
 
     prompt: Annotated[
@@ -140,6 +141,8 @@ class Prediction(Body):
 
 # fmt: off
 class Chat(Conversation, AnsweredConversation, Harmless):
+    path, summary = "/v1/chat/completions", "Answer a conversation"
+
     max_completion_tokens: Count | None = supported(
         "output tokens, at most; 0 only with prompt_logprobs")
     max_tokens: Count | None = supported("the older name of max_completion_tokens")
@@ -173,6 +176,7 @@ class _MayName(Body):
 
 
 class Tokenize(_MayName, Conversation):
+    path, summary = "/tokenize", "The tokens of a text or of a conversation"
     hidden = ToolUse.all_but("tools", "chat_template_kwargs")
 
     text: str | None = supported("a text; this or messages", alias="prompt")
@@ -192,12 +196,8 @@ class Tokenize(_MayName, Conversation):
 
 
 class Detokenize(_MayName):
+    path, summary = "/detokenize", "The text of tokens"
+
     tokens: Annotated[TokenArray, instead(token_ids_of, TOKENS)] = supported(
         "special ones have text too", REQUIRED
     )
-
-
-COMPLETIONS = PostEndpoint("/v1/completions", "Continue a prompt", CompletionBody)
-CHAT = PostEndpoint("/v1/chat/completions", "Answer a conversation", Chat)
-TOKENIZE = PostEndpoint("/tokenize", "The tokens of a text or of a conversation", Tokenize)
-DETOKENIZE = PostEndpoint("/detokenize", "The text of tokens", Detokenize)

@@ -8,7 +8,7 @@ import typing
 from collections.abc import Mapping
 from pathlib import Path
 
-from deployments.ingress.api.contract import PostEndpoint
+from deployments.ingress.api.contract import Body
 from deployments.ingress.api.pages import ENDPOINTS, PAGES
 from deployments.ingress.api.writer import STATISTICS, STATISTICS_PATH, TIMES, WORDS
 from deployments.ingress.wording import UNSERVED, Rule, Status, described
@@ -174,7 +174,7 @@ def _unserved_section() -> str:
     )
 
 
-def _section(endpoint: PostEndpoint) -> str:
+def _section(endpoint: type[Body]) -> str:
     known = fields_of(endpoint.path)
     rows = (
         (

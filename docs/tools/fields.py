@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from deployments.ingress.api.contract import Body, PostEndpoint
+from deployments.ingress.api.contract import Body
 from deployments.ingress.api.messages import ToolChoice
 from deployments.ingress.nested import NamedSchema, ResponseFormat
 from deployments.ingress.tools import Function, Tool
@@ -15,14 +15,10 @@ from deployments.ingress.wording import Rule
 _FOLDED = (Function, NamedSchema, ResponseFormat, Tool, ToolChoice)
 
 
-def rules_of(endpoint: PostEndpoint) -> tuple[Rule, ...]:
-    """Return every field, by its path; `[]` stands for every element of a list."""
-    return tuple(_listed(endpoint.body, ""))
-
-
-def _listed(body: type[Body], prefix: str) -> Iterator[Rule]:
+def rules_of(body: type[Body], prefix: str = "") -> Iterator[Rule]:
+    """Yield every field, by its path; `[]` stands for every element of a list."""
     for rule in body.rules().values():
         yield replace(rule, name=prefix + rule.name)
         if rule.below is not None and not issubclass(rule.below, _FOLDED):
             each = "" if rule.schema.get("type") == "object" else "[]"
-            yield from _listed(rule.below, f"{prefix}{rule.name}{each}.")
+            yield from rules_of(rule.below, f"{prefix}{rule.name}{each}.")

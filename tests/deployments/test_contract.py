@@ -14,24 +14,12 @@ from cluster.config.schema import ApiConfig
 from cluster.coordinator.idle import IdleReason
 from cluster.core import SpeculationStats
 from cluster.errors import RequestError
-from deployments.ingress.api.contract import PostEndpoint
-from deployments.ingress.api.messages import (
-    COUNT_TOKENS,
-    MESSAGES,
-    AnthropicMessages,
-    error_body,
-)
+from deployments.ingress.api.contract import Body
+from deployments.ingress.api.messages import AnthropicMessages, Counted, error_body
 from deployments.ingress.api.pages import ENDPOINTS, body_schema, openapi
-from deployments.ingress.api.response_request import RESPONSES, Response
+from deployments.ingress.api.response_request import Response
 from deployments.ingress.choice import combined
-from deployments.ingress.openai_request import (
-    CHAT,
-    COMPLETIONS,
-    DETOKENIZE,
-    TOKENIZE,
-    Chat,
-    CompletionBody,
-)
+from deployments.ingress.openai_request import Chat, CompletionBody, Detokenize, Tokenize
 from deployments.ingress.spec import Limits
 from deployments.ingress.wording import Rule, Status, resolved, warning_header
 from docs.tools import api
@@ -59,13 +47,13 @@ def parse_for_prompt(body: Any) -> Callable[..., Any]:
 
 # A body that each endpoint serves, and its parser.
 PARSERS = {
-    COMPLETIONS: (completion(), CompletionBody.parse),
-    CHAT: (chat(), Chat.parse),
-    TOKENIZE: ({"prompt": "x"}, parse_for_prompt(TOKENIZE.body)),
-    RESPONSES: ({"model": "demo", "input": "x"}, Response.parse),
-    MESSAGES: (chat(max_tokens=1), AnthropicMessages.parse),
-    COUNT_TOKENS: (chat(), parse_for_prompt(COUNT_TOKENS.body)),
-    DETOKENIZE: ({"tokens": [1]}, DETOKENIZE.body.read),
+    CompletionBody: (completion(), CompletionBody.parse),
+    Chat: (chat(), Chat.parse),
+    Tokenize: ({"prompt": "x"}, parse_for_prompt(Tokenize)),
+    Response: ({"model": "demo", "input": "x"}, Response.parse),
+    AnthropicMessages: (chat(max_tokens=1), AnthropicMessages.parse),
+    Counted: (chat(), parse_for_prompt(Counted)),
+    Detokenize: ({"tokens": [1]}, Detokenize.read),
 }
 # What a field needs beside it.
 NEEDS = {
@@ -87,10 +75,10 @@ def rules(status: Status) -> list[Any]:
     return [each for each in ALL_RULES if each.values[1].status is status]
 
 
-def body_with(endpoint: PostEndpoint, name: str, value: Any) -> Json:
+def body_with(endpoint: type[Body], name: str, value: Any) -> Json:
     """A good body with `value` at the path `name`."""
     needed = copy.deepcopy(NEEDS.get(name.partition(".")[0], {}))
-    usable = {key: value for key, value in needed.items() if key in endpoint.body.rules()}
+    usable = {key: value for key, value in needed.items() if key in endpoint.rules()}
     body = {**PARSERS[endpoint][0], **usable}
     if name.startswith("messages"):
         body.pop("prompt", None)
@@ -105,7 +93,7 @@ def body_with(endpoint: PostEndpoint, name: str, value: Any) -> Json:
     return body
 
 
-def parse(endpoint: PostEndpoint, body: Mapping[str, Any], limits: Any = LIMITS) -> Any:
+def parse(endpoint: type[Body], body: Mapping[str, Any], limits: Any = LIMITS) -> Any:
     return PARSERS[endpoint][1](body, limits)
 
 
@@ -121,7 +109,7 @@ def test_a_field_that_a_new_version_adds_is_reported(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(("endpoint", "rule"), rules(Status.REFUSED))
-def test_a_refused_field_is_refused_by_name_however_lenient(endpoint: PostEndpoint, rule: Rule):
+def test_a_refused_field_is_refused_by_name_however_lenient(endpoint: type[Body], rule: Rule):
     for limits in (LIMITS, LENIENT):
         for value in (None, *rule.harmless):
             parse(endpoint, body_with(endpoint, rule.name, value), limits)
@@ -132,7 +120,7 @@ def test_a_refused_field_is_refused_by_name_however_lenient(endpoint: PostEndpoi
 
 @pytest.mark.parametrize(("endpoint", "rule"), [*rules(Status.IGNORED), *rules(Status.UNNEEDED)])
 def test_a_field_that_changes_nothing_is_ignored_and_named_or_refused_by_a_strict_server(
-    endpoint: PostEndpoint, rule: Rule
+    endpoint: type[Body], rule: Rule
 ):
     body, is_ignored = body_with(endpoint, rule.name, "anything"), rule.status is Status.IGNORED
     assert parse(endpoint, body, LIMITS if is_ignored else LENIENT).ignored == (rule.name,)
@@ -160,10 +148,10 @@ def test_a_field_without_effect_has_one_line_of_the_log(caplog: pytest.LogCaptur
 
 def test_an_unknown_field_is_an_error_or_a_warning():
     for name in ("temprature", "speculation.depth", "messages[].mood", "stream_options.usage"):
-        error = refused(Chat.parse, body_with(CHAT, name, 5), LIMITS)
+        error = refused(Chat.parse, body_with(Chat, name, 5), LIMITS)
         assert error.param == shown(name)
         assert "unknown field" in error.message
-        assert Chat.parse(body_with(CHAT, name, 5), LENIENT).ignored == (name,)
+        assert Chat.parse(body_with(Chat, name, 5), LENIENT).ignored == (name,)
 
 
 def test_the_warning_holds_no_more_of_a_name_than_a_header_may():
@@ -177,13 +165,13 @@ def test_the_warning_holds_no_more_of_a_name_than_a_header_may():
     ("endpoint", "rule"),
     [each for each in ALL_RULES if each.values[1].is_required],
 )
-def test_a_required_field_is_missed_by_name(endpoint: PostEndpoint, rule: Rule):
+def test_a_required_field_is_missed_by_name(endpoint: type[Body], rule: Rule):
     body = body_with(endpoint, rule.name, None)
     assert refused(parse, endpoint, body).param == shown(rule.name)
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: endpoint.path)
-def test_the_required_fields_suffice(endpoint: PostEndpoint):
+def test_the_required_fields_suffice(endpoint: type[Body]):
     needed = {rule.name for rule in rules_of(endpoint) if rule.is_required} | {
         "prompt"
     }  # or messages
@@ -191,7 +179,7 @@ def test_the_required_fields_suffice(endpoint: PostEndpoint):
 
 
 @pytest.mark.parametrize("endpoint", [one for one in ENDPOINTS if "model" in PARSERS[one][0]])
-def test_a_body_needs_no_model_where_one_is_served(endpoint: PostEndpoint):
+def test_a_body_needs_no_model_where_one_is_served(endpoint: type[Body]):
     body = {key: value for key, value in PARSERS[endpoint][0].items() if key != "model"}
     other = replace(CONFIG, api=ApiConfig(served_model_names=("other",)))
     named = parse(endpoint, body, replace(LENIENT, config=other))
@@ -224,12 +212,12 @@ def bounds(schema: Mapping[str, Any]) -> Iterator[tuple[Any, bool]]:
 
 
 @pytest.mark.parametrize(("endpoint", "rule"), rules(Status.SUPPORTED))
-def test_the_parser_and_the_schema_draw_the_same_bounds(endpoint: PostEndpoint, rule: Rule):
-    whole = jsonschema.Draft202012Validator(body_schema(endpoint.body, LIMITS))
+def test_the_parser_and_the_schema_draw_the_same_bounds(endpoint: type[Body], rule: Rule):
+    whole = jsonschema.Draft202012Validator(body_schema(endpoint, LIMITS))
     for value, is_good in bounds(rule.schema or {}):
         body = body_with(endpoint, rule.name, value)
         if rule.name == "min_tokens" and is_good:
-            is_response = endpoint is RESPONSES
+            is_response = endpoint is Response
             body["max_output_tokens" if is_response else "max_tokens"] = 2**31 - 1
         if rule.name in ("length_penalty", "early_stopping"):
             body["use_beam_search"] = True
@@ -247,7 +235,7 @@ def test_the_openapi_document_has_bounds_errors_and_answers_that_are_none():
     fields = schema["application/json"]["schema"]["properties"]
     assert fields["n"]["anyOf"][0]["maximum"] == LIMITS.config.ingress.max_choices
     assert fields["suffix"]["enum"] == [None, ""]
-    for endpoint in (MESSAGES, COUNT_TOKENS):
+    for endpoint in (AnthropicMessages, Counted):
         answer = document["paths"][endpoint.path]["post"]["responses"]["default"]
         name = answer["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
         body = json.loads(error_body(RequestError("no"), "id"))
@@ -262,7 +250,7 @@ def test_the_document_and_grpc_have_every_word_and_the_statistics_of_every_answe
     document: Any = openapi(LIMITS)
     schema = document["components"]["schemas"]["SpeculativeDecoding"]
     assert set(schema["properties"]["idle_because"]["enum"]) == {*IdleReason, None}
-    for endpoint in (COMPLETIONS, CHAT, RESPONSES, MESSAGES):
+    for endpoint in (CompletionBody, Chat, Response, AnthropicMessages):
         content = document["paths"][endpoint.path]["post"]["responses"]["200"]["content"]
         answer = content["application/json"]["schema"]["properties"]
         found = answer["metrics"]["properties"]["speculative_decoding"]

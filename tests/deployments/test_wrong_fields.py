@@ -18,8 +18,8 @@ from cluster.errors import NotFoundError, RequestError
 from cluster.requests.fields import GrammarSpec
 from cluster.text.dialect import Dialect
 from cluster.text.tool_calls.registry import FORMATS
-from deployments.ingress.api.contract import PostEndpoint
-from deployments.ingress.api.messages import MESSAGES
+from deployments.ingress.api.contract import Body
+from deployments.ingress.api.messages import AnthropicMessages
 from deployments.ingress.body import parse_body
 from deployments.ingress.grpc_request import to_spec
 from deployments.ingress.openai_request import Chat, CompletionBody
@@ -44,12 +44,12 @@ def cases(section: str) -> list[Any]:
     ]
 
 
-def with_fields(endpoint: PostEndpoint, fields: Json) -> Json:
+def with_fields(endpoint: type[Body], fields: Json) -> Json:
     return {**PARSERS[endpoint][0], **fields}
 
 
 @pytest.mark.parametrize(("endpoint", "told", "fields"), cases("refused"))
-def test_an_error_names_the_field_and_the_remedy(endpoint: PostEndpoint, told: str, fields: Json):
+def test_an_error_names_the_field_and_the_remedy(endpoint: type[Body], told: str, fields: Json):
     """Types and bounds are below, and in test_contract.py."""
     param, *words = told.split(" ... ")
     error = refused(parse, endpoint, with_fields(endpoint, fields), SERVED)
@@ -63,7 +63,7 @@ def test_an_error_names_the_field_and_the_remedy(endpoint: PostEndpoint, told: s
 
 @pytest.mark.parametrize(("endpoint", "names", "fields"), cases("ignored"))
 def test_what_changes_nothing_is_ignored_and_named(
-    endpoint: PostEndpoint, names: list[str], fields: Json
+    endpoint: type[Body], names: list[str], fields: Json
 ):
     body = with_fields(endpoint, fields)
     assert set(names) <= set(parse(endpoint, body, LENIENT).ignored)
@@ -73,13 +73,13 @@ def test_what_changes_nothing_is_ignored_and_named(
 
 @pytest.mark.parametrize(("endpoint", "param", "fields"), cases("never"))
 def test_what_would_change_the_answer_is_refused_however_lenient(
-    endpoint: PostEndpoint, param: str, fields: Json
+    endpoint: type[Body], param: str, fields: Json
 ):
     assert refused(parse, endpoint, with_fields(endpoint, fields), LENIENT).param == param
 
 
 @pytest.mark.parametrize(("endpoint", "fields", "parts"), cases("parsed"))
-def test_every_field_reaches_what_is_asked_for(endpoint: PostEndpoint, fields: Json, parts: Json):
+def test_every_field_reaches_what_is_asked_for(endpoint: type[Body], fields: Json, parts: Json):
     asked = parse(endpoint, with_fields(endpoint, fields), LIMITS)
     found = {path: attrgetter(path)(asked) for path in parts}
     assert json.loads(json.dumps(found)) == parts
@@ -87,7 +87,7 @@ def test_every_field_reaches_what_is_asked_for(endpoint: PostEndpoint, fields: J
 
 @pytest.mark.parametrize(("endpoint", "fields", "messages"), cases("conversations"))
 def test_a_conversation_reaches_the_template(
-    endpoint: PostEndpoint, fields: Json, messages: list[Any]
+    endpoint: type[Body], fields: Json, messages: list[Any]
 ):
     (prompt,) = parse(endpoint, with_fields(endpoint, fields), LENIENT).spec.prompts
     assert [dict(message) for message in prompt.messages] == messages
@@ -110,7 +110,9 @@ def test_a_grammars_text_is_taken_as_it_is_and_the_older_name_of_a_form_holds():
         assert request.spec.params.grammar == GrammarSpec(kind, "[a-z]+")
     form = {"type": "json_schema", "schema": {"type": "object"}}
     older, newer = (
-        parse(MESSAGES, with_fields(MESSAGES, fields), LENIENT).spec.params.grammar
+        parse(
+            AnthropicMessages, with_fields(AnthropicMessages, fields), LENIENT
+        ).spec.params.grammar
         for fields in ({"output_format": form}, {"output_config": {"format": form}})
     )
     assert older == newer is not None
@@ -211,7 +213,7 @@ def is_near(param: str, path: str) -> bool:
     )
 
 
-def errors(endpoint: PostEndpoint) -> Iterator[tuple[str, RequestError]]:
+def errors(endpoint: type[Body]) -> Iterator[tuple[str, RequestError]]:
     """What each wrong value at each place is refused with."""
     for number, (path, *_) in enumerate(places(WHOLE[endpoint])):
         for value in WRONG:
@@ -225,7 +227,7 @@ def errors(endpoint: PostEndpoint) -> Iterator[tuple[str, RequestError]]:
 
 
 @pytest.mark.parametrize("endpoint", WHOLE, ids=lambda endpoint: endpoint.path)
-def test_an_error_names_the_place_that_is_wrong(endpoint: PostEndpoint):
+def test_an_error_names_the_place_that_is_wrong(endpoint: type[Body]):
     """For some value of each place exactly that, or the list of texts that it is in, or what an
     object lacks: the name of a function."""
     parse(endpoint, WHOLE[endpoint], SERVED)

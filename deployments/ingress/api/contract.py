@@ -50,12 +50,15 @@ class Body(BaseModel):
     hidden: fields of the bases that this body does not have.  kinds: the values of `type` that are
     served, where others are told before what stands beside them.  is_listed: it stands in a list,
     or in an object there; a lenient server leaves out one of a kind that is not served.
+    path, summary: of the POST endpoint whose body it is.
     """
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
     hidden: ClassVar[frozenset[str]] = frozenset()
     kinds: ClassVar[frozenset[str]] = frozenset()
     is_listed: ClassVar[bool] = False
+    path: ClassVar[str]
+    summary: ClassVar[str]
     # As it was sent, the names of fields without effect, and whether it is taken as not sent.
     _given: JsonObject = {}
     _ignored: tuple[str, ...] = ()
@@ -201,15 +204,6 @@ class Body(BaseModel):
                 if isinstance(each, Body):
                     place = self.called(attribute) + ("[]" if is_list else "")
                     yield from (f"{place}.{name}" for name in each._without_effect())
-
-
-@record
-class PostEndpoint:
-    """One POST endpoint and its body."""
-
-    path: str
-    summary: str
-    body: type[Any]
 
 
 def _body_in(annotation: Any) -> type[Body] | None:

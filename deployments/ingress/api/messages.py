@@ -12,7 +12,7 @@ from cluster.core import FinishReason
 from cluster.errors import ContextLengthError, DrafthouseError, RequestError, joined
 from cluster.text.chat import part_text, text_of
 from deployments.ingress import sampling
-from deployments.ingress.api.contract import REQUIRED, Body, PostEndpoint, supported
+from deployments.ingress.api.contract import REQUIRED, Body, supported
 from deployments.ingress.api.writer import ItemWriter, OutputItem, event, metrics
 from deployments.ingress.chat import (
     MAX_MESSAGES,
@@ -151,6 +151,7 @@ class OutputConfig(Body):
 class Counted(ToolUse, sampling.Named):
     """What makes the prompt."""
 
+    path, summary = "/v1/messages/count_tokens", "How many tokens a conversation has"
     hidden = ToolUse.all_but("tools", "tool_choice")
     effort = "output_config.effort"
 
@@ -190,6 +191,8 @@ class Counted(ToolUse, sampling.Named):
 
 # fmt: off
 class AnthropicMessages(Counted, AnsweredConversation):
+    path = "/v1/messages"
+    summary = "Answer a conversation, in the format of Anthropic's Messages"
     hidden = Counted.hidden | sampling.Sampling.all_but(
         "model", "temperature", "top_p", "top_k", "seed", "stop", "max_tokens", "stream",
         "metadata", "cache_salt", "speculation")
@@ -208,15 +211,6 @@ def error_body(error: DrafthouseError, request_id: str) -> bytes:
         "message": error.reason if isinstance(error, ContextLengthError) else error.message,
     }
     return json.dumps({"type": "error", "error": content, "request_id": request_id}).encode()
-
-
-MESSAGES = PostEndpoint(
-    "/v1/messages", "Answer a conversation, in the format of Anthropic's Messages",
-    AnthropicMessages,
-)
-COUNT_TOKENS = PostEndpoint(
-    "/v1/messages/count_tokens", "How many tokens a conversation has", Counted
-)
 
 
 # The block of each kind of item, its field that grows, and the delta that brings more of it.

@@ -17,19 +17,17 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from cluster.coordinator.idle import MEANINGS
 from cluster.errors import ERRORS, ForbiddenError, UnauthenticatedError
 from cluster.records import frozen, record
-from deployments.ingress.api.contract import Body, PostEndpoint
-from deployments.ingress.api.messages import COUNT_TOKENS, MESSAGES, Counted
-from deployments.ingress.api.response_request import RESPONSES
+from deployments.ingress.api.contract import Body
+from deployments.ingress.api.messages import AnthropicMessages, Counted
+from deployments.ingress.api.response_request import Response as ResponseBody
 from deployments.ingress.api.writer import STATISTICS_PATH, statistics_schema, times_schema
 from deployments.ingress.body import read_object
 from deployments.ingress.ingress import Ingress
 from deployments.ingress.keys import KeyRing
 from deployments.ingress.metrics_page import seen_by
 from deployments.ingress.openai_request import (
-    CHAT,
-    COMPLETIONS,
-    DETOKENIZE,
-    TOKENIZE,
+    Chat,
+    CompletionBody,
     Detokenize,
     Tokenize,
 )
@@ -62,7 +60,16 @@ class GetEndpoint:
 
 
 PAGES = tuple(GetEndpoint(*row) for row in _PAGES)
-ENDPOINTS = (COMPLETIONS, CHAT, RESPONSES, MESSAGES, COUNT_TOKENS, TOKENIZE, DETOKENIZE)
+# The bodies of POST endpoints.
+ENDPOINTS: Sequence[type[Body]] = (
+    CompletionBody,
+    Chat,
+    ResponseBody,
+    AnthropicMessages,
+    Counted,
+    Tokenize,
+    Detokenize,
+)
 _STATISTICS = "SpeculativeDecoding"
 
 
@@ -88,9 +95,9 @@ class Pages:
                 )
                 for page in PAGES
             ),
-            ("POST", TOKENIZE.path, self.tokenize),
-            ("POST", DETOKENIZE.path, self.detokenize),
-            ("POST", COUNT_TOKENS.path, self.count_tokens),
+            ("POST", Tokenize.path, self.tokenize),
+            ("POST", Detokenize.path, self.detokenize),
+            ("POST", Counted.path, self.count_tokens),
         ]
 
     async def front(self, request: Request) -> Response:
@@ -259,8 +266,8 @@ def openapi(limits: Limits) -> JsonObject:
     error["code"]["enum"] = sorted(one.code for one in ERRORS)
     for page in PAGES:
         paths.setdefault(page.path, {})[page.method] = _page(page)
-    for endpoint in ENDPOINTS:
-        paths[endpoint.path] = {"post": _endpoint(endpoint, limits)}
+    for body in ENDPOINTS:
+        paths[body.path] = {"post": _endpoint(body, limits)}
     return document
 
 
@@ -279,21 +286,21 @@ def _page(page: GetEndpoint) -> JsonObject:
     return found
 
 
-def _endpoint(endpoint: PostEndpoint, limits: Limits) -> JsonObject:
+def _endpoint(body: type[Body], limits: Limits) -> JsonObject:
     answer: JsonObject = {"type": "object"}
     content: JsonObject = {"application/json": {"schema": answer}}
-    if "stream" in endpoint.body.rules():  # it generates
+    if "stream" in body.rules():  # it generates
         outer, inner = STATISTICS_PATH.split(".")
         told = {**times_schema(), inner: {"$ref": f"#/components/schemas/{_STATISTICS}"}}
         answer["properties"] = {outer: {"type": "object", "properties": told}}
         content["text/event-stream"] = {"schema": {"type": "string"}}
-    schema = body_schema(endpoint.body, limits)
+    schema = body_schema(body, limits)
     return {
-        "summary": endpoint.summary,
+        "summary": body.summary,
         "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
         "responses": {
             "200": {"description": "the answer", "content": content},
-            "default": _error("MessagesError" if endpoint in (MESSAGES, COUNT_TOKENS) else "Error"),
+            "default": _error("MessagesError" if issubclass(body, Counted) else "Error"),
         },
     }
 

@@ -10,7 +10,7 @@ from cluster.errors import RequestError
 from cluster.text.chat import text_of
 from cluster.text.json_text import json_or_text
 from deployments.ingress import sampling
-from deployments.ingress.api.contract import REQUIRED, Body, PostEndpoint, or_text, supported
+from deployments.ingress.api.contract import REQUIRED, Body, or_text, supported
 from deployments.ingress.chat import (
     MAX_MESSAGES,
     AnsweredConversation,
@@ -112,6 +112,8 @@ class TextOptions(Body):
 
 
 class Response(AnsweredConversation, Harmless):
+    path = "/v1/responses"
+    summary = "Answer a conversation, in the format of OpenAI's Responses"
     conversation, effort = "input", "reasoning.effort"
     forms = ("text.format", "response_format")
     hidden = frozenset(
@@ -208,8 +210,3 @@ class Response(AnsweredConversation, Harmless):
             "text": sent.get("text") or {"format": {"type": "text"}},
             "reasoning": sent.get("reasoning") or {"effort": None, "summary": None},
         }
-
-
-RESPONSES = PostEndpoint(
-    "/v1/responses", "Answer a conversation, in the format of OpenAI's Responses", Response
-)
