@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -78,12 +78,8 @@ class KeyRing:
         self.is_open, self._has_port = not access.keys_file, access.admin.port is not None
         self.all_operate = config.http.is_local or (self.is_open and not self._has_port)
         self.num_processes = config.ingress.replicas
+        # Requests see what was last read: a look at the file belongs in another thread.
         self._file = _reloaded(config)
-
-    @property
-    def _keys(self) -> _Keys:
-        """As last read: a look at the file belongs in another thread."""
-        return self._file.value
 
     def caller(self, headers: Mapping[str, str]) -> Caller:
         """Return whose key it is that either header has; raises UnauthenticatedError for
@@ -96,7 +92,7 @@ class KeyRing:
         if not key:
             raise UnauthenticatedError("no API key was sent; send Authorization: Bearer KEY")
         # How long the look-up takes tells of digests alone, and of these no key can be found.
-        caller = self._keys.callers.get(digest_of(key))
+        caller = self._file.value.callers.get(digest_of(key))
         if caller is None:
             raise UnauthenticatedError("the API key is not known here; ask the operator for one")
         return caller
@@ -122,11 +118,11 @@ class KeyRing:
 
     def limits_of_class(self, name: str | None) -> RateLimits:
         """Return the limits of a latency class, for all keys together."""
-        return self._keys.classes.get(name or "", ANYBODY.key)
+        return self._file.value.classes.get(name or "", ANYBODY.key)
 
     def status(self) -> dict[str, object]:
         """Return what /health says of the keys."""
-        names = sorted({caller.name for caller in self._keys.callers.values()})
+        names = sorted({caller.name for caller in self._file.value.callers.values()})
         return {} if self.is_open else {"keys": {"callers": names, "fault": self._file.fault}}
 
     async def watch(self) -> None:
@@ -154,19 +150,18 @@ OTHER = "(other)"
 
 
 @dataclass(slots=True)
-class _Window:
-    """What was taken in the minute that ends then, by a clock that nobody sets."""
-
-    ends_at: float = -math.inf
-    taken: int = 0
-
-
-@frozen
 class _Account:
-    """Whose limits they are, in words."""
+    """What a key or a class has taken.
+
+    name: whose it is, in words.  limits: as they were when a request last entered.
+    taken: requests, and tokens, in the minute that ends then, by a clock that nobody sets.
+    """
 
     name: str
     limits: RateLimits
+    num_running: int = 0
+    taken: Counter[str] = field(default_factory=Counter)
+    ends_at: float = -math.inf
 
 
 class Quotas:
@@ -176,24 +171,33 @@ class Quotas:
         self._keys = keys
         self._recorder = recorder
         self._clock = time.monotonic
-        self._windows: defaultdict[tuple[str, str], _Window] = defaultdict(_Window)
-        self.running: Counter[str] = Counter()
+        self._accounts: dict[str, _Account] = {}
         self._names: set[str] = set()
 
     def enter(self, caller: Caller, latency_class: str | None) -> Use:
         """Let a request in; raises CapacityError where its key or its class has had enough."""
         accounts = (
-            _Account(f"key {caller.name}", caller.key),
-            _Account(f"class {latency_class}", self._keys.limits_of_class(latency_class)),
+            self._account(f"key {caller.name}", caller.key),
+            self._account(f"class {latency_class}", self._keys.limits_of_class(latency_class)),
         )
         for account in accounts:
-            self._check_running(account)
+            limit = account.limits.concurrent_requests
+            if limit and account.num_running >= self._share_of(limit):
+                raise CapacityError(
+                    f"{account.name}: its share of {limit} requests at a time is under way; ask "
+                    "again when one is over"
+                )
             self.check(account, "requests", 1)
             self.check(account, "tokens", 1)
         for account in accounts:
-            self.running[account.name] += 1
-            self.window(account, "requests").taken += 1
+            account.num_running += 1
+            self.add(account, "requests", 1)
         return Use(self, accounts, caller.name)
+
+    def _account(self, name: str, limits: RateLimits) -> _Account:
+        account = self._accounts.setdefault(name, _Account(name, limits))
+        account.limits = limits
+        return account
 
     def count(self, name: str, tokens: Tokens) -> None:
         """Count a request of a key that has ended; without a name there are no keys."""
@@ -205,40 +209,35 @@ class Quotas:
         for kind, count in tokens.items():
             self._recorder.add(metrics.KEY_TOKENS, count, key=name, kind=kind)
 
-    def _check_running(self, account: _Account) -> None:
-        limit = account.limits.concurrent_requests
-        if limit and self.running[account.name] >= self._share_of(limit):
-            raise CapacityError(
-                f"{account.name}: its share of {limit} requests at a time is under way; ask again "
-                "when one is over"
-            )
-
     def check(self, account: _Account, what: str, amount: int) -> None:
         """Raise CapacityError or TooLargeError where so much does not fit."""
         limit: int = getattr(account.limits, f"{what}_per_minute")
         if not limit:
             return
-        share, window = self._share_of(limit), self.window(account, what)
+        share, taken = self._share_of(limit), self.add(account, what, 0)
         if amount > share:
             raise TooLargeError(
                 f"{account.name}: the prompt has {amount} tokens, and its share of {limit} tokens "
                 f"a minute is {share}; shorten it"
             )
-        if window.taken + amount <= share:
+        if taken + amount <= share:
             return
-        wait_s = max(window.ends_at - self._clock(), 1.0)
+        wait_s = max(account.ends_at - self._clock(), 1.0)
         raise CapacityError(
             f"{account.name}: its share of {limit} {what} a minute is used up; ask again in "
             f"{wait_s:.0f} s",
             retry_after_s=wait_s,
         )
 
-    def window(self, account: _Account, what: str) -> _Window:
-        """The present minute, which begins with the first request in it."""
-        window, now = self._windows[account.name, what], self._clock()
-        if window.ends_at <= now:
-            window.ends_at, window.taken = now + 60.0, 0  # a minute
-        return window
+    def add(self, account: _Account, what: str, amount: int) -> int:
+        """Take so much of the present minute, which begins with the first request in it; returns
+        what is taken of it then."""
+        now = self._clock()
+        if account.ends_at <= now:
+            account.ends_at = now + 60.0  # a minute
+            account.taken.clear()
+        account.taken[what] += amount
+        return account.taken[what]
 
     def _share_of(self, limit: int) -> int:
         return -(-limit // self._keys.num_processes)
@@ -259,11 +258,11 @@ class Use:
         for account in self._accounts:
             self._quotas.check(account, "tokens", num_tokens)
         for account in self._accounts:
-            self._quotas.window(account, "tokens").taken += num_tokens
+            self._quotas.add(account, "tokens", num_tokens)
 
     def leave(self, tokens: Tokens) -> None:
         """It is over, and has used so much."""
         self._quotas.count(self._name, tokens)
         for account in self._accounts:
-            self._quotas.running[account.name] -= 1
-            self._quotas.window(account, "tokens").taken += tokens["output"]
+            account.num_running -= 1
+            self._quotas.add(account, "tokens", tokens["output"])
