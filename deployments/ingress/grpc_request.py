@@ -18,9 +18,8 @@ from cluster.rpc.codec import EARLY_STOPPING, LAW
 from cluster.rpc.codec_records import TOKENS
 from cluster.text.json_text import parse_json
 from deployments.ingress.api.contract import REQUIRED, Body, supported
-from deployments.ingress.chat import OF_MESSAGES, Turns
 from deployments.ingress.nested import KINDS, Speculation, StructuredOutputs
-from deployments.ingress.openai_request import check_range
+from deployments.ingress.openai_request import OF_MESSAGES, Turns, check_range
 from deployments.ingress.sampling import Alternatives, Sampling
 from deployments.ingress.spec import GenerationSpec, Limits, Prompt, Resumed
 from deployments.ingress.wording import Names, shown

@@ -1,4 +1,5 @@
-"""The bodies of /v1/completions and /v1/chat/completions, and vLLM's of /tokenize and /detokenize.
+"""The bodies of /v1/completions and /v1/chat/completions, and vLLM's of /tokenize and /detokenize;
+and what a request says of a conversation, which `cluster.text.chat` renders for the model.
 
 A field without effect is named in the answer and in the log: one that is ignored in silence
 misleads the client.
@@ -10,18 +11,12 @@ import dataclasses
 from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field, WithJsonSchema
 
 from cluster.core import TokenArray
 from cluster.errors import RequestError
-from deployments.ingress.api.contract import REQUIRED, Body, instead, supported
-from deployments.ingress.chat import (
-    OF_MESSAGES,
-    AnsweredConversation,
-    Conversation,
-    Harmless,
-    TextOrParts,
-    Turns,
-)
+from cluster.text.chat import text_of, tool_calls_of
+from deployments.ingress.api.contract import REQUIRED, Body, Read, instead, supported
 from deployments.ingress.sampling import (
     OF_MODEL,
     Alternatives,
@@ -30,9 +25,149 @@ from deployments.ingress.sampling import (
     ModelName,
     Sampling,
 )
-from deployments.ingress.spec import ChatUse, GenerationSpec, Held, Limits, Prompt
-from deployments.ingress.tools import ToolUse
-from deployments.ingress.wording import Schema, json_kind, shown
+from deployments.ingress.spec import (
+    ChatUse,
+    GenerationSpec,
+    Held,
+    Limits,
+    Message,
+    PlacedMessages,
+    Prompt,
+)
+from deployments.ingress.tools import TEXT_ARGUMENT, ToolUse
+from deployments.ingress.wording import TEXT_OR_OBJECTS, JsonObject, Schema, json_kind, shown
+
+MAX_MESSAGES = 4096
+_MAX_ID_LEN = 256
+_Anything = Annotated[Any, WithJsonSchema({"type": "object"})]
+
+
+# Of kinds that differ from one API to the other.
+Parts = Annotated[Any, WithJsonSchema(TEXT_OR_OBJECTS)]
+TextOrParts = Annotated[str, instead(lambda value, _: text_of(value, ""), TEXT_OR_OBJECTS)]
+
+
+def _role(role: str, limits: Any) -> str:
+    if role == "function":
+        raise RequestError(
+            "'function': the older form of tool; send system, user, assistant or tool"
+        )
+    return role
+
+
+Role = Annotated[str, Field(max_length=64), Read(_role)]
+
+
+# fmt: off
+class ChatTurn(Body):
+    """OpenAI's message."""
+
+    is_listed = True
+
+    role: Role = supported(
+        "system, developer, user, assistant or tool, and what else the model's template names",
+        REQUIRED, min_length=1)
+    content: TextOrParts | None = supported(
+        "a text, or text parts; only a message with tool_calls has none")
+    name: str | None = supported("for templates that use it", max_length=_MAX_ID_LEN)
+    tool_calls: list[_Anything] | None = supported("of an earlier answer", max_length=128)
+    tool_call_id: str | None = supported("of a message of role tool", max_length=_MAX_ID_LEN)
+    reasoning_content: str | None = supported(
+        "the reasoning of an earlier answer, for templates that use it")
+    reasoning: str | None = supported("another name of reasoning_content")
+    # fmt: on
+
+    def check(self, limits: Any) -> None:
+        if self.tool_calls and self.role != "assistant":
+            raise self.wrong("tool_calls", "only messages of role assistant have some; remove them")
+        # An answer may have been reasoning alone.
+        may_be_empty = self.role == "assistant" and limits.is_lenient
+        if self.content is None and not self.tool_calls and not may_be_empty:
+            raise self.wrong("content", "missing; send a string or a list of text parts")
+        self.tool_calls = read_calls(self.tool_calls or [], "tool_calls")
+
+    def message(self) -> Message:
+        """As templates read it; they ask for the content's length."""
+        self.reasoning_content = self.reasoning_content or self.reasoning
+        names = ("tool_calls", "name", "tool_call_id", "reasoning_content")
+        others = {name: getattr(self, name) for name in names if getattr(self, name)}
+        return {"role": self.role, "content": self.content or "", **others}
+
+
+def read_calls(calls: list[Any], path: str) -> list[JsonObject]:
+    """Calls of an earlier answer as templates read them: their arguments are objects."""
+    found = tool_calls_of(list(map(_as_function, calls)), path)
+    return [checked_call(call, f"{path}[{at}].function.") for at, call in enumerate(found)]
+
+
+def _as_function(call: Any) -> Any:
+    """A call of a custom tool as that of the function which models know it as."""
+    custom = call.get("custom") if isinstance(call, dict) else None
+    if not isinstance(custom, dict):
+        return call
+    return call_of(call.get("id"), custom.get("name"), {TEXT_ARGUMENT: custom.get("input")})
+
+
+def call_of(call_id: Any, name: Any, arguments: Any) -> JsonObject:
+    """A call as templates read it."""
+    function = {"name": name, "arguments": arguments}
+    return {"id": call_id, "type": "function", "function": function}
+
+
+def checked_call(call: JsonObject, path: str) -> JsonObject:
+    """Return a call; raises RequestError for what cannot be called.
+
+    path: what stands before its fields' names."""
+    name, arguments = call["function"].get("name"), call["function"]["arguments"]
+    if not isinstance(name, str) or not 0 < len(name) <= 64:
+        what = json_kind(name) if name else "missing"
+        raise RequestError.at(f"{path}name", f"{what}; send the tool's name")
+    if not isinstance(arguments, str | dict):
+        raise RequestError.at(
+            f"{path}arguments", f"{json_kind(arguments)}; send a JSON object as a text"
+        )
+    return call
+
+
+OF_MESSAGES = "the conversation"
+Turns = Annotated[list[ChatTurn], Field(min_length=1, max_length=MAX_MESSAGES)]
+
+
+class Harmless(Body):
+    """OpenAI's: they affect billing, caching or safety there, never the text."""
+
+
+
+class AnsweredConversation(ToolUse, Sampling):
+    """A conversation that is answered."""
+
+    def asked(self, limits: Limits) -> GenerationSpec:
+        prompt, use = self.prompt_of(limits, self.form())
+        return self.generation(limits, (prompt,), self.num_logprobs(), use=use)
+
+
+class Conversation(ToolUse):
+    """Messages, and what the model's chat template is told beside them."""
+
+    messages: Turns = supported(OF_MESSAGES, REQUIRED)
+    add_generation_prompt: bool | None = supported("false = the answer's header is not added")
+    continue_final_message: bool = supported("the answer goes on with the last message", False)
+
+    def check(self, limits: Any) -> None:
+        super().check(limits)
+        if self.continue_final_message and self.add_generation_prompt:
+            raise self.wrong(
+                "continue_final_message",
+                "not together with add_generation_prompt; send one of them",
+            )
+
+    def ending(self, last: Message) -> tuple[bool, bool]:
+        adds, continues = self.add_generation_prompt, self.continue_final_message
+        return not continues if adds is None else adds, continues
+
+    def said(self) -> PlacedMessages:
+        return [(f"messages[{at}]", turn.message()) for at, turn in enumerate(self.messages)]
+
 
 _TEXT: Schema = {"type": "string", "minLength": 1}
 _TOKEN: Schema = {"type": "integer", "minimum": 0, "maximum": "max_token_id"}

@@ -14,16 +14,17 @@ from cluster.text.chat import part_text, text_of
 from deployments.ingress import sampling
 from deployments.ingress.api.contract import REQUIRED, Body, supported
 from deployments.ingress.api.writer import ItemWriter, OutputItem, event, metrics
-from deployments.ingress.chat import (
+from deployments.ingress.choice import Delta
+from deployments.ingress.nested import FlatFormat
+from deployments.ingress.openai_request import (
     MAX_MESSAGES,
     OF_MESSAGES,
     AnsweredConversation,
     Parts,
     TextOrParts,
-    check_call,
+    call_of,
+    checked_call,
 )
-from deployments.ingress.choice import Delta
-from deployments.ingress.nested import FlatFormat
 from deployments.ingress.spec import Limits, Message, PlacedMessages
 from deployments.ingress.tools import (
     MAX_TOOLS,
@@ -77,9 +78,7 @@ def _call(block: JsonObject, place: str) -> JsonObject:
     given = {} if block.get("input") is None else block["input"]
     if not isinstance(given, dict):
         raise RequestError.at(f"{place}.input", f"{json_kind(given)}; send an object")
-    function = {"name": block.get("name"), "arguments": given}
-    check_call(function, f"{place}.")
-    return {"id": block.get("id"), "type": "function", "function": function}
+    return checked_call(call_of(block.get("id"), block.get("name"), given), f"{place}.")
 
 
 def _result(block: JsonObject, place: str) -> Message:

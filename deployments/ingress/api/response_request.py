@@ -11,15 +11,16 @@ from cluster.text.chat import text_of
 from cluster.text.json_text import json_or_text
 from deployments.ingress import sampling
 from deployments.ingress.api.contract import REQUIRED, Body, or_text, supported
-from deployments.ingress.chat import (
+from deployments.ingress.nested import FlatFormat
+from deployments.ingress.openai_request import (
     MAX_MESSAGES,
     AnsweredConversation,
     Harmless,
     Parts,
     Role,
-    check_call,
+    call_of,
+    checked_call,
 )
-from deployments.ingress.nested import FlatFormat
 from deployments.ingress.spec import GenerationSpec, Limits, Message, PlacedMessages, StoredResponse
 from deployments.ingress.tools import (
     MAX_TOOLS,
@@ -73,9 +74,7 @@ class Item(Body):
                 name, arguments = "local_shell", self.action
             elif isinstance(arguments, str):
                 arguments = json_or_text(arguments or "{}", "arguments")
-            function = {"name": name, "arguments": arguments}
-            check_call(function, "")
-            call = {"id": self.call_id, "type": "function", "function": function}
+            call = checked_call(call_of(self.call_id, name, arguments), "")
             self._message = {"role": "assistant", "content": "", "tool_calls": [call]}
         elif self.type.removesuffix("_output") in _CALLS:
             call_id = {"tool_call_id": self.call_id} if self.call_id else {}
