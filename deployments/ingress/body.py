@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from cluster.config.schema import IngressConfig
 from cluster.errors import (
     CapacityError,
     DrafthouseError,
@@ -29,6 +28,7 @@ from cluster.errors import (
     UnsupportedCodingError,
 )
 from cluster.text.json_text import parse_json
+from deployments.ingress.spec import Limits
 from deployments.ingress.wording import JsonObject, json_kind
 
 if sys.version_info >= (3, 14):
@@ -116,14 +116,15 @@ _INLINE_BYTES = 128 * 1024
 
 
 async def read_object(
-    request: Request, settings: IngressConfig, parse: Callable[[JsonObject], T]
+    request: Request, limits: Limits, parse: Callable[[JsonObject, Limits], T]
 ) -> T:
-    """Read the JSON object in the body of `request` and return the result of `parse`.
+    """Read the JSON object in the body of `request` and return what `parse` makes of it.
 
     Raises UnsupportedCodingError before it reads, TooLargeError before it reads or unpacks beyond
     the limit, TooSlowError if the body does not arrive in time, RequestError if the body is not a
     JSON object.
     """
+    settings = limits.config.ingress
     limit = settings.max_body_bytes
     codings = codings_of(request.headers.getlist("content-encoding"))
     try:
@@ -136,7 +137,7 @@ async def read_object(
         ) from None
 
     def parsed() -> T:
-        return parse(parse_body(unpack(body, codings, limit)))
+        return parse(parse_body(unpack(body, codings, limit)), limits)
 
     # Nobody knows how much a compressed one is.
     is_short = len(body) <= _INLINE_BYTES and not codings

@@ -41,7 +41,6 @@ from deployments.ingress.request_scope import (
     TIMEOUT,
     BrowserGuard,
     RequestScope,
-    request_id_of,
     timeout_of,
 )
 from deployments.ingress.sampling import Sampling
@@ -124,7 +123,7 @@ def answering(ingress: Ingress, path: str, handler: Handler) -> Handler:
     body = messages_error if path.startswith(AnthropicMessages.path) else error_body
 
     async def answer(request: Request) -> Response:
-        request_id = request_id_of(request)
+        request_id = request.state.request_id
         request.state.route = path
         try:
             request.state.caller = ANYBODY if path in SILENT else ingress.caller(request.headers)
@@ -138,15 +137,13 @@ def answering(ingress: Ingress, path: str, handler: Handler) -> Handler:
 
 
 async def _generate(ingress: Ingress, face: Face, request: Request) -> Response:
-    request_id = request_id_of(request)
+    request_id = request.state.request_id
     caller = request.state.caller
     limits = ingress.limits_of(caller, request.headers.get(SEGMENT, ""))
     try:
         with ingress.counting_refusals():
             timeout_s = timeout_of(request)
-            asked = await read_object(
-                request, ingress.config.ingress, lambda values: face.body.parse(values, limits)
-            )
+            asked = await read_object(request, limits, face.body.parse)
             generation = await while_connected(
                 request.receive,
                 ingress.generate(
@@ -172,11 +169,10 @@ async def _generate(ingress: Ingress, face: Face, request: Request) -> Response:
             events, heartbeat_s = answered(generation, writer), ingress.config.api.heartbeat_s
             return EventStream(events, headers, heartbeat_s, generation.close)
         collected = await while_connected(request.receive, _all_deltas(generation))
-        # Many log-probabilities take a while to write.
-        params, scored = asked.spec.params, asked.spec.prompt_logprobs
-        is_short = params.logprobs is None and scored is None
-        whole = partial(writer.whole, collected)
-        body = whole() if is_short else await asyncio.to_thread(whole)
+        if asked.spec.params.logprobs is None and asked.spec.prompt_logprobs is None:
+            body = writer.whole(collected)
+        else:  # many log-probabilities take a while to write
+            body = await asyncio.to_thread(writer.whole, collected)
         return Response(body, media_type="application/json", headers=headers)
     finally:
         if not is_streaming:
@@ -211,7 +207,7 @@ def _allowed(request: Request) -> str:
 async def _on_http_exception(request: Request, error: Any) -> Response:
     """Answer requests that the router refuses: an unknown path or a wrong method."""
     status, path, method = error.status_code, request.url.path[:200], request.method
-    request_id = request_id_of(request)
+    request_id = request.state.request_id
     if status == 404:
         reason = reason_of(path) or "no such path; see /"
         return error_response(NotFoundError(f"{path}: {reason}"), request_id)

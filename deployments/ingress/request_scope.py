@@ -100,10 +100,6 @@ def _check_coding(sent: Sequence[str], scope: Scope) -> None:
         )
 
 
-def request_id_of(request: Request) -> str:
-    return str(request.state.request_id)
-
-
 def timeout_of(request: Request) -> float | None:
     """Seconds that the client allows for the answer; raises RequestError for no such number."""
     value = request.headers.get(TIMEOUT)

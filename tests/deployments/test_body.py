@@ -10,6 +10,7 @@ import threading
 import tracemalloc
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from cluster.config.schema import IngressConfig
 from cluster.errors import TooLargeError, TooSlowError, UnsupportedCodingError
 from deployments.ingress.api.messages import error_body as messages_error
 from deployments.ingress.body import error_response, hidden, read_object
+from deployments.ingress.spec import Limits
+from tests.deployments.test_openai_request import CONFIG, LIMITS
 from tests.support.errors import request_error
 
 if sys.version_info >= (3, 14):
@@ -43,7 +46,8 @@ def request(*chunks: bytes, is_whole: bool = True, headers: Sequence[Any] = ()) 
 
 
 async def read(asked: Request, settings: IngressConfig = PATIENT) -> Any:
-    return await read_object(asked, settings, dict)
+    limits = replace(LIMITS, config=replace(CONFIG, ingress=settings))
+    return await read_object(asked, limits, lambda values, _: values)
 
 
 async def test_a_body_in_pieces_is_one_object():
@@ -63,12 +67,12 @@ async def test_a_body_with_a_too_large_content_length_is_refused_unread():
 
 
 async def test_a_large_body_is_parsed_and_checked_in_another_thread():
-    def thread(values: dict[str, Any]) -> threading.Thread:
+    def thread(values: dict[str, Any], limits: Limits) -> threading.Thread:
         return threading.current_thread()
 
-    assert await read_object(request(b"{}"), PATIENT, thread) is threading.main_thread()
+    assert await read_object(request(b"{}"), LIMITS, thread) is threading.main_thread()
     large = b'{"a": "%s"}' % (b"x" * 200_000)
-    assert await read_object(request(large), PATIENT, thread) is not threading.main_thread()
+    assert await read_object(request(large), LIMITS, thread) is not threading.main_thread()
 
 
 def raw_deflate(data: bytes) -> bytes:

@@ -7,7 +7,6 @@ import copy
 import importlib.metadata
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import yaml
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -36,8 +35,6 @@ from deployments.ingress.spec import Limits
 from deployments.ingress.wording import JsonObject, Rule, Status, resolved, warning_header
 from deployments.page.routes import Handler, wants_html
 from deployments.report import rendered
-
-Asked = TypeVar("Asked", bound=Body)
 
 _VERSION = importlib.metadata.version("drafthouse")
 _DOCUMENT, _PAGES = yaml.safe_load_all(Path(__file__).with_name("openapi.yaml").read_text("utf-8"))
@@ -221,8 +218,9 @@ class Pages:
     async def tokenize(self, request: Request) -> Response:
         """vLLM's /tokenize: the tokens of a text, or of a conversation."""
         ingress = self._ingress
-        asked = await self._read(request, Tokenize)
-        prompt, _ = asked.prompt_of(ingress.limits)
+        limits = ingress.limits
+        asked = await read_object(request, limits, Tokenize.read)
+        prompt, _ = asked.prompt_of(limits)
         token_ids = await ingress.tokenize(prompt, add_special_tokens=asked.add_special_tokens)
         strings = None
         if asked.return_token_strs:
@@ -239,21 +237,16 @@ class Pages:
 
     async def count_tokens(self, request: Request) -> Response:
         """Anthropic's: how many tokens /v1/messages would read."""
-        asked = await self._read(request, Counted)
-        prompt, _ = asked.prompt_of(self._ingress.limits)
+        limits = self._ingress.limits
+        asked = await read_object(request, limits, Counted.read)
+        prompt, _ = asked.prompt_of(limits)
         count = len(await self._ingress.tokenize(prompt))
         return JSONResponse({"input_tokens": count}, headers=warning_header(asked.ignored))
 
     async def detokenize(self, request: Request) -> Response:
         """vLLM's /detokenize: the text of tokens, special ones included."""
-        asked = await self._read(request, Detokenize)
+        asked = await read_object(request, self._ingress.limits, Detokenize.read)
         return JSONResponse({"prompt": await self._ingress.detokenize(asked.tokens)})
-
-    async def _read(self, request: Request, body: type[Asked]) -> Asked:
-        ingress = self._ingress
-        return await read_object(
-            request, ingress.config.ingress, lambda values: body.read(values, ingress.limits)
-        )
 
 
 def openapi(limits: Limits) -> JsonObject:
