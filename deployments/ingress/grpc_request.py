@@ -13,7 +13,7 @@ from pydantic import ConfigDict
 from cluster.client.generated import generation_pb2 as pb
 from cluster.core import TokenArray
 from cluster.errors import ProtocolError, RequestError
-from cluster.requests.fields import REMOVED_LAWS, GrammarSpec
+from cluster.requests.fields import REMOVED_LAWS
 from cluster.rpc.codec import EARLY_STOPPING, LAW
 from cluster.rpc.codec_records import TOKENS
 from cluster.text.json_text import parse_json
@@ -21,7 +21,7 @@ from deployments.ingress.api.contract import REQUIRED, Body, supported
 from deployments.ingress.nested import KINDS, Speculation, StructuredOutputs
 from deployments.ingress.openai_request import OF_MESSAGES, Turns, check_range
 from deployments.ingress.sampling import Alternatives, Sampling
-from deployments.ingress.spec import GenerationSpec, Limits, Prompt, Resumed
+from deployments.ingress.spec import GenerationSpec, Held, Limits, Prompt, Resumed
 from deployments.ingress.wording import Names, shown
 
 _MAX_NAME_LEN = 128
@@ -58,6 +58,10 @@ class GenerateFields(Sampling):
     hidden = Sampling.all_but(*_NAMES)
 
     logprobs: Alternatives | None = supported("log-probabilities")
+    _grammar: Held | None = None
+
+    def form(self) -> Held | None:
+        return self._grammar
 
 
 class _Chat(Body):
@@ -98,11 +102,9 @@ def to_spec(message: pb.GenerateRequest, limits: Limits) -> GenerationSpec:
             remedy = f"send n={call.n} to {most}"
             raise RequestError.at("sampling.beam_search.num_beams", f"{width}; {remedy}")
     call._expected = message.prediction
-    spec = call.generation(limits, (prompt,), call.logprobs, num_samples=width)
     if sampling.HasField("grammar"):
-        grammar = _grammar(sampling.grammar.kind, sampling.grammar.source, limits)
-        params = dataclasses.replace(spec.params, grammar=grammar)
-        spec = dataclasses.replace(spec, params=params, grammar_field=_GRAMMAR)
+        call._grammar = _grammar(sampling.grammar.kind, sampling.grammar.source, limits)
+    spec = call.generation(limits, (prompt,), call.logprobs, num_samples=width)
     return dataclasses.replace(spec, resumed=resumed)
 
 
@@ -141,7 +143,7 @@ def _value(message: Any, path: str) -> Any:
     return list(value) if wire.is_repeated else value
 
 
-def _grammar(kind: str, source: str, limits: Limits) -> GrammarSpec:
+def _grammar(kind: str, source: str, limits: Limits) -> Held:
     """The request's grammar, checked as those of HTTP are."""
     kind = "json" if kind == "json_schema" else kind
     if kind not in KINDS:
@@ -152,7 +154,7 @@ def _grammar(kind: str, source: str, limits: Limits) -> GrammarSpec:
         found = StructuredOutputs.read({kind: value}, limits).held("")
     if found is None:
         raise RequestError.at(_GRAMMAR, "null; send a list of texts")
-    return found[0]
+    return found[0], _GRAMMAR
 
 
 def _resumed(

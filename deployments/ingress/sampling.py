@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from cluster.core import SamplingParams, SpeculationOptions
+from cluster.core import SpeculationOptions
 from cluster.errors import NotFoundError, RequestError
 from cluster.requests.fields import DEFAULT_TENANT, BeamSpec, asked_seed, tenant_of
 from cluster.spec.beam_search import MAX_LENGTH_PENALTY
 from deployments.ingress.api.contract import Body, Read, or_text, supported, up_to
 from deployments.ingress.nested import ResponseFormat, Speculation, StructuredOutputs
 from deployments.ingress.spec import ChatUse, GenerationSpec, Held, Limits, Prompt
-from deployments.ingress.wording import JsonObject, shown
+from deployments.ingress.wording import JsonObject, Names, shown
 
 MAX_NAME_LEN = 256
-_PENALTIES = ["presence_penalty", "frequency_penalty", "repetition_penalty"]
+_PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+# What else shapes a draw, and its values where nothing is drawn.
+_GREEDY: Mapping[str, float] = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
 
 def check_model(model: str, limits: Limits, name: str = "model") -> str:
@@ -283,7 +285,7 @@ class Sampling(Named):
         defaults, (_, most) = limits.defaults, self.length()
         grammar, grammar_field = self._held(use) or (None, "")
         task = limits.task_class(self.metadata.get("task") or limits.caller.key.default_task)
-        law, named, beams = defaults, [*_PENALTIES, "temperature", "top_p", "top_k", "min_p"], None
+        given, beams = {name: getattr(self, name) for name in (*_PENALTIES, *_GREEDY)}, None
         speculation = dataclasses.replace(
             self.speculation.options(limits),
             return_draft_sources=self.return_draft_sources,
@@ -292,13 +294,11 @@ class Sampling(Named):
         if self.use_beam_search:
             # What only shapes a draw (temperature, seed, ...) has no effect, as in vLLM; and drafts
             # have no place in a search.
-            law = SamplingParams(temperature=0.0, repetition_penalty=defaults.repetition_penalty)
-            named = _PENALTIES
+            given |= _GREEDY
             speculation = SpeculationOptions(False, latency_class=speculation.latency_class)
             beams = BeamSpec(num_samples, self.length_penalty, self.early_stopping)
-        given = {name: getattr(self, name) for name in named}
         params = dataclasses.replace(
-            law,
+            defaults,
             **{name: value + 0 for name, value in given.items() if value is not None},  # -0.0 is 0
             logit_bias=tuple(sorted({int(k): v + 0.0 for k, v in self.logit_bias.items()}.items())),
             max_tokens=most or 0,
@@ -332,5 +332,5 @@ class Sampling(Named):
             adapter=limits.adapters.get(self.model, ""),
             prompt_logprobs=self.prompt_logprobs,
             is_prompt_only=most == 0,
-            grammar_field=grammar_field,
+            names=Names({**prompts[0].names.own, "grammar": grammar_field}),
         )

@@ -141,7 +141,7 @@ class GenerationSpec:
     prediction: what the client expects the output to be; prediction_drafters: those of its drafters
     that draft from it.
     truncate_prompt_tokens: prompts keep their last so many tokens; -1 = what fits, 0 = all.
-    grammar_field: that the grammar comes from, if there is one.
+    names: what its body calls the fields that an error may name.
     resumed: by the choice that goes on.
     """
 
@@ -166,13 +166,8 @@ class GenerationSpec:
     is_prompt_only: bool = False
     prediction: str = ""
     prediction_drafters: tuple[str, ...] = ()
-    grammar_field: str = ""
+    names: Names = field(default_factory=Names)
     resumed: Mapping[int, Resumed] = field(default_factory=dict)
-
-    @property
-    def names(self) -> Names:
-        """What its body calls the fields that an error may name."""
-        return Names({**self.prompts[0].names.own, "grammar": self.grammar_field})
 
 
 @frozen
