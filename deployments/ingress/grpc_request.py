@@ -60,6 +60,9 @@ class GenerateFields(Sampling):
     logprobs: Alternatives | None = supported("log-probabilities")
     _grammar: Held | None = None
 
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
     def form(self) -> Held | None:
         return self._grammar
 
@@ -83,16 +86,15 @@ def request_name(name: str) -> str:
 def to_spec(message: pb.GenerateRequest, limits: Limits) -> GenerationSpec:
     """Validate a request; raises RequestError or NotFoundError with field, value and remedy."""
     _check_removed(message)
-    sampling, search = message.sampling, message.sampling.beam_search
+    sampling = message.sampling
     is_search = sampling.HasField("beam_search")
     values = {path: _value(message, path) for path in _NAMES.values()}
     call = GenerateFields.read({**values, "sampling.beam_search": is_search}, limits)
     prompt = prompt_of(message, limits)
-    prompt = dataclasses.replace(prompt, names=Names({**call.names().own, **prompt.names.own}))
     resumed = _resumed(message, call.n, limits)
     width = call.n
     if is_search:
-        width = search.num_beams or call.n
+        width = sampling.beam_search.num_beams or call.n
         if resumed:
             raise RequestError.at(
                 "resume", "a beam search has nothing to resume; send the request without it"
@@ -104,7 +106,7 @@ def to_spec(message: pb.GenerateRequest, limits: Limits) -> GenerationSpec:
     call._expected = message.prediction
     if sampling.HasField("grammar"):
         call._grammar = _grammar(sampling.grammar.kind, sampling.grammar.source, limits)
-    spec = call.generation(limits, (prompt,), call.logprobs, num_samples=width)
+    spec = call.generation(limits, (prompt,), num_samples=width)
     return dataclasses.replace(spec, resumed=resumed)
 
 
@@ -191,7 +193,8 @@ def prompt_of(message: Any, limits: Limits) -> Prompt:
     """The prompt of a GenerateRequest or a TokenizeRequest, with what the message calls it; raises
     RequestError for none."""
     kind = message.WhichOneof("prompt")
-    names = Names({"prompt": kind})
+    place = "chat.messages" if kind == "chat" else kind
+    names = Names({"messages": place, "prompt": place})
     if kind == "text":
         if not message.text:
             raise RequestError.at("text", "empty; send at least one character")
@@ -208,4 +211,4 @@ def prompt_of(message: Any, limits: Limits) -> Prompt:
     ]
     chat = _Chat.read({"chat.messages": turns}, limits)
     messages = tuple(turn.message() for turn in chat.messages)
-    return Prompt(messages=messages, names=chat.names("chat.messages"))
+    return Prompt(messages=messages, names=names)

@@ -143,7 +143,7 @@ class AnsweredConversation(ToolUse, Sampling):
 
     def asked(self, limits: Limits) -> GenerationSpec:
         prompt, use = self.prompt_of(limits, self.form())
-        return self.generation(limits, (prompt,), self.num_logprobs(), use=use)
+        return self.generation(limits, (prompt,), use=use)
 
 
 class Conversation(ToolUse):
@@ -257,11 +257,7 @@ class CompletionBody(Sampling, Harmless):
         return self.logprobs
 
     def asked(self, limits: Limits) -> GenerationSpec:
-        best_of, logprobs = self.best_of or self.n, self.logprobs
-        # Samples are ranked by their tokens' log-probabilities; beams are ranked already.
-        if best_of > self.n and not self.use_beam_search and logprobs is None:
-            logprobs = 0
-        spec = self.generation(limits, self.prompt, logprobs, num_samples=best_of)
+        spec = self.generation(limits, self.prompt, num_samples=self.best_of)
         if not self.echo or self.logprobs is None:
             return spec
         told = max(self.prompt_logprobs or 0, self.logprobs)
@@ -314,20 +310,20 @@ class Tokenize(_MayName, Conversation):
     path, summary = "/tokenize", "The tokens of a text or of a conversation"
     hidden = ToolUse.all_but("tools", "chat_template_kwargs")
 
-    text: str | None = supported("a text; this or messages", alias="prompt")
+    prompt: str | None = supported("a text; this or messages")
     messages: Turns = supported(OF_MESSAGES, ())
     add_special_tokens: bool = supported("whether a text gets the model's own", True)
     return_token_strs: bool = supported("each token as the vocabulary names it", False)
 
     def check(self, limits: Limits) -> None:
         super().check(limits)
-        if (self.text is None) == (not self.messages):
+        if (self.prompt is None) == (not self.messages):
             raise RequestError.at("prompt", "send either prompt or messages")
 
     def prompt_of(self, limits: Limits, form: Held | None = None) -> tuple[Prompt, ChatUse]:
-        if self.text is None:
+        if self.prompt is None:
             return super().prompt_of(limits, form)
-        return Prompt(text=self.text), ChatUse()
+        return Prompt(text=self.prompt), ChatUse()
 
 
 class Detokenize(_MayName):

@@ -265,7 +265,6 @@ class Sampling(Named):
         self,
         limits: Limits,
         prompts: tuple[Prompt, ...],
-        logprobs: int | None,
         *,
         num_samples: int | None = None,
         use: ChatUse | None = None,
@@ -274,7 +273,10 @@ class Sampling(Named):
 
         num_samples: per prompt, if more than n; of a search, its width.  use: of a chat.
         """
-        num_samples = num_samples or self.n
+        num_samples, logprobs = num_samples or self.n, self.num_logprobs()
+        # Samples are ranked by their tokens' log-probabilities; beams are ranked already.
+        if num_samples > self.n and not self.use_beam_search and logprobs is None:
+            logprobs = 0
         total = len(prompts) * num_samples
         if total > limits.max_sequences:
             raise RequestError.at(
@@ -308,6 +310,7 @@ class Sampling(Named):
             grammar=grammar,
             beams=beams,
         )
+        own = {name: self.called(name) for name in type(self).model_fields}
         return GenerationSpec(
             prompts=prompts,
             params=params,
@@ -332,5 +335,5 @@ class Sampling(Named):
             adapter=limits.adapters.get(self.model, ""),
             prompt_logprobs=self.prompt_logprobs,
             is_prompt_only=most == 0,
-            names=Names({**prompts[0].names.own, "grammar": grammar_field}),
+            names=Names(own | prompts[0].names.own | {"grammar": grammar_field}),
         )

@@ -84,7 +84,7 @@ class Prompt:
     """Exactly one of: a text to tokenise, token ids, or the messages of a conversation.
 
     tools: for the template of a conversation.  arguments: what else it is given.
-    names: what the body that has it calls the fields of a request.
+    names: what the body that has it calls it, for errors that come later.
     """
 
     text: str | None = None

@@ -18,7 +18,7 @@ from cluster.text.dialect import Dialect
 from cluster.text.tool_calls.base import NAME
 from deployments.ingress.api.contract import REQUIRED, Body, Read, instead, supported
 from deployments.ingress.spec import ChatUse, Held, Limits, Message, PlacedMessages, Prompt
-from deployments.ingress.wording import TEXT, JsonObject, shown
+from deployments.ingress.wording import TEXT, JsonObject, Names, shown
 
 MAX_TOOLS = 128
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -225,12 +225,14 @@ class ToolUse(Body):
         adds_header, continues = self.ending(messages[-1])
         if continues:
             self._arguments["continue_final_message"] = True
+        own = dict.fromkeys(("messages", "prompt"), self.conversation)
+        own |= {f"messages[{number}]": place for number, place in enumerate(places)}
         prompt = Prompt(
             messages=messages,
             tools=tuple(function.told() for function in functions),
             add_generation_prompt=adds_header,
             arguments=self._arguments,
-            names=self.names(self.conversation, places),
+            names=Names(own),
         )
         return prompt, use
 

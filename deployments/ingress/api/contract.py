@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from operator import attrgetter
 from typing import Any, ClassVar, Literal, Self
@@ -30,7 +30,6 @@ from deployments.ingress.spec import Limits
 from deployments.ingress.wording import (
     MAX_SHOWN_KEY_LEN,
     JsonObject,
-    Names,
     Rule,
     Schema,
     Status,
@@ -112,17 +111,6 @@ class Body(BaseModel):
     def called(cls, attribute: str) -> str:
         """What the body calls a field."""
         return cls.model_fields[attribute].alias or attribute
-
-    def names(self, messages: str = "", places: Sequence[str] = ()) -> Names:
-        """What the body calls its fields, for errors that come later.
-
-        messages: the field with a conversation, and where each message of the prompt stands."""
-        fields = type(self).model_fields
-        own = {name: field.alias for name, field in fields.items() if field.alias is not None}
-        if messages:
-            own |= {"messages": messages, "prompt": messages}
-        own |= {f"messages[{number}]": place for number, place in enumerate(places)}
-        return Names(own)
 
     def wrong(self, attribute: str, reason: str) -> RequestError:
         """The error of a field."""
