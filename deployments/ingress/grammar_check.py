@@ -66,7 +66,14 @@ class GrammarCheck:
         check_size(grammar, self._config.max_grammar_bytes)
         digest = hashlib.sha256(f"{grammar.kind}\0{grammar.source}".encode()).digest()
         if digest not in self._judging:
-            self._enter(tenant)
+            line, limit = self._lines[tenant], self._config.max_grammars_in_flight
+            if line.num_inside >= limit:
+                raise CapacityError(
+                    f"{limit} grammars of yours wait to be compiled; send this one again when they "
+                    "are done, or raise answers.max_grammars_in_flight",
+                    param="grammar",
+                )
+            line.num_inside += 1
             self._judging[digest] = asyncio.create_task(self._judge(grammar, tenant, digest))
             if len(self._judging) > _MAX_KEPT:
                 self._judging.popitem(last=False)
@@ -82,16 +89,6 @@ class GrammarCheck:
             process, control = self._process
             control.close()
             process.wait()
-
-    def _enter(self, tenant: bytes) -> None:
-        line, limit = self._lines[tenant], self._config.max_grammars_in_flight
-        if line.num_inside >= limit:
-            raise CapacityError(
-                f"{limit} grammars of yours wait to be compiled; send this one again when they are "
-                "done, or raise answers.max_grammars_in_flight",
-                param="grammar",
-            )
-        line.num_inside += 1
 
     async def _judge(self, grammar: GrammarSpec, tenant: bytes, digest: bytes) -> str:
         line = self._lines[tenant]

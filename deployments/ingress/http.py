@@ -11,7 +11,6 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -86,17 +85,19 @@ def create_app(ingress: Ingress) -> Starlette:
         routes.append(Route(path, endpoint, methods=[method]))
     if files is not None:
         routes += [files.route(), Route(EVENTS, answering(ingress, EVENTS, pages.events))]
-    origins = config.api.cors_origins
+    app, origins = _routed(routes), config.api.cors_origins
+    if origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["GET", "POST", "DELETE", "OPTIONS"],
+            allow_headers=["*"],
+            expose_headers=[REQUEST_ID, TIMEOUT, "Retry-After", "Warning"],
+        )
+    # Outside of all others: it answers what they refuse, too.
     guard, is_logged = BrowserGuard(config.http, origins), config.ingress.log_requests
-    scope = Middleware(RequestScope, is_logged=is_logged, check=guard.check)
-    cors = Middleware(
-        CORSMiddleware,
-        allow_origins=list(origins),
-        allow_methods=["GET", "POST", "DELETE", "OPTIONS"],
-        allow_headers=["*"],
-        expose_headers=[REQUEST_ID, TIMEOUT, "Retry-After", "Warning"],
-    )
-    return _app(routes, [scope, cors] if origins else [scope])
+    app.add_middleware(RequestScope, is_logged=is_logged, check=guard.check)
+    return app
 
 
 def create_admin_app(ingress: Ingress) -> Starlette:
@@ -106,15 +107,13 @@ def create_admin_app(ingress: Ingress) -> Starlette:
         for method, path, handler in Pages(ingress, 0, KeyRing(Config())).routes()
         if path in SILENT
     ]
-    return _app(routes, [Middleware(RequestScope, is_logged=False)])
+    app = _routed(routes)
+    app.add_middleware(RequestScope, is_logged=False)
+    return app
 
 
-def _app(routes: Sequence[BaseRoute], middleware: Sequence[Middleware]) -> Starlette:
-    return Starlette(
-        routes=routes,
-        middleware=middleware,
-        exception_handlers={HTTPException: _on_http_exception},
-    )
+def _routed(routes: Sequence[BaseRoute]) -> Starlette:
+    return Starlette(routes=routes, exception_handlers={HTTPException: _on_http_exception})
 
 
 def answering(ingress: Ingress, path: str, handler: Handler) -> Handler:
@@ -211,7 +210,7 @@ async def _on_http_exception(request: Request, error: Any) -> Response:
     if status == 404:
         reason = reason_of(path) or "no such path; see /"
         return error_response(NotFoundError(f"{path}: {reason}"), request_id)
-    headers = {**(error.headers or {}), "Allow": _allowed(request)}
+    headers = {"Allow": _allowed(request)}
     if method == "OPTIONS":
         return Response(status_code=204, headers=headers)
     response = error_response(

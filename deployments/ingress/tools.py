@@ -37,6 +37,19 @@ class CallChoice:
     place: str = ""
     is_single: bool = False
 
+    def check(self, names: Sequence[str]) -> None:
+        """Raise RequestError for a choice among tools of these names that cannot be made."""
+        for name in names:
+            if names.count(name) > 1:
+                raise RequestError.at("tools", f"{name!r} is named twice; name it once")
+        if self.kind == "required" and not names:
+            raise RequestError.at("tool_choice", "required needs tools; send functions")
+        if self.kind == "named" and self.name not in names:
+            raise RequestError.at(
+                f"tool_choice.{self.place}",
+                f"{shown(self.name)} is not one of the tools that can be called",
+            )
+
 
 def _name(name: str, limits: Limits) -> str:
     if not NAME.fullmatch(name):
@@ -213,11 +226,12 @@ class ToolUse(Body):
         """The prompt, and how the answer is read.  form: what a text of the answer is held to.
 
         Raises RequestError for tools that cannot be served, naming the field."""
+        choice = self.choice()
         functions = [tool.named() for tool in self.tools if not tool._is_left_out]
-        self._check_choice([function.name for function in functions])
-        if self.choice().kind == "none":
+        choice.check([function.name for function in functions])
+        if choice.kind == "none":
             functions = []
-        use = self._use(functions, limits.dialect, form)
+        use = self._use(choice, functions, limits.dialect, form)
         said = self.said()
         if not said:  # what may come back of an answer may be no part of a prompt
             raise RequestError.at(self.conversation, "nothing for the model; send a message")
@@ -236,8 +250,14 @@ class ToolUse(Body):
         )
         return prompt, use
 
-    def _use(self, functions: Sequence[Function], dialect: Dialect, form: Held | None) -> ChatUse:
-        choice, shows = self.choice(), self.shows_reasoning()
+    def _use(
+        self,
+        choice: CallChoice,
+        functions: Sequence[Function],
+        dialect: Dialect,
+        form: Held | None,
+    ) -> ChatUse:
+        shows = self.shows_reasoning()
         if not functions:
             return ChatUse(shows_reasoning=shows)
         if dialect.calls is None or "tools" not in dialect.template:
@@ -249,7 +269,7 @@ class ToolUse(Body):
         is_single = choice.is_single or choice.kind == "named"
         is_parallel = self.parallel_tool_calls and not is_single
         return ChatUse(
-            held=self._held_calls(functions, dialect, form, is_parallel=is_parallel),
+            held=_held_calls(choice, functions, dialect, form, is_parallel=is_parallel),
             reads_calls=True,
             is_forced=choice.kind != "auto",
             is_parallel=is_parallel,
@@ -257,50 +277,40 @@ class ToolUse(Body):
             custom=frozenset(one.name for one in functions if isinstance(one, _OfText)),
         )
 
-    def _check_choice(self, names: Sequence[str]) -> None:
-        choice = self.choice()
-        for name in names:
-            if names.count(name) > 1:
-                raise RequestError.at("tools", f"{name!r} is named twice; name it once")
-        if choice.kind == "required" and not names:
-            raise RequestError.at("tool_choice", "required needs tools; send functions")
-        if choice.kind == "named" and choice.name not in names:
-            raise RequestError.at(
-                f"tool_choice.{choice.place}",
-                f"{shown(choice.name)} is not one of the tools that can be called",
-            )
 
-    def _held_calls(
-        self,
-        functions: Sequence[Function],
-        dialect: Dialect,
-        form: Held | None,
-        *,
-        is_parallel: bool,
-    ) -> Held | None:
-        choice = self.choice()
-        is_required = choice.kind != "auto"
-        # Messages in channels are calls or text, and no form holds the calls.
-        if is_required or dialect.is_harmony or (form and form[0].kind != "json_schema"):
-            form = None
-        if not is_required and form is None and not any(function.strict for function in functions):
-            return None
-        if dialect.is_harmony:
-            name, what = ("tool_choice", choice.kind) if is_required else ("tools", "strict")
-            raise RequestError.at(
-                name,
-                f"{what} is not served for models that answer in channels; send tool_choice auto "
-                "and tools that are not strict",
-            )
-        assert dialect.calls is not None
-        # A choice that is forced must be right; what a model chooses itself is held to the tools
-        # that are strict.
-        wanted = [one for one in functions if choice.kind != "named" or choice.name == one.name]
-        schemas = [(one.name, one.arguments(is_held=is_required)) for one in wanted]
-        source = dialect.calls.grammar(
-            schemas,
-            is_required=is_required,
-            is_parallel=is_parallel,
-            form=form and json.loads(form[0].source),
+def _held_calls(
+    choice: CallChoice,
+    functions: Sequence[Function],
+    dialect: Dialect,
+    form: Held | None,
+    *,
+    is_parallel: bool,
+) -> Held | None:
+    """What calls of these tools, or a text of that form in their place, are held to."""
+    is_required = choice.kind != "auto"
+    # Messages in channels are calls or text, and no form holds the calls.
+    if is_required or dialect.is_harmony or (form and form[0].kind != "json_schema"):
+        form = None
+    if not is_required and form is None and not any(function.strict for function in functions):
+        return None
+    if dialect.is_harmony:
+        name, what = ("tool_choice", choice.kind) if is_required else ("tools", "strict")
+        raise RequestError.at(
+            name,
+            f"{what} is not served for models that answer in channels; send tool_choice auto "
+            "and tools that are not strict",
         )
-        return GrammarSpec("structural_tag", source), form[1] if form else "tools"
+    assert dialect.calls is not None
+    # A choice that is forced must be right; what a model chooses itself is held to the tools
+    # that are strict.
+    source = dialect.calls.grammar(
+        [
+            (one.name, one.arguments(is_held=is_required))
+            for one in functions
+            if choice.kind != "named" or choice.name == one.name
+        ],
+        is_required=is_required,
+        is_parallel=is_parallel,
+        form=form and json.loads(form[0].source),
+    )
+    return GrammarSpec("structural_tag", source), form[1] if form else "tools"
