@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from cluster.config.schema import CoordinatorConfig
 from cluster.core import FinishReason, Request, TokenEvent
 from cluster.errors import CapacityError, DrafthouseError, TooLargeError, UnavailableError
-from cluster.messages import SubmitFrame, WorkerDescription
+from cluster.messages import WorkerDescription
 from cluster.rpc.channel import CoordinatorLink
 from cluster.rpc.connections import Endpoint
 from cluster.rpc.link import run_until_first_ends
@@ -61,7 +61,7 @@ class Coordinators:
             del self._peers[peer.id]
             self._update_adapters()
             self.announce()
-            for ticket in peer.tickets.values():
+            for ticket in tuple(peer.tickets.values()):
                 self._resume_later(ticket)
 
     def announce(self) -> None:
@@ -74,7 +74,7 @@ class Coordinators:
         return self._changed
 
     def _resume_later(self, ticket: Ticket) -> None:
-        ticket.peer = None
+        ticket.leave()
         task = asyncio.create_task(self._resume(ticket), name=f"resume {ticket.request.id}")
         self._resumptions.add(task)
         task.add_done_callback(self._resumptions.discard)
@@ -84,33 +84,15 @@ class Coordinators:
         """Maximum tokens of prompt and output together, 0 while no coordinator is connected."""
         return min((peer.description.max_context_len for peer in self._peers.values()), default=0)
 
-    async def submit(self, request: Request, arrived: asyncio.Event) -> Ticket:
-        """Send the request to the least loaded coordinator; its events arrive in the ticket.
-
-        Raises UnavailableError if no coordinator connects in time.
-        """
+    def submit(self, request: Request, arrived: asyncio.Event) -> Ticket:
+        """Send the request to the least loaded coordinator; its events arrive in the ticket, or
+        UnavailableError if no coordinator connects in time."""
         ticket = Ticket(request, arrived)
-        await self.wait_connected()
-        self._place(ticket, request)
-        return ticket
-
-    def close(self, ticket: Ticket) -> None:
-        """Forget the request; a coordinator that still works on it is told to cancel it."""
-        peer, ticket.peer = ticket.peer, None
-        was_finished, ticket.finished = ticket.finished, True
-        if peer is not None:
-            peer.tickets.pop(ticket.wire_id, None)
-            if not was_finished:
-                peer.tell(cancelled=ticket.wire_id)
-
-    def end(self, ticket: Ticket) -> None:
-        """Ask for the end of a request whose text is complete; its last event still arrives, with
-        the statistics."""
-        ticket.cancelled = True
-        if ticket.peer is None:  # it has ended, or its coordinator was lost with the statistics
-            ticket.end()
+        if self._peers:
+            self._place(ticket)
         else:
-            ticket.peer.tell(ended=ticket.wire_id)
+            self._resume_later(ticket)
+        return ticket
 
     async def wait_connected(self) -> None:
         """Wait for a coordinator to connect; raises UnavailableError if none does in time."""
@@ -126,17 +108,15 @@ class Coordinators:
                 f"no coordinator answered within {limit_s:g} s; try again later"
             ) from None
 
-    def _place(self, ticket: Ticket, request: Request) -> None:
+    def _place(self, ticket: Ticket) -> None:
         peer = min(
             self._peers.values(),
             key=lambda one: (one.id in ticket.refused_by, not one.load.seats, one.num_in_hand),
         )
-        ticket.peer = peer
-        peer.tickets[ticket.wire_id] = ticket
-        peer.tell(requests=request)
+        peer.take(ticket)
 
     async def _resume(self, ticket: Ticket) -> None:
-        if ticket.finished or ticket.cancelled:
+        if ticket.finished or ticket.is_complete:
             ticket.end()
             return
         request = ticket.resumed()
@@ -144,30 +124,22 @@ class Coordinators:
         await asyncio.sleep(min(_RESUME_PAUSE_S * (ticket.failovers - 1), 1.0))
         try:
             await self.wait_connected()
-            if ticket.finished:  # closed or cancelled meanwhile
-                return
-            log.warning("resuming request id=%s at token %d", request.id, ticket.output_len)
-            self._place(ticket, request)
+            if not ticket.finished:  # closed meanwhile
+                log.warning("resuming request id=%s at token %d", request.id, ticket.output_len)
+                self._place(ticket)
         except DrafthouseError as error:
             ticket.fail(error)
 
     async def _write(self, peer: CoordinatorPeer) -> None:
-        """Send everything that is ready, repeatedly; a request that is too large ends alone."""
+        """Send all that there is to tell; a request that is too large ends alone."""
         while True:
-            await peer.wake.wait()
-            peer.wake.clear()
-            ready = {name: tuple(each) for name, each in peer.outbox.items()}
-            peer.outbox.clear()
-            for request in ready.pop("requests", ()):
-                try:
-                    await peer.link.send(SubmitFrame((request,)))
-                except TooLargeError as error:
-                    ticket = peer.tickets.pop(request.id, None)
-                    if ticket is not None:
-                        ticket.peer = None
-                        ticket.fail(error)
-            if ready:
-                await peer.link.send(SubmitFrame(**ready))
+            frame = await peer.outbox.get()
+            try:
+                await peer.link.send(frame)
+            except TooLargeError as error:
+                for request in frame.requests:
+                    if request.id in peer.tickets:
+                        peer.tickets[request.id].fail(error)
 
     async def _watch(self, peer: CoordinatorPeer) -> None:
         """Return when the coordinator has said nothing for too long."""
@@ -192,7 +164,7 @@ class Coordinators:
     def _has_other(self, ticket: Ticket, peer: CoordinatorPeer) -> bool:
         """True if a coordinator is left that has not refused the request for want of room."""
         ticket.refused_by.add(peer.id)
-        return not ticket.failovers and not self._peers.keys() <= ticket.refused_by
+        return not self._peers.keys() <= ticket.refused_by
 
     def _update_adapters(self) -> None:
         """Serve the adapters that every coordinator has: any of them may get the next request.
@@ -205,7 +177,7 @@ class Coordinators:
             self.adapters = {each.partition("@")[0]: each for each in shared}
 
     def _deliver(self, peer: CoordinatorPeer, event: TokenEvent) -> None:
-        ticket = peer.tickets.pop(event.request_id, None)
+        ticket = peer.tickets.get(event.request_id)
         if ticket is None:  # it was closed; late events are normal
             return
         missing = event.position - ticket.output_len
@@ -213,14 +185,10 @@ class Coordinators:
             log.error("tokens of id=%s do not follow: resuming the request", event.request_id)
             peer.tell(cancelled=event.request_id)
             self._resume_later(ticket)
-        elif event.finish_reason is FinishReason.CANCELLED and not ticket.cancelled:
+        elif event.finish_reason is FinishReason.CANCELLED and not ticket.is_complete:
             # We did not cancel it: that coordinator is shutting down, and another one continues.
             self._resume_later(ticket)
         elif event.error_code == CapacityError.code and self._has_other(ticket, peer):
-            self._place(ticket, ticket.request)
+            self._place(ticket)
         else:
-            peer.tickets[event.request_id] = ticket
             ticket.push(event)
-            if ticket.finished:
-                del peer.tickets[event.request_id]
-                ticket.peer = None

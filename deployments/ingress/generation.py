@@ -173,7 +173,7 @@ class Generation:
                 )
                 if spec.prompt_logprobs is not None and sample == 0:
                     self._scores.append(
-                        await PromptScore.start(
+                        PromptScore.start(
                             request, spec.prompt_logprobs, self.coordinators, self._news
                         )
                     )
@@ -188,9 +188,9 @@ class Generation:
                     )
                 )
         if not self._scores:
-            await self._submit()
+            self._submit()
 
-    async def _submit(self) -> None:
+    def _submit(self) -> None:
         for choice in self.choices:
             if choice.done or self.spec.is_prompt_only:
                 continue
@@ -198,7 +198,7 @@ class Generation:
                 # One search finds all texts.
                 choice.ticket = self.choices[choice.index - choice.rank].ticket
                 continue
-            choice.ticket = await self.coordinators.submit(choice.request, self._news)
+            choice.ticket = self.coordinators.submit(choice.request, self._news)
 
     async def admitted(self) -> None:
         """Wait until every choice is admitted, or what scores its prompt; raises the error of one
@@ -258,7 +258,7 @@ class Generation:
                 for choice in self.choices:
                     # The score before it was admitted: it need not queue again.
                     choice.request = dataclasses.replace(choice.request, was_admitted=True)
-                await self.unless_failed(self._submit())
+                self._submit()
             pieces: list[Delta] = []
             if self.spec.is_prompt_only:
                 pieces = [choice.end() for choice in self.choices if not choice.done]
@@ -292,7 +292,7 @@ class Generation:
             if choice.done:
                 # Without this the coordinator would continue after a stop string; its last event
                 # has the statistics.
-                self.coordinators.end(choice.ticket)
+                choice.ticket.complete()
         if self.first_token_at is None and any(len(one.token_ids) for one in pieces):
             self.first_token_at = time.monotonic()
         return pieces
@@ -319,6 +319,6 @@ class Generation:
         if self.use is not None:
             self.use.leave(Tokens() if self.told is None else self.told.tokens)
         for ticket in self._tickets():
-            self.coordinators.close(ticket)
+            ticket.close()
         for hear in self.when_closed:
             hear(self)

@@ -27,7 +27,7 @@ class PromptScore:
     logprobs: list[TokenLogprob | None] = field(default_factory=lambda: [None])
 
     @classmethod
-    async def start(
+    def start(
         cls, sample: Request, num_top: int, coordinators: Coordinators, arrived: asyncio.Event
     ) -> PromptScore:
         """sample: a request for the text that follows the prompt.  num_top: alternatives."""
@@ -46,7 +46,7 @@ class PromptScore:
             tenant=sample.tenant,
             adapter=sample.adapter,
         )
-        return cls(await coordinators.submit(request, arrived))
+        return cls(coordinators.submit(request, arrived))
 
     def take(self) -> bool:
         """Read what has come; True once it is complete.  Raises the error that ended it."""

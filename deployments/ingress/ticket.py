@@ -12,7 +12,6 @@ import dataclasses
 import itertools
 import time
 from array import array
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ import numpy as np
 
 from cluster.core import Request, TokenArray, TokenEvent, token_array
 from cluster.errors import CapacityError, DrafthouseError, error_from_code
-from cluster.messages import AdapterList, Load, WorkerDescription
+from cluster.messages import AdapterList, Load, SubmitFrame, WorkerDescription
 from cluster.requests.fields import DraftStep
 from cluster.rpc.channel import CoordinatorLink
 from cluster.text.tokenizer import Tokenizer
@@ -102,20 +101,22 @@ def _merged(events: Sequence[TokenEvent]) -> TokenEvent:
 
 
 class Ticket:
-    """One running request.  `take` returns its new events; `Coordinators.close` must be called.
+    """One running request.  `take` returns its new events; `close` must be called.
 
-    arrived: set whenever an event arrives; several tickets may share it.  trace: of a request that
-    asks for its draft trees.
+    arrived: set whenever an event arrives; several tickets may share it.  request: as it was last
+    sent; its id changes with every failover, so that old events are recognised.  peer: that has
+    it, None = none has.  is_complete: its text is, though its last event may still come.
+    trace: of a request that asks for its draft trees.
     """
 
     def __init__(self, request: Request, arrived: asyncio.Event) -> None:
         self.request = request
-        self.wire_id = request.id  # changes with every failover, so that old events are recognised
         self.peer: CoordinatorPeer | None = None
         self.failovers = 0
         self.refused_by: set[str] = set()  # ids of peers that had no room for it
         self.finished = False
-        self.cancelled = False
+        self.is_complete = False
+        self._first_id = request.id
         self._output = array("i", request.output_ids.tolist())
         self._arrived: list[TokenEvent] = []
         self._error: DrafthouseError | None = None
@@ -151,8 +152,10 @@ class Ticket:
             # The first and the last alone say more than which tokens came.
             first, *others, last = self._arrived
             self._arrived = [first, _merged(others), last]
-        self.finished = event.finish_reason is not None
-        self._signal.set()
+        if event.finish_reason is None:
+            self._signal.set()
+        else:
+            self.end()
 
     def fail(self, error: DrafthouseError) -> None:
         self._error = error
@@ -160,8 +163,30 @@ class Ticket:
 
     def end(self) -> None:
         """End the request: no more events will arrive, not even statistics."""
+        self.leave()
         self.finished = True
         self._signal.set()
+
+    def leave(self) -> None:
+        """No coordinator has it any more."""
+        if self.peer is not None:
+            del self.peer.tickets[self.request.id]
+            self.peer = None
+
+    def complete(self) -> None:
+        """Ask for the end of a request whose text is complete; its last event still arrives, with
+        the statistics."""
+        self.is_complete = True
+        if self.peer is None:  # it has ended, or its coordinator was lost with the statistics
+            self.end()
+        else:
+            self.peer.tell(ended=self.request.id)
+
+    def close(self) -> None:
+        """Forget the request; a coordinator that still works on it is told to cancel it."""
+        if self.peer is not None:
+            self.peer.tell(cancelled=self.request.id)
+        self.end()
 
     def take(self) -> list[TokenEvent]:
         """All events since the last call, possibly none.
@@ -179,15 +204,15 @@ class Ticket:
         return events
 
     def resumed(self) -> Request:
-        """The request in the form in which another coordinator continues it."""
+        """The request from now on, in the form in which another coordinator continues it."""
         self.failovers += 1
-        self.wire_id = f"{self.request.id}~{self.failovers}"
-        return dataclasses.replace(
+        self.request = dataclasses.replace(
             self.request,
-            id=self.wire_id,
+            id=f"{self._first_id}~{self.failovers}",
             output_ids=token_array(self._output),
             was_admitted=self._is_answered or self.request.was_admitted,
         )
+        return self.request
 
 
 class CoordinatorPeer:
@@ -203,14 +228,20 @@ class CoordinatorPeer:
         self.is_heard = False  # since the last look
         self._num_elsewhere = 0  # its requests of other ingresses
         self.tickets: dict[str, Ticket] = {}
-        self.outbox: defaultdict[str, list[Any]] = defaultdict(list)  # by fields of SubmitFrame
-        self.wake = asyncio.Event()
+        self.outbox = asyncio.Queue[SubmitFrame]()
+
+    def take(self, ticket: Ticket) -> None:
+        """Have the request from now on."""
+        ticket.leave()
+        ticket.peer = self
+        self.tickets[ticket.request.id] = ticket
+        self.tell(requests=ticket.request)
 
     def tell(self, **news: Any) -> None:
-        """Send one more of each of these soon."""
-        for name, one in news.items():
-            self.outbox[name].append(one)
-        self.wake.set()
+        """Send one soon of what a SubmitFrame may have.  Each goes alone: a request that is too
+        large ends nothing else."""
+        frame = SubmitFrame(**{name: (one,) for name, one in news.items()})
+        self.outbox.put_nowait(frame)
 
     @property
     def num_in_hand(self) -> int:

@@ -48,10 +48,10 @@ async def test_the_ingress_asks_for_what_it_hears_of_and_hears_of_every_change()
     async with stage() as setting, house() as only:
         setting.add("a", only, target)
         await until(setting, {"a": "a@1"})
-        ticket = await setting.ingress.submit(request(adapter="a@1"), asyncio.Event())
+        ticket = setting.ingress.submit(request(adapter="a@1"), asyncio.Event())
         await target.wait_for_frames(1)
         assert [opened.adapter for opened in target.opens] == ["a@1"]
-        setting.ingress.close(ticket)
+        ticket.close()
         target.tell(AdapterList(("a@9", "b@2"), "c does not fit"))
         await until(setting, {"a": "a@9", "b": "b@2"})
         assert only.status()["refused"] == {TARGET_CONFIG: "c does not fit"}

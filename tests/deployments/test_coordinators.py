@@ -48,9 +48,9 @@ async def read(
             arrived.clear()
 
 
-async def ask(ingress: Coordinators, **more: Any) -> tuple[Ticket, asyncio.Event]:
+def ask(ingress: Coordinators, **more: Any) -> tuple[Ticket, asyncio.Event]:
     arrived = asyncio.Event()
-    return await ingress.submit(request(params=PARAMS, **more), arrived), arrived
+    return ingress.submit(request(params=PARAMS, **more), arrived), arrived
 
 
 async def held(setting: Stage, first: House) -> tuple[Ticket, asyncio.Event]:
@@ -58,7 +58,7 @@ async def held(setting: Stage, first: House) -> tuple[Ticket, asyncio.Event]:
     toy = setting.add("a", first)
     await asyncio.sleep(0)
     toy.gate.clear()
-    asked = await ask(setting.ingress)
+    asked = ask(setting.ingress)
     await toy.wait_for_frames(1)
     return asked
 
@@ -67,7 +67,7 @@ async def test_a_request_continues_on_another_coordinator_with_the_same_text():
     async with stage() as setting, house() as first, house() as second:
         toys = {"a": setting.add("a", first), "b": setting.add("b", second)}
         await asyncio.sleep(0)
-        ticket, arrived = await ask(setting.ingress)
+        ticket, arrived = ask(setting.ingress)
         tokens = await read(ticket, arrived, least=1)
         lost = ticket.peer.id
         toys[lost].gate.clear()  # it says no more
@@ -89,7 +89,7 @@ async def test_a_coordinator_that_is_stopped_hands_its_requests_over():
 async def test_without_a_coordinator_a_request_is_answered_unavailable():
     async with stage() as setting:
         with pytest.raises(UnavailableError, match="no coordinator"):
-            await setting.ingress.submit(request(), asyncio.Event())
+            await read(*ask(setting.ingress))
 
 
 async def test_a_request_over_the_frame_limit_does_not_affect_others(
@@ -110,7 +110,7 @@ async def test_a_request_over_the_frame_limit_does_not_affect_others(
         monkeypatch.setattr(link, "send", narrow)
         events = {name: asyncio.Event() for name in ("before", "large", "after")}
         tickets = {
-            name: await ingress.submit(
+            name: ingress.submit(
                 request([1] * 20 if name == "large" else [1, 2, 3], PARAMS, id=name), arrived
             )
             for name, arrived in events.items()
@@ -129,9 +129,9 @@ async def test_a_cancelled_request_does_not_run_again_elsewhere(is_lost_first: b
         if is_lost_first:
             setting.links["a"].sever()
             await first.settle()
-            setting.ingress.end(ticket)
+            ticket.complete()
         else:
-            setting.ingress.end(ticket)
+            ticket.complete()
             setting.links["a"].sever()
         await first.settle()
         assert ticket.finished
@@ -148,7 +148,7 @@ async def test_an_accepted_request_is_not_refused_for_want_of_room_after_a_failo
         busy = setting.add("b", second)
         await second.settle()
         busy.gate.clear()
-        other, other_news = await ask(setting.ingress, id="other")
+        other, other_news = ask(setting.ingress, id="other")
         await busy.wait_for_frames(1)
         setting.links["a"].sever()
         await second.settle()
@@ -182,7 +182,7 @@ async def peers(ingress: Coordinators, *names: str) -> AsyncIterator[dict[str, O
 async def test_a_coordinator_that_falls_silent_is_left_and_its_requests_go_on_elsewhere():
     ingress = Coordinators(CoordinatorConfig(target_silence_s=1.5))  # heartbeats come every second
     async with asyncio.timeout(20), house() as heard, peers(ingress, "mute") as links:
-        ticket, arrived = await ask(ingress)
+        ticket, arrived = ask(ingress)
         frame = await anext(links["mute"])
         whole = plain_text([1, 2, 3], PARAMS)
         event = TokenEvent(frame.requests[0].id, 0, token_array(whole[:5]))
@@ -199,7 +199,7 @@ async def placed(ingress: Coordinators, count: int) -> list[str]:
     """Where new requests go."""
     chosen = []
     for _ in range(count):
-        ticket = await ingress.submit(request(id=f"r{next(_numbers)}"), asyncio.Event())
+        ticket = ingress.submit(request(id=f"r{next(_numbers)}"), asyncio.Event())
         chosen.append(ticket.peer.id)
     return chosen
 
@@ -235,12 +235,12 @@ async def test_a_request_is_sent_away_only_when_no_coordinator_has_room():
         busy.gate.clear()
         filling = asyncio.create_task(collect(first.coordinator, request(id="of another ingress")))
         await busy.wait_for_frames(1)
-        ticket, arrived = await ask(setting.ingress, id="sent away")
+        ticket, arrived = ask(setting.ingress, id="sent away")
         with pytest.raises(CapacityError):
             await read(ticket, arrived)
         setting.add("free", second)
         await second.settle()
-        ticket = await setting.ingress.submit(request(params=PARAMS), arrived)
+        ticket = setting.ingress.submit(request(params=PARAMS), arrived)
         assert ticket.peer.id == "busy"
         assert await read(ticket, arrived) == plain_text([1, 2, 3], PARAMS)
         assert (ticket.failovers, ticket.refused_by) == (0, {"busy"})
