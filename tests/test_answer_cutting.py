@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from cluster.config.schema import CoordinatorConfig
 from cluster.core import FinishReason
 from cluster.text.tokenizer import Tokenizer
-from cluster.text.tool_calls.base import CallPiece, Said
 from cluster.text.tool_calls.registry import FORMATS
 from deployments.ingress.choice import Delta
 from deployments.ingress.coordinators import Coordinators
@@ -113,8 +112,8 @@ def test_what_is_no_call_stays_text_to_the_byte(name: str, data: st.DataObject):
     texts = [text for text in texts_of(name) if name != "harmony" or "<|" not in text]
     text = "".join(data.draw(st.lists(st.sampled_from(texts), max_size=12)))
     parts = parts_of(name, text)
-    if not any(isinstance(part, CallPiece) for part in parts):
-        assert "".join(part.text for part in parts if isinstance(part, Said)) == text
+    if not any(part.is_call for part in parts):
+        assert "".join(part.text for part in parts if part.kind == "text") == text
 
 
 # Texts that stay text wherever they stand.
@@ -140,11 +139,11 @@ def test_text_around_calls_is_kept_but_for_white_space_alone(name: str, data: st
     prose = st.lists(st.sampled_from(PROSE), max_size=4).map("".join)
     first, *later = data.draw(st.lists(prose, min_size=2, max_size=4))
     parts = parts_of(name, first + "".join(WRITTEN[name] + text for text in later))
-    said = "".join(part.text for part in parts if isinstance(part, Said))
+    said = "".join(part.text for part in parts if part.kind == "text")
     assert said == "".join(text for text in (first, *later) if not text.isspace())
-    calls = [part for part in parts if isinstance(part, CallPiece)]
+    calls = [part for part in parts if part.is_call]
     assert [part.name for part in calls if part.name] == ["city"] * len(later)
-    assert "".join(part.arguments for part in calls) == ARGUMENTS * len(later)
+    assert "".join(part.text for part in calls) == ARGUMENTS * len(later)
 
 
 def chunks_of(tokenizer: Tokenizer, deltas: list[Delta]) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from cluster.core import TokenArray
 from cluster.records import frozen
 from cluster.requests.fields import GrammarSpec
 from cluster.text.tokenizer import Tokenizer
-from cluster.text.tool_calls.base import AnswerReader, CallFormat, Reads, Said, UnreadText
+from cluster.text.tool_calls.base import AnswerReader, CallFormat, Part, Reads, UnreadText
 from cluster.text.tool_calls.registry import FORMATS, format_of
 
 Prompt = Sequence[int] | TokenArray
@@ -60,7 +60,7 @@ class ReasoningMarkers:
             if not (yield from source.has(self.start, at)):
                 return  # the model answers at once
             source.take(at + len(self.start))
-        end = yield from source.until((self.end,), partial(Said, is_reasoning=True))
+        end = yield from source.until((self.end,), partial(Part, kind="reasoning"))
         source.take(len(end))
         source.take((yield from source.after_space(0)))
 
@@ -118,7 +118,7 @@ class Dialect:
 
         def read(source: UnreadText) -> Reads[None]:
             yield from markers.read(source, begins_inside=begun)
-            yield from source.until((), Said) if calls is None else calls(source)
+            yield from source.until((), Part) if calls is None else calls(source)
 
         return AnswerReader(read)
 

@@ -1,10 +1,12 @@
-"""One sample of a request: its tokens become text, reasoning and tool calls."""
+"""One prompt of a request, with its log-probabilities where they are asked for; and one sample of
+it, whose tokens become text, reasoning and tool calls."""
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -12,20 +14,78 @@ from cluster.core import (
     EMPTY_TOKENS,
     FinishReason,
     Request,
+    SamplingParams,
+    SpeculationOptions,
     SpeculationStats,
     TokenArray,
     TokenEvent,
     TokenLogprob,
 )
+from cluster.errors import DrafthouseError
 from cluster.records import record
 from cluster.requests.fields import DraftStep
 from cluster.text.completion import GrowingText, TextStream, beam_event
 from cluster.text.dialect import Dialect
 from cluster.text.tokenizer import Tokenizer
-from cluster.text.tool_calls.base import CallPiece, Part, Said
+from cluster.text.tool_calls.base import NOTHING, Part
 from cluster.text.tool_calls.json_call import TextArgument
-from deployments.ingress.spec import ChatUse, GenerationSpec
+from deployments.ingress.coordinators import Coordinators
+from deployments.ingress.spec import ChatUse, GenerationSpec, Prompt
 from deployments.ingress.ticket import Ticket
+
+PromptLogprobs = Sequence[TokenLogprob | None]
+
+
+@dataclass(slots=True)
+class AskedPrompt:
+    """One prompt of a request, with what is known of it once the request has started.
+
+    asked: as the client sent it.  seed: of its samples, given or drawn.  is_cut: whether it has
+    lost tokens to truncate_prompt_tokens.  ticket: of what scores it; None = nobody asks, or it has
+    one token, of which nothing can be said.
+    """
+
+    asked: Prompt
+    seed: int
+    token_ids: TokenArray = field(default_factory=lambda: EMPTY_TOKENS)
+    is_cut: bool = False
+    ticket: Ticket | None = None
+    _scored: list[TokenLogprob] = field(default_factory=list)
+
+    def score(
+        self, sample: Request, num_top: int, coordinators: Coordinators, arrived: asyncio.Event
+    ) -> None:
+        """Ask for its log-probabilities.
+
+        sample: a request for the text that follows.  num_top: alternatives."""
+        given = tuple(self.token_ids[1:].tolist())
+        if given:
+            request = Request(
+                id=f"{sample.id}-prompt",
+                prompt_ids=self.token_ids[:1],
+                params=SamplingParams(
+                    temperature=0.0, max_tokens=len(given), forced_ids=given, logprobs=num_top
+                ),
+                task=sample.task,
+                speculation=SpeculationOptions(enabled=False),
+                tenant=sample.tenant,
+                adapter=sample.adapter,
+            )
+            self.ticket = coordinators.submit(request, arrived)
+
+    def take(self) -> bool:
+        """Read what has come; True once it is complete.  Raises the error that ended it."""
+        if self.ticket is None:
+            return True
+        while events := self.ticket.take():  # once more, for an error that came with them
+            for event in events:
+                self._scored += event.logprobs
+        return self.ticket.finished
+
+    def logprobs(self, num_top: int | None = None) -> PromptLogprobs:
+        """Of each token, where they were asked for and all have come; None of the first, before
+        which there is nothing.  num_top: of each so many alternatives at most, None = all."""
+        return [None, *(replace(one, top=one.top[:num_top]) for one in self._scored)]
 
 
 @record
@@ -37,13 +97,12 @@ class Delta:
     each token.  draft_steps: likewise, those that brought the tokens; draft_steps_dropped: those
     that were left out so far.  cumulative_logprob: of a beam search's whole text.
 
-    What gRPC does not tell: kind: what the text is of: text, reasoning, function or custom, which
-    is called.  call: of the latter two, the piece that has brought the text.
-    has_calls: some came, now or before; is_cut: as of `Reading`.
+    Of part gRPC is told the text alone.  What it is not told: has_calls: some came, now or before;
+    is_cut: as of `Reading`.
     """
 
     index: int
-    text: str = ""
+    part: Part = NOTHING
     token_ids: TokenArray = field(default_factory=lambda: EMPTY_TOKENS)
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
@@ -52,15 +111,17 @@ class Delta:
     cumulative_logprob: float | None = None
     draft_steps: tuple[DraftStep, ...] = ()
     draft_steps_dropped: int = 0
-    kind: str = "text"
-    call: CallPiece | None = None
     has_calls: bool = False
     is_cut: bool = False
 
     @property
+    def text(self) -> str:
+        return self.part.text
+
+    @property
     def says_nothing(self) -> bool:
         """True if there are only tokens, whose text is held back."""
-        return not (self.text or self.call or self.finish_reason)
+        return self.part == NOTHING and self.finish_reason is None
 
 
 class Choice(GrowingText):
@@ -97,16 +158,34 @@ class Choice(GrowingText):
         self.ticket: Ticket | None = None  # it is over, or not submitted yet
         self.queue_time_s = self.prefill_time_s = 0.0
         self._is_over = is_over or self.text.is_finished
+        self._is_prompt_only = spec.is_prompt_only
 
     @property
     def done(self) -> bool:
         """Whether nothing but statistics may come."""
         return self._is_over or self.finish_reason is not None
 
-    def end(self) -> Delta:
-        """End it without a token: only its prompt was asked about."""
-        self.finish_reason = FinishReason.LENGTH
-        return Delta(self.index, finish_reason=self.finish_reason)
+    def take(self) -> list[Delta]:
+        """The deltas since the last call; raises the error of one that fails."""
+        if self.ticket is None:
+            if self.done or not self._is_prompt_only:
+                return []
+            # Only its prompt was asked about: it ends without a token.
+            self.finish_reason = FinishReason.LENGTH
+            return [Delta(self.index, finish_reason=self.finish_reason)]
+        was_done = self.done
+        try:
+            events = self.ticket.take()
+        except DrafthouseError:
+            if was_done:  # only the statistics may still arrive; how it ends does not matter
+                return []
+            raise
+        deltas = [delta for event in events for delta in self.feed(event)]
+        if self.done and not was_done:
+            # Without this the coordinator would continue after a stop string; its last event has
+            # the statistics.
+            self.ticket.complete()
+        return deltas
 
     def feed(self, event: TokenEvent) -> list[Delta]:
         """The new text and tokens in `event`; the last delta has the tokens."""
@@ -119,10 +198,11 @@ class Choice(GrowingText):
             return []
         kept = delta.num_tokens
         parts = self.reading.push(delta.text, is_last=reason is not None)
-        *first, last = map(_said, parts or [Said("")])
+        *first, last = parts or [NOTHING]
         trace = self.ticket and self.ticket.trace
         end = Delta(
             self.index,
+            last,
             token_ids=event.token_ids[:kept],
             logprobs=event.logprobs[:kept],
             finish_reason=reason,
@@ -133,17 +213,8 @@ class Choice(GrowingText):
             draft_steps_dropped=trace.num_dropped if trace else 0,
             has_calls=self.reading.has_calls,
             is_cut=self.reading.is_cut,
-            **last,
         )
-        return [*(Delta(self.index, **part) for part in first), end]
-
-
-def _said(part: Part) -> dict[str, Any]:
-    """The fields of a delta that a part of the answer is."""
-    if isinstance(part, CallPiece):
-        kind = "custom" if part.is_text else "function"
-        return {"kind": kind, "text": part.arguments, "call": part}
-    return {"kind": "reasoning" if part.is_reasoning else "text", "text": part.text}
+        return [*(Delta(self.index, part) for part in first), end]
 
 
 def combined(stats: Sequence[SpeculationStats]) -> SpeculationStats:
@@ -185,7 +256,7 @@ class Reading:
     def push(self, text: str, *, is_last: bool) -> list[Part]:
         """What new text brings, in its order; is_last: it is the end of the answer."""
         if self._reader is None:
-            return [Said(text)] if text else []
+            return [Part(text)] if text else []
         parts = self._shown(self._reader.push(text))
         if is_last:
             parts += self._ended(self._shown(self._reader.finish()))
@@ -194,28 +265,28 @@ class Reading:
     def _shown(self, parts: list[Part]) -> list[Part]:
         shown: list[Part] = []
         for part in parts:
-            if isinstance(part, Said):
-                if self._use.shows_reasoning or not part.is_reasoning:
+            if not part.is_call:
+                if self._use.shows_reasoning or part.kind == "text":
                     shown.append(part)
             elif self._use.reads_calls and (self._use.is_parallel or part.index == 0):
                 self.has_calls, self.is_cut = True, not part.is_end
                 shown.append(self._as_text(part))
         return shown
 
-    def _as_text(self, part: CallPiece) -> CallPiece:
+    def _as_text(self, part: Part) -> Part:
         """A piece of a call, with the text of its arguments where it is of a custom tool."""
         if part.name is not None:
             self._text = TextArgument() if part.name in self._use.custom else None
         if self._text is None:
             return part
-        text = self._text.push(part.arguments, is_end=part.is_end)
-        return replace(part, arguments=text, is_text=True)
+        text = self._text.push(part.text, is_end=part.is_end)
+        return replace(part, kind="custom", text=text)
 
     def _ended(self, parts: list[Part]) -> list[Part]:
         """What the end of the text has brought: text is then the beginning of a forced call."""
         if not self._use.is_forced:
             return parts
-        kept = [part for part in parts if isinstance(part, CallPiece) or part.is_reasoning]
+        kept = [part for part in parts if part.kind != "text"]
         self.is_cut |= len(kept) < len(parts) or not self.has_calls
         return kept
 

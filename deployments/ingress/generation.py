@@ -11,17 +11,16 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import field
 from typing import Any
 
-from cluster.core import FinishReason, Request, SpeculationStats, TokenArray
+from cluster.core import FinishReason, Request, SpeculationStats
 from cluster.errors import DeadlineError, DrafthouseError
 from cluster.metrics.recorder import Tokens, ToldRequest
 from cluster.requests.fields import draw_seed
 from cluster.rpc.link import run_until_first_ends
 from cluster.text.dialect import Dialect
 from cluster.text.tokenizer import Tokenizer
-from deployments.ingress.choice import Choice, Delta, combined
+from deployments.ingress.choice import AskedPrompt, Choice, Delta, combined
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.keys import Use
-from deployments.ingress.logprob_writer import PromptLogprobs, PromptScore
 from deployments.ingress.prompts import max_tokens, prediction_ids, read_prompts, stop_token_ids
 from deployments.ingress.spec import GenerationSpec, Resumed
 from deployments.ingress.ticket import Ticket
@@ -40,7 +39,6 @@ class Generation:
     max_chars_per_token: longer prompts are refused as too long without tokenising them.
     timeout_s: from now on; then `deltas` raises DeadlineError.  dialect: the model's.
     use: of its key's limits.
-    is_cut: of each prompt, whether it has lost tokens to truncate_prompt_tokens.
     arrived_at, first_token_at: seconds of time.monotonic.  error_code: of what has ended it.
     told: what counts it, once it has started.
     when_grown, when_closed: who hears of its tokens as they come, and of its end.
@@ -54,16 +52,12 @@ class Generation:
     timeout_s: dataclasses.InitVar[float | None] = None
     dialect: Dialect = field(default_factory=Dialect)
     use: Use | None = None
-    prompt_ids: list[TokenArray] = field(default_factory=list)
-    is_cut: list[bool] = field(default_factory=list)
     choices: list[Choice] = field(default_factory=list)
     first_token_at: float | None = None
     error_code: str = ""
     told: ToldRequest | None = None
     when_grown: list[Callable[[int], None]] = field(default_factory=list)
     when_closed: list[Callable[[Generation], None]] = field(default_factory=list)
-    # One per prompt, where they are asked for.
-    _scores: list[PromptScore] = field(default_factory=list)
     _failure: DrafthouseError | None = None
     _alarm: asyncio.TimerHandle | None = None
 
@@ -73,7 +67,9 @@ class Generation:
         self.arrived_at = time.monotonic()
         self._news, self.closed = asyncio.Event(), asyncio.Event()
         seed = self.spec.seed
-        self._seeds = [draw_seed() if seed is None else seed for _ in self.spec.prompts]
+        self.prompts = [
+            AskedPrompt(asked, draw_seed() if seed is None else seed) for asked in self.spec.prompts
+        ]
         if timeout_s is not None:  # one timer, so that a wait for events costs none
             late = DeadlineError(
                 f"the answer was not ready within {timeout_s:g} s; allow more time in "
@@ -81,18 +77,18 @@ class Generation:
             )
             self._alarm = asyncio.get_running_loop().call_later(timeout_s, self.fail, late)
 
-    def seed_of(self, choice: int) -> int:
-        """The seed of the choice, given or drawn."""
-        return self._seeds[choice // self.spec.num_choices]
+    def prompt_of(self, choice: int) -> AskedPrompt:
+        """The prompt that the choice continues."""
+        return self.prompts[choice // self.spec.num_choices]
 
     @property
     def num_prompt_tokens(self) -> int:
-        return sum(map(len, self.prompt_ids))
+        return sum(len(prompt.token_ids) for prompt in self.prompts)
 
     @property
     def num_cached_tokens(self) -> int:
         """Prompt tokens that were in the prefix cache; those of a scored prompt are computed."""
-        if self._scores:
+        if self.spec.prompt_logprobs is not None:
             return 0
         # Other samples of a prompt find what the first one has computed.
         return sum(one.num_cached or 0 for one in self.choices[:: self.spec.num_choices])
@@ -111,13 +107,6 @@ class Generation:
             output=self.num_output_tokens - sum(choice.num_resumed for choice in self.choices),
         )
 
-    def prompt_logprobs(self, choice: int, num_top: int | None = None) -> PromptLogprobs:
-        """Of the choice's prompt, once the choice has begun; () where they are not asked for.
-
-        num_top: of each so many alternatives at most, None = all."""
-        found = self._scores[choice // self.spec.num_choices].logprobs if self._scores else ()
-        return [one and dataclasses.replace(one, top=one.top[:num_top]) for one in found]
-
     @property
     def is_over(self) -> bool:
         """Whether every choice has ended, so that usage and statistics are final."""
@@ -132,32 +121,31 @@ class Generation:
         """Tokenise and submit; raises RequestError for prompts that do not fit, before any work."""
         spec = self.spec
         await self.coordinators.wait_connected()
-        for kept, is_cut in await read_prompts(
-            spec, self.tokenizer, self.coordinators.max_context_len, self.max_chars_per_token
-        ):
-            self.prompt_ids.append(kept)
-            self.is_cut.append(is_cut)
+        limit = self.coordinators.max_context_len
+        found = await read_prompts(spec, self.tokenizer, limit, self.max_chars_per_token)
+        for prompt, (token_ids, is_cut) in zip(self.prompts, found, strict=True):
+            prompt.token_ids, prompt.is_cut = token_ids, is_cut
         if self.use is not None:
             self.use.take_tokens(self.num_prompt_tokens)
         prediction = await prediction_ids(spec, self.tokenizer, self.max_chars_per_token)
         left_s = 0.0  # it has no limit
         if self._alarm is not None:
             left_s = self._alarm.when() - asyncio.get_running_loop().time()
-        for number, prompt_ids in enumerate(self.prompt_ids):
+        for prompt in self.prompts:
             params = dataclasses.replace(
                 spec.params,
-                seed=self._seeds[number],
-                max_tokens=max_tokens(len(prompt_ids), spec, self.coordinators.max_context_len),
+                seed=prompt.seed,
+                max_tokens=max_tokens(len(prompt.token_ids), spec, limit),
                 stop_token_ids=stop_token_ids(spec, self.tokenizer),
                 prediction=prediction,
-                grammar=self.dialect.held_to(spec.params.grammar, prompt_ids),
+                grammar=self.dialect.held_to(spec.params.grammar, prompt.token_ids),
             )
             for sample in range(spec.num_choices):
-                index = number * spec.num_choices + sample
+                index = len(self.choices)
                 resumed = spec.resumed.get(index, Resumed())
                 request = Request(
                     id=f"{self._wire_id}-{index}",
-                    prompt_ids=prompt_ids,
+                    prompt_ids=prompt.token_ids,
                     # Choices that share a seed use different streams.
                     params=dataclasses.replace(
                         params, stream=sample if spec.seed is None else index
@@ -172,11 +160,7 @@ class Generation:
                     counts_steps=bool(spec.stop),
                 )
                 if spec.prompt_logprobs is not None and sample == 0:
-                    self._scores.append(
-                        PromptScore.start(
-                            request, spec.prompt_logprobs, self.coordinators, self._news
-                        )
-                    )
+                    prompt.score(request, spec.prompt_logprobs, self.coordinators, self._news)
                 self.choices.append(
                     Choice(
                         index,
@@ -187,7 +171,7 @@ class Generation:
                         is_over=resumed.is_finished,
                     )
                 )
-        if not self._scores:
+        if spec.prompt_logprobs is None:
             self._submit()
 
     def _submit(self) -> None:
@@ -206,11 +190,10 @@ class Generation:
         with self.noted():
             while not all(ticket.is_admitted() for ticket in self._tickets()):
                 await self._wait()
-        self._news.set()  # `deltas` has not seen it
 
     def _tickets(self) -> list[Ticket]:
         """Of all that was submitted so far."""
-        parts: tuple[Choice | PromptScore, ...] = (*self.choices, *self._scores)
+        parts: tuple[Choice | AskedPrompt, ...] = (*self.choices, *self.prompts)
         return [part.ticket for part in parts if part.ticket is not None]
 
     @contextlib.contextmanager
@@ -239,7 +222,6 @@ class Generation:
                 await self._wait()
 
         await run_until_first_ends(work, fail())
-        self._news.set()  # `deltas` has not seen it
 
     def fail(self, error: DrafthouseError) -> None:
         """End it with an error, which whoever iterates is told."""
@@ -252,50 +234,32 @@ class Generation:
         Raises the error of the first choice that fails.
         """
         with self.noted():
-            if self._scores:
-                while not all(score.take() for score in self._scores):
+            if self.spec.prompt_logprobs is not None:
+                while not all(prompt.take() for prompt in self.prompts):
                     await self._wait()
                 for choice in self.choices:
                     # The score before it was admitted: it need not queue again.
                     choice.request = dataclasses.replace(choice.request, was_admitted=True)
                 self._submit()
-            pieces: list[Delta] = []
-            if self.spec.is_prompt_only:
-                pieces = [choice.end() for choice in self.choices if not choice.done]
-            while pieces or not self.is_over:
-                if not pieces:
-                    await self._wait()
-                    pieces = self._take()
+            while True:
+                pieces = self._take()
+                num_new = sum(len(piece.token_ids) for piece in pieces)
+                if num_new and self.first_token_at is None:
+                    self.first_token_at = time.monotonic()
                 if self.is_over:
                     await self._wait_for_last_events()
                 if pieces:
                     if self.told is not None:
                         self.told.grow(self.tokens)
                     for hear in self.when_grown:
-                        hear(sum(len(piece.token_ids) for piece in pieces))
+                        hear(num_new)
                     yield pieces
-                    pieces = []
+                if self.is_over:
+                    return
+                await self._wait()
 
     def _take(self) -> list[Delta]:
-        pieces: list[Delta] = []
-        for choice in self.choices:
-            if choice.ticket is None:
-                continue
-            if choice.done:
-                # Only the statistics may still arrive; how the sequence ends does not matter.
-                with contextlib.suppress(DrafthouseError):
-                    for event in choice.ticket.take():
-                        choice.feed(event)
-                continue
-            for event in choice.ticket.take():
-                pieces += choice.feed(event)
-            if choice.done:
-                # Without this the coordinator would continue after a stop string; its last event
-                # has the statistics.
-                choice.ticket.complete()
-        if self.first_token_at is None and any(len(one.token_ids) for one in pieces):
-            self.first_token_at = time.monotonic()
-        return pieces
+        return [piece for choice in self.choices for piece in choice.take()]
 
     async def _wait_for_last_events(self) -> None:
         with contextlib.suppress(TimeoutError):

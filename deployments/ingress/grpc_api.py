@@ -49,13 +49,13 @@ STATS = record_codec(
         "verified_by_drafter": ByHand(("prediction_idle_because",), None, lambda message: {})
     },
 )
-# Of what chats alone are told nothing is sent.
+# Of what chats alone are told nothing is sent but the text.
 _NOT_SENT = ByHand((), None, lambda message: None)
 DELTA = record_codec(
     Delta,
     pb.ChoiceDelta,
     PARTS,
-    by_hand=dict.fromkeys(("kind", "call", "has_calls", "is_cut"), _NOT_SENT),
+    by_hand=dict.fromkeys(("part", "has_calls", "is_cut"), _NOT_SENT),
 )
 
 
@@ -199,7 +199,7 @@ def _response(
 ) -> pb.GenerateResponse:
     last: dict[str, Any] = {}
     if is_last:
-        stats, scored = generation.stats, generation.prompt_logprobs(0)
+        stats, scored = generation.stats, generation.prompts[0].logprobs()
         told = STATS.encode(stats)
         told.MergeFrom(pb.SpeculativeDecoding(**prediction_idle(generation.spec)))
         usage = pb.Usage(
@@ -213,7 +213,7 @@ def _response(
     return pb.GenerateResponse(
         id=generation.id,
         model=model,
-        seed=generation.seed_of(0),  # one prompt, so one seed
+        seed=generation.prompts[0].seed,
         choices=map(DELTA.encode, deltas),
         **last,
     )

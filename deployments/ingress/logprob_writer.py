@@ -2,61 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
-from cluster.core import Request, SamplingParams, SpeculationOptions, TokenArray, TokenLogprob
+from cluster.core import TokenArray, TokenLogprob
 from cluster.records import record
 from cluster.text.tokenizer import Tokenizer
-from deployments.ingress.coordinators import Coordinators
-from deployments.ingress.ticket import Ticket
+from deployments.ingress.choice import PromptLogprobs
 from deployments.ingress.wording import JsonObject
-
-PromptLogprobs = Sequence[TokenLogprob | None]
-
-
-@dataclass(slots=True)
-class PromptScore:
-    """Of one prompt.  ticket: None = it has one token, of which nothing can be said.
-
-    logprobs: one entry for each token, once all have come; None for the first, before which there
-    is nothing."""
-
-    ticket: Ticket | None
-    logprobs: list[TokenLogprob | None] = field(default_factory=lambda: [None])
-
-    @classmethod
-    def start(
-        cls, sample: Request, num_top: int, coordinators: Coordinators, arrived: asyncio.Event
-    ) -> PromptScore:
-        """sample: a request for the text that follows the prompt.  num_top: alternatives."""
-        prompt_ids = sample.prompt_ids
-        given = tuple(prompt_ids[1:].tolist())
-        if not given:
-            return cls(None)
-        request = Request(
-            id=f"{sample.id}-prompt",
-            prompt_ids=prompt_ids[:1],
-            params=SamplingParams(
-                temperature=0.0, max_tokens=len(given), forced_ids=given, logprobs=num_top
-            ),
-            task=sample.task,
-            speculation=SpeculationOptions(enabled=False),
-            tenant=sample.tenant,
-            adapter=sample.adapter,
-        )
-        return cls(coordinators.submit(request, arrived))
-
-    def take(self) -> bool:
-        """Read what has come; True once it is complete.  Raises the error that ended it."""
-        if self.ticket is None:
-            return True
-        while events := self.ticket.take():  # once more, for an error that came with them
-            for event in events:
-                self.logprobs += event.logprobs
-        return self.ticket.finished
-
 
 # Decoders depend on at most the last word of the prompt.
 _NUM_CONTEXT_TOKENS = 8

@@ -39,12 +39,7 @@ class Answer(Writer):
         self._logprobs = LogprobWriter(
             self._tokenizer, names_token_ids=request.return_tokens_as_token_ids
         )
-        # Of completions with log-probabilities.
-        self._offsets = [
-            TextOffsets(self._tokenizer, prompt_ids, skip_special_tokens=spec.skip_special_tokens)
-            for prompt_ids in self._generation.prompt_ids
-            for _ in range(spec.num_choices)
-        ]
+        self._offsets: dict[int, TextOffsets] = {}  # of completions with log-probabilities
         # Choices whose text the prompt begins, until it is written.
         echoes = isinstance(request, CompletionBody) and request.echo
         self._unechoed = set(self._choices if echoes else ())
@@ -117,7 +112,7 @@ class Answer(Writer):
         if self._shows_logprobs:
             logprobs = [one for part in parts for one in part.logprobs]
             choice["logprobs"] = self._written_logprobs(index, token_ids, logprobs, echo)
-        choice["seed"] = self._generation.seed_of(index)
+        choice["seed"] = self._generation.prompt_of(index).seed
         if is_whole or last.stop is not None:
             choice["stop_reason"] = last.stop
         if last.cumulative_logprob is not None:
@@ -149,42 +144,45 @@ class Answer(Writer):
             )
         ]
 
-    def _prompt_ids(self, choice: int) -> list[int]:
-        number = choice // self._spec.num_choices
-        return self._generation.prompt_ids[number].tolist()
-
     def _echo(self, choice: int) -> str | None:
         """The text of its prompt, if it is wanted and not written yet."""
         if choice not in self._unechoed:
             return None
         self._unechoed.remove(choice)
-        number = choice // self._spec.num_choices
-        text = self._spec.prompts[number].text
-        if text is not None and not self._generation.is_cut[number]:
+        prompt = self._generation.prompt_of(choice)
+        text = prompt.asked.text
+        if text is not None and not prompt.is_cut:
             return text
         # Special tokens of a text are those that it has itself: what a tokenizer adds was cut off.
-        return self._tokenizer.decode(self._prompt_ids(choice), skip_special_tokens=text is None)
+        return self._tokenizer.decode(prompt.token_ids, skip_special_tokens=text is None)
 
     def _written_logprobs(
         self, choice: int, token_ids: list[int], logprobs: list[TokenLogprob], echo: str | None
     ) -> JsonObject:
         if self._is_chat:
             return self._logprobs.chat(token_ids, logprobs)
-        offsets, prompt_ids = self._offsets[choice], list[int]()
-        places, echoed = list[int](), list[TokenLogprob | None]()
+        prompt, shown, places = self._generation.prompt_of(choice), list[int](), list[int]()
+        if choice not in self._offsets:
+            self._offsets[choice] = TextOffsets(
+                self._tokenizer,
+                prompt.token_ids,
+                skip_special_tokens=self._spec.skip_special_tokens,
+            )
+        offsets, echoed = self._offsets[choice], list[TokenLogprob | None]()
         if echo is not None:
-            prompt_ids = self._prompt_ids(choice)
-            places += offsets.of_prompt(prompt_ids, echo)
-            echoed += self._generation.prompt_logprobs(choice, self._spec.params.logprobs or 0)
+            shown = prompt.token_ids.tolist()
+            places += offsets.of_prompt(shown, echo)
+            echoed += prompt.logprobs(self._spec.params.logprobs or 0)
         places += offsets.of_output(token_ids)
-        return self._logprobs.completion(prompt_ids + token_ids, [*echoed, *logprobs], places)
+        return self._logprobs.completion(shown + token_ids, [*echoed, *logprobs], places)
 
     def _of_prompt(self, choice: int) -> JsonObject:
         """What is said of its prompt."""
-        request, token_ids = self._request, self._prompt_ids(choice)
+        request, prompt = self._request, self._generation.prompt_of(choice)
+        token_ids = prompt.token_ids.tolist()
         said: JsonObject = {"prompt_token_ids": token_ids} if request.return_token_ids else {}
         if request.prompt_logprobs is not None:
-            logprobs = self._generation.prompt_logprobs(choice, request.prompt_logprobs)
+            logprobs = prompt.logprobs(request.prompt_logprobs)
             said["prompt_logprobs"] = self._logprobs.entries(token_ids, logprobs)
         return said
 
@@ -201,7 +199,7 @@ class Answer(Writer):
             if not self._is_chat:
                 said = {"text": self._echo(index)}
             said |= {"logprobs": None, "finish_reason": None}
-            seed = self._generation.seed_of(index)
+            seed = self._generation.prompt_of(index).seed
             parts.append(self._chunk({"index": index, **said, "seed": seed}))
         return b"".join(parts)
 
@@ -262,12 +260,12 @@ def whole_message(parts: Sequence[Delta]) -> JsonObject:
 
 def delta_fields(delta: Delta) -> JsonObject:
     """The `delta` of one chunk."""
-    piece = delta.call
-    if piece is None:
-        name = "content" if delta.kind == "text" else "reasoning_content"
-        return {name: delta.text} if delta.text else {}
-    item = OutputItem(delta.kind, 0, piece.name or "", delta.text)
-    call = {"index": piece.index, **item.call()}
-    if piece.name is None:  # it goes on
+    part = delta.part
+    if not part.is_call:
+        name = "content" if part.kind == "text" else "reasoning_content"
+        return {name: part.text} if part.text else {}
+    item = OutputItem(part.kind, 0, part.name or "", part.text)
+    call = {"index": part.index, **item.call()}
+    if part.name is None:  # it goes on
         del call["id"], call["type"], call[item.kind]["name"]
     return {"tool_calls": [call]}

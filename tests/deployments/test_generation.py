@@ -124,7 +124,7 @@ async def test_many_long_prompts_are_encoded_as_each_would_be():
         texts = ["dog " * 700, "fox " * 700, "lazy " * 700]
         generation = create(spec(*map(Prompt, texts)), ingress)
         await generation.start()
-        found = [ids.tolist() for ids in generation.prompt_ids]
+        found = [prompt.token_ids.tolist() for prompt in generation.prompts]
         generation.close()
         assert found == [small_tokenizer().encode(text).tolist() for text in texts]
 
@@ -144,7 +144,7 @@ async def test_with_a_seed_every_choice_of_every_prompt_has_a_stream_of_its_own(
         found = await run_all(generation)
         params = [replace(WARM, seed=5, stream=stream) for stream in range(4)]
         assert [found[index] for index in range(4)] == [plain_text([1, 2, 3], p) for p in params]
-        assert {generation.seed_of(index) for index in range(4)} == {5}
+        assert {generation.prompt_of(index).seed for index in range(4)} == {5}
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from cluster.client import (
 from cluster.client.generated.common_pb2 import BeamSearch
 from cluster.core import SpeculationOptions, SpeculationStats, TokenLogprob, token_array
 from cluster.errors import RequestError
+from cluster.text.tool_calls.base import Part
 from deployments.ingress.choice import Delta
 from deployments.ingress.grpc_api import DELTA, STATS
 from deployments.ingress.grpc_request import prompt_of, request_name, to_spec
@@ -205,7 +206,7 @@ def test_what_a_call_turns_out_to_lack_later_has_its_messages_name():
 def test_a_choice_travels_with_its_tokens_and_says_nothing_of_what_it_lacks():
     delta = Delta(
         2,
-        "x",
+        Part("x"),
         token_array([7, 9]),
         (TokenLogprob(-0.5, ((1, -0.5),)), TokenLogprob(-2.0)),
         draft_sources=(("lm", "suffix"), ()),

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from cluster.core import FinishReason
-from cluster.text.tool_calls.base import CallPiece
+from cluster.text.tool_calls.base import Part
 from deployments.ingress.choice import Delta
 from tests.support.deployments.server import MODEL, Server
 from tests.support.text.answers import Apis
@@ -101,20 +101,20 @@ def test_tools_are_tokenised_as_a_chat_with_them_is(tool_server: Server):
     assert tool_server.ask("/v1/chat/completions", **asked)["prompt_token_ids"] == tokens
 
 
-def called(piece: CallPiece) -> Delta:
-    return Delta(0, piece.arguments, kind="function", call=piece, has_calls=True)
+def called(text: str, *piece: Any) -> Delta:
+    return Delta(0, Part(text, "function", *piece), has_calls=True)
 
 
 # The tiny model does not reason: what a reasoning model's answer is read as, written by hand.
 DELTAS = [
-    Delta(0, "Let me", kind="reasoning"),
-    Delta(0, " see.", kind="reasoning"),
-    Delta(0, "I ask."),
-    called(CallPiece(0, "weather")),
-    called(CallPiece(0, None, '{"city":')),
-    called(CallPiece(0, None, '"Rome"}', is_end=True)),
-    called(CallPiece(1, "time", "{}", is_end=True)),
-    Delta(0, "", finish_reason=FinishReason.STOP, has_calls=True),
+    Delta(0, Part("Let me", "reasoning")),
+    Delta(0, Part(" see.", "reasoning")),
+    Delta(0, Part("I ask.")),
+    called("", 0, "weather"),
+    called('{"city":', 0),
+    called('"Rome"}', 0, None, True),
+    called("{}", 1, "time", True),
+    Delta(0, finish_reason=FinishReason.STOP, has_calls=True),
 ]
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from cluster.text.dialect import Dialect, ReasoningMarkers, reasoning_style
-from cluster.text.tool_calls.base import CallFormat, Said
+from cluster.text.tool_calls.base import CallFormat
 from cluster.text.tool_calls.registry import FORMATS
 
 MARKERS = ReasoningMarkers("<think>", "</think>", (7,), (8, 9), frozenset({4}))
@@ -37,9 +37,9 @@ def test_it_is_split_off(
 ):
     reader = Dialect(calls, MARKERS).reader(prompt, with_calls=True)
     parts = [part for at in range(0, len(text), size) for part in reader.push(text[at : at + size])]
-    said = [part for part in parts + reader.finish() if isinstance(part, Said)]
-    assert "".join(part.text for part in said if not part.is_reasoning) == answer
-    assert "".join(part.text for part in said if part.is_reasoning) == reasoning
+    parts += reader.finish()
+    assert "".join(part.text for part in parts if part.kind == "text") == answer
+    assert "".join(part.text for part in parts if part.kind == "reasoning") == reasoning
 
 
 def test_nothing_is_read_behind_a_prompt_that_ends_the_reasoning():

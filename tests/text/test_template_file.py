@@ -9,7 +9,6 @@ import pytest
 from cluster.text.chat import read_template
 from cluster.text.dialect import dialect_of
 from cluster.text.tokenizer import Tokenizer
-from cluster.text.tool_calls.base import CallPiece
 from tests.support.errors import config_error
 from tests.support.text.answers import parts_of
 from tests.text.test_chat import with_template
@@ -69,9 +68,9 @@ def test_smollm2s_file_shows_tools_calls_and_their_results(folder: Path):
         "<|im_start|>assistant\n"
     )
     # What the prompt shows is what the parser of the format reads.
-    found = [part for part in parts_of(calls.name, written) if isinstance(part, CallPiece)]
+    found = [part for part in parts_of(calls.name, written) if part.is_call]
     assert found[0].name == "weather"
-    assert "".join(piece.arguments for piece in found) == "{}"
+    assert "".join(piece.text for piece in found) == "{}"
 
 
 def test_a_file_anywhere_is_read_and_a_missing_one_is_named(folder: Path, tmp_path: Path):

@@ -9,7 +9,7 @@ import pytest
 
 from cluster.grammar.lark import structural_tag_to_lark
 from cluster.requests.fields import GrammarSpec
-from cluster.text.tool_calls.base import AnswerReader, CallPiece, Part, Said
+from cluster.text.tool_calls.base import AnswerReader, Part
 from cluster.text.tool_calls.registry import FORMATS, format_of
 from tests.support.grammar.specs import compiler
 from tests.support.text.answers import deepseek, parts_of
@@ -118,16 +118,15 @@ CASES = [
 
 def collect(parts: Sequence[Part]) -> tuple[str, Calls, str]:
     calls: dict[int, tuple[str, str]] = {}
-    for piece in (part for part in parts if isinstance(part, CallPiece)):
+    for piece in (part for part in parts if part.is_call):
         if piece.name is not None:
             assert piece.index == len(calls)
             calls[piece.index] = piece.name, ""
         name, written = calls[piece.index]
-        calls[piece.index] = name, written + piece.arguments
+        calls[piece.index] = name, written + piece.text
     found = [(name, json.loads(written)) for name, written in calls.values()]
-    said = [part for part in parts if isinstance(part, Said)]
-    answer = "".join(part.text for part in said if not part.is_reasoning)
-    return answer, found, "".join(part.text for part in said if part.is_reasoning)
+    answer = "".join(part.text for part in parts if part.kind == "text")
+    return answer, found, "".join(part.text for part in parts if part.kind == "reasoning")
 
 
 def read(name: str, pieces: Sequence[str]) -> tuple[str, Calls, str]:
@@ -170,9 +169,9 @@ WRITTEN_ODDLY = [
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_arguments_are_passed_on_as_they_were_written(name: str, text: str, size: int):
     parts = parts_of(name, *(text[at : at + size] for at in range(0, len(text), size)))
-    calls = [part for part in parts if isinstance(part, CallPiece)]
+    calls = [part for part in parts if part.is_call]
     assert {part.name for part in calls if part.name} == {"f"}
-    assert "".join(part.arguments for part in calls) == ODD
+    assert "".join(part.text for part in calls) == ODD
 
 
 @pytest.mark.parametrize("name", ["hermes", "llama3", "harmony"])
@@ -180,7 +179,7 @@ def test_arguments_come_while_they_are_written(name: str):
     text = next(text for each, text, _, calls in CASES if each == name and calls)
     parser = AnswerReader(FORMATS[name].read)
     parts = [part for character in text for part in parser.push(character)]
-    written = [part for part in parts if isinstance(part, CallPiece) and part.arguments]
+    written = [part for part in parts if part.is_call and part.text]
     assert len(written) > len(WRITTEN) / 2
 
 
@@ -190,7 +189,7 @@ def test_a_text_that_breaks_off_is_read_as_far_as_it_goes(
 ):
     for length in range(len(text)):
         parts = parts_of(name, text[:length])
-        names = [part.name for part in parts if isinstance(part, CallPiece) and part.name]
+        names = [part.name for part in parts if part.is_call and part.name]
         assert names == [each for each, _ in calls][: len(names)]
 
 

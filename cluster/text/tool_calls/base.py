@@ -49,29 +49,26 @@ def first_of(text: str, markers: Iterable[str]) -> tuple[int, str] | None:
 
 
 @frozen
-class CallPiece:
-    """A piece of one call.  index: of the call in the answer.  name: with its first piece.
+class Part:
+    """New text of an answer, and what it is of.
 
+    kind: text, reasoning, function (a call, whose arguments the text is of) or custom (a call of a
+    tool that takes one text).  Of a call: index: which of the answer's.  name: with its first part.
     is_end: the arguments are complete; without it, the answer has ended within the call.
-    is_text: of a custom tool, whose input the arguments are: one text.
     """
 
-    index: int
-    name: str | None = None
-    arguments: str = ""
-    is_end: bool = False
-    is_text: bool = False
-
-
-@frozen
-class Said:
-    """New text of the answer, or of the reasoning."""
-
     text: str
-    is_reasoning: bool = False
+    kind: str = "text"
+    index: int = 0
+    name: str | None = None
+    is_end: bool = False
+
+    @property
+    def is_call(self) -> bool:
+        return self.kind in ("function", "custom")
 
 
-Part = Said | CallPiece
+NOTHING = Part("")
 
 Result = TypeVar("Result")
 # Reads a source: yields what it finds, and None where it needs more text to decide.
@@ -91,10 +88,10 @@ class UnreadText:
         taken, self.text = self.text[:size], self.text[size:]
         return taken
 
-    def called(self, name: str, arguments: str = "", *, is_end: bool = False) -> CallPiece:
-        """The first piece of the next call."""
-        self.num_calls += 1
-        return CallPiece(self.num_calls - 1, name, arguments, is_end)
+    def called(self, name: str | None, arguments: str = "", *, is_end: bool = False) -> Part:
+        """The first part of the next call; without a name one more of the last."""
+        self.num_calls += name is not None
+        return Part(arguments, "function", self.num_calls - 1, name, is_end)
 
     def after_space(self, at: int) -> Reads[int]:
         """Where the white space that begins at `at` ends."""
@@ -149,12 +146,12 @@ def marked_calls(
 
     ends: as of `UnreadText.take_ends`.
     """
-    while marker := (yield from source.until(markers, Said)):
+    while marker := (yield from source.until(markers, Part)):
         text_len = yield from call(source, len(marker))
         if text_len is None:
             yield from source.take_ends(ends)
         else:
-            yield Said(source.take(text_len))
+            yield Part(source.take(text_len))
 
 
 class AnswerReader:
@@ -176,20 +173,20 @@ class AnswerReader:
         self._source.is_whole = True
         parts = list(self._found())
         if self._space and not self._source.num_calls:
-            parts.append(Said(self._space))
+            parts.append(Part(self._space))
         return parts
 
     def _found(self) -> Iterable[Part]:
         for part in self._parts:
             if part is None:
                 return
-            if isinstance(part, CallPiece):
+            if part.is_call:
                 self._space, self._is_space = "", True
-            elif self._is_space and not part.is_reasoning:
+            elif self._is_space and part.kind == "text":
                 self._space += part.text
                 if part.text.isspace():
                     continue
-                part = Said(self._space)
+                part = Part(self._space)
                 self._space, self._is_space = "", False
             yield part
 

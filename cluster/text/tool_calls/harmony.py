@@ -14,10 +14,8 @@ from functools import partial
 from cluster.text.tool_calls.base import (
     NAME,
     CallFormat,
-    CallPiece,
     Part,
     Reads,
-    Said,
     UnreadText,
     first_of,
 )
@@ -42,12 +40,13 @@ def _read(source: UnreadText) -> Reads[None]:
         call, channel = _RECIPIENT.search(header), _CHANNEL.search(header)
         if call is not None:
             yield source.called(call.group(1))
-            end = yield from source.until(_ENDS, _arguments(source.num_calls - 1))
+            end = yield from source.until(_ENDS, _arguments(source))
             if end:
-                yield CallPiece(source.num_calls - 1, is_end=True)
+                yield source.called(None, is_end=True)
         else:
-            is_reasoning = channel is not None and channel.group(1) != "final"
-            end = yield from source.until(_ENDS, partial(Said, is_reasoning=is_reasoning))
+            is_answer = channel is None or channel.group(1) == "final"
+            kind = "text" if is_answer else "reasoning"
+            end = yield from source.until(_ENDS, partial(Part, kind=kind))
         if not end:
             return
         source.take(len(end))
@@ -73,12 +72,12 @@ def _take_header(source: UnreadText, *, is_started: bool) -> Reads[str]:
         yield None
 
 
-def _arguments(index: int) -> Callable[[str], Part]:
+def _arguments(source: UnreadText) -> Callable[[str], Part]:
     value = JsonValue()
 
     def piece(text: str) -> Part:
         value.push(text)
-        return CallPiece(index, arguments=text, is_end=value.is_over)
+        return source.called(None, text, is_end=value.is_over)
 
     return piece
 

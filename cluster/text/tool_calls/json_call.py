@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from cluster.text.tool_calls.base import NAME, CallPiece, Reads, UnreadText
+from cluster.text.tool_calls.base import NAME, Reads, UnreadText
 
 
 class JsonValue:
@@ -118,7 +118,7 @@ def arguments(source: UnreadText) -> Reads[None]:
     while True:
         piece = source.take(value.push(source.text))
         if piece:
-            yield CallPiece(source.num_calls - 1, arguments=piece, is_end=value.is_over)
+            yield source.called(None, piece, is_end=value.is_over)
         if value.is_over or source.is_whole:
             return
         yield None

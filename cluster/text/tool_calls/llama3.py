@@ -6,7 +6,7 @@ call, all of an answer is text.
 
 from __future__ import annotations
 
-from cluster.text.tool_calls.base import CallFormat, Reads, Said, UnreadText, json_tags
+from cluster.text.tool_calls.base import CallFormat, Part, Reads, UnreadText, json_tags
 from cluster.text.tool_calls.json_call import json_call
 
 _TAG = "<|python_tag|>"
@@ -22,7 +22,7 @@ def _read(source: UnreadText) -> Reads[None]:
         if (yield from json_call(source, at)) is not None:
             break
         before = _SEPARATOR
-    yield from source.until((), Said)
+    yield from source.until((), Part)
 
 
 LLAMA3 = CallFormat(

@@ -139,7 +139,7 @@ class ResponseWriter(ItemWriter):
             "background": False,
             "truncation": "disabled",
             "store": self._request.store,
-            "seed": self._generation.seed_of(0),
+            "seed": self._generation.prompts[0].seed,
             **self._request.repeated(),
         }
 

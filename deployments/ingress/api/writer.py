@@ -16,6 +16,7 @@ import yaml
 
 from cluster.coordinator.idle import MEANINGS
 from cluster.errors import DrafthouseError
+from cluster.text.tool_calls.base import NOTHING
 from deployments.ingress.choice import Delta
 from deployments.ingress.generation import Generation
 from deployments.ingress.prompts import prediction_counts, prediction_idle
@@ -57,17 +58,16 @@ News = Iterator[tuple[str, OutputItem, str]]
 
 def grow(items: list[OutputItem], delta: Delta) -> News:
     """Grow the items of an answer; yields each that has ended, begun or grown, by what."""
-    call = delta.call
-    if call is None and not delta.text:
+    part = delta.part
+    if part == NOTHING:
         return
-    name = None if call is None else call.name
-    if name is not None or not items or items[-1].kind != delta.kind:  # it begins
+    if part.name is not None or not items or items[-1].kind != part.kind:  # it begins
         if items:
             yield "ended", items[-1], ""
-        yield "begun", begin(items, delta.kind, name or ""), ""
-    items[-1].text += delta.text
-    items[-1].is_complete = call is not None and call.is_end
-    yield "grown", items[-1], delta.text
+        yield "begun", begin(items, part.kind, part.name or ""), ""
+    items[-1].text += part.text
+    items[-1].is_complete = part.is_end
+    yield "grown", items[-1], part.text
 
 
 def begin(items: list[OutputItem], kind: str, name: str = "") -> OutputItem:
