@@ -45,10 +45,9 @@ async def _serve(config: Config, coordinators: Sequence[str]) -> None:
     grpc = GrpcListener(ingress, _PATIENCE_S)
     for listener in (http, grpc):
         await listener.start()
-    changed = ingress.coordinators.next_change()
-    while (await ingress.health())["coordinators"] < len(coordinators):
-        await changed.wait()
-        changed = ingress.coordinators.next_change()
+    async for _ in ingress.coordinators.changes():
+        if (await ingress.health())["coordinators"] == len(coordinators):
+            break
     await run_until_signal(_Listeners(config, http, grpc), "ingress")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 
 from cluster.config.schema import CoordinatorConfig
 from cluster.core import FinishReason, Request, TokenEvent
@@ -36,6 +36,7 @@ class Coordinators:
         self._settings = settings
         self._peers: dict[str, CoordinatorPeer] = {}
         self._changed = asyncio.Event()
+        self.is_stopping = False  # nothing new may begin
         self._resumptions: set[asyncio.Task[None]] = set()
         # Of the adapters that requests may ask for, by name what coordinators call them.
         self.adapters: Mapping[str, str] = {}
@@ -52,7 +53,7 @@ class Coordinators:
         them elsewhere."""
         peer = CoordinatorPeer(endpoint.id, description, link)
         self._peers[peer.id] = peer
-        self.announce()
+        self._announce()
         try:
             await run_until_first_ends(self._read(peer), self._write(peer), self._watch(peer))
         except DrafthouseError as error:
@@ -60,18 +61,28 @@ class Coordinators:
         finally:
             del self._peers[peer.id]
             self._update_adapters()
-            self.announce()
+            self._announce()
             for ticket in tuple(peer.tickets.values()):
                 self._resume_later(ticket)
 
-    def announce(self) -> None:
-        """Wake those who wait for a change of what can be served."""
+    def begin_stopping(self) -> None:
+        self.is_stopping = True
+        self._announce()
+
+    def _announce(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def next_change(self) -> asyncio.Event:
-        """An event that is set when the next coordinator connects or disconnects."""
-        return self._changed
+    async def changes(self) -> AsyncIterator[None]:
+        """Yield at once, and whenever a coordinator has connected or disconnected, until the server
+        is stopping."""
+        is_over = False
+        while not is_over:
+            # Taken before the caller looks, so that no change meanwhile is missed.
+            changed, is_over = self._changed, self.is_stopping
+            yield
+            if not is_over:
+                await changed.wait()
 
     def _resume_later(self, ticket: Ticket) -> None:
         ticket.leave()

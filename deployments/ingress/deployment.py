@@ -19,7 +19,7 @@ from deployments.ingress.draining import LAST_WORDS_S
 from deployments.ingress.grpc_api import GrpcListener
 from deployments.ingress.http import create_admin_app, create_app
 from deployments.ingress.http_listener import HttpListener
-from deployments.ingress.ingress import Ingress
+from deployments.ingress.ingress import LAST_WORDS_S, Ingress
 from deployments.replica import (
     Exporter,
     Replica,

@@ -15,11 +15,10 @@ from starlette.types import Message, Receive, Scope, Send
 
 from cluster.errors import DrafthouseError, UnavailableError
 from cluster.rpc.channel import CoordinatorLink
-from cluster.rpc.link import run_until_first_ends
+from cluster.rpc.link import end_tasks, run_until_first_ends
 from deployments.ingress.api.writer import Writer
 from deployments.ingress.body import hidden
 from deployments.ingress.coordinators import Coordinators
-from deployments.ingress.draining import Draining
 from deployments.ingress.generation import Generation
 
 log = logging.getLogger(__name__)
@@ -121,12 +120,11 @@ class Watchers:
     """All of one ingress."""
 
     _coordinators: Coordinators
-    _draining: Draining
     _num_streams: int = 0
 
     def stream(self) -> EventStream:
         """Return the answer to one more; raises UnavailableError where there are enough."""
-        if self._draining.has_begun:
+        if self._coordinators.is_stopping:
             raise UnavailableError("the server is stopping; watch it again in a moment")
         if self._num_streams >= MAX_WATCHERS:
             raise UnavailableError(
@@ -148,23 +146,18 @@ class Watchers:
                 yield event
         finally:
             self._num_streams -= 1
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
+            await end_tasks(following)
 
     async def _follow(self, news: News) -> None:
         readings: dict[CoordinatorLink, asyncio.Task[None]] = {}
         try:
-            while not self._draining.has_begun:
-                changed = self._coordinators.next_change()
+            async for _ in self._coordinators.changes():
                 for link in self._coordinators.links.values():
                     if link not in readings:
                         readings[link] = asyncio.create_task(_read(link, news))
-                await changed.wait()
             await news.put(None)
         finally:
-            for reading in readings.values():
-                reading.cancel()
-            await asyncio.gather(*readings.values(), return_exceptions=True)
+            await end_tasks(*readings.values())
 
 
 async def _read(link: CoordinatorLink, news: News) -> None:

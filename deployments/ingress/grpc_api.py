@@ -168,17 +168,12 @@ class GrpcApi:
 
     async def Watch(self, body: bytes, context: Any) -> AsyncIterator[Any]:
         """grpc.health.v1.Health/Watch: the current status, then every change."""
-        last, is_over = None, False
-        while not is_over:
-            # Created before the status is read, so that no change during the yield is missed.
-            changed = self._ingress.coordinators.next_change()
-            is_over = self._ingress.draining.has_begun
+        last = None
+        async for _ in self._ingress.coordinators.changes():
             told = self._health(body)
             if told != last:
                 yield told
                 last = told
-            if not is_over:
-                await changed.wait()
 
     def _health(self, body: bytes) -> Any:
         """Of the service that the body names."""
@@ -189,7 +184,7 @@ class GrpcApi:
             service = "?"  # not the name of a service
         if service not in ("", GENERATION):
             told.status = told.SERVICE_UNKNOWN
-        elif self._ingress.coordinators.links and not self._ingress.draining.has_begun:
+        elif self._ingress.coordinators.links and not self._ingress.coordinators.is_stopping:
             told.status = told.SERVING
         return told
 

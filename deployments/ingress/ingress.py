@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -22,7 +23,6 @@ from cluster.rpc.trust import NO_TRUST, Trust
 from cluster.text.dialect import dialect_of
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.coordinators import Coordinators
-from deployments.ingress.draining import Draining
 from deployments.ingress.event_stream import Watchers
 from deployments.ingress.generation import Generation
 from deployments.ingress.grammar_check import GrammarCheck
@@ -32,7 +32,11 @@ from deployments.ingress.prompts import check_lengths, encode_all
 from deployments.ingress.spec import GenerationSpec, Limits, Prompt, ResponseStore
 from deployments.ingress.tracing import follow, provider_of, write_line
 
+log = logging.getLogger(__name__)
+
 _REPORT_TIMEOUT_S = 2.0
+# The last events of streams that were ended are sent within this time, or not at all.
+LAST_WORDS_S = 3.0
 
 
 class Ingress:
@@ -64,8 +68,8 @@ class Ingress:
         self.coordinators = Coordinators(config.coordinator)
         # Until a coordinator says what the targets serve.
         self.coordinators.adapters = {name: name for name in config.target.engine.adapters}
-        self.draining = Draining()
-        self.watchers = Watchers(self.coordinators, self.draining)
+        self._running: set[Generation] = set()
+        self.watchers = Watchers(self.coordinators)
         self.tracing = provider_of(config.ingress.traces_url)
         self._grammars = GrammarCheck(tokenizer, config.answers)
         self._limits = Limits(
@@ -111,10 +115,28 @@ class Ingress:
 
     async def drain(self) -> None:
         """Take no more requests, and return when none runs: after `ingress.shutdown_grace_s` those
-        that are left end with an error."""
-        self.draining.has_begun = True
-        self.coordinators.announce()
-        await self.draining.drain(self.config.ingress.shutdown_grace_s)
+        that are left end with an error.  Nobody else could continue their streams: their clients
+        are connected to this process."""
+        self.coordinators.begin_stopping()
+        grace_s = self.config.ingress.shutdown_grace_s
+        await self._closed_within(grace_s)
+        if not self._running:
+            return
+        log.warning("stopping: %d requests are not over after %g s", len(self._running), grace_s)
+        for generation in self._running:
+            generation.fail(
+                UnavailableError(
+                    f"the server is stopping, and the answer was not over {grace_s:g} s after it "
+                    "was told to; send the request again"
+                )
+            )
+        await self._closed_within(LAST_WORDS_S)
+
+    async def _closed_within(self, limit_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                for generation in tuple(self._running):
+                    await generation.closed.wait()
 
     async def stop(self) -> None:
         """Close the streams; running requests end with an error."""
@@ -175,8 +197,11 @@ class Ingress:
             await self._grammars.check(spec.params.grammar, asker)
             await generation.start()
 
+        self._running.add(generation)
+        generation.when_closed.append(self._running.discard)
         try:
-            self.draining.watch(generation)
+            if self.coordinators.is_stopping:
+                raise UnavailableError("the server is stopping; send the request again in a moment")
             with generation.noted():
                 await generation.unless_failed(begin())
             generation.told = ToldRequest(self._told, spec.task, spec.segment)
@@ -246,7 +271,7 @@ class Ingress:
         }
         status = "ok" if targets else "unavailable"
         return {
-            "status": "stopping" if self.draining.has_begun else status,
+            "status": "stopping" if self.coordinators.is_stopping else status,
             "model": self.config.model_name,
             "coordinators": len(reports),
             "targets": len(targets),
