@@ -27,7 +27,7 @@ from cluster.requests.fields import DraftStep
 from cluster.text.completion import GrowingText, TextStream, beam_event
 from cluster.text.dialect import Dialect
 from cluster.text.tokenizer import Tokenizer
-from cluster.text.tool_calls.base import NOTHING, Part
+from cluster.text.tool_calls.base import NOTHING, AnswerReader, Part
 from cluster.text.tool_calls.json_call import TextArgument
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.spec import ChatUse, GenerationSpec, Prompt
@@ -97,8 +97,8 @@ class Delta:
     each token.  draft_steps: likewise, those that brought the tokens; draft_steps_dropped: those
     that were left out so far.  cumulative_logprob: of a beam search's whole text.
 
-    Of part gRPC is told the text alone.  What it is not told: has_calls: some came, now or before;
-    is_cut: as of `Reading`.
+    Of part gRPC is told the text alone.  What it is not told: has_calls: some came, now or before.
+    is_cut: whether the text so far ends within a call, or before one that is forced.
     """
 
     index: int
@@ -150,10 +150,15 @@ class Choice(GrowingText):
         self.index = index
         self.rank = index % spec.num_choices  # among its prompt's samples
         self.request = request
-        self.reading = Reading(spec.chat, dialect, request.prompt_ids)
+        self._use = spec.chat or ChatUse()
+        self._reader: AnswerReader | None = None  # the text is the answer
+        if spec.chat is not None:
+            self._reader = dialect.reader(request.prompt_ids, with_calls=self._use.reads_calls)
+        self._argument: TextArgument | None = None  # of the call that is being read
+        self._has_calls = self._is_cut = False
         if len(request.output_ids):
             # The text was delivered before the stream broke; only the position is needed.
-            self.reading.push(self.text.push(request.output_ids).text, is_last=False)
+            self._read(self.text.push(request.output_ids).text, is_last=False)
         self.num_resumed = self.text.num_tokens  # which another request has counted
         self.ticket: Ticket | None = None  # it is over, or not submitted yet
         self.queue_time_s = self.prefill_time_s = 0.0
@@ -197,9 +202,8 @@ class Choice(GrowingText):
         if delta is None or not (delta.text or delta.num_tokens or reason):
             return []
         kept = delta.num_tokens
-        parts = self.reading.push(delta.text, is_last=reason is not None)
+        parts = self._read(delta.text, is_last=reason is not None)
         *first, last = parts or [NOTHING]
-        trace = self.ticket and self.ticket.trace
         end = Delta(
             self.index,
             last,
@@ -210,11 +214,46 @@ class Choice(GrowingText):
             draft_sources=event.draft_sources[:kept],
             cumulative_logprob=event.beams[0].logprob if event.beams else None,
             draft_steps=event.draft_steps,
-            draft_steps_dropped=trace.num_dropped if trace else 0,
-            has_calls=self.reading.has_calls,
-            is_cut=self.reading.is_cut,
+            draft_steps_dropped=self.ticket.trace.num_dropped if self.ticket else 0,
+            has_calls=self._has_calls,
+            is_cut=self._is_cut,
         )
         return [*(Delta(self.index, part) for part in first), end]
+
+    def _read(self, text: str, *, is_last: bool) -> list[Part]:
+        """What new text brings, in its order; is_last: it is the end of the answer."""
+        if self._reader is None:
+            return [Part(text)] if text else []
+        parts = self._shown(self._reader.push(text))
+        if is_last:
+            rest = self._shown(self._reader.finish())
+            if self._use.is_forced:
+                # Text at the end is then the beginning of a call.
+                calls = [part for part in rest if part.kind != "text"]
+                self._is_cut |= len(calls) < len(rest) or not self._has_calls
+                rest = calls
+            parts += rest
+        return parts
+
+    def _shown(self, parts: list[Part]) -> list[Part]:
+        shown: list[Part] = []
+        for part in parts:
+            if not part.is_call:
+                if self._use.shows_reasoning or part.kind == "text":
+                    shown.append(part)
+            elif self._use.reads_calls and (self._use.is_parallel or part.index == 0):
+                self._has_calls, self._is_cut = True, not part.is_end
+                shown.append(self._as_text(part))
+        return shown
+
+    def _as_text(self, part: Part) -> Part:
+        """A piece of a call, with the text of its arguments where it is of a custom tool."""
+        if part.name is not None:
+            self._argument = TextArgument() if part.name in self._use.custom else None
+        if self._argument is None:
+            return part
+        text = self._argument.push(part.text, is_end=part.is_end)
+        return replace(part, kind="custom", text=text)
 
 
 def combined(stats: Sequence[SpeculationStats]) -> SpeculationStats:
@@ -235,60 +274,6 @@ def combined(stats: Sequence[SpeculationStats]) -> SpeculationStats:
         idle_because=reasons[0] if reasons and not sums["num_spec_steps"] else "",
         decode_time_s=max((one.decode_time_s for one in stats), default=0.0),
     )
-
-
-class Reading:
-    """Of one choice.  has_calls: whether there were any so far.
-
-    is_cut: whether the text so far ends within a call, or before one that is forced.
-    """
-
-    def __init__(self, use: ChatUse | None, dialect: Dialect, prompt_ids: TokenArray) -> None:
-        """use: None = the text is the answer."""
-        self.has_calls = False
-        self.is_cut = False
-        self._use = use or ChatUse()
-        self._reader = (
-            None if use is None else dialect.reader(prompt_ids, with_calls=use.reads_calls)
-        )
-        self._text: TextArgument | None = None  # of the call that is being read
-
-    def push(self, text: str, *, is_last: bool) -> list[Part]:
-        """What new text brings, in its order; is_last: it is the end of the answer."""
-        if self._reader is None:
-            return [Part(text)] if text else []
-        parts = self._shown(self._reader.push(text))
-        if is_last:
-            parts += self._ended(self._shown(self._reader.finish()))
-        return parts
-
-    def _shown(self, parts: list[Part]) -> list[Part]:
-        shown: list[Part] = []
-        for part in parts:
-            if not part.is_call:
-                if self._use.shows_reasoning or part.kind == "text":
-                    shown.append(part)
-            elif self._use.reads_calls and (self._use.is_parallel or part.index == 0):
-                self.has_calls, self.is_cut = True, not part.is_end
-                shown.append(self._as_text(part))
-        return shown
-
-    def _as_text(self, part: Part) -> Part:
-        """A piece of a call, with the text of its arguments where it is of a custom tool."""
-        if part.name is not None:
-            self._text = TextArgument() if part.name in self._use.custom else None
-        if self._text is None:
-            return part
-        text = self._text.push(part.text, is_end=part.is_end)
-        return replace(part, kind="custom", text=text)
-
-    def _ended(self, parts: list[Part]) -> list[Part]:
-        """What the end of the text has brought: text is then the beginning of a forced call."""
-        if not self._use.is_forced:
-            return parts
-        kept = [part for part in parts if part.kind != "text"]
-        self.is_cut |= len(kept) < len(parts) or not self.has_calls
-        return kept
 
 
 def skips_specials(use: ChatUse | None, dialect: Dialect) -> bool:

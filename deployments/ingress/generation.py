@@ -229,7 +229,8 @@ class Generation:
         self._news.set()
 
     async def deltas(self) -> AsyncIterator[list[Delta]]:
-        """Yield the deltas since the last piece; the last piece waits for all statistics.
+        """Yield the deltas since the last piece; the last piece, which has none where there was
+        nothing left to say, waits for all statistics.
 
         Raises the error of the first choice that fails.
         """
@@ -253,6 +254,7 @@ class Generation:
                         self.told.grow(self.tokens)
                     for hear in self.when_grown:
                         hear(num_new)
+                if pieces or self.is_over:
                     yield pieces
                 if self.is_over:
                     return

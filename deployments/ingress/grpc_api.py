@@ -94,12 +94,9 @@ class GrpcApi:
                     sent.get("traceparent", ""),
                 )
             try:
-                is_over, model = False, message.model or self._ingress.config.model_name
+                model = message.model or self._ingress.config.model_name
                 async for deltas in generation.deltas():
-                    is_over = generation.is_over
-                    yield _response(model, generation, deltas, is_last=is_over)
-                if not is_over:  # all choices were resumed as finished: only the usage is left
-                    yield _response(model, generation, (), is_last=True)
+                    yield _response(model, generation, deltas)
             finally:
                 generation.close()
 
@@ -189,11 +186,9 @@ class GrpcApi:
         return told
 
 
-def _response(
-    model: str, generation: Generation, deltas: Sequence[Delta], *, is_last: bool
-) -> pb.GenerateResponse:
+def _response(model: str, generation: Generation, deltas: Sequence[Delta]) -> pb.GenerateResponse:
     last: dict[str, Any] = {}
-    if is_last:
+    if generation.is_over:
         stats, scored = generation.stats, generation.prompts[0].logprobs()
         told = STATS.encode(stats)
         told.MergeFrom(pb.SpeculativeDecoding(**prediction_idle(generation.spec)))

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.core import FinishReason, TokenLogprob
+from cluster.core import FinishReason, TokenArray, TokenLogprob
 from cluster.errors import DrafthouseError
-from deployments.ingress.api.writer import OutputItem, Writer, grow, metrics, usage
+from cluster.requests.fields import DraftStep
+from cluster.text.tokenizer import Tokenizer
+from deployments.ingress.api.writer import LogprobWriter, OutputItem, Writer, grow, metrics, usage
 from deployments.ingress.body import error_body
 from deployments.ingress.choice import Delta
-from deployments.ingress.logprob_writer import LogprobWriter, TextOffsets
 from deployments.ingress.openai_request import Chat, CompletionBody
-from deployments.ingress.ticket import written
 from deployments.ingress.wording import JsonObject
 
 DONE = b"data: [DONE]\n\n"
@@ -28,17 +28,15 @@ class Answer(Writer):
 
     def __post_init__(self) -> None:
         request, self._tokenizer = self._request, self._generation.tokenizer
-        self._is_chat = isinstance(request, Chat)
-        self._options = request.stream_options
-        self._usage_is_continuous = (
-            self._options.include_usage and self._options.continuous_usage_stats
-        )
-        self._shows_logprobs = request.num_logprobs() is not None
         self._spec = spec = request.spec
         self._choices = range(len(spec.prompts) * spec.num_choices)
-        self._logprobs = LogprobWriter(
-            self._tokenizer, names_token_ids=request.return_tokens_as_token_ids
+        self._is_chat = isinstance(request, Chat)
+        self._tells_usage = request.stream_options.include_usage
+        self._usage_is_continuous = (
+            self._tells_usage and request.stream_options.continuous_usage_stats
         )
+        self._shows_logprobs = request.num_logprobs() is not None
+        self._logprobs = LogprobWriter(self._tokenizer, request.return_tokens_as_token_ids)
         self._offsets: dict[int, TextOffsets] = {}  # of completions with log-probabilities
         # Choices whose text the prompt begins, until it is written.
         echoes = isinstance(request, CompletionBody) and request.echo
@@ -63,8 +61,6 @@ class Answer(Writer):
             **more,
         }
         return json.dumps(content, separators=(",", ":"))
-
-    # Whole answers
 
     def whole(self, deltas: Iterable[Delta]) -> bytes:
         collected: list[list[Delta]] = [[] for _ in self._choices]
@@ -100,19 +96,22 @@ class Answer(Writer):
         """What a choice has said in `parts`: all of it, or what is new."""
         speculation, last = self._spec.speculation, parts[-1]
         token_ids = [token for part in parts for token in part.token_ids.tolist()]
-        echo = self._echo(index)
-        choice: JsonObject = {"index": index}
-        if not self._is_chat:
-            choice["text"] = (echo or "") + "".join(part.text for part in parts)
-        elif is_whole:
-            choice["message"] = whole_message(parts)
-        else:
-            choice["delta"] = delta_fields(last)
-        choice |= {"logprobs": None, "finish_reason": finish_reason(last)}
+        echo, logprobs = self._echo(index), None
         if self._shows_logprobs:
-            logprobs = [one for part in parts for one in part.logprobs]
-            choice["logprobs"] = self._written_logprobs(index, token_ids, logprobs, echo)
-        choice["seed"] = self._generation.prompt_of(index).seed
+            found = [one for part in parts for one in part.logprobs]
+            logprobs = self._written_logprobs(index, token_ids, found, echo)
+        said: JsonObject = {"delta": delta_fields(last)}
+        if not self._is_chat:
+            said = {"text": (echo or "") + "".join(part.text for part in parts)}
+        elif is_whole:
+            said = {"message": whole_message(parts)}
+        choice = {
+            "index": index,
+            **said,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason(last),
+            "seed": self._generation.prompt_of(index).seed,
+        }
         if is_whole or last.stop is not None:
             choice["stop_reason"] = last.stop
         if last.cumulative_logprob is not None:
@@ -186,8 +185,6 @@ class Answer(Writer):
             said["prompt_logprobs"] = self._logprobs.entries(token_ids, logprobs)
         return said
 
-    # Streams
-
     def opening(self) -> bytes:
         """Chunks before the first token: the roles of a chat, the echo of a prompt."""
         # An echo with log-probabilities comes with the first text: they are known then.
@@ -210,7 +207,7 @@ class Answer(Writer):
             if self._is_brief and delta.says_nothing:
                 continue
             is_last = self._generation.is_over and delta is deltas[-1]
-            tells = is_last and not self._options.include_usage
+            tells = is_last and not self._tells_usage
             tail = {"metrics": metrics(self._generation)} if tells else {}
             parts.append(self._chunk(self._choice(delta.index, [delta], is_whole=False), **tail))
         return b"".join(parts)
@@ -219,13 +216,13 @@ class Answer(Writer):
         return b"data: " + error_body(error, self._request_id) + b"\n\n" + DONE
 
     def closing(self) -> bytes:
-        if not self._options.include_usage:
+        if not self._tells_usage:
             return DONE
         return self._event([], **self._told()) + DONE
 
     def _chunk(self, choice: JsonObject, **more: Any) -> bytes:
         # As in OpenAI: with include_usage, every chunk but the last has `usage: null`.
-        if self._options.include_usage:
+        if self._tells_usage:
             more["usage"] = usage(self._generation) if self._usage_is_continuous else None
         return self._event([choice], **more)
 
@@ -269,3 +266,83 @@ def delta_fields(delta: Delta) -> JsonObject:
     if part.name is None:  # it goes on
         del call["id"], call["type"], call[item.kind]["name"]
     return {"tool_calls": [call]}
+
+
+def written(step: DraftStep, tokenizer: Tokenizer) -> dict[str, Any]:
+    """The step as docs/requests.md describes it."""
+    nodes = zip(
+        step.parents.tolist(),
+        _named(step.token_ids, tokenizer),
+        step.survival.tolist(),
+        step.sources.tolist(),
+        strict=True,
+    )
+    own = _named(step.own_token_ids, tokenizer)
+    return {
+        "n": step.number,
+        "at_ms": round(1000.0 * step.at_s, 1),
+        "drafters": list(step.drafters),
+        "nodes": [
+            [parent, *token, round(survival, 3), bits] for parent, token, survival, bits in nodes
+        ],
+        "path": step.path.tolist(),
+        "own": own[0] if own else None,
+        "ms": {
+            "draft": round(1000.0 * step.draft_time_s, 2),
+            "step": round(1000.0 * step.step_time_s, 2),
+        },
+        "batch": step.num_sequences,
+        "why": step.why,
+    }
+
+
+def _named(token_ids: TokenArray, tokenizer: Tokenizer) -> list[tuple[int, str]]:
+    """Each token with its text, in which bytes that are no character by themselves are U+FFFD."""
+    return [(token, tokenizer.token_text(token)) for token in token_ids.tolist()]
+
+
+# Tokens' places in a completion's text.
+
+# Decoders depend on at most the last word of the prompt.
+_NUM_CONTEXT_TOKENS = 8
+
+
+class TextOffsets:
+    """Of one choice, in characters of its text, which an echoed prompt begins.
+
+    A token with only a part of a character stands where the character does; one without text, as
+    a special token that is left out, where the next text does.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_ids: TokenArray, *, skip_special_tokens: bool
+    ) -> None:
+        context = prompt_ids[-_NUM_CONTEXT_TOKENS:].tolist()
+        self._tokenizer = tokenizer
+        self._output = tokenizer.detokenizer(context, skip_special_tokens=skip_special_tokens)
+        self._text_len = 0
+
+    def of_prompt(self, token_ids: Iterable[int], echo: str) -> list[int]:
+        """Of an echoed prompt's tokens; `of_output` goes on behind the echo."""
+        special_ids = self._tokenizer.special_ids
+        shown = self._tokenizer.detokenizer(skip_special_tokens=True)
+        offsets: list[int] = []
+        place = 0
+        for token in token_ids:
+            offsets.append(min(place, len(echo)))
+            if token not in special_ids:
+                place += len(shown.feed((token,)))
+                continue
+            # A special token of the tokenizer's own making is not in the text that was sent.
+            text = self._tokenizer.token_text(token)
+            place += len(text) if echo.startswith(text, place) else 0
+        self._text_len = len(echo)
+        return offsets
+
+    def of_output(self, token_ids: Sequence[int]) -> list[int]:
+        """Of the next tokens of the output."""
+        offsets: list[int] = []
+        for token in token_ids:
+            offsets.append(self._text_len)
+            self._text_len += len(self._output.feed((token,)))
+        return offsets

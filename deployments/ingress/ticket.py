@@ -17,17 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from cluster.core import Request, TokenArray, TokenEvent, token_array
+from cluster.core import Request, TokenEvent, token_array
 from cluster.errors import CapacityError, DrafthouseError, error_from_code
 from cluster.messages import AdapterList, Load, SubmitFrame, WorkerDescription
 from cluster.requests.fields import DraftStep
 from cluster.rpc.channel import CoordinatorLink
-from cluster.text.tokenizer import Tokenizer
 
-# The steps of a choice that asks for its draft trees: numbered, bounded, and written as JSON.
-
-
-# Of one choice.  A step without nodes counts as one.
+# Of one choice that asks for its draft trees.  A step without nodes counts as one.
 MAX_NODES = 4096
 
 
@@ -54,39 +50,6 @@ class StepTrace:
         return tuple(kept)
 
 
-def written(step: DraftStep, tokenizer: Tokenizer) -> dict[str, Any]:
-    """The step as docs/requests.md describes it."""
-    nodes = zip(
-        step.parents.tolist(),
-        _named(step.token_ids, tokenizer),
-        step.survival.tolist(),
-        step.sources.tolist(),
-        strict=True,
-    )
-    own = _named(step.own_token_ids, tokenizer)
-    return {
-        "n": step.number,
-        "at_ms": round(1000.0 * step.at_s, 1),
-        "drafters": list(step.drafters),
-        "nodes": [
-            [parent, *token, round(survival, 3), bits] for parent, token, survival, bits in nodes
-        ],
-        "path": step.path.tolist(),
-        "own": own[0] if own else None,
-        "ms": {
-            "draft": round(1000.0 * step.draft_time_s, 2),
-            "step": round(1000.0 * step.step_time_s, 2),
-        },
-        "batch": step.num_sequences,
-        "why": step.why,
-    }
-
-
-def _named(token_ids: TokenArray, tokenizer: Tokenizer) -> list[tuple[int, str]]:
-    """Each token with its text, in which bytes that are no character by themselves are U+FFFD."""
-    return [(token, tokenizer.token_text(token)) for token in token_ids.tolist()]
-
-
 # A client who reads at the pace of a model has one or two pieces waiting.
 MAX_PIECES = 64
 
@@ -106,7 +69,6 @@ class Ticket:
     arrived: set whenever an event arrives; several tickets may share it.  request: as it was last
     sent; its id changes with every failover, so that old events are recognised.  peer: that has
     it, None = none has.  is_complete: its text is, though its last event may still come.
-    trace: of a request that asks for its draft trees.
     """
 
     def __init__(self, request: Request, arrived: asyncio.Event) -> None:
@@ -121,7 +83,7 @@ class Ticket:
         self._arrived: list[TokenEvent] = []
         self._error: DrafthouseError | None = None
         self._is_answered = False
-        self.trace = StepTrace() if request.speculation.return_draft_trees else None
+        self.trace = StepTrace()
         self._signal = arrived
 
     @property
@@ -138,7 +100,7 @@ class Ticket:
     def push(self, event: TokenEvent) -> None:
         """Add an event from the coordinator, which goes on where the last one ended."""
         self._is_answered = True
-        if self.trace is not None:
+        if event.draft_steps:
             event = dataclasses.replace(event, draft_steps=self.trace.take(event.draft_steps))
         self._output.extend(event.token_ids.tolist())
         if event.error_code:

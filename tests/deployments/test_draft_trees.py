@@ -15,7 +15,8 @@ from cluster.client.generated import generation_pb2
 from cluster.config.schema import Config, DrafterConfig
 from cluster.core import EMPTY_TOKENS, TokenArray, token_array
 from cluster.requests.fields import DraftStep
-from deployments.ingress.ticket import MAX_NODES, StepTrace, written
+from deployments.ingress.openai_response import written
+from deployments.ingress.ticket import MAX_NODES, StepTrace
 from tests.support.coordinator.toys import ToyDrafter, oracle_chain
 from tests.support.deployments.api import Json, events
 from tests.support.deployments.place import generate, place, write_keys

@@ -15,9 +15,12 @@ from typing import Any
 import yaml
 
 from cluster.coordinator.idle import MEANINGS
+from cluster.core import TokenLogprob
 from cluster.errors import DrafthouseError
+from cluster.records import record
+from cluster.text.tokenizer import Tokenizer
 from cluster.text.tool_calls.base import NOTHING
-from deployments.ingress.choice import Delta
+from deployments.ingress.choice import Delta, PromptLogprobs
 from deployments.ingress.generation import Generation
 from deployments.ingress.prompts import prediction_counts, prediction_idle
 from deployments.ingress.wording import JsonObject, Rule, Schema
@@ -136,6 +139,91 @@ def event(kind: str, **fields: Any) -> bytes:
     """An event of a stream that names its events."""
     data = json.dumps({"type": kind, **fields}, separators=(",", ":"))
     return f"event: {kind}\ndata: {data}\n\n".encode()
+
+
+# Log-probabilities, in the formats of OpenAI and vLLM.
+
+
+@record
+class LogprobWriter:
+    """Formats the log-probabilities of one answer.
+
+    names_token_ids: tokens are named `token_id:N`, which no two of them share."""
+
+    tokenizer: Tokenizer
+    names_token_ids: bool = False
+
+    def entries(
+        self, token_ids: Sequence[int], logprobs: PromptLogprobs
+    ) -> list[JsonObject | None]:
+        """vLLM's: None for the first token, then by token id the prompt's own and the others."""
+
+        def entry(token: int, value: float, rank: int) -> JsonObject:
+            return {"logprob": value, "rank": rank, "decoded_token": self._text(token)}
+
+        return [
+            None
+            if one is None
+            else {
+                str(token): entry(token, one.logprob, one.rank),
+                **{
+                    str(other): entry(other, value, rank)
+                    for rank, (other, value) in enumerate(one.top, 1)
+                    if other != token
+                },
+            }
+            for token, one in zip(token_ids, logprobs, strict=True)
+        ]
+
+    def chat(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> JsonObject:
+        """Of the next tokens of a chat's output."""
+        content = [
+            {
+                **self._alternative(token, one.logprob),
+                "top_logprobs": [self._alternative(*other) for other in one.top],
+            }
+            for token, one in zip(token_ids, logprobs, strict=True)
+        ]
+        return {"content": content, "refusal": None}
+
+    def completion(
+        self, token_ids: Sequence[int], logprobs: PromptLogprobs, offsets: list[int]
+    ) -> JsonObject:
+        """Of the next tokens of a completion, or of its echo: nothing is said of the first token of
+        a prompt, which nothing comes before.  offsets: of each in the text."""
+        return {
+            "tokens": list(map(self._name, token_ids)),
+            "token_logprobs": [one and one.logprob for one in logprobs],
+            # As in vLLM, the token that was drawn is always there, though it may not be among the
+            # most likely ones; where two tokens have the same text its value is the one shown.
+            "top_logprobs": [
+                one
+                and {self._name(other): value for other, value in one.top}
+                | {self._name(token): one.logprob}
+                for token, one in zip(token_ids, logprobs, strict=True)
+            ],
+            "text_offset": offsets,
+        }
+
+    def _name(self, token: int) -> str:
+        """The token's text; incomplete characters as OpenAI writes them."""
+        if self.names_token_ids:
+            return f"token_id:{token}"
+        data = self.tokenizer.token_bytes(token)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+    def _text(self, token: int) -> str:
+        return f"token_id:{token}" if self.names_token_ids else self.tokenizer.token_text(token)
+
+    def _alternative(self, token: int, value: float) -> JsonObject:
+        return {
+            "token": self._text(token),
+            "logprob": value,
+            "bytes": list(self.tokenizer.token_bytes(token)),
+        }
 
 
 # The cost of an answer.
