@@ -78,20 +78,17 @@ class TextStream:
 
     def push(self, token_ids: TokenArray | Sequence[int]) -> TextDelta:
         """Add the next output tokens; ignored after the end of the text."""
-        if self.is_finished:
-            return TextDelta("")
-        ids = token_ids.tolist() if isinstance(token_ids, np.ndarray) else list(token_ids)
-        if not self._stops:
-            self.num_tokens += len(ids)
-            return TextDelta(self._detokenizer.feed(ids), len(ids))
-        pieces = []
-        for index, token in enumerate(ids):
-            self.num_tokens += 1
-            text, stop = self._search(self._detokenizer.feed((token,)))
-            pieces.append(text)
-            if stop is not None:
-                return TextDelta("".join(pieces), index + 1, stop)
-        return TextDelta("".join(pieces), len(ids))
+        ids = token_ids.tolist() if isinstance(token_ids, np.ndarray) else token_ids
+        text, num_tokens, stop = "", 0, None
+        # Only the search for a stop string must know which token brings which text.
+        for group in [(token,) for token in ids] if self._stops else [ids]:
+            if self.is_finished:
+                break
+            num_tokens += len(group)
+            self.num_tokens += len(group)
+            piece, stop = self._search(self._detokenizer.feed(group))
+            text += piece
+        return TextDelta(text, num_tokens, stop)
 
     def finish(self) -> TextDelta:
         """End the sequence; returns the held-back text, incomplete characters as U+FFFD."""
@@ -103,7 +100,7 @@ class TextStream:
 
     def _search(self, piece: str) -> tuple[str, str | None]:
         """The text that is final after `piece`, and the stop string that ends it or None."""
-        if self.num_tokens <= self._min_tokens:
+        if not self._stops or self.num_tokens <= self._min_tokens:
             return piece, None
         text, self._held = self._held + piece, ""
         ends = [

@@ -37,7 +37,7 @@ PromptLogprobs = Sequence[TokenLogprob | None]
 
 
 @dataclass(slots=True)
-class AskedPrompt:
+class PreparedPrompt:
     """One prompt of a request, with what is known of it once the request has started.
 
     asked: as the client sent it.  seed: of its samples, given or drawn.  is_cut: whether it has
@@ -134,10 +134,8 @@ class Choice(GrowingText):
         spec: GenerationSpec,
         tokenizer: Tokenizer,
         dialect: Dialect,
-        *,
-        is_over: bool = False,
     ) -> None:
-        """request: what is submitted.  is_over: its text was whole before a stream broke."""
+        """request: what is submitted."""
         self.text = TextStream(
             tokenizer,
             spec.stop,
@@ -162,7 +160,9 @@ class Choice(GrowingText):
         self.num_resumed = self.text.num_tokens  # which another request has counted
         self.ticket: Ticket | None = None  # it is over, or not submitted yet
         self.queue_time_s = self.prefill_time_s = 0.0
-        self._is_over = is_over or self.text.is_finished
+        # Its text may have been whole before the stream broke.
+        resumed = spec.resumed.get(index)
+        self._is_over = self.text.is_finished or (resumed is not None and resumed.is_finished)
         self._is_prompt_only = spec.is_prompt_only
 
     @property

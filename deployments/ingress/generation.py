@@ -18,7 +18,7 @@ from cluster.requests.fields import draw_seed
 from cluster.rpc.link import run_until_first_ends
 from cluster.text.dialect import Dialect
 from cluster.text.tokenizer import Tokenizer
-from deployments.ingress.choice import AskedPrompt, Choice, Delta, combined
+from deployments.ingress.choice import Choice, Delta, PreparedPrompt, combined
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.keys import Use
 from deployments.ingress.prompts import max_tokens, prediction_ids, read_prompts, stop_token_ids
@@ -68,7 +68,8 @@ class Generation:
         self._news, self.closed = asyncio.Event(), asyncio.Event()
         seed = self.spec.seed
         self.prompts = [
-            AskedPrompt(asked, draw_seed() if seed is None else seed) for asked in self.spec.prompts
+            PreparedPrompt(asked, draw_seed() if seed is None else seed)
+            for asked in self.spec.prompts
         ]
         if timeout_s is not None:  # one timer, so that a wait for events costs none
             late = DeadlineError(
@@ -77,7 +78,7 @@ class Generation:
             )
             self._alarm = asyncio.get_running_loop().call_later(timeout_s, self.fail, late)
 
-    def prompt_of(self, choice: int) -> AskedPrompt:
+    def prompt_of(self, choice: int) -> PreparedPrompt:
         """The prompt that the choice continues."""
         return self.prompts[choice // self.spec.num_choices]
 
@@ -161,16 +162,7 @@ class Generation:
                 )
                 if spec.prompt_logprobs is not None and sample == 0:
                     prompt.score(request, spec.prompt_logprobs, self.coordinators, self._news)
-                self.choices.append(
-                    Choice(
-                        index,
-                        request,
-                        spec,
-                        self.tokenizer,
-                        self.dialect,
-                        is_over=resumed.is_finished,
-                    )
-                )
+                self.choices.append(Choice(index, request, spec, self.tokenizer, self.dialect))
         if spec.prompt_logprobs is None:
             self._submit()
 
@@ -193,7 +185,7 @@ class Generation:
 
     def _tickets(self) -> list[Ticket]:
         """Of all that was submitted so far."""
-        parts: tuple[Choice | AskedPrompt, ...] = (*self.choices, *self.prompts)
+        parts: tuple[Choice | PreparedPrompt, ...] = (*self.choices, *self.prompts)
         return [part.ticket for part in parts if part.ticket is not None]
 
     @contextlib.contextmanager

@@ -261,11 +261,10 @@ def delta_fields(delta: Delta) -> JsonObject:
     if not part.is_call:
         name = "content" if part.kind == "text" else "reasoning_content"
         return {name: part.text} if part.text else {}
-    item = OutputItem(part.kind, 0, part.name or "", part.text)
-    call = {"index": part.index, **item.call()}
+    call = OutputItem(part.kind, 0, part.name or "", part.text).call()
     if part.name is None:  # it goes on
-        del call["id"], call["type"], call[item.kind]["name"]
-    return {"tool_calls": [call]}
+        del call["id"], call["type"], call[part.kind]["name"]
+    return {"tool_calls": [{"index": part.index, **call}]}
 
 
 def written(step: DraftStep, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -303,9 +302,6 @@ def _named(token_ids: TokenArray, tokenizer: Tokenizer) -> list[tuple[int, str]]
 
 # Tokens' places in a completion's text.
 
-# Decoders depend on at most the last word of the prompt.
-_NUM_CONTEXT_TOKENS = 8
-
 
 class TextOffsets:
     """Of one choice, in characters of its text, which an echoed prompt begins.
@@ -317,15 +313,14 @@ class TextOffsets:
     def __init__(
         self, tokenizer: Tokenizer, prompt_ids: TokenArray, *, skip_special_tokens: bool
     ) -> None:
-        context = prompt_ids[-_NUM_CONTEXT_TOKENS:].tolist()
         self._tokenizer = tokenizer
-        self._output = tokenizer.detokenizer(context, skip_special_tokens=skip_special_tokens)
+        self._output = tokenizer.detokenizer(prompt_ids, skip_special_tokens=skip_special_tokens)
         self._text_len = 0
 
     def of_prompt(self, token_ids: Iterable[int], echo: str) -> list[int]:
         """Of an echoed prompt's tokens; `of_output` goes on behind the echo."""
         special_ids = self._tokenizer.special_ids
-        shown = self._tokenizer.detokenizer(skip_special_tokens=True)
+        shown = self._tokenizer.detokenizer()
         offsets: list[int] = []
         place = 0
         for token in token_ids:

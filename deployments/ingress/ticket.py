@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import itertools
 import time
 from array import array
 from collections.abc import Sequence
@@ -32,21 +31,21 @@ class StepTrace:
 
     def __init__(self) -> None:
         self.num_dropped = 0
-        self._numbers = itertools.count()
+        self._num_steps = 0
         self._num_nodes = 0
         self._began_at = time.monotonic()
 
     def take(self, steps: Sequence[DraftStep]) -> tuple[DraftStep, ...]:
         """Number and time these steps; returns those that are kept."""
         at_s, kept = time.monotonic() - self._began_at, list[DraftStep]()
-        for step in steps:
-            number = next(self._numbers)
+        for number, step in enumerate(steps, self._num_steps):
             # The first one that does not fit is the end: what is kept has no holes.
             self._num_nodes += max(step.num_nodes, 1)
             if self._num_nodes > MAX_NODES:
                 self.num_dropped += 1
             else:
                 kept.append(dataclasses.replace(step, number=number, at_s=at_s))
+        self._num_steps += len(steps)
         return tuple(kept)
 
 

@@ -16,7 +16,7 @@ from cluster.core import (
     token_array,
 )
 from cluster.errors import WorkerError
-from deployments.ingress.choice import AskedPrompt
+from deployments.ingress.choice import PreparedPrompt
 from deployments.ingress.spec import Prompt
 from deployments.ingress.ticket import MAX_PIECES, Ticket
 
@@ -64,7 +64,7 @@ async def test_nothing_is_lost_or_moved(count: int):
 
 
 async def test_an_error_is_told_though_it_came_with_events():
-    ticket, score = await filled(0), AskedPrompt(Prompt(), 0, ticket=await filled(0))
+    ticket, score = await filled(0), PreparedPrompt(Prompt(), 0, ticket=await filled(0))
     assert not ticket.resumed().was_admitted
     for each in (ticket, score.ticket):
         each.push(event(0))

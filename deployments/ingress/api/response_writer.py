@@ -44,7 +44,7 @@ class ResponseWriter(ItemWriter):
         return json.dumps(self._ended()).encode()
 
     def opening(self) -> bytes:
-        body = self._body("in_progress", [])
+        body = self._body("in_progress")
         return self._event("created", response=body) + self._event("in_progress", response=body)
 
     def closing(self) -> bytes:
@@ -53,7 +53,7 @@ class ResponseWriter(ItemWriter):
 
     def failing(self, error: DrafthouseError) -> bytes:
         code = error.code if isinstance(error, ContextLengthError) else "server_error"
-        body = self._body("failed", []) | {"error": {"code": code, "message": error.message}}
+        body = self._body("failed", error={"code": code, "message": error.message})
         return self._event(
             "error", code=error.code, message=error.message, param=error.param
         ) + self._event("failed", response=body)
@@ -107,12 +107,12 @@ class ResponseWriter(ItemWriter):
     def _ended(self) -> JsonObject:
         """The whole answer, which is kept from now on."""
         status, generation = self._status, self._generation
-        body = self._body(status, list(map(_written, self._items)))
+        details = None
         if status == "incomplete":
             is_full = self._last.finish_reason is FinishReason.LENGTH
-            body["incomplete_details"] = {"reason": "max_output_tokens" if is_full else "stop"}
+            details = {"reason": "max_output_tokens" if is_full else "stop"}
         prompt, output = generation.num_prompt_tokens, generation.num_output_tokens
-        body["usage"] = {
+        usage = {
             "input_tokens": prompt,
             "input_tokens_details": {
                 "cached_tokens": generation.num_cached_tokens,
@@ -122,18 +122,24 @@ class ResponseWriter(ItemWriter):
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": prompt + output,
         }
-        body["metrics"] = metrics(generation)
+        body = self._body(
+            status,
+            output=list(map(_written, self._items)),
+            incomplete_details=details,
+            usage=usage,
+            metrics=metrics(generation),
+        )
         self._request.keep(body, _message(self._items))
         return body
 
-    def _body(self, status: str, output: list[JsonObject]) -> JsonObject:
+    def _body(self, status: str, **more: Any) -> JsonObject:
         return {
             "id": self._generation.id,
             "object": "response",
             "created_at": self._created,
             "status": status,
             "model": self._request.model,
-            "output": output,
+            "output": [],
             "error": None,
             "incomplete_details": None,
             "usage": None,
@@ -142,6 +148,7 @@ class ResponseWriter(ItemWriter):
             "store": self._request.store,
             "seed": self._generation.prompts[0].seed,
             **self._request.repeated(),
+            **more,
         }
 
     def _outlined(self, end: str, item: OutputItem) -> bytes:

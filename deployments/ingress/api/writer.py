@@ -23,7 +23,7 @@ from cluster.text.tool_calls.base import NOTHING
 from deployments.ingress.choice import Delta, PromptLogprobs
 from deployments.ingress.generation import Generation
 from deployments.ingress.prompts import prediction_counts, prediction_idle
-from deployments.ingress.wording import JsonObject, Rule, Schema
+from deployments.ingress.wording import JsonObject, Rule
 
 
 @dataclass(slots=True)
@@ -236,23 +236,21 @@ _ABSENT = "prediction_idle_because"  # where it has no reason
 WORDS: Mapping[str, Mapping[str, str]] = {"idle_because": MEANINGS, _ABSENT: _TABLES[_ABSENT]}
 
 
-def _rule(name: str, schema: Schema, note: str) -> Rule:
-    is_required = name != _ABSENT
-    if name in WORDS:
-        schema = {"enum": [*WORDS[name], *([None] if is_required else [])]}
-    return Rule(name, note, schema, is_required)
-
-
-STATISTICS = tuple(_rule(name, *each) for name, each in _TABLES["statistics"].items())
+STATISTICS = tuple(
+    Rule(name, note, schema, name != _ABSENT)
+    for name, (schema, note) in _TABLES["statistics"].items()
+)
 
 
 def statistics_schema() -> JsonObject:
     """JSON Schema of `STATISTICS_PATH`."""
     properties = {}
     for rule in STATISTICS:
-        words = WORDS.get(rule.name, {}).items()
-        said = ". ".join([rule.note, *(f"{word}: {meaning}" for word, meaning in words)])
-        properties[rule.name] = {**rule.schema, "description": said}
+        schema, words = dict(rule.schema), WORDS.get(rule.name, {})
+        if words:
+            schema["enum"] = [*words, *([None] if rule.is_required else [])]
+        said = ". ".join([rule.note, *(f"{word}: {words[word]}" for word in words)])
+        properties[rule.name] = {**schema, "description": said}
     required = [rule.name for rule in STATISTICS if rule.is_required]
     return {"type": "object", "required": required, "properties": properties}
 
