@@ -122,7 +122,7 @@ class Coordinators:
     def _place(self, ticket: Ticket) -> None:
         peer = min(
             self._peers.values(),
-            key=lambda one: (one.id in ticket.refused_by, not one.load.seats, one.num_in_hand),
+            key=lambda one: (one.id in ticket.refused_by, not one.seats, one.num_in_hand),
         )
         peer.take(ticket)
 

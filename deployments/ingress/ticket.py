@@ -8,10 +8,10 @@ asked for beside the tokens; not an object per step: many small pieces become fe
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import time
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,14 +26,14 @@ from cluster.rpc.channel import CoordinatorLink
 MAX_NODES = 4096
 
 
+@dataclass(slots=True)
 class StepTrace:
     """The steps of one choice, as they arrive; those behind MAX_NODES nodes are dropped."""
 
-    def __init__(self) -> None:
-        self.num_dropped = 0
-        self._num_steps = 0
-        self._num_nodes = 0
-        self._began_at = time.monotonic()
+    num_dropped: int = 0
+    _num_steps: int = 0
+    _num_nodes: int = 0
+    _began_at: float = field(default_factory=time.monotonic)
 
     def take(self, steps: Sequence[DraftStep]) -> tuple[DraftStep, ...]:
         """Number and time these steps; returns those that are kept."""
@@ -44,7 +44,7 @@ class StepTrace:
             if self._num_nodes > MAX_NODES:
                 self.num_dropped += 1
             else:
-                kept.append(dataclasses.replace(step, number=number, at_s=at_s))
+                kept.append(replace(step, number=number, at_s=at_s))
         self._num_steps += len(steps)
         return tuple(kept)
 
@@ -59,7 +59,7 @@ def _merged(events: Sequence[TokenEvent]) -> TokenEvent:
         for name in ("logprobs", "draft_sources", "draft_steps", "steps")
     }
     token_ids = np.concatenate([event.token_ids for event in events])
-    return dataclasses.replace(events[0], token_ids=token_ids, **said)
+    return replace(events[0], token_ids=token_ids, **said)
 
 
 class Ticket:
@@ -100,7 +100,7 @@ class Ticket:
         """Add an event from the coordinator, which goes on where the last one ended."""
         self._is_answered = True
         if event.draft_steps:
-            event = dataclasses.replace(event, draft_steps=self.trace.take(event.draft_steps))
+            event = replace(event, draft_steps=self.trace.take(event.draft_steps))
         self._output.extend(event.token_ids.tolist())
         if event.error_code:
             error = error_from_code(event.error_code, event.error_message)
@@ -167,7 +167,7 @@ class Ticket:
     def resumed(self) -> Request:
         """The request from now on, in the form in which another coordinator continues it."""
         self.failovers += 1
-        self.request = dataclasses.replace(
+        self.request = replace(
             self.request,
             id=f"{self._first_id}~{self.failovers}",
             output_ids=token_array(self._output),
@@ -176,20 +176,24 @@ class Ticket:
         return self.request
 
 
+@dataclass(eq=False)
 class CoordinatorPeer:
-    """One coordinator: its stream, its running requests, and what is to be sent next."""
+    """One coordinator: its stream, its running requests, and what is to be sent next.
 
-    def __init__(self, peer_id: str, description: WorkerDescription, link: CoordinatorLink) -> None:
-        self.id = peer_id
-        self.description = description
-        self.link = link
-        self.adapters: AdapterList | None = None  # what it last said of them
-        # Until it has said it, it is taken to have seats.
-        self.load = Load(seats=description.max_running_sequences)
-        self.is_heard = False  # since the last look
-        self._num_elsewhere = 0  # its requests of other ingresses
-        self.tickets: dict[str, Ticket] = {}
-        self.outbox = asyncio.Queue[SubmitFrame]()
+    adapters: what it last said of them.  seats: at all its targets; until it has said it, it is
+    taken to have some.  is_heard: since the last look.  _num_elsewhere: its requests of other
+    ingresses.
+    """
+
+    id: str
+    description: WorkerDescription
+    link: CoordinatorLink
+    adapters: AdapterList | None = None
+    seats: int = 1
+    is_heard: bool = False
+    _num_elsewhere: int = 0
+    tickets: dict[str, Ticket] = field(default_factory=dict)
+    outbox: asyncio.Queue[SubmitFrame] = field(default_factory=asyncio.Queue)
 
     def take(self, ticket: Ticket) -> None:
         """Have the request from now on."""
@@ -211,5 +215,5 @@ class CoordinatorPeer:
 
     def note_load(self, load: Load) -> None:
         """It has said how busy it is."""
-        self.load = load
+        self.seats = load.seats
         self._num_elsewhere = max(load.num_running + load.num_waiting - len(self.tickets), 0)
