@@ -30,7 +30,7 @@ from cluster.text.tokenizer import Tokenizer
 from cluster.text.tool_calls.base import NOTHING, AnswerReader, Part
 from cluster.text.tool_calls.json_call import TextArgument
 from deployments.ingress.coordinators import Coordinators
-from deployments.ingress.spec import ChatUse, GenerationSpec, Prompt
+from deployments.ingress.spec import ChatUse, GenerationSpec, Prompt, Resumed
 from deployments.ingress.ticket import Ticket
 
 PromptLogprobs = Sequence[TokenLogprob | None]
@@ -161,8 +161,7 @@ class Choice(GrowingText):
         self.ticket: Ticket | None = None  # it is over, or not submitted yet
         self.queue_time_s = self.prefill_time_s = 0.0
         # Its text may have been whole before the stream broke.
-        resumed = spec.resumed.get(index)
-        self._is_over = self.text.is_finished or (resumed is not None and resumed.is_finished)
+        self._is_over = spec.resumed.get(index, Resumed()).is_finished or self.text.is_finished
         self._is_prompt_only = spec.is_prompt_only
 
     @property

@@ -37,7 +37,15 @@ class Answer(Writer):
         )
         self._shows_logprobs = request.num_logprobs() is not None
         self._logprobs = LogprobWriter(self._tokenizer, request.return_tokens_as_token_ids)
-        self._offsets: dict[int, TextOffsets] = {}  # of completions with log-probabilities
+        self._offsets = [
+            TextOffsets(
+                self._tokenizer,
+                self._generation.prompt_of(index).token_ids,
+                skip_special_tokens=spec.skip_special_tokens,
+            )
+            for index in self._choices
+            if self._shows_logprobs and not self._is_chat
+        ]
         # Choices whose text the prompt begins, until it is written.
         echoes = isinstance(request, CompletionBody) and request.echo
         self._unechoed = set(self._choices if echoes else ())
@@ -160,19 +168,13 @@ class Answer(Writer):
     ) -> JsonObject:
         if self._is_chat:
             return self._logprobs.chat(token_ids, logprobs)
-        prompt, shown, places = self._generation.prompt_of(choice), list[int](), list[int]()
-        if choice not in self._offsets:
-            self._offsets[choice] = TextOffsets(
-                self._tokenizer,
-                prompt.token_ids,
-                skip_special_tokens=self._spec.skip_special_tokens,
-            )
-        offsets, echoed = self._offsets[choice], list[TokenLogprob | None]()
-        if echo is not None:
-            shown = prompt.token_ids.tolist()
-            places += offsets.of_prompt(shown, echo)
-            echoed += prompt.logprobs(self._spec.params.logprobs or 0)
-        places += offsets.of_output(token_ids)
+        offsets = self._offsets[choice]
+        if echo is None:
+            return self._logprobs.completion(token_ids, logprobs, offsets.of_output(token_ids))
+        prompt = self._generation.prompt_of(choice)
+        shown = prompt.token_ids.tolist()
+        places = offsets.of_prompt(shown, echo) + offsets.of_output(token_ids)
+        echoed = prompt.logprobs(self._spec.params.logprobs or 0)
         return self._logprobs.completion(shown + token_ids, [*echoed, *logprobs], places)
 
     def _of_prompt(self, choice: int) -> JsonObject:
