@@ -30,10 +30,14 @@ class Page:
                 samples[sample.name].append(sample)
         return cls(samples, at_s)
 
+    def values(self, name: str) -> list[float]:
+        """Of all labels."""
+        return [sample.value for sample in self.samples.get(name, ())]
+
     def total(self, name: str) -> float | None:
         """Sum over all labels; None if the page has no such sample."""
-        found = self.samples.get(name)
-        return sum(sample.value for sample in found) if found else None
+        found = self.values(name)
+        return sum(found) if found else None
 
     def by(self, name: str, label: str) -> dict[str, float]:
         """Sums by the values of one label."""

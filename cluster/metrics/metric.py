@@ -94,6 +94,11 @@ class Metric:
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = _SECONDS
 
+    @property
+    def sample(self) -> str:
+        """The name of its values on a page, for one that is no histogram."""
+        return f"{self.name}_total" if self.kind == "counter" else self.name
+
     def series(self, registry: CollectorRegistry | None = None) -> Counter | Gauge | Histogram:
         """Make what holds its values; with a registry it is read with all others there."""
         told = self.name, self.help, self.labels

@@ -177,15 +177,16 @@ class Choice(GrowingText):
             # Only its prompt was asked about: it ends without a token.
             self.finish_reason = FinishReason.LENGTH
             return [Delta(self.index, finish_reason=self.finish_reason)]
-        was_done = self.done
         try:
             events = self.ticket.take()
         except DrafthouseError:
-            if was_done:  # only the statistics may still arrive; how it ends does not matter
+            if (
+                self.ticket.is_complete
+            ):  # only the statistics may still arrive; how it ends does not matter
                 return []
             raise
         deltas = [delta for event in events for delta in self.feed(event)]
-        if self.done and not was_done:
+        if self.done and not self.ticket.is_complete:
             # Without this the coordinator would continue after a stop string; its last event has
             # the statistics.
             self.ticket.complete()

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import TypeVar
 
 from cluster.config.schema import CoordinatorConfig
 from cluster.core import FinishReason, Request, TokenEvent
@@ -20,6 +21,8 @@ from cluster.rpc.link import run_until_first_ends
 from deployments.ingress.ticket import CoordinatorPeer, Ticket
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _RESUME_PAUSE_S = 0.05
 # Coordinators say every second that they are there.  Looks are counted, not time: when the ingress
@@ -203,3 +206,19 @@ class Coordinators:
             self._place(ticket)
         else:
             ticket.push(event)
+
+
+async def answers_of(
+    links: Mapping[str, CoordinatorLink], question: Callable[[CoordinatorLink], Awaitable[T]]
+) -> list[T]:
+    """What those coordinators said that answered."""
+
+    async def ask(name: str, link: CoordinatorLink) -> list[T]:
+        try:
+            return [await question(link)]
+        except DrafthouseError as error:
+            log.info("coordinator id=%s did not answer: %s", name, error)
+            return []
+
+    answers = await asyncio.gather(*(ask(*each) for each in links.items()))
+    return [answer for found in answers for answer in found]

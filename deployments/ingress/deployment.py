@@ -84,8 +84,7 @@ class IngressDeployment(Replica):
         asking = handle.broadcast("metrics_for", self._part.recorder.process)
         answers: list[Any] = []
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                answers = await asking.results_async(return_exceptions=True)
+            answers = await asking.results_async(timeout_s=timeout_s, return_exceptions=True)
         return [answer for answer in answers if answer and isinstance(answer, bytes)]
 
     async def health(self) -> dict[str, Any]:

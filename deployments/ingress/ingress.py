@@ -22,12 +22,12 @@ from cluster.rpc.connections import Connections, Endpoint, Endpoints
 from cluster.rpc.trust import NO_TRUST, Trust
 from cluster.text.dialect import dialect_of
 from cluster.text.tokenizer import Tokenizer
-from deployments.ingress.coordinators import Coordinators
+from deployments.ingress.coordinators import Coordinators, answers_of
 from deployments.ingress.event_stream import Watchers
 from deployments.ingress.generation import Generation
 from deployments.ingress.grammar_check import GrammarCheck
 from deployments.ingress.keys import ANYBODY, Caller, KeyRing, Quotas
-from deployments.ingress.metrics_page import AskOthers, answers_of, metrics_page, nobody, stats_of
+from deployments.ingress.metrics_page import AskOthers, metrics_page, nobody, stats_of
 from deployments.ingress.prompts import check_lengths, encode_all
 from deployments.ingress.spec import GenerationSpec, Limits, Prompt, ResponseStore
 from deployments.ingress.tracing import follow, provider_of, write_line

@@ -9,82 +9,67 @@ process that does not answer in time is missing from that scrape, which counts t
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from cluster import metrics
-from cluster.errors import DrafthouseError
 from cluster.metrics import Metric, vllm_metrics
 from cluster.metrics.recorder import Recorder, side_by_side
-from cluster.records import frozen
 from cluster.rpc.channel import CoordinatorLink
+from deployments.ingress.coordinators import answers_of
 from deployments.metrics_reader import Page
 
 
-@frozen
-class _Series:
-    """A page of metrics, by our own names of them."""
-
-    page: Page
-
-    def values(self, metric: Metric) -> list[float]:
-        """Of all processes and labels."""
-        return [sample.value for sample in self.page.samples.get(_name(metric), ())]
-
-    def total(self, metric: Metric) -> float:
-        return _plain(sum(self.values(metric)))
-
-    def by(self, metric: Metric, label: str) -> dict[str, float]:
-        """Return the sums of each value of the label."""
-        sums = self.page.by(_name(metric), label)
-        return {value: _plain(number) for value, number in sums.items()}
+def _total(page: Page, metric: Metric) -> float:
+    """Of all processes and labels."""
+    return _plain(page.total(metric.sample) or 0.0)
 
 
-def _name(metric: Metric) -> str:
-    return f"{metric.name}{'_total' if metric.kind == 'counter' else ''}"
+def _by(page: Page, metric: Metric, label: str) -> dict[str, float]:
+    """Return the sums of each value of the label."""
+    return {value: _plain(number) for value, number in page.by(metric.sample, label).items()}
 
 
 def stats_of(page: bytes, model_name: str) -> dict[str, Any]:
     """Return what a page of metrics amounts to: counts since the processes began, and the moment's
     gauges."""
-    series = _Series(Page.read(page.decode()))
-    rates = series.by(metrics.TOKEN_RATE, "kind")
+    read = Page.read(page.decode())
+    rates = _by(read, metrics.TOKEN_RATE, "kind")
     return {
         "model": model_name,
-        "spec_decode": _spec_decode(series),
+        "spec_decode": _spec_decode(read),
         "requests": {
-            "running": series.total(metrics.RUNNING),
-            "waiting": series.total(metrics.QUEUED),
-            "finished": series.by(metrics.REQUESTS, "finish_reason"),
-            "rejected": series.total(metrics.REJECTED),
+            "running": _total(read, metrics.RUNNING),
+            "waiting": _total(read, metrics.QUEUED),
+            "finished": _by(read, metrics.REQUESTS, "finish_reason"),
+            "rejected": _total(read, metrics.REJECTED),
         },
         "tokens": {
-            "prompt": series.total(metrics.PROMPT_TOKENS),
-            "prompt_cached": series.total(vllm_metrics.CACHED_TOKENS),
-            "generation": series.total(metrics.OUTPUT_TOKENS),
+            "prompt": _total(read, metrics.PROMPT_TOKENS),
+            "prompt_cached": _total(read, vllm_metrics.CACHED_TOKENS),
+            "generation": _total(read, metrics.OUTPUT_TOKENS),
         },
         "tokens_per_s": {"prompt": rates.get("prompt", 0), "generation": rates.get("output", 0)},
         # Every coordinator sees the same targets.
-        "kv_cache_usage": max(series.values(vllm_metrics.KV_USAGE), default=0.0),
-        "missing_processes": series.total(metrics.MISSING_PROCESSES),
+        "kv_cache_usage": max(read.values(vllm_metrics.KV_USAGE.sample), default=0.0),
+        "missing_processes": _total(read, metrics.MISSING_PROCESSES),
     }
 
 
-def _spec_decode(series: _Series) -> dict[str, Any]:
-    num_drafts = series.total(metrics.SPEC_STEPS)
-    drafted = series.by(metrics.NUM_DRAFT_TOKENS, "drafter")
-    accepted = series.by(metrics.NUM_ACCEPTED_TOKENS, "drafter")
-    by_place = series.by(metrics.NUM_ACCEPTED_PER_POS, "position")
-    speedups = series.values(metrics.SPEEDUP)
+def _spec_decode(page: Page) -> dict[str, Any]:
+    num_drafts = _total(page, metrics.SPEC_STEPS)
+    drafted = _by(page, metrics.NUM_DRAFT_TOKENS, "drafter")
+    accepted = _by(page, metrics.NUM_ACCEPTED_TOKENS, "drafter")
+    by_place = _by(page, metrics.NUM_ACCEPTED_PER_POS, "position")
+    speedups = page.values(metrics.SPEEDUP.sample)
     return {
         "num_drafts": num_drafts,
         **_acceptance(sum(drafted.values()), sum(accepted.values())),
         "num_accepted_tokens_per_pos": [by_place[place] for place in sorted(by_place, key=int)],
         "mean_acceptance_length": 1.0 + _ratio(sum(accepted.values()), num_drafts),
         "estimated_speedup": _ratio(sum(speedups), len(speedups)) or 1.0,
-        "plain_steps": series.by(metrics.PLAIN_STEPS, "why"),
+        "plain_steps": _by(page, metrics.PLAIN_STEPS, "why"),
         "by_drafter": {
             name: _acceptance(count, accepted.get(name, 0)) for name, count in drafted.items()
         },
@@ -108,13 +93,8 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-log = logging.getLogger(__name__)
-
 # Half of Prometheus' default time limit for a scrape.
 _TIMEOUT_S = 5.0
-
-
-T = TypeVar("T")
 
 
 # Within another label's value the quote would be escaped.
@@ -144,22 +124,6 @@ async def metrics_page(
     for role, count in missing.items():
         scrape.set(metrics.MISSING_PROCESSES, max(count, 0), role=role)
     return side_by_side([scrape.render(), own.render(), *found, *texts])
-
-
-async def answers_of(
-    links: Mapping[str, CoordinatorLink], question: Callable[[CoordinatorLink], Awaitable[T]]
-) -> list[T]:
-    """What those coordinators said that answered."""
-
-    async def ask(name: str, link: CoordinatorLink) -> list[T]:
-        try:
-            return [await question(link)]
-        except DrafthouseError as error:
-            log.info("coordinator id=%s did not answer: %s", name, error)
-            return []
-
-    answers = await asyncio.gather(*(ask(*each) for each in links.items()))
-    return [answer for found in answers for answer in found]
 
 
 def seen_by(owner: str, page: bytes, *, is_general: bool) -> bytes:
