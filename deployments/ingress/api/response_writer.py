@@ -75,18 +75,16 @@ class ResponseWriter(ItemWriter):
 
     def _grown(self, item: OutputItem, text: str) -> bytes:
         new, self._logprobs = self._logprobs, []
-        if item.is_call:  # it has no place for them
-            return self._growing("delta", item, delta=text) if text else b""
         item.logprobs += new
-        return self._growing("delta", item, delta=text, **_with(item, new))
+        if item.is_call and not text:
+            return b""
+        return self._growing("delta", item, new, delta=text)
 
     def _done(self, item: OutputItem, status: str) -> bytes:
         item.status = status
-        said = {_TYPES[item.kind][3]: item.text}
-        if item.is_call:
-            events = self._growing("done", item, **said, name=item.name)
-        else:
-            events = self._growing("done", item, **said, **_with(item, item.logprobs))
+        said = {_TYPES[item.kind][3]: item.text, **({"name": item.name} if item.is_call else {})}
+        events = self._growing("done", item, item.logprobs, **said)
+        if not item.is_call:
             events += self._parted("done", item)
         return events + self._outlined("done", item)
 
@@ -157,7 +155,11 @@ class ResponseWriter(ItemWriter):
     def _parted(self, end: str, item: OutputItem) -> bytes:
         return self._event(f"content_part.{end}", **_place(item), part=_part(item))
 
-    def _growing(self, end: str, item: OutputItem, **fields: Any) -> bytes:
+    def _growing(
+        self, end: str, item: OutputItem, logprobs: list[JsonObject], **fields: Any
+    ) -> bytes:
+        if item.kind == "text":  # the others have no place for them
+            fields["logprobs"] = logprobs
         return self._event(f"{_TYPES[item.kind][2]}.{end}", **_place(item), **fields)
 
     def _event(self, end: str, **fields: Any) -> bytes:
@@ -186,10 +188,6 @@ def _part(item: OutputItem) -> JsonObject:
     if item.kind == "text":
         part |= {"annotations": [], "logprobs": item.logprobs}
     return part
-
-
-def _with(item: OutputItem, logprobs: list[JsonObject]) -> JsonObject:
-    return {"logprobs": logprobs} if item.kind == "text" else {}
 
 
 def _message(items: Sequence[OutputItem]) -> Message:
