@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from cluster import metrics
 from cluster.config.speculation import AuditConfig
 from cluster.core import SamplingParams, token_array
+from cluster.errors import RequestError
 from cluster.messages import TextVerdict, VerdictFrame
 from cluster.metrics import vllm_metrics
 from tests.support.choices import by_day
@@ -44,10 +46,10 @@ def outcomes(stage: House) -> dict[str, float]:
 
 
 def changed_last(wrong: list[int]) -> Callable[..., VerdictFrame]:
-    """The last two tokens of the text `r` come as other ones; wrong: which."""
+    """The last two tokens of a text come as other ones; wrong: which."""
 
     def changed(verdict: TextVerdict) -> TextVerdict:
-        if verdict.request_id != "r" or verdict.context_len < 1 + SEEDED.max_tokens:
+        if verdict.request_id[0] != "r" or verdict.context_len < 1 + SEEDED.max_tokens:
             return verdict
         wrong.append((verdict.token_ids[0] + 1) % VOCAB_SIZE)
         return replace(verdict, token_ids=token_array(wrong[-1:]))
@@ -78,27 +80,38 @@ async def test_a_text_that_nobody_drew_is_found_named_and_kept(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("cluster.coordinator.audit._MAX_FILES", 2)
-    wrong, folder = [], tmp_path / "all" / "kept"
+    wrong, told, folder = [], [], tmp_path / "all" / "kept"
+    asked = [request(params=replace(SEEDED, seed=n), id=f"r/{n}", task="t") for n in range(3)]
     async with at_work(
         ToyTarget(says=changed_last(wrong)), audit=replace(ALL, folder=str(folder))
     ) as stage:
-        for _ in range(3):
-            told = text_of(await collect(stage.coordinator, request(params=SEEDED)))
+        for each in asked:
+            told.append(text_of(await collect(stage.coordinator, each)))
             await stage.pass_time(1.0)
         assert outcomes(stage) == {"mismatch": 3.0}
-    assert told[-2:] == wrong[-2:]
-    kept, _ = folder.iterdir()
-    assert kept.stat().st_mode & 0o077 == 0
-    record = json.loads(kept.read_text())
-    assert (record["prompt_ids"], record["output_ids"]) == ([1, 2, 3], told)
-    assert (record["target"], record["params"]["seed"]) == ("target-0", SEEDED.seed)
-    redraws = sorted(record["redraws"], key=lambda each: each["gap"])
-    assert {each["position"] for each in redraws} == {len(told) - 2, len(told) - 1}
-    place, drawn, gap = redraws[-1].values()
-    assert (
-        f"request=r target=target-0 is not what is drawn now: place={place} token={told[place]} "
-        f"drawn={drawn} gap={gap:.4f} places=2 of {len(told)}"
-    ) in caplog.text
+    assert [token for text in told for token in text[-2:]] == wrong
+    said = [each for each in caplog.messages if each.startswith("audit: the text")]
+    paths = sorted(folder.iterdir())
+    assert [path.name.partition("-")[2] for path in paths] == ["r_0.json", "r_1.json"]
+    for path, each, text, line in zip(paths, asked, told, said, strict=False):
+        assert path.stat().st_mode & 0o077 == 0
+        record = json.loads(path.read_text())
+        redraws = sorted(record.pop("redraws"), key=itemgetter("gap"))
+        assert json.loads(json.dumps(asdict(each.params))) == record.pop("params")
+        assert record == {
+            "request_id": each.id,
+            "target": "target-0",
+            "task": "t",
+            "adapter": "",
+            "prompt_ids": [1, 2, 3],
+            "output_ids": text,
+        }
+        assert {each["position"] for each in redraws} == {len(text) - 2, len(text) - 1}
+        place, drawn, gap = redraws[-1].values()
+        assert line.endswith(
+            f"request={each.id} target=target-0 is not what is drawn now: place={place} "
+            f"token={text[place]} drawn={drawn} gap={gap:.4f} places=2 of {len(text)}"
+        )
 
 
 async def test_a_token_that_rounding_could_give_is_a_near_tie():
@@ -142,12 +155,14 @@ async def test_nothing_of_an_audit_is_counted_as_a_request():
     assert seen[0]
 
 
-async def test_a_share_of_the_texts_is_looked_at_and_beams_and_scores_never():
-    async with at_work(audit=AuditConfig(share=0.25)) as stage:
+async def test_a_share_of_the_texts_is_looked_at_and_beams_scores_and_failures_never():
+    toy = ToyTarget(refuses=lambda item: RequestError("no") if item.context_len == 50 else None)
+    async with at_work(toy, audit=AuditConfig(share=0.25)) as stage:
         scored = replace(GREEDY, max_tokens=3, forced_ids=(1, 2, 3))
         for number in range(8):
             await stage.ask((1, number))
             await stage.ask((1, number), scored)
+            await stage.ask((number,) * 48, error=RequestError.code)
             await stage.pass_time(1.0)
         assert outcomes(stage) == {"equal": 2.0}
 

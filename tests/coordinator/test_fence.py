@@ -62,15 +62,17 @@ async def test_a_part_that_only_learns_may_fail_in_every_round(
         await stage.settle()
 
 
-def test_failures_are_logged_at_each_doubling(caplog: pytest.LogCaptureFixture):
-    section = Fence(Recorder(), "sums")
+def test_failures_are_counted_and_logged_at_each_doubling(caplog: pytest.LogCaptureFixture):
+    section = Fence(recorder := Recorder(), "sums")
 
     with caplog.at_level(logging.ERROR):
         for _ in range(100):
             with section:
                 raise KeyError("unknown")
 
-    assert len(caplog.records) == 7
+    assert [record.args for record in caplog.records] == [("sums", 2**n) for n in range(7)]
+    assert all(record.exc_info for record in caplog.records)
+    assert b'bookkeeping_faults_total{part="sums"} 100.0' in recorder.render()
 
 
 def test_what_is_no_failure_passes_the_fence():
