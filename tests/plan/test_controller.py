@@ -175,6 +175,15 @@ def test_drafts_for_a_part_of_a_crowd_tell_what_they_would_be_worth_for_all():
     assert values[0] > 1.0
 
 
+def test_of_many_trees_those_that_were_not_are_looked_at_in_the_next_step():
+    controller, texts = crowd(0.0)
+    for text in texts:
+        text.held = {name: HeldTree(100, 100, CHAIN, CLAIMED) for name in ("suffix", "lm")}
+    for _ in range(2):
+        controller.plan(texts, [100] * 16, None, Moment(0.0))
+    assert all({each.drafter for each in text.seen} == {*text.held} for text in texts)
+
+
 def test_residents_that_are_wrong_cost_a_small_share_and_are_still_scored():
     played = Played(depth=0)
     played.run(300)

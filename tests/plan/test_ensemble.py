@@ -1,5 +1,6 @@
 """Which of several models a text asks, by what they have brought in it."""
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -199,23 +200,33 @@ def test_outcomes_that_are_known_late_are_compared_by_their_place(deep_first: bo
             scores.score([text])
     assert text.standing.expected("deep", len(text.tokens), 1.0) > 3.0
     assert text.standing.expected("flat", len(text.tokens), 1.0) < 1.1
+    chain, sure = TokenTree.chain([1, 1]), np.ones(2, np.float32)
+    text.seen.append(Seen("late", GROUP, len(text.tokens), chain, sure))
+    text.tokens.append(token_array([1]))
+    for ends in (False, True):
+        scores.score([text], ends=ends)
+        assert len(text.seen) + ends == 1
 
 
-def test_what_is_known_of_other_texts_counts_until_this_one_has_told_enough():
+def test_what_is_known_of_other_texts_counts_as_two_places_and_what_is_old_for_less():
     standing = Standing()
     assert standing.expected("a", 0, 1.5) == 1.5
-    for place in range(0, 60, 3):
-        standing.note("a", place, 0)
-    assert standing.expected("a", 60, 1.5) < 0.3
-    assert standing.expected("a", 2000, 1.5) > 1.4
+    for place, accepted in ((5, 3), (20, 1)):
+        standing.note("a", place, accepted)
+    for now in (20, 160, 2000):
+        kept = 0.995 ** np.array([now - 5, now - 20])
+        expected = (2.0 * 1.5 + kept @ [3.0, 1.0]) / (2.0 + kept.sum())
+        assert standing.expected("a", now, 1.5) == pytest.approx(expected)
+    assert standing.expected("a", 4, 1.5) == standing.expected("a", 20, 1.5)
 
 
 def test_where_a_drafter_fails_of_a_sudden_the_text_counts_as_a_new_one():
-    standing = Standing()
-    for place in range(0, 90, 3):
+    standing, places = Standing(), iter(range(0, 150, 3))
+    for place in itertools.islice(places, 30):
         standing.note("a", place, 2)
         standing.note("b", place, 0)
-    for place in range(90, 150, 3):
-        standing.note("a", place, 0)
-    assert standing.expected("b", 150, 1.5) == 1.5
-    assert standing.expected("a", 150, 1.5) < 1.0
+    standing.turns["a"] = Exploration()
+    while standing.turns:
+        standing.note("a", place := next(places), 0)
+    assert place == 105, "the sixth time"
+    assert standing.expected("b", 150, 1.5) == standing.expected("a", 150, 1.5) == 1.5

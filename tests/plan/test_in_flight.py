@@ -51,14 +51,9 @@ def test_texts_of_one_batch_have_bits_of_their_own():
     other.names = ("resident",)
     hold(one, POOL, TokenTree.chain([1, 2]), [B, B])
     hold(other, "resident", TokenTree.chain([1, 2]), is_resident=True)
+    hold(other, "not named", TokenTree.chain([3]), is_resident=True)
     one.tokens.append(token_array([1]))
-    assert offered(one, other) == [{(2,): B}, {(1,): 1, (1, 2): 1}]
-
-
-def test_a_drafter_that_the_text_does_not_name_has_no_bit():
-    own = text()
-    hold(own, "unknown", TokenTree.chain([1]), is_resident=True)
-    assert offered(own) == [{(1,): 0}]
+    assert offered(one, other) == [{(2,): B}, {(1,): 1, (1, 2): 1, (3,): 0}]
 
 
 @given(st.lists(token_trees(), min_size=1, max_size=3), st.integers(0, 2**32 - 1))
@@ -89,6 +84,31 @@ def test_bits_follow_their_nodes_down_any_way_that_the_text_takes(
         }
         (now,) = offered(own)
         assert now == known
+
+
+def test_what_a_text_has_left_of_a_tree_is_noted_with_all_that_is_known_of_its_nodes():
+    own = text()
+    hold(own, POOL, TokenTree.of([9, 1, 2], [-1, -1, 1]), [A, B, A | B])
+    hold(own, "resident", TokenTree.of([1, 2, 3, 4], [-1, 0, 1, 0]), is_resident=True)
+    pool, held = own.held.values()
+    held.survival, held.laws = (
+        np.array([0.8, 0.4, 0.2, 0.2], np.float32),
+        dict(enumerate("abcde", -1)),
+    )
+    assert offered(own) == [{(9,): A, (1,): B | 2, (1, 2): A | B | 2, (1, 2, 3): 2, (1, 4): 2}]
+    for tokens, bits, laws, survival in (
+        ([1], [A | B], {-1: "b", 0: "c", 1: "d", 2: "e"}, [0.5, 0.25, 0.25]),
+        ([2], [], {-1: "c", 0: "d"}, [0.5]),
+    ):
+        own.tokens.append(token_array(tokens))
+        offered(own)
+        assert held.base_len == len(own.tokens) == held.proposed_len + tokens[0]
+        assert (pool.sources.tolist(), held.laws) == (bits, laws)
+        for found in (held.survival, held.calibrated):
+            assert found.tolist() == pytest.approx(survival, abs=0.001)
+    assert (held.tree.token_ids.tolist(), held.tree.parents.tolist()) == ([3], [-1])
+    own.tokens.append(token_array([7]))
+    assert (offered(own), own.held) == ([{}], {})
 
 
 def test_what_is_chosen_goes_into_flight_with_its_bits():

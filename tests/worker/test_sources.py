@@ -80,18 +80,6 @@ async def test_what_a_step_has_left_of_a_tree_of_the_pool_keeps_its_sources():
     assert (second.num_nodes, second.sources.tolist()) == (2, [Q, P])
 
 
-async def test_a_tree_of_the_pool_that_the_text_has_left_is_gone():
-    async with steps() as target:
-        desk = await begun(target)
-        await target.turn()
-        wrong = TokenTree.chain([(TEXT[1] + 1) % 32, 5, 6])
-        desk.post(trees=[pool_tree(context(1), wrong)])
-        verdict = await next_verdict(target, desk)
-        assert verdict.num_nodes == 0
-        assert verdict.why is PlainWhy.NO_DRAFTS
-        assert [text.held for text in target.texts.values()] == [{}]
-
-
 @pytest.mark.parametrize(
     ("weights", "owners", "credited"),
     [
