@@ -76,7 +76,8 @@ async def test_an_answer_without_room_for_a_draft_says_so(max_tokens: int):
 async def test_what_answers_and_the_metrics_count_is_the_same_and_adds_up():
     drafters = several()
     async with at_work(*drafters) as stage:
-        answers = [(await served(stage, id=f"r{index}", speculation=FEW))[1] for index in range(4)]
+        fields = {"speculation": FEW, "segment": "s"}
+        answers = [(await served(stage, id=f"r{index}", **fields))[1] for index in range(4)]
         await stage.settle()
     steps = sum(stats.num_spec_steps for stats in answers)
     drafted = sum(stats.num_draft_tokens for stats in answers)
@@ -87,6 +88,12 @@ async def test_what_answers_and_the_metrics_count_is_the_same_and_adds_up():
     assert stage.value("drafthouse_spec_steps_total") == steps > 0
     assert stage.value("drafthouse_draft_tokens_total", task="default") == drafted
     assert drafted >= accepted > 0
+    for series, expected in (
+        ("draft_tokens_total", drafted),
+        ("accepted_draft_tokens_total", accepted),
+        ("time_to_first_token_seconds_count", len(answers)),
+    ):
+        assert stage.value(f"drafthouse_segment_{series}", segment="s") == expected
     assert stage.value(accepted_total) == stage.value(per_position) == accepted
     first = sum(sum(stats.acceptance_histogram[1:]) for stats in answers)
     assert stage.value(per_position, position="0") == first

@@ -79,10 +79,13 @@ async def test_a_link_that_breaks_frees_its_requests_and_no_others():
 async def test_an_id_sent_twice_or_a_refused_request_does_not_end_the_first_one():
     async with at_work(drafters=()) as stage:
         link = connect(stage)
-        sent = request(id="x"), request([7], id="x"), request([], id="refused")
+        again = request(id="again", was_admitted=True)
+        sent = request(id="x"), request([7], id="x"), request([], id="refused"), again
         await link.send(SubmitFrame(sent))
-        events = await read(link, "x", "refused")
-        assert text_of(events["x"]) == PLAIN
+        events = await read(link, "x", "refused", "again")
+        assert text_of(events["x"]) == text_of(events["again"]) == PLAIN
+        # That it is taken is news to the client of one that was never admitted before.
+        assert [len(events[name][0].token_ids) for name in ("x", "again")] == [0, 1]
         (refused,) = events["refused"]
         assert refused.error_code == RequestError.code
 

@@ -5,6 +5,8 @@ import dataclasses
 import math
 from dataclasses import replace
 
+import pytest
+
 from cluster.messages import AdapterList, Load, StepReport, VerdictFrame
 from cluster.models.engine_state import EngineState
 from tests.support.coordinator.house import GREEDY, at_work, house, request, text_of
@@ -68,23 +70,26 @@ async def test_the_moment_has_its_pages_and_its_adapters():
         assert stage.value("vllm:lora_requests_info", **named) > 0
 
 
-async def test_a_step_is_told_whole_and_one_that_reads_or_has_no_times_is_none_of_decoding():
+async def test_a_step_is_told_whole_and_one_that_reads_or_has_no_times_is_none_of_decoding(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr("cluster.coordinator.present._MAX_RECENT_STEPS", 1)
     step = StepReport(0.5, 0.25, 1.0, 0.125, num_sequences=2, num_nodes=3, num_emitted_tokens=4)
     others = {"num_prefill_tokens": 5, "num_prompt_tokens": 6, "num_sequences": 0, "period_s": 0.0}
     wrong = [("step_time_s", time_s) for time_s in (math.nan, math.inf, -1.0)]
     async with at_work() as stage:
         (seat,) = stage.coordinator._present.seats.values()
-        for name, value in (("num_preempted", 1), *others.items(), *wrong):
+        for name, value in (("num_nodes", 9), ("num_nodes", 3), *others.items(), *wrong):
             report = replace(step, **{"num_preempted": 1, name: value})
             stage.coordinator._targets._take_report(seat, report)
         for series, expected in {
-            "drafthouse_target_steps_total": 5,
-            "drafthouse_target_step_seconds_sum": 2.5,
-            "drafthouse_target_forward_seconds_sum": 1.25,
-            "drafthouse_batch_size_sum": 8,
-            "drafthouse_round_overhead_seconds_sum": 0.625,
-            "vllm:iteration_tokens_total_sum": 5 * 4 + 6,
-            "vllm:num_preemptions_total": 5,
+            "drafthouse_target_steps_total": 6,
+            "drafthouse_target_step_seconds_sum": 3.0,
+            "drafthouse_target_forward_seconds_sum": 1.5,
+            "drafthouse_batch_size_sum": 10,
+            "drafthouse_round_overhead_seconds_sum": 1.25,
+            "vllm:iteration_tokens_total_sum": 6 * 4 + 6,
+            "vllm:num_preemptions_total": 6,
         }.items():
             labels = {"target": seat.id} if "_target_" in series else {}
             assert stage.value(series, **labels) == expected, series
@@ -120,7 +125,8 @@ async def test_engines_of_drafters_that_were_made_anew_take_the_place_of_the_for
             await stage.settle()
         told = stage.status()["engines"]
         text = stage.metrics()
-    assert [(each["name"], each["weights"]) for each in told] == [("", "bfloat16"), ("lm", "int8")]
+    of = {"role": "target", "worker": "target-0"}
+    assert told == [of | dataclasses.asdict(each) for each in (SLOW, anew)]
     assert [line for line in text.splitlines() if 'engine="lm"' in line] == [
         'drafthouse_engine_info{attention="triton",device="cuda:0",engine="lm",graphs="cuda",'
         'kernels="triton",role="target",weights="int8",worker="target-0"} 1.0',

@@ -115,9 +115,9 @@ def test_a_step_has_accepted_what_it_brought_beyond_a_token_a_text():
         watch.stepped("t", replace(step, num_emitted_tokens=num_emitted, why=PlainWhy.GUARD))
         proposals = (SimpleNamespace(tree="two"), SimpleNamespace(tree="trees"))
         watch.drafted(replica, ProposalFrame(proposals, draft_time_s=0.25))  # type: ignore[arg-type]
-    clock.now += 0.5
+    clock.now += 0.5004
     rounds = watch.take("c")
-    steps = [StepEvent(500.0, 2.5, 1.0, 2, 11, 8, accepted, "guard") for accepted in (3, 0, 8)]
+    steps = [StepEvent(500.4, 2.5, 1.0, 2, 11, 8, accepted, "guard") for accepted in (3, 0, 8)]
     drafts = [Drafts("a", "r0", 6, 24, 750.0)]
     assert rounds.at_ms > 1e12
     assert rounds == Rounds("c", rounds.at_ms, {"t": steps}, drafts, 0)

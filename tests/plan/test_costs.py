@@ -49,6 +49,9 @@ def test_rows_of_prompts_tell_what_rows_cost_until_nodes_do():
     assert times.estimate(4, 16) == pytest.approx(0.026, rel=0.05)
     record(times, 4, 16, 0.014, 200)
     assert times.estimate(4, 16) == pytest.approx(0.014, rel=0.05)
+    flat = steps(*[0.010] * 4)  # no row tells it a price
+    flat.record_rows(4, 100, 0.1)
+    assert flat.estimate(4, 16) == pytest.approx(0.010)
 
 
 def test_rows_beside_a_step_move_it_up_the_staircase():

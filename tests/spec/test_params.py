@@ -1,6 +1,7 @@
 """Every sampling parameter has a range; the edge belongs to it or not, and the refusal says so."""
 
 import math
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from cluster.spec.params import MAX_PREDICTION_TOKENS, check_params
 
 VOCAB_SIZE = 100
 TINY = 5e-324
+FORCED = {"forced_ids": (1,), "max_tokens": 1}
 
 
 @pytest.mark.parametrize(
@@ -77,19 +79,23 @@ def test_a_token_that_does_not_exist_is_refused(field: str, token: int):
     assert raised.value.message == f"{field} names token {token}; the vocabulary is 0..99"
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_bias_that_is_no_finite_number_is_refused(value: float):
-    with pytest.raises(RequestError, match=r"in \(-inf, inf\)") as raised:
-        check_params(SamplingParams(logit_bias=((3, value),)), VOCAB_SIZE)
+@pytest.mark.parametrize(
+    ("param", "said", "fields"),
+    [
+        ("prediction", "has 32769 tokens; at most 32768", {"prediction": (1,) * 32769}),
+        ("max_tokens", "is 1 and forced_ids are 2", {"forced_ids": (1, 2), "max_tokens": 1}),
+        ("forced_ids", "whatever a grammar", {**FORCED, "grammar": GrammarSpec("regex", "a")}),
+        *(
+            ("logit_bias", r"in \(-inf, inf\)", {"logit_bias": ((3, value),)})
+            for value in (math.nan, math.inf, -math.inf)
+        ),
+    ],
+)
+def test_what_cannot_be_served_names_its_field(param: str, said: str, fields: dict[str, Any]):
+    with pytest.raises(RequestError, match=said) as raised:
+        check_params(SamplingParams(**fields), VOCAB_SIZE)
 
-    assert raised.value.param == "logit_bias"
-
-
-def test_a_prediction_beyond_the_limit_is_refused_with_both_lengths():
-    with pytest.raises(RequestError, match="has 32769 tokens; at most 32768") as raised:
-        check_params(SamplingParams(prediction=(1,) * (MAX_PREDICTION_TOKENS + 1)), VOCAB_SIZE)
-
-    assert raised.value.param == "prediction"
+    assert raised.value.param == param
 
 
 @pytest.mark.parametrize(

@@ -20,14 +20,17 @@ def told(num_tokens: int) -> SpeculationStats:
 
 
 def test_a_whole_text_has_all_its_steps():
-    stats = told(7)
-    assert (stats.num_steps, stats.num_spec_steps) == (4, 2)
-    assert (stats.num_draft_tokens, stats.num_accepted_draft_tokens) == (5, 3)
-    assert stats.acceptance_histogram == (0, 1, 1)
-    assert stats.accepted_by_drafter == {"a": 1, "b": 2}
-    assert stats.shared_by_drafter == {"a": 1}
-    assert stats.verified_by_drafter == {"a": 3, "b": 3}
-    assert stats.decode_time_s == 3.0
+    assert told(7) == SpeculationStats(
+        num_steps=4,
+        num_spec_steps=2,
+        num_draft_tokens=5,
+        num_accepted_draft_tokens=3,
+        acceptance_histogram=(0, 1, 1),
+        accepted_by_drafter={"a": 1, "b": 2},
+        shared_by_drafter={"a": 1},
+        verified_by_drafter={"a": 3, "b": 3},
+        decode_time_s=3.0,
+    )
 
 
 def test_what_was_accepted_behind_the_end_is_left_out():
@@ -40,11 +43,17 @@ def test_what_was_accepted_behind_the_end_is_left_out():
         if num_tokens:
             assert sum(k * count for k, count in enumerate(histogram)) == accepted
             assert sum(stats.accepted_by_drafter.values()) == accepted
-    cut = told(2)
-    assert (cut.num_steps, cut.num_spec_steps, cut.num_draft_tokens) == (2, 1, 3)
-    assert cut.acceptance_histogram == (0, 1)
-    assert (cut.accepted_by_drafter, cut.shared_by_drafter) == ({"b": 1}, {"a": 1})
-    assert cut.decode_time_s == 1.0
+    assert told(2) == SpeculationStats(
+        num_steps=2,
+        num_spec_steps=1,
+        num_draft_tokens=3,
+        num_accepted_draft_tokens=1,
+        acceptance_histogram=(0, 1),
+        accepted_by_drafter={"b": 1},
+        shared_by_drafter={"a": 1},
+        verified_by_drafter={"a": 3, "b": 1},
+        decode_time_s=1.0,
+    )
 
 
 def test_a_text_that_ends_before_its_first_drafts_was_too_short_for_them():

@@ -43,6 +43,8 @@ def test_between_sizes_it_is_interpolated_and_beyond_them_it_goes_on():
 def test_beyond_them_two_neighbours_that_measured_alike_do_not_count_alone():
     noisy = StepProfile.of((1, 32, 48, 64), (0.010, 0.020, 0.040, 0.040))
     assert noisy.at([128]).tolist() == pytest.approx([0.080])
+    # Of these, all are in the upper half.
+    assert StepProfile.of((6, 8, 9), (1.0, 1.0, 4.0)).at([12]).tolist() == [7.0]
 
 
 def test_more_rows_never_take_less():
@@ -103,3 +105,14 @@ def test_a_chain_takes_as_many_steps_of_the_draft_model_as_it_has_tokens():
     assert one(1.0, 4) == pytest.approx(5 * 12 / (10 + 2 + 4))
     # Look-ups alone run no model.
     assert costs.speedup(1, with_models=False)(1.0, 4) == pytest.approx(5)
+
+
+@pytest.mark.parametrize("wanted", [0, 1, 2, 3, 4, 8])
+def test_the_time_of_a_turn_is_on_the_line_through_those_measured_beside_it(wanted: int):
+    expected = {0: 0.0, 1: 1.0, 2: 4.0, 3: 10.0, 4: 16.0, 8: 40.0}[wanted]
+    by_nodes = [DraftTime(3, count, "lm", False, count**2.0) for count in (4, 1, 2)]
+    by_texts = [DraftTime(count, 3, "lm", False, count**2.0) for count in (4, 1, 2)]
+    for turns, *given in ((by_nodes, 3, wanted), (by_texts, wanted, 3), (by_nodes, 5, wanted)):
+        costs = MeasuredCosts(PROFILE, turns)
+        assert costs.draft_s(*given, with_models=True) == expected
+        assert costs.draft_s(*given, with_models=False) == 0.0

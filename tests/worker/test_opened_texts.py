@@ -170,15 +170,15 @@ async def test_the_targets_own_limit_of_drafts_holds_whatever_a_text_asks_for():
     assert desk.text() == desk.text("none") == plain()
 
 
-CONTEXT = [*PROMPT, *plain()[:1]]
-RIGHT = TokenTree.chain(plain()[1:4])
+CONTEXT = [2, *plain([2])[:1]]
+RIGHT = TokenTree.chain(plain([2])[1:4])
 MISFITS: dict[str, PoolTree] = {
     "of another text": pool_tree(CONTEXT, RIGHT, name="s"),
     "of an older owner": pool_tree(CONTEXT, RIGHT, generation=0),
     "of a newer owner": pool_tree(CONTEXT, RIGHT, generation=2),
     "with another hash": pool_tree(CONTEXT, RIGHT, prefix_hash=7),
     "before the text": pool_tree(CONTEXT, RIGHT, base_len=0, prefix_hash=0),
-    "behind the text": pool_tree([*CONTEXT, *plain()[1:3]], RIGHT),
+    "behind the text": pool_tree([*CONTEXT, *plain([2])[1:3]], RIGHT),
     "with nodes of nobody": pool_tree(CONTEXT, RIGHT, [1, 0, 1]),
     "with nodes of somebody unknown": pool_tree(CONTEXT, RIGHT, [1, 2, 1]),
     "with less sources": pool_tree(CONTEXT, RIGHT, [1, 1]),
@@ -193,13 +193,14 @@ MISFITS: dict[str, PoolTree] = {
 async def test_a_pool_tree_that_does_not_fit_is_dropped_without_an_answer(
     misfit: PoolTree | None,
 ):
-    async with desk_of(opened(drafters=("p",))) as desk:
+    engine = ToyEngine(runs_ahead=False)
+    async with desk_of(opened(prompt=[2], drafters=("p",)), engine=engine) as desk:
         await desk.turn()
-        desk.post(trees=[misfit or pool_tree(CONTEXT, RIGHT)])
+        desk.post(trees=[misfit or pool_tree([2], TokenTree.chain(plain([2])[:4]))])
         await desk.turn()
         assert desk.verdicts["r"][1].num_nodes == (3 if misfit is None else 0)
         await desk.run()
-    assert desk.text() == plain()
+    assert desk.text() == plain([2])
     assert not any(desk.refusals.values())
 
 

@@ -107,14 +107,18 @@ async def test_what_a_drafter_holds_is_released_with_its_text():
 
 
 async def test_what_is_asked_of_residents_and_what_they_take_is_counted():
-    async with steps(residents=[resident(GreedyOracle(2))]) as target:
-        target.connect().post(opened(drafters=("a",), task="code"))
+    oracle = GreedyOracle(2)
+    async with steps(residents=[resident(oracle)]) as target:
+        target.connect().post(opened(drafters=("a",), task="code", tenant=b"t"))
         await target.run()
         asked, took_s = target.told(metrics.DRAFT_DEMAND), target.told(metrics.DRAFT_TIME)
         assert target.told(metrics.DRAFT_DEMAND) == asked  # none is counted twice
     assert asked.keys() == {("a", "code")}
     assert asked["a", "code"] > 100
     assert took_s["a",] > 0.0
+    first = oracle.commits[0]
+    told = first.request_id, first.generation, first.prompt_len, first.task, first.tenant
+    assert (*told, first.params) == ("1/r", 1, 3, "code", b"t", GREEDY)
 
 
 def test_a_drafter_that_another_one_replaces_frees_all_that_it_holds():

@@ -80,6 +80,17 @@ async def test_texts_that_come_and_go_run_together_and_none_changes_another(
     assert not set(desks[0].verdicts) & set(desks[1].verdicts)
 
 
+async def test_a_text_that_comes_while_a_step_runs_ahead_joins_the_one_behind_it():
+    async with desk_of(opened()) as desk:
+        for _ in range(3):
+            await desk.turn()
+        desk.post(opened("late"))
+        for count in ((4, 0), (5, 1), (6, 2)):
+            await desk.turn()
+            assert count == tuple(len(desk.verdicts[name]) for name in ("r", "late"))
+        assert desk.target.engine.num_ahead == 3
+
+
 @LAWS
 @pytest.mark.parametrize("num_written", [1, 7, 39])
 async def test_a_text_goes_on_where_another_target_left_it(
@@ -89,15 +100,6 @@ async def test_a_text_goes_on_where_another_target_left_it(
     desk = await written(opened(params=params, written=text[:num_written], generation=4))
     assert desk.text() == text[num_written:]
     assert desk.verdicts["r"][0].generation == 4
-
-
-async def test_an_end_token_ends_the_text_and_is_no_part_of_it():
-    text = plain()
-    stop = next(token for token in text[6:] if token not in text[:6])
-    params = replace(GREEDY, stop_token_ids=(stop,))
-    desk = await written(opened(params=params))
-    assert (desk.text(), desk.reason()) == (text[: text.index(stop)], STOP)
-    assert desk.target.engine.contexts == {}
 
 
 @pytest.mark.parametrize("length", [0, 4, 16], ids=["alone", "with drafts", "with long ones"])
@@ -231,6 +233,7 @@ async def test_a_coordinator_without_verdicts_is_told_too_what_each_step_took(
     drafted = ([3], 2, 1.125, 0.25)
     assert learned == [([], 0, None, 0.0), ([3], 2, 1.125, 0.0), drafted, ([2], *drafted[1:])]
     assert given["learn"][-1].turns == [DraftTime(1, 16, "a", False, 0.25)]
+    assert [each.num_steps for each in given["learn"][-1].texts] == [4]
 
 
 async def test_a_step_is_planned_with_the_rows_of_prompts_beside_it(

@@ -88,6 +88,7 @@ class House:
         text is the target's own, unless it is cancelled, or ends with the error of that code."""
         asked = request(*given, **fields)
         params, events = asked.params, await collect(self.coordinator, asked)
+        text = text_of(events)
         law = asked.speculation.law or self.settings.laws[0]
         if error or events[-1].finish_reason == "cancelled":
             assert events[-1].error_code == error
@@ -99,7 +100,7 @@ class House:
             plain = plain_text(asked.prompt_ids.tolist(), params)
             limits = [toy.describe().max_context_len for toy in self.toys]
             room = min((limit for limit in limits if limit), default=len(plain) + 2**16)
-            assert text_of(events) == plain[: room - len(asked.prompt_ids)]
+            assert text == plain[: room - len(asked.prompt_ids)]
         return events
 
     def begin(self, *given: Any, **fields: Any) -> asyncio.Task[list[TokenEvent]]:
