@@ -23,7 +23,9 @@ from cluster.errors import (
     TooLargeError,
     UnavailableError,
 )
+from cluster.messages import Open
 from cluster.requests.fields import BeamSpec
+from cluster.spec.token_log import prefix_hash
 from tests.support.coordinator.house import (
     GREEDY,
     SEEDED,
@@ -34,6 +36,7 @@ from tests.support.coordinator.house import (
     text_of,
 )
 from tests.support.coordinator.toys import ToyTarget, plain_text
+from tests.support.rpc.frames_strategy import same
 
 SAMPLED = replace(GREEDY, temperature=0.7)
 REJECTION = SpeculationOptions(law="rejection")
@@ -235,10 +238,10 @@ async def test_a_text_is_opened_once_with_its_params_and_where_it_ends():
     params = SamplingParams(max_tokens=6, seed=4)
     target = ToyTarget()
     async with at_work(target, drafters=()) as stage:
-        await stage.ask(params=params)
+        await stage.ask(params=params, tenant=b"t", task="code", adapter="sql@1")
     (opened,) = target.opens
-    assert (opened.params, opened.token_ids.tolist(), opened.max_len) == (params, [1, 2, 3], 9)
-    assert (opened.latency_class, opened.return_draft_trees, opened.is_audit) == ("", False, False)
+    told = 1, token_array([1, 2, 3]), prefix_hash([1, 2, 3]), 3, params, 9, "code", b"t", "sql@1"
+    assert same(opened, Open("r", *told, max_draft_tokens=16))
     assert [item.text.params for item in target.items] == [params] * 6
     assert [item.base_len > 0 for item in target.items] == [False] + [True] * 5
 

@@ -4,7 +4,6 @@ import itertools
 import math
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,23 +30,6 @@ def test_an_untrained_calibrator_believes_the_claims():
 
     np.testing.assert_allclose(calibrated(Calibrator(), claims), claims, rtol=1e-9)
     assert Calibrator().expected_error() == 0.0
-
-
-def test_claims_that_follow_no_formula_are_corrected_too():
-    """As those of counts: all that was seen once is claimed alike."""
-    generator = np.random.default_rng(7)
-    calibrator = Calibrator()
-
-    def truth(claims: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        return np.select([claims < 0.3, claims < 0.6, claims < 0.9], [0.05, 0.45, 0.5], 0.98)
-
-    for _ in range(1500):
-        claims = generator.uniform(0.02, 0.98, 4)
-        observe(calibrator, claims, generator.random(4) < truth(claims))
-
-    within = np.array([0.1, 0.2, 0.4, 0.5, 0.7, 0.8, 0.95])
-    assert np.abs(calibrated(calibrator, within) - truth(within)).max() < 0.12
-    assert calibrator.expected_error() < 0.05
 
 
 @given(

@@ -130,8 +130,10 @@ def test_tokens_that_are_banned_are_drawn_where_a_hook_allows_no_other():
             return packed(np.isin(np.arange(VOCAB_SIZE), [2, 7])[None])
 
     params = SamplingParams(1.0, min_tokens=20, stop_token_ids=(2, 5, 7), seed=3)
-    target = Verifier(ToyEngine(vocab_size=VOCAB_SIZE), open_hook=lambda _: Stops())
+    hooks = Mock(side_effect=lambda text: Stops())
+    target = Verifier(ToyEngine(vocab_size=VOCAB_SIZE), open_hook=hooks)
     assert set(decode(target, PROMPT, params, num_tokens=20)) == {2, 7}
+    assert hooks.call_count == 1
 
 
 def test_a_hook_that_allows_nothing_ends_its_request_with_an_error():

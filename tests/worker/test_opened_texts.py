@@ -4,8 +4,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cluster.core import FinishReason, SamplingParams, TokenTree, token_array
 from cluster.errors import CapacityError, ProtocolError
@@ -263,31 +261,3 @@ def test_a_step_is_cut_where_the_text_ends(
     expected: tuple[int, FinishReason | None],
 ):
     assert cut(tokens, num_output, remaining, stop_ids, min_tokens) == expected
-
-
-@given(
-    st.lists(st.integers(0, 4), min_size=1, max_size=30),
-    st.sets(st.integers(0, 4), max_size=2),
-    st.integers(0, 10),
-    st.integers(1, 30),
-    st.data(),
-)
-def test_how_many_tokens_a_step_brings_changes_no_end(
-    drawn: list[int], stop_ids: set[int], min_tokens: int, max_tokens: int, data: st.DataObject
-):
-    def ended(sizes: list[int]) -> tuple[list[int], FinishReason | None]:
-        text = []
-        rest = drawn
-        for size in sizes:
-            part, rest = rest[:size], rest[size:]
-            if not part:
-                break
-            room = max_tokens - len(text)
-            kept, reason = cut(part, len(text), room, tuple(stop_ids), min_tokens)
-            text += part[:kept]
-            if reason is not None:
-                return text, reason
-        return text, None
-
-    sizes = data.draw(st.lists(st.integers(1, 8), min_size=len(drawn), max_size=len(drawn)))
-    assert ended(sizes) == ended([1] * len(drawn))

@@ -66,20 +66,6 @@ async def test_a_tree_of_the_pool_that_is_some_steps_old_is_followed_with_its_so
     assert verdict.verified == (0, 3, 0, 2)
 
 
-async def test_what_a_step_has_left_of_a_tree_of_the_pool_keeps_its_sources():
-    async with steps(max_draft_tokens=2) as target:
-        desk = await begun(target)
-        pool = TokenTree.of([31, *TEXT[1:6]], [-1, -1, 1, 2, 3, 4])
-        survival = np.array([0.01, 0.9, 0.8, 0.7, 0.6, 0.5], np.float32)
-        tree = pool_tree(context(1), pool, [Q, P, Q, P | Q, Q, P], survival=survival)
-        desk.post(trees=[tree])
-        first = await next_verdict(target, desk)
-        second = await next_verdict(target, desk)
-    assert (first.num_nodes, first.sources.tolist()) == (2, [P, Q])
-    # The target drew the third itself.
-    assert (second.num_nodes, second.sources.tolist()) == (2, [Q, P])
-
-
 @pytest.mark.parametrize(
     ("weights", "owners", "credited"),
     [
