@@ -132,6 +132,13 @@ def tireless_residents() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def whole_lines(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Each warning of the log names what it is about."""
+    yield
+    assert not [each for each in caplog.get_records("call") if "None" in each.getMessage()]
+
+
 @pytest.fixture(scope="session")
 def llama_folder(checkpoint_factory: Callable[..., Path]) -> Path:
     """A tiny Llama: the target of most tests."""

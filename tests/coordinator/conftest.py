@@ -11,3 +11,7 @@ def budget(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     """The adaptive one, the default, learns from trees that the fixed one never reads; most other
     tests have the fixed one."""
     monkeypatch.setattr(house, "BUDGET", request.param)
+
+
+@pytest.fixture(autouse=True)
+def _every_line_is_whole(whole_lines: None) -> None: ...

@@ -70,10 +70,11 @@ async def test_a_prompt_is_read_beside_the_target_unless_that_holds_it_up(
 async def test_a_drafter_learns_whose_text_it_is_with_the_first_commit():
     drafter = ToyDrafter("a", oracle_chain())
     async with at_work(drafter) as stage:
-        await stage.ask(tenant=b"theirs")
+        await stage.ask(tenant=b"theirs", task="code")
         assert len(drafter.commits) > 1
         for commit in drafter.commits:
             assert commit.tenant == (b"theirs" if commit.params is not None else b"")
+            assert (commit.prompt_len, commit.max_nodes, commit.task) == (3, 64, "code")
 
 
 @pytest.mark.parametrize(

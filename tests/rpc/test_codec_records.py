@@ -5,10 +5,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from google.protobuf.message import Message
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cluster.client.generated import common_pb2
-from cluster.core import TokenArray
+from cluster.core import TokenArray, TokenEvent
+from cluster.messages import Open, WorkerDescription
+from cluster.requests.fields import DraftStep
+from cluster.rpc.codec import PARTS
 from cluster.rpc.codec_records import ByHand, record_codec
+from cluster.rpc.generated import coordinator_pb2, target_pb2
+from tests.support.rpc.frames_strategy import of_type, same
 
 
 def record(kind: str, **fields: Any) -> Any:
@@ -36,6 +44,22 @@ def test_a_field_without_a_counterpart_is_noticed_when_the_codec_is_built(
     message = common_pb2.DescribeResponse if "made_for" in fields else common_pb2.MadeFor
     with pytest.raises(TypeError, match=problem.replace("|", r"\|")):
         record_codec(record("Odd", **fields), message)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (WorkerDescription, common_pb2.DescribeResponse),
+        (DraftStep, common_pb2.DraftStep),
+        (Open, target_pb2.Open),
+        (TokenEvent, coordinator_pb2.TokenEvent),
+    ],
+)
+@settings(max_examples=10)
+@given(data=st.data())
+def test_every_field_goes_there_and_back(kind: type, message: type[Message], data: st.DataObject):
+    codec, value = record_codec(kind, message, PARTS), data.draw(of_type(kind))
+    assert same(codec.decode(codec.encode(value)), value)
 
 
 @dataclasses.dataclass

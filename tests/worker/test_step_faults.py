@@ -23,6 +23,8 @@ from tests.support.worker.steps import Desk, desk_of, steps, written
 from tests.support.worker.texts import GREEDY, LAWS, PROMPT, opened, plain, pool_tree
 from tests.support.worker.toy_engine import ToyEngine
 
+pytestmark = pytest.mark.usefixtures("whole_lines")
+
 
 class FragileEngine(ToyEngine):
     """Raises what `failures` holds, one per step, and whenever `is_poison` says so of a work."""

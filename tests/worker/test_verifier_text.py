@@ -255,7 +255,7 @@ def test_nan_behind_a_wrong_draft_does_not_reach_the_text():
     assert target.step().verdicts[0].token_ids.tolist() == [truth]
 
 
-def test_another_prefix_is_a_miss_that_heals(target: Verifier, engine: ToyEngine):
+def test_a_miss_heals_and_no_more_is_read_again_than_was_lost(target: Verifier, engine: ToyEngine):
     session = Session("r", PROMPT, GREEDY)
     decode_all(target, [session], [no_drafts], 3)
     engine.contexts["r"][1] = 7  # what the target holds is no longer what was committed
@@ -263,7 +263,11 @@ def test_another_prefix_is_a_miss_that_heals(target: Verifier, engine: ToyEngine
     decode_all(target, [session], [no_drafts], 8)
 
     assert session.num_misses == 1
-    assert session.output[:8] == decode(verifier(), PROMPT, GREEDY, num_tokens=8)
+    assert session.output == decode(verifier(), PROMPT, GREEDY, num_tokens=8)
+    del engine.contexts["r"][4:]
+    target.submit([session.item()])
+    assert target.step().missed == ["r"]
+    assert target.step().report.num_rows == len(PROMPT) + 8 - 4, "of what is left nothing"
 
 
 def test_a_released_request_leaves_nothing_behind(target: Verifier, engine: ToyEngine):

@@ -58,29 +58,29 @@ def of(kind: type[Any], **given: st.SearchStrategy[Any]) -> st.SearchStrategy[An
     """Instances of a dataclass; given: of fields that follow from more than their types."""
     hints = get_type_hints(kind)
     fields = {
-        each.name: _of_type(hints[each.name], each.name)
+        each.name: of_type(hints[each.name], each.name)
         for each in dataclasses.fields(kind)
         if each.name not in (*_LEFT_OUT, *given)
     }
     return st.builds(kind, **fields, **given)
 
 
-def _of_type(hint: Any, name: str = "") -> st.SearchStrategy[Any]:
+def of_type(hint: Any, name: str = "") -> st.SearchStrategy[Any]:
     origin, parts = get_origin(hint), get_args(hint)
     if hint is int and name in _WIDE:
         return hashes
     if hint in _KNOWN:
         return _KNOWN[hint]
     if origin in (Union, UnionType):
-        return st.one_of(*(_of_type(each, name) for each in parts))
+        return st.one_of(*(of_type(each, name) for each in parts))
     if origin is Literal:
         return st.sampled_from(parts)
     if origin is tuple and parts[1:] == (...,):
-        return several(_of_type(parts[0]))
+        return several(of_type(parts[0]))
     if origin is tuple:
-        return st.tuples(*map(_of_type, parts))
+        return st.tuples(*map(of_type, parts))
     if origin is Mapping:
-        return st.dictionaries(_of_type(parts[0]), _of_type(parts[1]), max_size=3)
+        return st.dictionaries(of_type(parts[0]), of_type(parts[1]), max_size=3)
     return st.sampled_from(hint) if issubclass(hint, enum.Enum) else of(hint)
 
 
