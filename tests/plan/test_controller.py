@@ -184,6 +184,14 @@ def test_of_many_trees_those_that_were_not_are_looked_at_in_the_next_step():
     assert all({each.drafter for each in text.seen} == {*text.held} for text in texts)
 
 
+def test_what_brings_less_than_a_hundredth_of_a_plain_step_is_not_verified():
+    played = Played()
+    for survival, why in ((0.005, PlainWhy.NOT_WORTH_IT), (0.02, PlainWhy.NONE)):
+        values = np.array([survival], np.float32)
+        played.text.held["lm"] = HeldTree(1, 1, TokenTree.chain([1]), values, is_resident=True)
+        assert played.plan().why is why
+
+
 def test_residents_that_are_wrong_cost_a_small_share_and_are_still_scored():
     played = Played(depth=0)
     played.run(300)

@@ -5,15 +5,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cluster.core import TokenTree, token_array
 from cluster.plan.in_flight import PLAIN, gather, in_flight_of, look_at
 from cluster.plan.texts import POOL, HeldTree, Text
 from cluster.spec.acceptance import AcceptanceModel
 from tests.support.plan.played import text_of
-from tests.support.spec.trees import paths, token_trees
+from tests.support.spec.trees import paths
 
 NAMES = ("pool-a", "resident", "pool-b", "look-up")
 A, RESIDENT, B, LOOK_UP = 1, 2, 4, 8
@@ -54,36 +52,6 @@ def test_texts_of_one_batch_have_bits_of_their_own():
     hold(other, "not named", TokenTree.chain([3]), is_resident=True)
     one.tokens.append(token_array([1]))
     assert offered(one, other) == [{(2,): B}, {(1,): 1, (1, 2): 1, (3,): 0}]
-
-
-@given(st.lists(token_trees(), min_size=1, max_size=3), st.integers(0, 2**32 - 1))
-def test_bits_follow_their_nodes_down_any_way_that_the_text_takes(
-    trees: list[TokenTree], seed: int
-):
-    generator = np.random.default_rng(seed)
-    names = [POOL, "resident", "look-up"][: len(trees)]
-    own, known = text(), {}
-    for name, tree in zip(names, trees, strict=True):
-        bits = generator.integers(1, 2**4, len(tree)).astype(np.uint32)
-        if name != POOL:
-            bits[:] = 1 << NAMES.index(name)
-        hold(own, name, tree, bits.tolist() if name == POOL else None, is_resident=name != POOL)
-        for path, bit in zip(paths(tree), bits.tolist(), strict=True):
-            known[path] = known.get(path, 0) | bit
-    (now,) = offered(own)
-    assert now == known
-    while now:
-        # Most of the ways of a text are those of its drafts.
-        chosen = sorted(now)[int(generator.integers(len(now)))]
-        written = chosen[: int(generator.integers(1, len(chosen) + 1))]
-        own.tokens.append(token_array(written))
-        known = {
-            path[len(written) :]: bit
-            for path, bit in known.items()
-            if path[: len(written)] == written and len(path) > len(written)
-        }
-        (now,) = offered(own)
-        assert now == known
 
 
 def test_what_a_text_has_left_of_a_tree_is_noted_with_all_that_is_known_of_its_nodes():

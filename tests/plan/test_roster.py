@@ -226,11 +226,14 @@ def step(scores: DraftScores, one: Text) -> None:
     one.tokens.append(token_array([1, 1, 1]))
 
 
-def test_places_before_a_change_of_phase_are_no_evidence_of_the_phase_behind_it():
+def test_places_before_a_change_of_phase_are_no_evidence_of_the_phase_behind_it(
+    caplog: pytest.LogCaptureFixture,
+):
     """Each text holds some back; of many texts at once these were enough for the next step up."""
     scores = DraftScores(roster())
     texts = [text() for _ in range(60)]
     num_steps = 0
+    caplog.set_level(logging.INFO, logger="cluster.spec.trials")
     scores.roster.follow(texts)
     while roles(scores.roster, texts[0])[1] == "serves":
         num_steps += 1
@@ -241,6 +244,9 @@ def test_places_before_a_change_of_phase_are_no_evidence_of_the_phase_behind_it(
     scores.score(texts, ends=True)
     (row,) = scores.roster.table()
     assert (row["phase"], row["places"]) == ("canary", 0)
+    (said,) = caplog.messages
+    assert said.startswith("rollout name=new replaces=old phase=canary former=shadow places=5")
+    assert "it leads by 1.000 tokens a step" in said
 
 
 def test_only_new_faults_count_and_another_process_counts_from_zero():
@@ -252,19 +258,6 @@ def test_only_new_faults_count_and_another_process_counts_from_zero():
     assert own.table()[0]["phase"] == "canary"
     own.note_faults({"new": {"link": 1}})
     assert own.table()[0]["phase"] == "retired"
-
-
-def test_a_change_is_logged_and_counted(caplog: pytest.LogCaptureFixture):
-    scores = DraftScores(roster())
-    with caplog.at_level(logging.INFO, logger="cluster.spec.trials"):
-        while roles(scores.roster, one := text())[1] == "serves":
-            for _ in range(40):
-                step(scores, one)
-                scores.score([one])
-            scores.score([one], ends=True)
-    (said,) = caplog.messages
-    assert said.startswith("rollout name=new replaces=old phase=canary former=shadow places=5")
-    assert "it leads by 1.000 tokens a step" in said
 
 
 def test_a_candidate_drafts_beside_the_one_that_it_is_compared_with():

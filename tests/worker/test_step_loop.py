@@ -252,11 +252,13 @@ async def test_a_step_is_planned_with_the_rows_of_prompts_beside_it(
 
 
 async def test_a_step_without_drafts_says_why():
-    desk = await written(opened("wants none", max_draft_tokens=0), opened("has none"))
+    without = opened("has none", return_draft_trees=True)
+    desk = await written(opened("wants none", max_draft_tokens=0), without)
     assert {each.why for each in desk.verdicts["wants none"]} == {PlainWhy.NONE}
     # The prompt's own step, and the one before the last token, could have had none.
     whys = [each.why for each in desk.verdicts["has none"]]
     assert whys == [PlainWhy.NONE, *[PlainWhy.NO_DRAFTS] * 38, PlainWhy.NONE]
+    assert [each.step.why for each in desk.verdicts["has none"]] == ["", *["no_drafts"] * 38, ""]
     drafted = opened(drafters=("a",))
     desk = await written(drafted, residents=[resident(GreedyOracle())], budget="adaptive")
     assert desk.verdicts["r"][1].why is PlainWhy.UNMEASURED

@@ -92,6 +92,7 @@ class House:
         law = asked.speculation.law or self.settings.laws[0]
         if error or events[-1].finish_reason == "cancelled":
             assert events[-1].error_code == error
+            assert bool(events[-1].error_message) == bool(error)
         elif (
             (law == "coupled" or params.temperature == 0.0)
             and params.beams is None

@@ -86,6 +86,7 @@ class Told:
         for verdict in frame.verdicts:
             self.verdicts[verdict.request_id].append(verdict)
         for refusal in frame.refusals:
+            assert refusal.message
             self.refusals[refusal.request_id].append(refusal)
 
     def text(self, name: str = "r") -> list[int]:
