@@ -251,7 +251,7 @@ def _cost(before: Applications, after: Applications, path: Path) -> tuple[int, s
                 each
                 for side in (before, after)
                 if name in side
-                for each in deployments_of(side[name])
+                for each in deployments_in(side[name])
             }
             return APPLICATION, names
         case ("logging_config", *_):

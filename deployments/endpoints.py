@@ -32,8 +32,8 @@ def running_replicas(handle: Any) -> Endpoints:
         client = LongPollClient(
             _get_global_client()._controller,
             {
-                (LongPollNamespace.DEPLOYMENT_TARGETS, deployment): lambda found: (
-                    sets.put_nowait(frozenset(map(_endpoint, found.running_replicas)))
+                (LongPollNamespace.DEPLOYMENT_TARGETS, deployment): lambda found: sets.put_nowait(
+                    frozenset(map(_endpoint, found.running_replicas))
                 )
             },
             asyncio.get_running_loop(),

@@ -15,7 +15,6 @@ from cluster.text.tokenizer import Tokenizer
 from cluster.worker.priority import lower_priority
 from deployments.configured_models import tokenizer_folder
 from deployments.endpoints import running_replicas
-from deployments.ingress.draining import LAST_WORDS_S
 from deployments.ingress.grpc_api import GrpcListener
 from deployments.ingress.http import create_admin_app, create_app
 from deployments.ingress.http_listener import HttpListener

@@ -12,9 +12,7 @@ from cluster.core import FinishReason
 from cluster.errors import ContextLengthError, DrafthouseError, RequestError
 from deployments.ingress.api.response_request import Response
 from deployments.ingress.api.writer import ItemWriter, LogprobWriter, OutputItem, event, metrics
-from deployments.ingress.chat import read_calls
 from deployments.ingress.choice import Delta
-from deployments.ingress.logprob_writer import LogprobWriter
 from deployments.ingress.openai_request import read_calls
 from deployments.ingress.spec import Message
 from deployments.ingress.wording import JsonObject
