@@ -4,7 +4,9 @@
         for completion in llm.generate(["def fib(n):"], SamplingParams(temperature=0.0)):
             print(completion.text)
 
-It works in notebooks too, because everything runs on separate threads.
+The same classes that a cluster runs are connected by links in memory.  It works in notebooks too,
+because everything runs on separate threads: the caller's own event loop is not touched.  torch's
+thread settings are not changed either, because they belong to the process.
 """
 
 from __future__ import annotations
@@ -12,8 +14,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
+import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar, Unpack, cast
 
@@ -22,21 +26,18 @@ import numpy as np
 from cluster import by_name
 from cluster.config.schema import Config
 from cluster.coordinator.coordinator import Coordinator
-from cluster.core import (
-    FinishReason,
-    Request,
-    SamplingParams,
-    SpeculationOptions,
-    token_array,
-)
+from cluster.core import FinishReason, Request, SamplingParams, SpeculationOptions, token_array
 from cluster.errors import ConfigError, RequestError, WorkerError, error_from_code
-from cluster.in_process import InProcessCluster
 from cluster.models.resolve import resolve
 from cluster.requests.fields import asked_seed, draw_seed, tenant_of
+from cluster.rpc.link import Link, memory_pair
 from cluster.text.chat import read_template
 from cluster.text.completion import Completion, PendingCompletion, TextStream, beam_event
 from cluster.text.generation_config import load_sampling_defaults
 from cluster.text.tokenizer import Tokenizer
+from cluster.worker.build import build_drafter, build_target
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -99,13 +100,20 @@ class LLM:
         self.default_params = dataclasses.replace(params, max_tokens=max_tokens)
         own = self.tokenizer.eos_token_ids if self.tokenizer else ()
         self._stop_ids = {*engine.eos_token_ids, *own}
-        self._cluster: InProcessCluster | None = InProcessCluster(self.config, engine)
+        # Requests beyond the limit wait here, so that admission control refuses none of them.
+        self._places = asyncio.Semaphore(self.config.coordinator.max_running_sequences)
+        self._drafters = {name: build_drafter(self.config, name) for name in self.config.pool}
+        self._target = build_target(engine, self.config)
+        self._serving: list[asyncio.Task[None]] = []  # which the loop alone would not keep
+        # The caller's thread keeps its own loop: with a factory, this one is not made its current.
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._loop = self._runner.get_loop()
+        self._thread = threading.Thread(target=self._run_loop, name="drafthouse", daemon=True)
+        self._thread.start()
+        self._coordinator, self._leading = self._run(self._start)
 
     def generate(
-        self,
-        prompts: Prompts,
-        params: Params | None = None,
-        **options: Unpack[Options],
+        self, prompts: Prompts, params: Params | None = None, **options: Unpack[Options]
     ) -> list[Completion]:
         """Continue every prompt; returns the results in the order of the prompts.
 
@@ -132,10 +140,7 @@ class LLM:
         return self.generate(prompts, params, **options)
 
     def beam_search(
-        self,
-        prompts: Prompts,
-        params: SamplingParams,
-        **options: Unpack[Options],
+        self, prompts: Prompts, params: SamplingParams, **options: Unpack[Options]
     ) -> list[list[Completion]]:
         """For every prompt the best texts that params.beams finds, the best first.
 
@@ -176,32 +181,35 @@ class LLM:
             )
             for prompt, each in zip(asked, params, strict=True)
         ]
-        cluster = self._running_cluster()
-        return cluster.run(self._complete_all(cluster, requests, tuple(stop)))
+        return self._run(self._complete_all, requests, tuple(stop))
 
     def reconfigure(self, user_config: Mapping[str, Any]) -> None:
         """Go on with other values of the target's keys that may change while it serves, as its
         `user_config` in docs/configuration.md has them: say, another model of a drafter inside it.
 
         Raises ConfigError for what cannot be; then nothing has changed."""
-        if refused := self._running_cluster().target.reconfigure(self.config, user_config):
+        change = self._target.reconfigure
+        if refused := self._run(asyncio.to_thread, change, self.config, user_config):
             raise ConfigError(refused)
 
     def metrics(self) -> str:
         """All current metrics but what an ingress counts, in Prometheus' text format."""
-        cluster = self._running_cluster()
-        return cluster.run(_called(cluster.coordinator.render_metrics)).decode()
+        return self._run(_called, self._coordinator.render_metrics).decode()
 
     def status(self) -> dict[str, Any]:
         """The coordinator's current state."""
-        cluster = self._running_cluster()
-        return cluster.run(_called(cluster.coordinator.status))
+        return self._run(_called, self._coordinator.status)
 
     def close(self) -> None:
         """Stop every thread; idempotent."""
-        cluster, self._cluster = self._cluster, None
-        if cluster is not None:
-            cluster.stop()
+        if self._loop.is_closed():
+            return
+        self._run(self._coordinator.stop)
+        self._target.stop()
+        for drafter in self._drafters.values():
+            drafter.stop()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
 
     def __enter__(self) -> LLM:
         return self
@@ -209,25 +217,46 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _running_cluster(self) -> InProcessCluster:
-        if self._cluster is None:
+    def _run_loop(self) -> None:
+        with self._runner:  # which cancels what is left, and closes the loop
+            self._loop.run_forever()
+
+    def _run(self, work: Callable[..., Coroutine[Any, Any, T]], *arguments: Any) -> T:
+        """Call it on the event loop and wait for the result; an interrupt cancels it."""
+        if self._loop.is_closed():
             raise WorkerError("this LLM is closed; create a new one")
-        return self._cluster
+        future = asyncio.run_coroutine_threadsafe(work(*arguments), self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    async def _start(self) -> tuple[Coordinator, asyncio.Future[Any]]:
+        """Returns the coordinator and the task that runs while it leads the target."""
+        coordinator = Coordinator(self.config)
+        await coordinator.start()
+        link = self._started(self._target)
+        leading = coordinator.add_target("target", self._target.describe(), link)
+        for name, drafter in self._drafters.items():
+            link = self._started(drafter)
+            coordinator.add_drafter(name, name, drafter.describe(), link)
+        return coordinator, leading
+
+    def _started(self, worker: Any) -> Link[Any, Any]:
+        """Start a worker that serves the other end of the link."""
+        worker.start()
+        here, there = memory_pair()
+        self._serving.append(self._loop.create_task(_served(worker, there)))
+        return here
 
     async def _complete_all(
-        self, cluster: InProcessCluster, requests: Sequence[Request], stop: tuple[str, ...]
+        self, requests: Sequence[Request], stop: tuple[str, ...]
     ) -> list[list[Completion]]:
-        # Requests beyond the limit wait here, so that admission control refuses none of them.
-        places = asyncio.Semaphore(self.config.coordinator.max_running_sequences)
-
-        async def complete(request: Request) -> list[Completion]:
-            async with places:
-                return await self._complete(cluster.coordinator, request, stop)
-
-        tasks = [asyncio.ensure_future(complete(request)) for request in requests]
+        tasks = [asyncio.ensure_future(self._complete(request, stop)) for request in requests]
         answered = asyncio.gather(*tasks)
         try:
-            await asyncio.wait([answered, cluster.leading], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([answered, self._leading], return_when=asyncio.FIRST_COMPLETED)
             if not answered.done():
                 raise WorkerError("the target has failed, its log says why; create a new LLM")
             return answered.result()
@@ -236,22 +265,20 @@ class LLM:
                 task.cancel()
             await asyncio.gather(*tasks, answered, return_exceptions=True)
 
-    async def _complete(
-        self, coordinator: Coordinator, request: Request, stop: tuple[str, ...]
-    ) -> list[Completion]:
+    async def _complete(self, request: Request, stop: tuple[str, ...]) -> list[Completion]:
         beams = request.params.beams
         answers = [
             PendingCompletion(request.params, self._text_stream(request, stop))
             for _ in range(1 if beams is None else beams.num_beams)
         ]
-        async with contextlib.aclosing(coordinator.submit(request)) as events:
+        async with self._places, contextlib.aclosing(self._coordinator.submit(request)) as events:
             async for event in events:
                 if event.finish_reason is FinishReason.ERROR:
                     raise error_from_code(event.error_code, event.error_message)
                 for rank, answer in enumerate(answers):
                     if answer.take(event if beams is None else beam_event(event, rank)):
                         # The last event, which carries the statistics, comes after this call.
-                        coordinator.cancel(request.id)
+                        self._coordinator.cancel(request.id)
         return [answer.completion() for answer in answers]
 
     def _text_stream(self, request: Request, stop: tuple[str, ...]) -> TextStream | None:
@@ -293,6 +320,13 @@ def _tokenizer(folder: Path, generation_config: str, chat_template: str) -> Toke
         )
     except ConfigError:
         return None  # prompts and results are token ids only
+
+
+async def _served(worker: Any, link: Link[Any, Any]) -> None:
+    try:
+        await worker.serve(link)
+    except Exception as error:  # noqa: BLE001 - what ends it is said; the others go on
+        log.error("a worker has failed: %s", error)
 
 
 async def _called(function: Callable[[], T]) -> T:

@@ -128,14 +128,12 @@ def test_each_kind_of_request_changes_the_text(llm: LLM):
 
 
 def test_the_abort_of_a_neighbour(llm: LLM, law: SamplingParams):
-    cluster = llm._cluster
     alone = llm.generate(PROMPTS, law, speculation=PLAIN, ignore_eos=True)
     with ThreadPoolExecutor(3) as pool:
 
         def ask(**how: Any) -> list[Completion]:
             leaving = [
-                pool.submit(cluster.run, neighbour(llm, law, num_tokens))
-                for num_tokens in (1, 5, 12)
+                pool.submit(llm._run, neighbour, llm, law, num_tokens) for num_tokens in (1, 5, 12)
             ]
             found = llm.generate(PROMPTS, law, ignore_eos=True, **how)
             for left, wanted in zip(leaving, (1, 5, 12), strict=True):

@@ -192,14 +192,14 @@ CELLS = {
 
 async def neighbour(llm: LLM, law: SamplingParams, num_tokens: int) -> int:
     """A request that is aborted once it has so many tokens; returns how many it had."""
-    cluster, tokenizer = llm._cluster, llm.tokenizer
+    coordinator, tokenizer = llm._coordinator, llm.tokenizer
     name = f"neighbour-{num_tokens}"
     asked = Request(name, tokenizer.encode(LONG), replace(law, max_tokens=100))
     count = 0
     async with asyncio.timeout(60):
-        async for event in cluster.coordinator.submit(asked):
+        async for event in coordinator.submit(asked):
             count += len(event.token_ids)
             if count >= num_tokens:
                 break
-    cluster.coordinator.cancel(name)
+    coordinator.cancel(name)
     return count
