@@ -1,17 +1,17 @@
-"""Leads workers: how a coordinator comes to its links, under Ray and by hand.
+"""Runs a coordinator without Ray, for workers at known addresses.
 
     python -m cluster.lead CONFIG --target HOST:PORT --drafter NAME=HOST:PORT
 
-runs a coordinator without Ray, for workers at known addresses.  It prints one line with its address
-once it is ready, and shuts down cleanly on SIGTERM.  This module is separate from the coordinator
-because it uses gRPC, which the coordinator does not import.
+Prints one line with its address once it is ready, and shuts down cleanly on SIGTERM.  This module
+is separate from the coordinator because it uses gRPC, which the coordinator does not import.  Here
+it comes to its links, under Ray as well.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any
@@ -23,9 +23,9 @@ from cluster.messages import WorkerDescription
 from cluster.rpc.channel import connect_drafter, connect_target
 from cluster.rpc.connections import Connections, Endpoint, Endpoints
 from cluster.rpc.link import Link
-from cluster.rpc.server import serve_coordinator
+from cluster.rpc.server import add_options, serve_coordinator
 from cluster.rpc.trust import NO_TRUST, Trust, trust_of
-from cluster.worker.cli import add_options, run_part, serve_until_signal
+from cluster.worker.cli import run_part, serve_until_signal
 from cluster.worker.priority import lower_priority
 
 
@@ -80,10 +80,10 @@ def known(addresses: Sequence[str]) -> Endpoints:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a coordinator; returns the exit code."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="python -m cluster.lead",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=RawDescriptionHelpFormatter,
     )
     add_options(parser, _lead)
     parser.add_argument("--target", action="append", required=True, metavar="HOST:PORT")
@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_part(parser, argv)
 
 
-async def _lead(config: Config, arguments: argparse.Namespace) -> None:
+async def _lead(config: Config, arguments: Namespace) -> None:
     lower_priority(config.coordinator.nice)
     trust = trust_of(config.data_plane, "coordinator")
     coordinator = Coordinator(config)

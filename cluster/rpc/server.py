@@ -12,6 +12,7 @@ import json
 import logging
 import signal
 import sys
+from argparse import ArgumentParser
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Protocol, TypeVar
 
@@ -20,6 +21,7 @@ import grpc
 from cluster.config.addresses import joined
 from cluster.errors import ConfigError, DrafthouseError, WorkerError
 from cluster.messages import WorkerDescription
+from cluster.options import port
 from cluster.rpc.codec import DESCRIPTION
 from cluster.rpc.conversations import COORDINATOR, DRAFTER, TARGET, Answer, Ask, Service
 from cluster.rpc.frames import MAX_FRAME_BYTES
@@ -228,6 +230,18 @@ def _guard(service: Service[Any, Any], description: WorkerDescription, trust: Tr
 
 
 _HEALTH_INTERVAL_S = 1.0
+
+
+def add_options(parser: ArgumentParser, part: Callable[..., Coroutine[Any, Any, None]]) -> None:
+    """Add the options of a part that is started by hand.  part: runs it until a signal comes, with
+    the configuration and the options that were given."""
+    parser.set_defaults(part=part)
+    add = parser.add_argument
+    add("config", help="a Ray Serve config file, e.g. configs/local.yaml")
+    add("--set", dest="overrides", action="append", default=[], metavar="K=V")
+    add("--log-level", default="INFO")
+    add("--host", default="127.0.0.1", help="address to listen on")
+    add("--port", type=port, default=0, help="0 = a free port")
 
 
 async def run_until_signal(

@@ -9,9 +9,9 @@ Each prints one line with its address when it is ready, and stops cleanly on SIG
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,9 +22,14 @@ from cluster.config.file import load
 from cluster.config.schema import Config
 from cluster.draft import registry
 from cluster.errors import ConfigError, DrafthouseError, NotFoundError, WorkerError
-from cluster.options import port
 from cluster.rpc.link import run_until_first_ends
-from cluster.rpc.server import RunningServer, run_until_signal, serve_drafter, serve_target
+from cluster.rpc.server import (
+    RunningServer,
+    add_options,
+    run_until_signal,
+    serve_drafter,
+    serve_target,
+)
 from cluster.rpc.trust import trust_of
 from cluster.worker.build import load_drafter, load_target
 from cluster.worker.ranks import Ranks, end
@@ -35,8 +40,8 @@ Serve = Callable[..., Awaitable[RunningServer]]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one worker; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m cluster.worker", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = ArgumentParser(prog="python -m cluster.worker", description=__doc__)
+    parser.formatter_class = RawDescriptionHelpFormatter
     roles = parser.add_subparsers(dest="role", required=True)
     target = roles.add_parser("target", help="serve the target; starts its other ranks as well")
     add_options(target, _target)
@@ -46,20 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_part(parser, argv)
 
 
-def add_options(
-    parser: argparse.ArgumentParser, part: Callable[[Config, argparse.Namespace], Awaitable[None]]
-) -> None:
-    """Add the options of a part that is started by hand.  part: runs it until a signal comes."""
-    parser.set_defaults(part=part)
-    add = parser.add_argument
-    add("config", help="a Ray Serve config file, e.g. configs/local.yaml")
-    add("--set", dest="overrides", action="append", default=[], metavar="K=V")
-    add("--log-level", default="INFO")
-    add("--host", default="127.0.0.1", help="address to listen on")
-    add("--port", type=port, default=0, help="0 = a free port")
-
-
-def run_part(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
+def run_part(parser: ArgumentParser, argv: Sequence[str] | None) -> int:
     """Run the part that these options name; returns the exit code: 0 ended in order, 1 failed, 2
     wrongly configured."""
     arguments = parser.parse_args(argv)
@@ -76,7 +68,7 @@ def run_part(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int
     return 0
 
 
-async def _target(config: Config, arguments: argparse.Namespace) -> None:
+async def _target(config: Config, arguments: Namespace) -> None:
     ranks = Ranks(config, arguments.log_level)
     try:
         worker = await ranks.load(partial(load_target, config))
@@ -90,7 +82,7 @@ async def _target(config: Config, arguments: argparse.Namespace) -> None:
         await asyncio.to_thread(ranks.stop)
 
 
-async def _draft(config: Config, arguments: argparse.Namespace) -> None:
+async def _draft(config: Config, arguments: Namespace) -> None:
     name = arguments.name
     config.check_in_pool(name)
     worker = await asyncio.to_thread(load_drafter, config, name)
@@ -102,7 +94,7 @@ async def _serve(
     serve: Serve,
     title: str,
     config: Config,
-    arguments: argparse.Namespace,
+    arguments: Namespace,
 ) -> None:
     """Start a worker, serve it until a signal comes, and stop it."""
     worker.start()
@@ -117,7 +109,7 @@ async def serve_until_signal(
     serve: Serve,
     title: str,
     config: Config,
-    arguments: argparse.Namespace,
+    arguments: Namespace,
 ) -> None:
     """Serve a part that was started, where its options say, until a signal comes.
 

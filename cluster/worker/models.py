@@ -29,7 +29,7 @@ def model_folders(parts: Mapping[str, DrafterConfig]) -> dict[str, Path]:
         path, options = f"drafters.{name}.options", settings.options
         if isinstance(options.get("engine"), Mapping):
             with ConfigError.below(f"{path}.engine", "model"):
-                model = parse(EngineConfig, options["engine"], "").model
+                model = parse(EngineConfig, options["engine"]).model
                 found[f"{path}.engine.model"] = resolve(model)
         elif settings.kind in HEAD_KINDS and options.get("model"):
             with ConfigError.below(path, "model"):
