@@ -236,11 +236,10 @@ class LLM:
         """Returns the coordinator and the task that runs while it leads the target."""
         coordinator = Coordinator(self.config)
         await coordinator.start()
-        link = self._started(self._target)
-        leading = coordinator.add_target("target", self._target.describe(), link)
+        target = self._target
+        leading = coordinator.add_target("target", target.describe(), self._started(target))
         for name, drafter in self._drafters.items():
-            link = self._started(drafter)
-            coordinator.add_drafter(name, name, drafter.describe(), link)
+            coordinator.add_drafter(name, name, drafter.describe(), self._started(drafter))
         return coordinator, leading
 
     def _started(self, worker: Any) -> Link[Any, Any]:
@@ -334,9 +333,7 @@ async def _called(function: Callable[[], T]) -> T:
 
 
 def _apart(params: SamplingParams, count: int) -> list[SamplingParams]:
-    """`params` for each of `count` prompts; with a seed, each prompt gets its own noise stream."""
-    if asked_seed(params.seed) is None:
-        return [params] * count
+    """`params` for each of `count` prompts, with a noise stream of its own."""
     return [dataclasses.replace(params, stream=params.stream + index) for index in range(count)]
 
 

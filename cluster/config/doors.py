@@ -164,7 +164,7 @@ class TlsConfig:
     def pem(self) -> Reloaded[Pem] | None:
         """Return what the files hold; None without TLS.  Raises ConfigError for files that cannot
         be used."""
-        return PemFiles("tls", self.cert_file, self.key_file).held() if self.cert_file else None
+        return PemFiles("tls", "", *asdict(self).values()).held()
 
 
 @frozen
@@ -181,10 +181,8 @@ class PartsTlsConfig(TlsConfig):
 
     def pem_of(self, role: str) -> Reloaded[Pem] | None:
         """`pem` of one part."""
-        if not self.cert_file:
-            return None
-        cert, key, ca = (path.replace("{role}", role) for path in asdict(self).values())
-        return PemFiles("data_plane.tls", cert, key, ca, dns_name(role)).held()
+        files = (path.replace("{role}", role) for path in asdict(self).values())
+        return PemFiles("data_plane.tls", dns_name(role), *files).held()
 
 
 @frozen

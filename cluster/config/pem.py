@@ -38,19 +38,20 @@ class Pem:
 class PemFiles:
     """Files that hold a `Pem`, and may be replaced at any time.
 
-    place: the section of the configuration that names them.  ca_file: "" where peers need not show
-    a certificate.  name: the DNS name that the certificate must carry, "" = any.
+    place: the section of the configuration that names them.  name: the DNS name that the
+    certificate must carry, "" = any.  ca_file: "" where peers need not show a certificate.
     """
 
     place: str
+    name: str
     cert_file: str
     key_file: str
     ca_file: str = ""
-    name: str = ""
 
-    def held(self) -> Reloaded[Pem]:
-        """Return what they hold, now and later; raises as `load`."""
-        return Reloaded([*filter(None, (self.cert_file, self.key_file, self.ca_file))], self.load)
+    def held(self) -> Reloaded[Pem] | None:
+        """Return what they hold, now and later; None where none is named.  Raises as `load`."""
+        files = [*filter(None, (self.cert_file, self.key_file, self.ca_file))]
+        return Reloaded(files, self.load) if files else None
 
     def load(self) -> Pem:
         """Read them; raises ConfigError, with the key at fault and the remedy."""

@@ -17,7 +17,7 @@ NAME = "target.drafthouse"
 
 def files(folder: Path, *, ca: bool = True, name: str = NAME) -> PemFiles:
     named = [str(folder / f"{each}.pem") for each in ("cert", "key", "ca")]
-    return PemFiles("data_plane.tls", named[0], named[1], named[2] if ca else "", name)
+    return PemFiles("data_plane.tls", name, *named[: 2 + ca])
 
 
 def test_sound_files_are_read(tmp_path: Path):
