@@ -187,6 +187,10 @@ def read_spec(config: HeadConfig, target: HeadTarget) -> BlockSpec:
     )
     if spec.num_drafts < 1:
         raise config.refused(f"its block_size is {spec.block_size}, which drafts nothing")
+    if not 0 <= spec.mask_token_id < target.vocab_size:
+        raise config.refused(
+            f"its mask_token_id is {spec.mask_token_id}, the embedding has {target.vocab_size} rows"
+        )
     if spec.has_confidence and spec.confidence_sees_token and spec.markov is None:
         raise config.refused("its confidence_head_with_markov needs a markov_rank above 0")
     if said("is_neox_style") is False:
@@ -277,15 +281,4 @@ def load(config: HeadConfig, target: HeadTarget) -> BlockHead:
     """The drafter of a folder; it may leave out the embedding and the output layer."""
     tensors = read_tensors(config.folder, lambda name: name.removeprefix("model."), target.device)
     spec = read_spec(config, target)
-    hidden, size = spec.layers.hidden_size, spec.draft_vocab_size
-    ids = tensors.token_map(size, target)
-    shape = (target.vocab_size, hidden)
-    embedding = tensors.take_or_share("embed_tokens.weight", shape, target, "embedding")
-    output = tensors.take_if_there("lm_head.weight", (size, hidden))
-    if output is None:
-        output = tensors.take_or_share("lm_head.weight", shape, target, "output")[ids]
-    if not 0 <= spec.mask_token_id < len(embedding):
-        raise config.refused(
-            f"its mask_token_id is {spec.mask_token_id}, the embedding has {len(embedding)} rows"
-        )
-    return BlockHead.filled(spec, tensors, ids, embedding, output)
+    return BlockHead.filled(spec, tensors, target)

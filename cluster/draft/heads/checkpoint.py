@@ -74,20 +74,22 @@ class Tensors:
         return self.take(name, shape) if name in self.held else None
 
     def take_or_share(
-        self, name: str, shape: Sequence[int], target: HeadTarget, shared: str
+        self, name: str, ids: torch.Tensor, hidden_size: int, target: HeadTarget, shared: str
     ) -> torch.Tensor:
-        """The tensor of that name, or the target's `shared` weight where the file has none."""
-        own = self.take_if_there(name, shape)
+        """The tensor of that name, a row for each of these ids of the target, or these rows of the
+        target's `shared` weight where the file has none."""
+        own = self.take_if_there(name, (len(ids), hidden_size))
         if own is not None:
             return own
         found = target.weight(shared)
-        if found.shape[1] != shape[1]:
+        if found.shape[1] != hidden_size:
             raise refused(
                 self.folder,
-                f"it has no {shared} weights, and its hidden size {shape[1]} is not the target's "
-                f"{found.shape[1]}",
+                f"it has no {shared} weights, and its hidden size {hidden_size} is not the "
+                f"target's {found.shape[1]}",
             )
-        return found
+        # All of them are the target's own memory.
+        return found if torch.equal(ids, torch.arange(len(found))) else found[ids]
 
     def fill(
         self,
@@ -95,8 +97,6 @@ class Tensors:
         given: Mapping[str, torch.Tensor],
         kept: Collection[str] = (),
         name_of: Callable[[str], str] = str,
-        *,
-        assign: bool = False,
     ) -> None:
         """Give a head its tensors, if they were read; raises ConfigError that names those missing
         and left over, if there are any.
@@ -117,7 +117,9 @@ class Tensors:
         if problems:
             raise refused(self.folder, "; ".join(problems))
         if self.device != META:
-            head.load_state_dict({**state, **given}, strict=False, assign=assign)
+            # What was made without memory is given that of the file's tensors.
+            is_made = not any(each.is_meta for each in head.state_dict().values())
+            head.load_state_dict({**state, **given}, strict=False, assign=not is_made)
 
     def token_map(self, size: int, target: HeadTarget) -> torch.Tensor:
         """Target ids of a head's `size` outputs: `d2t` holds offsets, target id = i + d2t[i]."""

@@ -82,6 +82,7 @@ class Eagle3Head(Head):
     """mask_hidden: [taps * target hidden], where it drafts several tokens in a pass."""
 
     spec: Eagle3Spec
+    shares_output = False
     mask_hidden: torch.Tensor
 
     def __init__(self, spec: Eagle3Spec, embedding: torch.Tensor) -> None:
@@ -184,10 +185,7 @@ def load(config: HeadConfig, target: HeadTarget) -> Eagle3Head:
     for index in range(1, spec.layers.num_hidden_layers):
         # Some writers give every layer the first one's norms, of which these have no use for one.
         tensors.held.pop(f"layers.{index}.hidden_norm.weight", None)
-    shape = (target.vocab_size, spec.layers.hidden_size)
-    embedding = tensors.take_or_share("embed_tokens.weight", shape, target, "embedding")
-    ids = tensors.token_map(spec.draft_vocab_size, target)
-    return Eagle3Head.filled(spec, tensors, ids, embedding)
+    return Eagle3Head.filled(spec, tensors, target)
 
 
 def _name_of(stored: str) -> str:

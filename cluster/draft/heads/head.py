@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig
 
-from cluster.draft.heads.checkpoint import Tensors
+from cluster.draft.heads.checkpoint import HeadTarget, Tensors
 from cluster.engine.attention import seam
 from cluster.engine.types import AttentionOptions
 from cluster.records import frozen
@@ -104,10 +104,11 @@ class Head(nn.Module, ABC):
     embedding: [vocab, hidden], output: [draft_vocab, hidden], the target's own where the file has
     none; an output of None is an output layer of its own.
     takes_before: a row takes the hidden row of the token before it, and not its own token's.
+    shares_output: a folder may leave the output layer to the target.
     token_map: int64[draft_vocab], the target's id of each output.
     """
 
-    takes_before = True
+    takes_before = shares_output = True
     token_map: torch.Tensor
 
     def __init__(
@@ -137,13 +138,20 @@ class Head(nn.Module, ABC):
         return [Sight(is_causal=True)] * len(self.layers)
 
     @classmethod
-    def filled(cls, spec: Any, tensors: Tensors, ids: torch.Tensor, *weights: Any) -> Self:
-        """A head with the tensors of its folder.  ids: its token map.  weights: the embedding and,
-        unless it has an output layer of its own, the output."""
-        kept = ("embed_tokens.weight", "lm_head.weight")[: len(weights)]
+    def filled(cls, spec: Any, tensors: Tensors, target: HeadTarget) -> Self:
+        """A head with the tensors of its folder, of which the target's embedding and, where it
+        `shares_output`, its output layer stand in for missing ones."""
+        ids, hidden = tensors.token_map(spec.draft_vocab_size, target), spec.layers.hidden_size
+        shared = [("embed_tokens.weight", torch.arange(target.vocab_size), "embedding")]
+        if cls.shares_output:
+            shared.append(("lm_head.weight", ids, "output"))
+        weights: dict[str, Any] = {
+            name: tensors.take_or_share(name, rows, hidden, target, theirs)
+            for name, rows, theirs in shared
+        }
         with tensors.device:
-            head = cls(spec, *weights)
-        tensors.fill(head, {"token_map": ids}, kept)
+            head = cls(spec, *weights.values())
+        tensors.fill(head, {"token_map": ids}, weights)
         return head.eval()
 
     def fuse(self, taps: torch.Tensor) -> torch.Tensor:

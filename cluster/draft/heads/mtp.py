@@ -39,6 +39,9 @@ _NAMES = {
 }
 
 
+_EXPERTS = "layers.0.mlp.experts."
+
+
 class MtpHead(Head):
     """It writes the target's whole vocabulary."""
 
@@ -100,7 +103,7 @@ def load(config: HeadConfig, target: HeadTarget) -> MtpHead:
     method = getattr(layer, "quantization_config", None) or {}
     mark = "mtp.fc" if _is_apart(layer) else f"model.layers.{target.num_layers}.eh_proj"
     tensors = _stored(config, mark, method.get("weight_block_size"), target.device)
-    has_experts = any(name.startswith("layers.0.mlp.experts.") for name in tensors.held)
+    has_experts = any(name.startswith(_EXPERTS) for name in tensors.held)
     # Which layers have experts is told by their numbers, and this one's is another now.
     layer.first_k_dense_replace = 0 if has_experts else 1
     layer.mlp_only_layers = [] if has_experts else [0]
@@ -112,15 +115,7 @@ def load(config: HeadConfig, target: HeadTarget) -> MtpHead:
         draft_vocab_size=target.vocab_size,
         norms_output=_is_apart(layer),
     )
-    shape = (target.vocab_size, target.hidden_size)
-    shared = {"embed_tokens.weight": "embedding", "lm_head.weight": "output"}
-    head = MtpHead(
-        spec, *(tensors.take_or_share(name, shape, target, like) for name, like in shared.items())
-    )
-    for name in head.state_dict():
-        _join_experts(tensors, name)
-    tensors.fill(head, {"token_map": head.token_map}, shared, assign=True)
-    return head.requires_grad_(False).eval()
+    return MtpHead.filled(spec, tensors, target).requires_grad_(False)
 
 
 def _stored(
@@ -140,6 +135,8 @@ def _stored(
         held[_NAMES.get(name, own)] = tensor
     if "joint.weight" not in held:
         raise config.refused(f"it has no multi-token-prediction layer (a tensor {mark}.weight)")
+    _join_experts(held, "gate_up_proj", "gate_proj", "up_proj")
+    _join_experts(held, "down_proj", "down_proj")
     return Tensors(config.folder, held, device)
 
 
@@ -152,17 +149,13 @@ def _widen(held: dict[str, torch.Tensor], block: Sequence[int]) -> None:
         held[name.removesuffix("_scale_inv")] = (weight.float() * scales).bfloat16()
 
 
-def _join_experts(tensors: Tensors, name: str) -> None:
+def _join_experts(held: dict[str, torch.Tensor], joined: str, *parts: str) -> None:
     """Put experts that are stored one by one together, as transformers holds them."""
-    base, dot, last = name.rpartition(".experts.")
-    if not dot or name in tensors.held:
-        return
-    parts: Sequence[str] = ("gate_proj", "up_proj") if last == "gate_up_proj" else (last,)
     experts: list[torch.Tensor] = []
     while True:
-        names = [f"{base}.experts.{len(experts)}.{part}.weight" for part in parts]
-        if not all(each in tensors.held for each in names):
+        names = [f"{_EXPERTS}{len(experts)}.{part}.weight" for part in parts]
+        if not all(each in held for each in names):
             break
-        experts.append(torch.cat([tensors.held.pop(each) for each in names]))
+        experts.append(torch.cat([held.pop(each) for each in names]))
     if experts:
-        tensors.held[name] = torch.stack(experts)
+        held[f"{_EXPERTS}{joined}"] = torch.stack(experts)
