@@ -7,21 +7,25 @@ it answered (`cluster.train.chat_answers`).  The module that is trained is the o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from itertools import takewhile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from accelerate.utils import send_to_device
 from numpy.typing import NDArray
+from safetensors.torch import save_file
 from torch import nn
 
 from cluster.draft.vocabulary import DraftVocabulary
 from cluster.errors import ConfigError
-from cluster.models.made_for import MadeFor
+from cluster.models.fingerprint import model_hash
+from cluster.models.made_for import MadeFor, write_config
+from cluster.models.names import served_name
+from cluster.models.resolve import resolve
 from cluster.records import frozen, record
 from cluster.train.chat_answers import AnswerSettings
 from cluster.train.generate import GeneratedAnswer
@@ -41,7 +45,11 @@ class HeadSettings:
     vocab_size: 0 = a drafter that goes on learning keeps its own.
     num_layers, weights: of a draft model, the layers that it takes of the target and how it is
     written, one of WEIGHTS.  tokenizer: of a draft model, the model whose tokens it has in place of
-    the target's."""
+    the target's.
+    starts_from: the folder of a draft model that goes on learning (`cluster.train.traffic`), ""
+    = none.  from_traffic: the recorder's folder, or one tenant's in it, that it learns from; None =
+    there is no traffic.  mix: beside traffic, the share of the target's own answers to questions
+    that it asks itself.  loss: "acceptance" = `TrafficLoss`."""
 
     depth: int = 4
     vocab_size: int = 8192
@@ -51,6 +59,10 @@ class HeadSettings:
     num_layers: int = 2
     weights: str = WEIGHTS[0]
     tokenizer: str = ""
+    starts_from: str = ""
+    from_traffic: Path | None = None
+    mix: float = 0.5
+    loss: str = ""
 
 
 class HeadBatch(NamedTuple):
@@ -298,3 +310,25 @@ def mean_chain_len(matches: Sequence[NDArray[np.bool_]]) -> float:
         place += len(list(takewhile(bool, chain))) + 1
         num_steps += 1
     return num_tokens / max(num_steps, 1)
+
+
+# A trained drafter's note of its target, and a head's folder with it.
+
+
+def target_of(model: str) -> MadeFor:
+    """The target of a training, by its name or folder."""
+    return MadeFor(served_name(model), model_hash(resolve(model)))
+
+
+def save_head(
+    folder: Path, tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any], made_for: MadeFor
+) -> None:
+    """Write a head's folder: model.safetensors, whose weights are rounded to bfloat16, and
+    config.json with the target that it was made for."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rounded = {
+        name: (tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor).contiguous()
+        for name, tensor in tensors.items()
+    }
+    save_file(rounded, folder / "model.safetensors")
+    write_config(folder, made_for.written_into({**config, "torch_dtype": "bfloat16"}))

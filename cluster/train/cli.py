@@ -20,7 +20,7 @@ from cluster.train.compare import Questions, compare, drafters_of, read_question
 from cluster.train.heads import train_head
 from cluster.train.layer_skip import find_layer_skip
 from cluster.train.processes import processes, run_together
-from cluster.train.traffic import Traffic, learn_from_traffic
+from cluster.train.traffic import learn_from_traffic
 from cluster.train.trainer import Budget
 
 _VERBS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
@@ -67,9 +67,11 @@ def main() -> int:
 
 def _head(arguments: argparse.Namespace) -> None:
     """Train a drafter, say how it does, and compare it with others if asked."""
-    if arguments.loss and not getattr(arguments, "from_traffic", None):
+    given = {each.name: getattr(arguments, each.name, None) for each in fields(HeadSettings)}
+    settings = HeadSettings(**{name: value for name, value in given.items() if value is not None})
+    if settings.loss and not settings.from_traffic:
         raise ConfigError(
-            f"--loss {arguments.loss}: this option is gone but for --from-traffic; drafters learn "
+            f"--loss {settings.loss}: this option is gone but for --from-traffic; drafters learn "
             "by kl, so leave it out"
         )
     questions, kind = questions_of(arguments), arguments.train_verb
@@ -81,20 +83,18 @@ def _head(arguments: argparse.Namespace) -> None:
             raise ConfigError(
                 f"--{option}: {folder} cannot be made ({reason_of(error)}); name another"
             ) from error
-    given = {each.name: getattr(arguments, each.name, None) for each in fields(HeadSettings)}
-    settings = HeadSettings(**{name: value for name, value in given.items() if value is not None})
     if kind == "drafter":
         answers = replace(settings.answers, system_prompt=arguments.system_prompt)
-        size = arguments.vocab_size or (0 if arguments.starts_from else _DRAFTER_VOCAB_SIZE)
+        size = arguments.vocab_size or (0 if settings.starts_from else _DRAFTER_VOCAB_SIZE)
         settings = replace(settings, answers=answers, vocab_size=size)
-    goes_on = kind == "drafter" and (arguments.from_traffic or arguments.starts_from)
+    goes_on = settings.from_traffic or settings.starts_from
     if goes_on:
-        if not arguments.starts_from:
+        if not settings.starts_from:
             raise ConfigError(
                 "--from-traffic: give --starts-from too, the drafter that goes on learning"
             )
         if arguments.num_layers:
-            raise ConfigError(f"--layers: those of {arguments.starts_from} stay; leave it out")
+            raise ConfigError(f"--layers: those of {settings.starts_from} stay; leave it out")
         settings = replace(settings, weights=arguments.weights or "")
     run_together(
         arguments.processes, _learn_from_traffic if goes_on else _train_head, arguments, settings
@@ -127,13 +127,10 @@ def _train_head(arguments: argparse.Namespace, settings: HeadSettings) -> None:
 
 def _learn_from_traffic(arguments: argparse.Namespace, settings: HeadSettings) -> None:
     """In each process of the training."""
-    name, is_accepting = arguments.name, arguments.loss == "acceptance"
-    traffic = Traffic(arguments.from_traffic, arguments.starts_from, arguments.mix, is_accepting)
     found = learn_from_traffic(
         arguments.target,
-        traffic,
-        arguments.work / name,
-        arguments.models / name,
+        arguments.work / arguments.name,
+        arguments.models / arguments.name,
         settings,
         Budget(arguments.steps, arguments.minutes),
         arguments.seed,

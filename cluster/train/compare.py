@@ -29,7 +29,7 @@ from cluster.errors import ConfigError
 from cluster.local import LLM
 from cluster.models.made_for import folder_made_for
 from cluster.records import frozen
-from cluster.train.made_for import target_of
+from cluster.train.chat_heads import target_of
 from cluster.train.processes import processes
 
 _PER_TASK = 8

@@ -10,8 +10,7 @@ from transformers import LlamaConfig, PreTrainedModel
 from cluster.draft.head_cache import Span, SpanAttention, TextRows
 from cluster.draft.heads.eagle3 import Eagle3Head, Eagle3Spec
 from cluster.models.made_for import MadeFor
-from cluster.train.chat_heads import HeadBatch, Learner
-from cluster.train.made_for import save_head
+from cluster.train.chat_heads import HeadBatch, Learner, save_head
 
 # Keys of the target's configuration that its draft layer shares.
 _SHARED = (

@@ -39,9 +39,10 @@ from cluster.train.chat_heads import (
     Learner,
     evaluate,
     learn,
+    save_head,
+    target_of,
 )
 from cluster.train.eagle3 import Eagle3Learner, new_head
-from cluster.train.made_for import save_head, target_of
 from cluster.train.processes import processes
 from cluster.train.trainer import Budget, Rates
 

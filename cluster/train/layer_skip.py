@@ -29,8 +29,8 @@ from cluster.models.made_for import MadeFor
 from cluster.models.resolve import resolve
 from cluster.records import frozen
 from cluster.train.chat_answers import AnswerSettings, ChatModel, context_len
+from cluster.train.chat_heads import target_of
 from cluster.train.generate import GeneratedAnswer
-from cluster.train.made_for import target_of
 
 # Chains of drafts are no longer than that.
 _MAX_CHAIN = 8

@@ -40,9 +40,9 @@ from cluster.train.chat_heads import (
     evaluate,
     known_drafts,
     learn,
+    target_of,
 )
 from cluster.train.generate import GeneratedAnswer
-from cluster.train.made_for import target_of
 from cluster.train.processes import processes
 from cluster.train.trainer import Budget, Rates
 
@@ -53,21 +53,6 @@ _RATES = Rates(muon=0.006, adamw=0.0012, warmup=0.05, decay=0.95)
 # A drafter is not written where it would accept so much less than the one that it starts from.
 _LARGEST_FALL = 0.01
 _HASH_DIGITS = 12
-
-
-@frozen
-class Traffic:
-    """What a drafter goes on from.
-
-    folder: the recorder's, or one tenant's in it; None = there is no traffic.  starts_from: the
-    drafter's folder.  mix: beside traffic, the share of the target's own answers to questions that
-    it asks itself.  is_accepting: its loss is `TrafficLoss`.
-    """
-
-    folder: Path | None
-    starts_from: str
-    mix: float = 0.5
-    is_accepting: bool = False
 
 
 @frozen
@@ -98,14 +83,13 @@ class TrafficLoss(HeadLoss):
 
 def learn_from_traffic(
     target: str,
-    traffic: Traffic,
     work: Path,
     folder: Path,
     settings: HeadSettings,
     budget: Budget,
     seed: int = 0,
 ) -> Learned | None:
-    """Train on from a drafter and write the new one as FOLDER@HASH.
+    """Train on from the drafter that the settings name, and write the new one as FOLDER@HASH.
 
     work: where the target's own answers are, or are drawn.  Returns None in all processes but the
     main one.  Raises ConfigError for traffic or a drafter of another target, and where the new one
@@ -114,15 +98,15 @@ def learn_from_traffic(
     source = resolve(target)
     origin = origin_of(source)
     known, held = list[GeneratedAnswer](), dict[str, Sequence[GeneratedAnswer]]()
-    if traffic.folder:
-        known, held["traffic"] = split(traffic.folder, origin)
-    current = resolve(traffic.starts_from)
+    if settings.from_traffic:
+        known, held["traffic"] = split(settings.from_traffic, origin)
+    current = resolve(settings.starts_from)
     made_for = folder_made_for(current)
     if not made_for.fits(target_of(target)):
         raise ConfigError(f"--starts-from {current}: it was made for {made_for}, not for {target}")
     num_tokens = sum(len(each.token_ids) for each in known)
-    wanted = round(num_tokens * traffic.mix / (1.0 - traffic.mix))
-    if wanted or not traffic.folder:
+    wanted = round(num_tokens * settings.mix / (1.0 - settings.mix))
+    if wanted or not settings.from_traffic:
         most = min(wanted or settings.num_answer_tokens, settings.num_answer_tokens)
         draw_shards(source, work / "answers", most, seed, settings.answers)
         originals, held["originals"] = known_and_held_out(work / "answers", PHASE.length - 2)
@@ -133,7 +117,7 @@ def learn_from_traffic(
     if settings.vocab_size:
         network = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
         learner = with_vocabulary(learner, known, network, settings.vocab_size)
-    loss = TrafficLoss if traffic.is_accepting else HeadLoss
+    loss = TrafficLoss if settings.loss == "acceptance" else HeadLoss
     order = HeadOrder(known, learner.vocabulary, seed)
     learn(loss(learner), order, budget, _RATES, seed)
     if not processes().is_main_process:

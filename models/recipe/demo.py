@@ -27,7 +27,7 @@ from cluster.errors import ConfigError
 from cluster.models.made_for import write_made_for
 from cluster.records import frozen
 from cluster.train.chat_drafter import save_network
-from cluster.train.made_for import target_of
+from cluster.train.chat_heads import target_of
 from cluster.train.processes import new_accelerator, processes, run_together
 from cluster.train.trainer import Budget, Rates, Trainer, TrainingPhase, TrainSettings
 from models.recipe.corpus import (

@@ -17,8 +17,8 @@ from transformers import (
 )
 
 from cluster.models.made_for import folder_made_for
+from cluster.train.chat_heads import target_of
 from cluster.train.compare import compare, drafters_of, read_questions
-from cluster.train.made_for import target_of
 from cluster.train.processes import new_accelerator
 from cluster.train.trainer import Budget, Rates, TrainingPhase
 from models.recipe import demo

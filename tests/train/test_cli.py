@@ -11,9 +11,9 @@ import pytest
 from cluster.config.schema import DrafterConfig
 from cluster.core import SpeculationStats
 from cluster.models.made_for import MadeFor, write_made_for
+from cluster.train.chat_heads import target_of
 from cluster.train.cli import configure, questions_of, run, show_comparison
 from cluster.train.compare import Acceptance, compare, drafters_of, read_questions, table
-from cluster.train.made_for import target_of
 from tests.support.errors import config_error
 
 

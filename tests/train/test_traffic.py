@@ -18,7 +18,7 @@ from cluster.train import traffic
 from cluster.train.chat_answers import AnswerSettings
 from cluster.train.chat_heads import HeadBatch, HeadLoss, HeadSettings
 from cluster.train.heads import train_head
-from cluster.train.traffic import Traffic, TrafficLoss, learn_from_traffic, load_drafter
+from cluster.train.traffic import TrafficLoss, learn_from_traffic, load_drafter
 from cluster.train.trainer import Budget
 from tests.support.checkpoints import noisy_copy
 from tests.support.draft.recording import answers_in
@@ -63,14 +63,9 @@ def recorded(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def learn(
     folder: Path, recorded: Path, current: Path, work: Path, mix: float = 0.5
 ) -> traffic.Learned:
-    return learn_from_traffic(
-        str(folder),
-        Traffic(recorded, str(current), mix, is_accepting=True),
-        work,
-        work / "new",
-        replace(SETTINGS, weights=""),
-        STEPS,
-    )
+    settings = replace(SETTINGS, weights="", starts_from=str(current), loss="acceptance")
+    settings = replace(settings, from_traffic=recorded, mix=mix)
+    return learn_from_traffic(str(folder), work, work / "new", settings, STEPS)
 
 
 def test_a_drafter_learns_from_what_was_served(
@@ -96,9 +91,8 @@ def test_a_drafter_goes_on_without_traffic_and_with_another_vocabulary(
 ):
     # So many that several of the answers are held out: of one, chance says which way it goes.
     settings = replace(SETTINGS, weights="", vocab_size=280, num_answer_tokens=1200)
-    found = learn_from_traffic(
-        str(folder), Traffic(None, str(current)), tmp_path, tmp_path / "new", settings, STEPS
-    )
+    settings = replace(settings, starts_from=str(current))
+    found = learn_from_traffic(str(folder), tmp_path, tmp_path / "new", settings, STEPS)
     assert found.after["originals"].acceptance > found.before["originals"].acceptance
     network = load_drafter(found.folder, traffic.origin_of(folder)).network
     assert network.config.vocab_size == 280
