@@ -16,7 +16,7 @@ from cluster.config.doors import ROLES
 from cluster.config.schema import Config, DrafterConfig, EngineConfig
 from cluster.cpp import check as check_native
 from cluster.draft import registry
-from cluster.draft.intersection import intersection, tokenizers
+from cluster.draft.intersection import Intersection, tokenizers
 from cluster.draft.options import HEAD_KINDS, EarlyExitOptions, LayerSkipOptions
 from cluster.draft.vocabulary import DraftVocabulary, load_draft_vocabulary
 from cluster.errors import ConfigError
@@ -239,7 +239,7 @@ def _shared(drafter: Inspected, target: Inspected) -> str:
 
     theirs, ours = tokenizers(target.folder, drafter.folder)
     target_size, own_size = target.described.vocab_size, drafter.described.vocab_size
-    found = intersection(theirs, ours, target_size, own_size, "text").vocabulary
+    found = Intersection(theirs, ours, target_size, own_size, "text").vocabulary
     sample = theirs.encode(topics[_SAMPLE])
     share = sum(found.draft_id_of(each) is not None for each in sample) / len(sample)
     size = sum(map(bool, ours.bytes_of)) + len(ours.marks)

@@ -6,13 +6,7 @@ import logging
 from pathlib import Path
 
 from cluster.draft.base import DrafterContext
-from cluster.draft.intersection import (
-    Intersection,
-    ReadText,
-    RewrittenText,
-    intersection,
-    tokenizers,
-)
+from cluster.draft.intersection import Intersection, ReadText, RewrittenText, tokenizers
 from cluster.draft.options import LMOptions
 from cluster.draft.vocabulary import (
     DraftVocabulary,
@@ -51,7 +45,7 @@ class DraftModel:
     def read_text(self) -> ReadText:
         """An empty text as the model reads it."""
         if self.shared is not None:
-            return RewrittenText(self.shared.reader)
+            return RewrittenText(self.shared)
         return ReadText(self.vocabulary, self.vocab_size)
 
 
@@ -97,7 +91,7 @@ def _shared(context: DrafterContext, options: LMOptions, folder: Path) -> Inters
         if not context.target_model:
             raise ConfigError("the target's tokenizer is unknown here; set vocabulary: own")
         pair = tokenizers(resolve(context.target_model, only_tokenizer=True), folder)
-        return intersection(
+        return Intersection(
             *pair,
             context.vocab_size,
             describe(folder, options.engine).vocab_size,

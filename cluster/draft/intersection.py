@@ -16,10 +16,9 @@ from typing import Literal
 import numpy as np
 
 from cluster.core import TokenArray, token_array
-from cluster.draft.vocabulary import DraftVocabulary, Ids
+from cluster.draft.vocabulary import DraftVocabulary
 from cluster.errors import ConfigError
 from cluster.models.token_bytes import TokenBytes, unfinished_len
-from cluster.records import record
 from cluster.spec.token_log import TokenLog
 
 Specials = Literal["text", "drop"]
@@ -31,17 +30,6 @@ _MAX_WAITING = 4
 _LOST = -1
 
 
-@record
-class Intersection:
-    """vocabulary: of the columns that the model writes.  order: the model's own id of each id in
-    the new numbering.  share: of the target's tokens that it can write."""
-
-    vocabulary: DraftVocabulary
-    order: Ids
-    reader: Reader
-    share: float
-
-
 def tokenizers(target: Path, draft: Path) -> tuple[TokenBytes, TokenBytes]:
     """Of the models in two folders; raises ConfigError, with the remedy, for one of no use."""
     folder = target
@@ -51,31 +39,6 @@ def tokenizers(target: Path, draft: Path) -> tuple[TokenBytes, TokenBytes]:
         return theirs, TokenBytes.load(folder)
     except ConfigError as error:
         raise ConfigError(f"{folder}: {error.message}; {_REMEDY}") from error
-
-
-def intersection(
-    target: TokenBytes, draft: TokenBytes, target_size: int, draft_size: int, specials: Specials
-) -> Intersection:
-    """Find what two vocabularies share.
-
-    target_size, draft_size: of the models' own, which may be padded.  Raises ConfigError where they
-    share nothing.
-    """
-    if len(draft.bytes_of) > draft_size:
-        told = f"its tokenizer has {len(draft.bytes_of)} tokens, its model {draft_size}"
-        raise ConfigError(f"{told}; {_REMEDY}")
-    pairs = _pairs(target, draft)
-    if not pairs:
-        raise ConfigError(f"its tokenizer shares no token with the target's; {_REMEDY}")
-    target_ids = np.array(sorted(pairs), np.int32)
-    shared = np.array([pairs[each] for each in target_ids.tolist()], np.int64)
-    order = np.concatenate((shared, np.setdiff1d(np.arange(draft_size), shared)))
-    columns = np.zeros(max(target_size, len(target.bytes_of)), np.int32)
-    columns[target_ids] = np.arange(len(target_ids))
-    vocabulary = DraftVocabulary(target_ids, columns, target.hash)
-    num_tokens = len(target.marks) + sum(map(bool, target.bytes_of))
-    reader = Reader(target, draft, vocabulary, order, specials)
-    return Intersection(vocabulary, order, reader, len(target_ids) / num_tokens)
 
 
 def _pairs(target: TokenBytes, draft: TokenBytes) -> dict[int, int]:
@@ -112,22 +75,40 @@ def _by_bytes(vocabulary: TokenBytes) -> dict[bytes, int]:
     return found
 
 
-class Reader:
-    """Reads texts of the target's tokens in the draft model's, as they are numbered anew."""
+class Intersection:
+    """What two vocabularies share.  Reads texts of the target's tokens in the draft model's, as
+    they are numbered anew.
+
+    vocabulary: of the columns that the model writes.  order: int64[draft_size], the model's own id
+    of each id in the new numbering."""
 
     def __init__(
         self,
         target: TokenBytes,
         draft: TokenBytes,
-        vocabulary: DraftVocabulary,
-        order: Ids,
+        target_size: int,
+        draft_size: int,
         specials: Specials,
     ) -> None:
-        self._target, self._draft = target, draft
-        self._places = np.empty(len(order), np.int64)
-        self._places[order] = np.arange(len(order))
+        """target_size, draft_size: of the models' own, which may be padded.  Raises ConfigError
+        where they share nothing."""
+        if len(draft.bytes_of) > draft_size:
+            told = f"its tokenizer has {len(draft.bytes_of)} tokens, its model {draft_size}"
+            raise ConfigError(f"{told}; {_REMEDY}")
+        pairs = _pairs(target, draft)
+        if not pairs:
+            raise ConfigError(f"its tokenizer shares no token with the target's; {_REMEDY}")
+        self.target, self.draft = target, draft
+        target_ids = np.array(sorted(pairs), np.int32)
+        written = np.array([pairs[each] for each in target_ids.tolist()], np.int64)
+        self.order = np.concatenate((written, np.setdiff1d(np.arange(draft_size), written)))
+        columns = np.zeros(max(target_size, len(target.bytes_of)), np.int32)
+        columns[target_ids] = np.arange(len(target_ids))
+        self.vocabulary = DraftVocabulary(target_ids, columns, target.hash)
+        self._places = np.empty(draft_size, np.int64)
+        self._places[self.order] = np.arange(draft_size)
         self._opening = self._numbered(draft.opening)
-        shared = {token: [column] for column, token in enumerate(vocabulary.target_ids.tolist())}
+        shared = {token: [column] for column, token in enumerate(target_ids.tolist())}
         self._marks = {
             token: shared[token] if token in shared else self._spelled(mark, specials)
             for mark, token in target.marks.items()
@@ -140,11 +121,17 @@ class Reader:
         # Those that are read alike wherever they stand.
         self._alone = self._marks | shared
 
+    @property
+    def share(self) -> float:
+        """Of the target's tokens, those that the model can write."""
+        num_tokens = len(self.target.marks) + sum(map(bool, self.target.bytes_of))
+        return len(self.vocabulary.target_ids) / num_tokens
+
     def _numbered(self, draft_ids: Sequence[int]) -> list[int]:
         return self._places[list(draft_ids)].tolist()
 
     def _spelled(self, mark: str, specials: Specials) -> list[int]:
-        return self._numbered(self._draft.write(mark.encode())[0]) if specials == "text" else []
+        return self._numbered(self.draft.write(mark.encode())[0]) if specials == "text" else []
 
     def opened(self, token_ids: Sequence[int]) -> tuple[list[int], int, int]:
         """Read the beginning of a text whole, but for the last tokens where they end inside a
@@ -159,7 +146,7 @@ class Reader:
     def _is_inside(self, token_ids: Sequence[int]) -> bool:
         """True if these tokens end inside a character."""
         is_over = token_ids[-1] in self._marks
-        return not is_over and unfinished_len(self._target.decode(token_ids[-_MAX_WAITING:])) > 0
+        return not is_over and unfinished_len(self.target.decode(token_ids[-_MAX_WAITING:])) > 0
 
     def after(self, token_ids: Sequence[int]) -> tuple[list[int], int]:
         """Read tokens that waited, if any, and one more; returns the draft ids, and how many tokens
@@ -177,9 +164,9 @@ class Reader:
         state, start = 0, 0
         marks = [place for place, token in enumerate(token_ids) if token in self._marks]
         for place in (*marks, len(token_ids)):
-            data = self._target.decode(token_ids[start:place])
+            data = self.target.decode(token_ids[start:place])
             if data:
-                written, is_all = self._draft.write(data)
+                written, is_all = self.draft.write(data)
                 ids += self._numbered(written)
                 state = 0 if is_all else _LOST
             if place < len(token_ids):
@@ -237,15 +224,15 @@ class RewrittenText(ReadText):
     the model's as it takes.
     """
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, shared: Intersection) -> None:
         super().__init__()
-        self._reader = reader
+        self._shared = shared
         self._forget()
 
     def _forget(self) -> None:
         self.log.truncate(0)
         self._tokens: list[int] = []
-        # After each number of the text's tokens: the model's, and what `Reader.after` returns.
+        # After each number of the text's tokens: the model's, and the state that was told.
         self._lens, self._states = [0], [0]
 
     @property
@@ -266,7 +253,7 @@ class RewrittenText(ReadText):
         """See `ReadText`."""
         added = token_ids.tolist()
         if added and not self._tokens:
-            ids, num_left, state = self._reader.opened(added)
+            ids, num_left, state = self._shared.opened(added)
             num_read = len(added) - num_left
             self._tokens, added = added[:num_read], added[num_read:]
             self._lens += [0] * (num_read - 1)
@@ -275,7 +262,7 @@ class RewrittenText(ReadText):
         for token in added:
             self._tokens.append(token)
             waited = max(self._states[-1], 0)
-            self._enter(*self._reader.after(self._tokens[-waited - 1 :]))
+            self._enter(*self._shared.after(self._tokens[-waited - 1 :]))
 
     def _enter(self, ids: list[int], state: int) -> None:
         self.log.append(token_array(ids))

@@ -30,13 +30,8 @@ from cluster.errors import ConfigError, DrafthouseError
 from cluster.records import frozen
 from cluster.spec.native import trees
 
-# Those of the protocol `Drafter`, and what each class is called with.
-_METHODS: Mapping[str, tuple[str, ...]] = {
-    "observe": ("commits",),
-    "propose": ("tasks",),
-    "release": ("request_ids",),
-}
-_OF_TEXT_DRAFTERS: Mapping[str, tuple[str, ...]] = {"draft": ("request", "max_nodes")}
+# What a drafter must have, and what its class is called with.
+_METHODS = (Drafter.observe, Drafter.propose, Drafter.release)
 _CONSTRUCTOR = ("context", "options")
 
 
@@ -173,19 +168,20 @@ def _external_options(kind: str, path: str) -> type[Any]:
 
 def _why_no_drafter(found: Any) -> str:
     """Why an object can be no drafter, "" where it can."""
-    for name in _METHODS:
-        if not callable(getattr(found, name, None)):
-            return f"it has no method {name}"
+    for method in _METHODS:
+        if not callable(getattr(found, method.__name__, None)):
+            return f"it has no method {method.__name__}"
     if not isinstance(found, type):
         return "it is no class"
     if abstract := getattr(found, "__abstractmethods__", ()):
         return f"it has no method {min(abstract)}"
     if problem := _misfit(found, _CONSTRUCTOR):
         return f"its constructor {problem}"
-    methods = {**_METHODS, **(_OF_TEXT_DRAFTERS if issubclass(found, TextDrafter) else {})}
-    for name, given in methods.items():
-        if problem := _misfit(getattr(found, name), ("self", *given)):
-            return f"its method {name} {problem}"
+    methods = [*_METHODS, *([TextDrafter.draft] if issubclass(found, TextDrafter) else ())]
+    for method in methods:
+        given = tuple(inspect.signature(method).parameters)
+        if problem := _misfit(getattr(found, method.__name__), given):
+            return f"its method {method.__name__} {problem}"
     return ""
 
 

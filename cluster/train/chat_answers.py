@@ -63,7 +63,7 @@ class ChatModel:
     def __init__(
         self, engine: Engine, tokenizer: PreTrainedTokenizerBase, settings: AnswerSettings
     ) -> None:
-        self._engine = engine
+        self.engine = engine
         self._settings = settings
         self._tokenizer = tokenizer
         if not tokenizer.chat_template:
@@ -82,7 +82,7 @@ class ChatModel:
             device=str(processes().device),
             threads=torch.get_num_threads(),
             max_running_sequences=settings.conversations_per_shard,
-            max_context_len=context_len(source, settings),
+            max_context_len=_context_len(source, settings),
             # Nobody reads along: prompts are cut by their length, not by the clock, because other
             # rows in a step would change the last bits of hidden rows.
             max_chunk_s=3600,
@@ -100,7 +100,7 @@ class ChatModel:
         if not answers:
             raise ConfigError(
                 "no question is answered: the model writes none, or its context of "
-                f"{self._engine.longest_context} tokens has no room for the system prompt, a "
+                f"{self.engine.longest_context} tokens has no room for the system prompt, a "
                 "question and an answer; give another model, or a shorter --system-prompt"
             )
         num_more = round(settings.follow_up_share * len(answered))
@@ -142,11 +142,11 @@ class ChatModel:
         taps: Sequence[int] = (),
     ) -> list[tuple[list[Message], GeneratedAnswer]]:
         """What the model writes behind the texts of those conversations that leave room for it."""
-        limit = self._engine.longest_context - sampling.max_new_tokens
+        limit = self.engine.longest_context - sampling.max_new_tokens
         pairs = zip(conversations, map(self._encode, texts), strict=True)
         fitting = [(messages, ids) for messages, ids in pairs if len(ids) <= limit]
         prompts = [ids for _, ids in fitting]
-        drawn = write_with(self._engine, prompts, sampling, generator, num_candidates, taps)
+        drawn = write_with(self.engine, prompts, sampling, generator, num_candidates, taps)
         return [(messages, each) for (messages, _), each in zip(fitting, drawn, strict=True)]
 
     def _render(self, messages: list[Message], *, answers: bool = False) -> str:
@@ -167,7 +167,7 @@ class ChatModel:
 
     def _stop_tokens(self, after_question: str) -> tuple[int, ...]:
         """The ends of answers, and the token by which the template ends a question."""
-        ends = {self._tokenizer.eos_token_id, *self._engine.eos_token_ids}
+        ends = {self._tokenizer.eos_token_id, *self.engine.eos_token_ids}
         first = self._encode(after_question.lstrip())[0]
         if first in self._tokenizer.all_special_ids:
             ends.add(first)
@@ -251,7 +251,7 @@ def _write(path: Path, answers: Sequence[GeneratedAnswer], system_prompt: str) -
     os.replace(unfinished, path)
 
 
-def context_len(source: Path, settings: AnswerSettings) -> int:
+def _context_len(source: Path, settings: AnswerSettings) -> int:
     """Room for two questions and answers, the system prompt and what the template adds, if the
     model has so much."""
     prompt = load_pretrained_tokenizer(source).encode(settings.system_prompt)

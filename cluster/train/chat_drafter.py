@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from cluster.draft.intersection import RewrittenText, intersection
+from cluster.draft.intersection import Intersection, RewrittenText
 from cluster.draft.vocabulary import DraftVocabulary, load_draft_vocabulary
 from cluster.errors import ConfigError
 from cluster.models.fingerprint import folder_tokenizer_hash, load_pretrained_tokenizer
@@ -208,12 +208,14 @@ class Rereading:
     def __init__(self, target: Path, drafter: Path, network: PreTrainedModel) -> None:
         """target, drafter: folders with tokenizers.  network: the target."""
         self.folder = drafter
-        self._target, self.drafter = TokenBytes.load(target), TokenBytes.load(drafter)
+        self.drafter = TokenBytes.load(drafter)
         size = len(self.drafter.bytes_of)
         ids = np.arange(size, dtype=np.int32)
         self.vocabulary = DraftVocabulary(ids, ids)
         target_size = network.get_input_embeddings().num_embeddings
-        self._shared = intersection(self._target, self.drafter, target_size, size, "text")
+        self._shared = Intersection(
+            TokenBytes.load(target), self.drafter, target_size, size, "text"
+        )
 
     def __call__(self, answer: GeneratedAnswer) -> GeneratedAnswer:
         """The answer in the drafter's tokens.
@@ -221,7 +223,7 @@ class Rereading:
         Its laws are the target's, by the drafter's tokens: a candidate that it lacks has no
         probability, and no law is known between the tokens that stand for one of the target's.
         """
-        text = RewrittenText(self._shared.reader)
+        text = RewrittenText(self._shared)
         text.append(answer.prompt)
         prompt_len = len(text.log)
         rows: list[int] = []  # the law that each of its tokens was drawn by, -1 = none is known
@@ -246,16 +248,12 @@ class Rereading:
     def renamed(self, network: PreTrainedModel) -> PreTrainedModel:
         """The target with the drafter's tokens: rows of its own where they are the same, else the
         mean of the rows by which the target reads their bytes."""
-        target_ids = self._shared.vocabulary.target_ids
-        sources = {
-            draft_id: [target_id]
-            for draft_id, target_id in zip(
-                self._shared.order.tolist(), target_ids.tolist(), strict=False
-            )
-        }
+        shared = self._shared
+        same = zip(shared.order.tolist(), shared.vocabulary.target_ids.tolist(), strict=False)
+        sources = {draft_id: [target_id] for draft_id, target_id in same}
         for draft_id, data in enumerate(self.drafter.bytes_of):
             # Some vocabularies lack bytes, and special tokens have none.
-            sources.setdefault(draft_id, self._target.write(data)[0] or [0])
+            sources.setdefault(draft_id, shared.target.write(data)[0] or [0])
         renamed, size = copy.deepcopy(network), len(self.drafter.bytes_of)
         renamed.resize_token_embeddings(size, mean_resizing=False)
         for ours, theirs in (

@@ -17,18 +17,15 @@ import torch
 import yaml
 from tqdm import tqdm
 
-from cluster.config.schema import EngineConfig
 from cluster.core import TokenTree, token_array
 from cluster.engine.engine import Engine
 from cluster.engine.first_layers import part_of
-from cluster.engine.loading.model import LoadedModel, load_model
 from cluster.engine.work import Work, run_alone
 from cluster.errors import ConfigError
-from cluster.models.fingerprint import load_pretrained_tokenizer
 from cluster.models.made_for import MadeFor
 from cluster.models.resolve import resolve
 from cluster.records import frozen
-from cluster.train.chat_answers import AnswerSettings, ChatModel, context_len
+from cluster.train.chat_answers import AnswerSettings, ChatModel
 from cluster.train.chat_heads import target_of
 from cluster.train.generate import GeneratedAnswer
 
@@ -106,38 +103,29 @@ class Bench:
 
     def __init__(self, source: str, num_tokens: int, seed: int) -> None:
         """num_tokens: of the answers that sets are compared on."""
-        folder = resolve(source)
         answering = AnswerSettings(
             conversations_per_shard=8,
             max_question_tokens=96,
             max_answer_tokens=192,
             follow_up_share=0.0,
         )
-        self._config = EngineConfig(
-            model=str(folder),
-            threads=torch.get_num_threads(),
-            max_running_sequences=answering.conversations_per_shard,
-            max_context_len=context_len(folder, answering),
-            prefix_cache=False,
-        )
-        self.model: LoadedModel = load_model(self._config)
+        chat = ChatModel.load(resolve(source), answering)
+        self._whole = chat.engine
         if self.num_layers < 2:
             raise ConfigError(f"{source} has one layer, and can leave out none; give another model")
-        engine = Engine(self._config, self.model)
-        chat = ChatModel(engine, load_pretrained_tokenizer(folder), answering)
         generator = torch.Generator().manual_seed(seed)
         self.answers: list[GeneratedAnswer] = []
         while sum(len(each.token_ids) for each in self.answers) < num_tokens:
             self.answers += chat.answers(generator)
         layers = range(self.num_layers)
-        whole_s, half_s = _step_s(engine), _step_s(self._engine(layers[::2]))
+        whole_s, half_s = (_step_s(self._engine(each)) for each in (layers, layers[::2]))
         # Both are measured once, so that sets of one size cost the same whatever the machine does.
         self._layer_s = max(whole_s - half_s, 0.0) / (len(layers) - len(layers[::2]))
         self._whole_s = whole_s
 
     @property
     def num_layers(self) -> int:
-        return len(self.model.layers)
+        return len(self._whole.model.layers)
 
     def measure(self, layers: Sequence[int]) -> Found:
         """The worth of this set of layers."""
@@ -147,8 +135,10 @@ class Bench:
         return Found(tuple(layers), float(np.mean(hits)), 1.0 - dropped_s / self._whole_s)
 
     def _engine(self, layers: Sequence[int]) -> Engine:
-        pages = -(-self._config.max_context_len // self._config.page_size) + 2
-        return Engine(replace(self._config, num_pages=pages), part_of(self.model, layers))
+        whole = self._whole.config
+        pages = -(-whole.max_context_len // whole.page_size) + 2
+        config = replace(whole, num_pages=pages, prefix_cache=False)
+        return Engine(config, part_of(self._whole.model, layers))
 
 
 def _hits(engine: Engine, answer: GeneratedAnswer) -> list[bool]:

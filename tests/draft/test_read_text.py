@@ -13,7 +13,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from cluster.core import token_array
-from cluster.draft.intersection import RewrittenText, intersection
+from cluster.draft.intersection import Intersection, RewrittenText
 from cluster.models.fingerprint import load_pretrained_tokenizer
 from cluster.models.token_bytes import TokenBytes
 from tests.support.checkpoints import byte_tokenizer
@@ -55,7 +55,7 @@ class Pair:
     def __init__(self, target: TokenBytes, draft: TokenBytes, specials: Any = "drop") -> None:
         sizes = len(target.bytes_of), len(draft.bytes_of)
         self.target, self.draft = target, draft
-        self.shared = intersection(target, draft, *sizes, specials)
+        self.shared = Intersection(target, draft, *sizes, specials)
 
     def bytes_of(self, read: RewrittenText) -> bytes:
         return self.draft.decode(self.shared.order[read.log.token_ids].tolist())
@@ -90,7 +90,7 @@ def test_what_is_read_has_the_bytes_of_the_text_and_is_only_read_on(
     tokens, _ = pair.target.write(data.draw(TEXTS))
     # Tokens that no tokenizer would put side by side.
     tokens += data.draw(st.lists(st.integers(0, len(pair.target.bytes_of) - 1), max_size=8))
-    read, text = RewrittenText(pair.shared.reader), list[int]()
+    read, text = RewrittenText(pair.shared), list[int]()
     for chunk in chunks(data, tokens):
         before = read.log.token_ids.copy()
         text += chunk
@@ -115,7 +115,7 @@ def test_what_is_read_has_the_bytes_of_the_text_and_is_only_read_on(
 def test_a_shared_token_is_read_as_itself_behind_a_whole_character(pair: Pair, data: st.DataObject):
     written = pair.shared.vocabulary.target_ids
     nodes = data.draw(st.lists(st.sampled_from(written.tolist()), min_size=1, max_size=6))
-    read = RewrittenText(pair.shared.reader)
+    read = RewrittenText(pair.shared)
     read.append(token_array(pair.target.write(b"a word")[0]))
     length = len(read.log)
     read.append(token_array(nodes))
@@ -129,7 +129,7 @@ def test_what_a_vocabulary_lacks_is_skipped_and_nothing_drafted_behind_it(tmp_pa
     letters_tokenizer(8, tmp_path / "letters")
     target = TokenBytes.load(byte_level_folder(tmp_path))
     pair = Pair(target, TokenBytes.load(tmp_path / "letters"))
-    read = RewrittenText(pair.shared.reader)
+    read = RewrittenText(pair.shared)
     for text, expected, is_behind in (
         ("a", b"a", False),
         ("x", b"a", True),
@@ -147,7 +147,7 @@ def test_marks_that_the_model_lacks_are_spelled_or_dropped(
     target, draft = TokenBytes.load(byte_level_folder(tmp_path)), TokenBytes(byte_tokenizer())
     pair = Pair(target, draft, specials)
     mark, end = target.marks["<|user|>"], target.ends[0]
-    read = RewrittenText(pair.shared.reader)
+    read = RewrittenText(pair.shared)
     read.append(token_array([*target.encode("a"), mark, *target.encode("b")]))
     assert pair.bytes_of(read).decode() == expected
     read.append(token_array([end]))
@@ -176,7 +176,7 @@ def test_the_end_of_a_turn_is_read_and_written_whatever_it_is_called(specials: s
         pair = Pair(target, draft, specials)
         written = pair.shared.vocabulary.target_ids.tolist()
         assert pair.shared.order[written.index(target.marks[end])] == draft.marks[own]
-        read = RewrittenText(pair.shared.reader)
+        read = RewrittenText(pair.shared)
         read.append(token_array([*target.encode("a"), target.marks[end]]))
         assert pair.shared.order[read.log.token_ids[-1]] == draft.marks[own]
         assert len({*pair.shared.order.tolist()}) == len(draft.bytes_of)
@@ -191,6 +191,6 @@ def test_the_models_opening_mark_stands_before_every_text_once(tmp_path: Path):
     draft = TokenBytes(tokenizer)
     for target in (TokenBytes.load(byte_level_folder(tmp_path)), draft):
         pair = Pair(target, draft)
-        read = RewrittenText(pair.shared.reader)
+        read = RewrittenText(pair.shared)
         read.append(token_array([*target.opening, *target.encode("a word")]))
         assert pair.shared.order[read.log.token_ids].tolist() == [start, *draft.encode("a word")]
