@@ -102,6 +102,11 @@ class SamplingParams:
         return self.law == "coupled" or self.temperature == 0.0
 
     @property
+    def is_truncated(self) -> bool:
+        """True if draws drop candidates; then a few of them usually hold all of the law's mass."""
+        return self.temperature > 0.0 and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0)
+
+    @property
     def has_penalties(self) -> bool:
         penalties = self.presence_penalty, self.frequency_penalty, self.repetition_penalty
         return penalties != (0.0, 0.0, 1.0)

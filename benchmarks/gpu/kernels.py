@@ -7,7 +7,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 
 import numpy as np
@@ -26,7 +26,6 @@ from cluster.engine.types import AttentionOptions
 from cluster.engine.work import Work
 from cluster.records import frozen
 from cluster.spec.draw import DrawRows, FusedDraw, begin_draw
-from cluster.spec.sampling import is_truncated, pack
 
 PAGE_SIZE = 16
 
@@ -192,13 +191,8 @@ def draw_row(num_rows: int, vocab_size: int, device: torch.device, law: Sampling
     generator = torch.Generator(device).manual_seed(1)
     logits = 6.5 * torch.randn((num_rows, vocab_size), generator=generator, device=device)
     seeds = np.random.default_rng(2).integers(0, 2**63, num_rows, dtype=np.uint64)
-    keys = DrawRows(
-        np.array([pack(law)] * num_rows),
-        np.full(num_rows, is_truncated(law)),
-        seeds,
-        np.arange(num_rows),
-        np.zeros(num_rows, dtype=np.int64),
-    )
+    laws = [replace(law, seed=seed) for seed in seeds.tolist()]
+    keys = DrawRows.of(laws, [np.array([row]) for row in range(num_rows)])
 
     def call(fused: FusedDraw | None) -> Callable[[], TokenArray]:
         return lambda: begin_draw(logits, keys, fused).taken()

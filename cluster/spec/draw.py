@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -11,18 +11,19 @@ import torch
 
 from cluster.core import FloatArray, SamplingParams, TokenArray
 from cluster.records import record
-from cluster.spec.noise import MASK32, Words, gumbel, gumbel_row, philox
+from cluster.spec.noise import MASK32, gumbel, gumbel_row, philox
 from cluster.spec.sampling import (
     WORKSPACE_BYTES,
     RowLaws,
     Survivors,
     among_greatest,
+    pack,
     scale,
     single_precision,
     survivors,
 )
 from cluster.spec.transfer import Transfer, received, sent
-from cluster.spec.tree import Floats, Indices, Mask
+from cluster.spec.tree import Floats, Indices
 
 # The noise of `cluster.spec.noise` on torch devices, for rows over the whole vocabulary.
 
@@ -82,32 +83,31 @@ _NUM_PENALISED, _NUM_TRUNCATED = 7, 3
 
 @record
 class DrawRows:
-    """The inputs of each row's draw besides its logits; one entry per row.
+    """The inputs of each row's draw besides its logits.
 
-    packed: float64[rows, 4] of `sampling.pack`.  truncated: bool[rows], `sampling.is_truncated`.
-    seeds, positions, streams: the noise; position counts output tokens.
+    packed: float64[rows, 4] of `sampling.pack`.  keys: int64[3, rows], of the noise: the bits of
+    the seeds, output positions and streams.  is_truncated: the law of some row is.
     """
 
     packed: Floats
-    truncated: Mask
-    seeds: Words
-    positions: Indices
-    streams: Indices
+    keys: Indices
+    is_truncated: bool
+
+    @classmethod
+    def of(cls, params: Sequence[SamplingParams], positions: Sequence[Indices]) -> DrawRows:
+        """The rows of texts with these parameters; positions: of each text's rows."""
+        owners = np.repeat(np.arange(len(params)), [len(each) for each in positions])
+        seeds = np.array([each.noise_key for each in params], dtype=np.uint64).view(np.int64)
+        streams = np.array([each.stream for each in params])[owners] & MASK32
+        return cls(
+            np.array([pack(each) for each in params])[owners],
+            np.stack((seeds[owners], np.concatenate(positions) & MASK32, streams)),
+            any(each.is_truncated for each in params),
+        )
 
     def take(self, rows: Indices) -> DrawRows:
         """The rows with these indices."""
-        return DrawRows(
-            self.packed[rows],
-            self.truncated[rows],
-            self.seeds[rows],
-            self.positions[rows],
-            self.streams[rows],
-        )
-
-    @property
-    def keys(self) -> Indices:
-        """Seeds, positions and streams as they go to a device: int64[3, rows]."""
-        return np.stack((self.seeds.view(np.int64), self.positions & MASK32, self.streams & MASK32))
+        return DrawRows(self.packed[rows], self.keys[:, rows], self.is_truncated)
 
 
 class FusedDraw(Protocol):
@@ -216,25 +216,22 @@ def _draw_sampled(
             return _draw_full(scaled, cutoffs, keys)
         return fused(logits, maxima, laws.temperature, cutoffs, keys)
 
-    is_truncated = bool(rows.truncated.any())
-    if fused is not None and not is_truncated:
+    if fused is not None and not rows.is_truncated:
         return drawn(None)
     scaled = scale(logits, maxima, laws.temperature)  # [rows, vocab]
-    if not is_truncated:
+    if not rows.is_truncated:
         return drawn(None)
     if fused is None and logits.device.type == "cpu":
-        return _draw_on_cpu(scaled, survivors(scaled, laws), rows, keys)
+        return _draw_on_cpu(scaled, survivors(scaled, laws), keys)
     if sorts:
         return drawn(survivors(scaled, laws).cutoffs)
     found, settled = among_greatest(scaled, laws)
     return torch.where(settled, drawn(found.cutoffs), _UNSETTLED)
 
 
-def _draw_on_cpu(
-    scaled: torch.Tensor, found: Survivors, rows: DrawRows, keys: torch.Tensor
-) -> torch.Tensor:
+def _draw_on_cpu(scaled: torch.Tensor, found: Survivors, keys: torch.Tensor) -> torch.Tensor:
     """Draw at rows that are truncated, with noise for no more tokens than may be drawn."""
-    token_ids = torch.from_numpy(_draw_among(found, rows))
+    token_ids = torch.from_numpy(_draw_among(found, keys.numpy()))
     others = torch.nonzero(~found.complete).squeeze(1)
     if len(others):
         token_ids[others] = _draw_full(scaled[others], found.cutoffs[others], keys[:, others])
@@ -274,12 +271,13 @@ def _draw_full(
     return scores.max(dim=1).indices
 
 
-def _draw_among(found: Survivors, rows: DrawRows) -> Indices:
+def _draw_among(found: Survivors, keys: Indices) -> Indices:
     """Draw at rows whose survivors are all known: only these need noise.  Others get any token."""
     values, token_ids = found.values.numpy(), found.token_ids.numpy()
     alive = values >= found.cutoffs.numpy()[:, None]
     row, column = np.nonzero(alive)
-    noise = gumbel(rows.seeds[row], rows.positions[row], token_ids[row, column], rows.streams[row])
+    seeds, positions, streams = keys[:, row].view(np.uint64)
+    noise = gumbel(seeds, positions, token_ids[row, column], streams)
     scores: FloatArray = np.full(values.shape, -np.inf, dtype=np.float32)
     scores[row, column] = values[row, column] + noise
     tied = alive & (scores == scores.max(axis=1, keepdims=True))

@@ -97,11 +97,6 @@ def pack(params: SamplingParams) -> tuple[float, float, float, float]:
     return (params.temperature, float(params.top_k), params.top_p, params.min_p)
 
 
-def is_truncated(params: SamplingParams) -> bool:
-    """True if the law drops candidates; then a few of them usually hold all of its mass."""
-    return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
-
-
 def single_precision(temperatures: torch.Tensor) -> torch.Tensor:
     """Convert positive temperatures from float64 to the float32 by which logits are divided.
 

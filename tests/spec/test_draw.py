@@ -13,20 +13,14 @@ from hypothesis import strategies as st
 from cluster.core import SamplingParams, TokenArray
 from cluster.spec.draw import DrawRows, begin_draw, gap_of, gumbel_rows, winner_among
 from cluster.spec.noise import gumbel_row
-from cluster.spec.sampling import NUM_CANDIDATES, is_truncated, pack, scale
+from cluster.spec.sampling import NUM_CANDIDATES, scale
 from tests.spec.test_sampling import EXTREME_LAWS, LAWS, ROWS, reference_survivors
 
 CPU = torch.device("cpu")
 
 
 def rows_for(params: Sequence[SamplingParams], positions: Sequence[int]) -> DrawRows:
-    return DrawRows(
-        packed=np.array([pack(p) for p in params]),
-        truncated=np.array([is_truncated(p) for p in params]),
-        seeds=np.array([p.noise_key for p in params], np.uint64),
-        positions=np.array(positions, np.int64),
-        streams=np.array([p.stream for p in params], np.int64),
-    )
+    return DrawRows.of(params, np.array(positions, np.int64)[:, None])
 
 
 def drawn(

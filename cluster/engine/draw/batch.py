@@ -117,7 +117,7 @@ def _draw_all(
     fused: FusedDraw | None,
 ) -> Draws:
     is_adjusted = any(each.is_adjusted for each in batch)
-    if any(each.truncated and each.params.temperature > 0.0 for each in batch):
+    if any(each.params.is_truncated for each in batch):
         native = None
     own = [each.logits for each in batch]
     if native is not None and not is_adjusted:
@@ -129,7 +129,10 @@ def _draw_all(
         _adjust(logits, batch)
     if native is not None:
         return _draw_natively(batch, [logits[each.rows] for each in batch], native)
-    return begin_draw(logits, _draw_rows(batch), fused)
+    rows = None
+    if any(each.params.temperature > 0.0 for each in batch):
+        rows = DrawRows.of([each.params for each in batch], [each.positions for each in batch])
+    return begin_draw(logits, rows, fused)
 
 
 def adjusted(text: SampledText) -> torch.Tensor:
@@ -166,7 +169,7 @@ def walk_by_ratio(text: SampledText, drawn: Laws) -> tuple[TokenArray, TokenArra
 
     def law_of(node: int) -> Floats:
         row = logits[node + 1 : node + 2]  # [1, vocab]
-        if text.truncated:
+        if params.is_truncated:
             scaled = scale(row, row.amax(dim=1), laws.temperature)
             cutoffs = survivors(scaled, laws).cutoffs
             row = row.masked_fill(scaled < cutoffs.unsqueeze(1), -torch.inf)
@@ -220,20 +223,6 @@ def _allowed(mask: TokenMask | None, row: int, vocab_size: int) -> Indices:
         return np.arange(vocab_size)
     bits = np.unpackbits(mask[row].view(np.uint8), count=vocab_size, bitorder="little")
     return np.flatnonzero(bits)
-
-
-def _draw_rows(batch: Sequence[SampledText]) -> DrawRows | None:
-    """Return the inputs of the rows' draws; None if all are greedy."""
-    if all(each.params.temperature == 0.0 for each in batch):
-        return None
-    rows = np.repeat(np.arange(len(batch)), [each.num_rows for each in batch])
-    return DrawRows(
-        packed=np.array([each.packed for each in batch])[rows],
-        truncated=np.array([each.truncated for each in batch])[rows],
-        seeds=np.array([each.seed for each in batch], dtype=np.uint64)[rows],
-        positions=np.concatenate([each.positions for each in batch]),
-        streams=np.array([each.params.stream for each in batch])[rows],
-    )
 
 
 def _adjust(logits: torch.Tensor, batch: Sequence[SampledText]) -> None:

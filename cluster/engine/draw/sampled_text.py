@@ -14,7 +14,6 @@ from cluster.spec.penalties import (
     TokenBias,
     TokenMask,
 )
-from cluster.spec.sampling import is_truncated, pack
 from cluster.spec.token_log import TokenLog
 from cluster.spec.transfer import sent
 from cluster.spec.tree import Indices, depths, subtree
@@ -47,8 +46,6 @@ class SampledText:
         self.tokens, self.prompt_len, self.params = tokens, prompt_len, params
         self.hook = hook
         self.seed = params.noise_key
-        self.packed = pack(params)
-        self.truncated = is_truncated(params)
         self.forced = token_array(params.forced_ids)
         self.is_audit = is_audit
         self.tree = EMPTY_TREE

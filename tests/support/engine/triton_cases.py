@@ -13,7 +13,6 @@ from cluster.engine.types import AttentionOptions
 from cluster.engine.work import Work
 from cluster.records import frozen, record
 from cluster.spec.draw import DrawRows, FusedDraw, begin_draw
-from cluster.spec.sampling import is_truncated, pack
 from tests.support.choices import by_day
 from tests.support.engine.driver import random_tree
 
@@ -171,14 +170,11 @@ class DrawCase:
         rows, generator = len(self.temperatures), torch.Generator().manual_seed(self.vocab_size)
         logits = 4.0 * torch.randn((rows, self.vocab_size + self.strided), generator=generator)
         logits = logits[:, : self.vocab_size].to(device)
-        laws = [SamplingParams(each, self.top_p, self.top_k) for each in self.temperatures]
-        draws = DrawRows(
-            np.array([pack(law) for law in laws]),
-            np.array([is_truncated(law) for law in laws]),
-            np.array([2**64 - 1 - row for row in range(rows)], dtype=np.uint64),
-            np.arange(rows) * 1000,
-            np.arange(rows) % 3,
-        )
+        laws = [
+            SamplingParams(each, self.top_p, self.top_k, seed=2**64 - 1 - row, stream=row % 3)
+            for row, each in enumerate(self.temperatures)
+        ]
+        draws = DrawRows.of(laws, np.arange(rows)[:, None] * 1000)
         return torch.from_numpy(begin_draw(logits, draws, fused).taken().astype(np.int64))
 
 

@@ -40,7 +40,6 @@ from cluster.messages import Open
 from cluster.records import record
 from cluster.spec.draw import DrawRows, begin_draw
 from cluster.spec.penalties import LogitsHook, TokenMask
-from cluster.spec.sampling import is_truncated, pack
 from cluster.worker.step_rows import TargetSequence, logprobs_of
 from cluster.worker.texts import TargetText
 from tests.support.gpu.counting import META, Counting
@@ -295,10 +294,7 @@ def draws(num_rows: int, vocab_size: int) -> dict[str, Counts]:
     """Of the target's draw at rows of each law."""
     found = {}
     for name, law in _LAWS.items():
-        zeros = np.zeros(num_rows, np.int64)
-        packed = np.array([pack(law)] * num_rows)
-        truncated = np.full(num_rows, is_truncated(law))
-        rows = DrawRows(packed, truncated, zeros.view(np.uint64), zeros, zeros)
+        rows = DrawRows.of([law], [np.zeros(num_rows, np.int64)])
         logits = torch.zeros((num_rows, vocab_size), device=META)
         with torch.no_grad(), Counting(answer=lambda *_: None) as counting:
             begin_draw(logits, None if name == "greedy" else rows, draw_tokens).taken()

@@ -7,7 +7,7 @@ law with the target's own.
 import functools
 import itertools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -15,7 +15,6 @@ import torch
 from cluster.core import SamplingParams, TokenTree
 from cluster.spec.draw import DrawRows, begin_draw
 from cluster.spec.noise import gumbel
-from cluster.spec.sampling import is_truncated, pack
 from tests.support.spec import judge
 
 VOCAB_SIZE = 4
@@ -75,15 +74,11 @@ def make_world(params: SamplingParams) -> World:
     """Draw for every seed and context with the product's own code, in one batch."""
     seeds = np.arange(NUM_SEEDS)
     rows = np.stack([logits_after(context, who=0) for context in CONTEXTS])
-    num_rows = NUM_SEEDS * len(CONTEXTS)
+    positions = np.array([len(context) for context in CONTEXTS])
     drawn = begin_draw(
         torch.from_numpy(np.tile(rows, (NUM_SEEDS, 1))),
-        DrawRows(
-            packed=np.tile(np.array(pack(params)), (num_rows, 1)),
-            truncated=np.full(num_rows, is_truncated(params)),
-            seeds=np.repeat(seeds, len(CONTEXTS)).astype(np.uint64),
-            positions=np.tile([len(context) for context in CONTEXTS], NUM_SEEDS),
-            streams=np.zeros(num_rows, np.int64),
+        DrawRows.of(
+            [replace(params, seed=seed) for seed in seeds.tolist()], [positions] * NUM_SEEDS
         ),
     ).taken()
     noise = gumbel(seeds[:, None, None], np.arange(NUM_TOKENS)[:, None], np.arange(VOCAB_SIZE), 0)
