@@ -34,14 +34,22 @@ class FleetLimits:
     max_queued: int
 
 
-@frozen
-class EndedText:
-    """A text that has ended, and its times: all are seconds of the virtual clock."""
+@dataclass(slots=True)
+class SimulatedText:
+    """A text at a target, or one that has ended there; times are those of the virtual clock.
 
+    number, num_tokens: of the recorded one.  lag_s: of one that is new, the seconds until its
+    prompt is read, from the moment on up to which the others are known; then 0.  left: the share of
+    its decoding that is still to be done; more than 1 while its prompt is being read.
+    """
+
+    number: int
     num_tokens: int
     asked_at: float
     first_at: float
-    ended_at: float
+    lag_s: float
+    left: float = 1.0
+    ended_at: float = math.inf
 
     @property
     def ttft_s(self) -> float:
@@ -57,7 +65,7 @@ class FleetOutcome:
     """A run.  num_asked: of all requests; num_refused: of those that found the queue full.
     emitted, from_s: tokens from the moment on that counts, and that moment."""
 
-    ended: Sequence[EndedText]
+    ended: Sequence[SimulatedText]
     num_asked: int
     num_refused: int
     emitted: float
@@ -69,22 +77,6 @@ class FleetOutcome:
         return self.emitted / (self.seconds - self.from_s)
 
 
-@dataclass(slots=True)
-class _Running:
-    """A text at a target.
-
-    number: of the recorded one.  left: the share of its decoding that is still to be done; more
-    than 1 while its prompt is being read.  lag_s: of one that is new, the seconds until its prompt
-    is read, from the moment on up to which the others are known; then 0.
-    """
-
-    number: int
-    asked_at: float
-    first_at: float
-    lag_s: float
-    left: float = 1.0
-
-
 @dataclass(slots=True, eq=False)
 class _Target:
     """since_s: the moment up to which texts are known, which lies ahead while prompts are read.
@@ -92,7 +84,7 @@ class _Target:
     joins them; num_rows: of these prompts.
     """
 
-    running: list[_Running] = field(default_factory=list)
+    running: list[SimulatedText] = field(default_factory=list)
     since_s: float = 0.0
     reads_at_s: float = 0.0
     joins_until_s: float = -1.0
@@ -120,11 +112,10 @@ class Fleet:
         # By target, when the next of its texts ends.
         self._due_s = np.full(limits.num_targets, math.inf)
         self._queue: deque[tuple[int, float]] = deque()  # number of the text, when it was asked for
-        self._lengths = [len(text.token_ids) for text in texts]
         self._numbers = self._endless()
         self._num_free = min(limits.max_running, limits.seats * limits.num_targets)
         self._num_asked = self._num_refused = 0
-        self._ended: list[EndedText] = []
+        self._ended: list[SimulatedText] = []
         self._changed: dict[int, None] = {}  # targets whose next event has to be noted
 
     def run(self, load: Workload, seconds: float, from_s: float = 0.0) -> FleetOutcome:
@@ -182,11 +173,11 @@ class Fleet:
 
     def _open(self, target: _Target, number: int, asked_at: float, now: float) -> None:
         """Let a target read a prompt, and everybody there wait for its rows."""
-        size, step_s = len(target.running), self._step_s
+        text, size, step_s = self._texts[number], len(target.running), self._step_s
         others_s = step_s(size, size) if size else 0.0
         if now > target.joins_until_s:
             target.reads_at_s, target.num_rows = max(target.since_s, now), 0
-        target.num_rows += self._texts[number].prompt_len
+        target.num_rows += text.prompt_len
         room = max(self._max_rows - size, 1)
         full, rest = divmod(target.num_rows, room)
         steps_s = [step_s(size + rows, size + 1) for rows in [room] * full + [rest] * (rest > 0)]
@@ -196,7 +187,8 @@ class Fleet:
         lost_s = sum(max(each - others_s, 0.0) for each in steps_s)
         target.since_s = max(target.since_s, target.reads_at_s + lost_s)
         lag_s = first_at - target.since_s
-        target.running.append(_Running(number, asked_at, first_at, lag_s))
+        num_tokens = len(text.token_ids)
+        target.running.append(SimulatedText(number, num_tokens, asked_at, first_at, lag_s))
 
     def _end_texts(self, now: float) -> int:
         """Go on with the target whose event is due; returns how many texts have ended."""
@@ -206,8 +198,8 @@ class Fleet:
         over = [own for own in target.running if own.left <= _DONE]
         target.running = [own for own in target.running if own.left > _DONE]
         for own in over:
-            length = self._lengths[own.number]
-            self._ended.append(EndedText(length, own.asked_at, own.first_at, now))
+            own.ended_at = now
+        self._ended += over
         self._change(place, -len(over))
         return len(over)
 
@@ -227,7 +219,7 @@ class Fleet:
             own.left -= (now - target.since_s) / whole_s
         target.since_s = now
 
-    def _whole_s(self, target: _Target) -> list[tuple[_Running, float]]:
+    def _whole_s(self, target: _Target) -> list[tuple[SimulatedText, float]]:
         """Return each text there, and how long its whole decoding takes at present."""
         running = target.running
         times_s = self._times.of(len(running)) if running else ()
@@ -248,7 +240,7 @@ class Fleet:
         for target in self._targets:
             self._advance(target, now)
             for own in target.running:
-                found += self._lengths[own.number] * (1.0 - min(max(own.left, 0.0), 1.0))
+                found += own.num_tokens * (1.0 - min(max(own.left, 0.0), 1.0))
         return found
 
     def _endless(self) -> Iterator[int]:
