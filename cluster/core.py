@@ -28,6 +28,9 @@ from cluster.requests.fields import (
 )
 
 TokenArray = npt.NDArray[np.int32]
+# One bit per token of the vocabulary, the lowest bit first: uint32[rows, ceil(vocab / 32)], or one
+# row of it.
+TokenMask = npt.NDArray[np.uint32]
 FloatArray = npt.NDArray[np.float32]
 # Seconds of any one clock.
 Clock = Callable[[], float]

@@ -85,7 +85,7 @@ class GrammarCompiler:
 
     def text(self, spec: GrammarSpec) -> ConstrainedText:
         """A text under that grammar that has not begun.  Raises as `compile`."""
-        return ConstrainedText(self.compile(spec), spec, self._eos_token_ids, self._vocab_size)
+        return ConstrainedText(self.compile(spec), spec, self._eos_token_ids)
 
     def hook(self, spec: GrammarSpec | None) -> GrammarHook | None:
         """What holds a text's draws to its grammar; None without one.  Raises as `compile`."""

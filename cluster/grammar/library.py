@@ -15,10 +15,10 @@ from typing import Any
 import llguidance
 import numpy as np
 
+from cluster.core import TokenMask
 from cluster.errors import RequestError
 from cluster.grammar.json_schema import servable
 from cluster.grammar.lark import structural_tag_to_lark
-from cluster.grammar.mask import MaskRow, mask_words
 from cluster.records import record
 from cluster.requests.fields import GrammarSpec
 
@@ -56,15 +56,15 @@ class Library:
             raise _refusal(str(error)) from None
         found = Grammar(self._tokenizer, grammar)
         for pick in (0, -1):
-            self._try(found.matcher(), pick)
+            self._try(found, pick)
         return found
 
-    def _try(self, matcher: Matcher, pick: int) -> None:
+    def _try(self, grammar: Grammar, pick: int) -> None:
         """Begin a text, of the tokens that stand there among the allowed ones.
 
         Raises RequestError where the grammar does not get even so far.
         """
-        row: MaskRow = np.empty(mask_words(self._tokenizer.vocab_size), dtype=np.uint32)
+        matcher, (row,) = grammar.matcher(), grammar.empty_masks(1)
         for _ in range(_STEPS_TRIED):
             matcher.fill(row)
             allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
@@ -84,6 +84,11 @@ class Grammar:
         self._root = self._make()
         if self._root.is_error():
             raise _refusal(self._root.get_error())
+        self._num_words = -(-tokenizer.vocab_size // 32)
+
+    def empty_masks(self, count: int) -> TokenMask:
+        """Room for the masks of so many texts: uint32[count, words of 32 tokens]."""
+        return np.empty((count, self._num_words), dtype=np.uint32)
 
     def matcher(self) -> Matcher:
         """A matcher of a text that has not begun."""
@@ -119,7 +124,7 @@ class Matcher:
         """True if the text so far is complete."""
         return bool(self._matcher.is_accepting())
 
-    def fill(self, row: MaskRow) -> None:
+    def fill(self, row: TokenMask) -> None:
         """Set the bits of the tokens that may follow, and clear the others.  Raises as `push`."""
         matcher = self._matcher
         # A text that is complete has no mask: asking for one would be an error.

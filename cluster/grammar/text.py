@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cluster.core import EMPTY_TREE, TokenArray, TokenTree
+from cluster.core import EMPTY_TREE, TokenArray, TokenMask, TokenTree
 from cluster.errors import RequestError
-from cluster.grammar.mask import MaskRow, mask_words
 from cluster.requests.fields import GrammarSpec
 
 if TYPE_CHECKING:  # it takes a second to import
@@ -24,14 +23,8 @@ class ConstrainedText:
     copy: the library takes tokens back, but some masks are wrong afterwards, and copies take 2 us.
     """
 
-    def __init__(
-        self,
-        grammar: Grammar,
-        spec: GrammarSpec,
-        eos_token_ids: Iterable[int],
-        vocab_size: int,
-    ) -> None:
-        self.vocab_size = vocab_size
+    def __init__(self, grammar: Grammar, spec: GrammarSpec, eos_token_ids: Iterable[int]) -> None:
+        self.grammar = grammar
         self._matcher = grammar.matcher()
         self._eos = frozenset(eos_token_ids)
         self._start, self._end = spec.reasoning_start, spec.reasoning_end
@@ -77,7 +70,7 @@ class ConstrainedText:
         found._matcher, found._tokens = self._matcher.copy(), self._tokens.copy()
         return found
 
-    def fill(self, row: MaskRow) -> None:
+    def fill(self, row: TokenMask) -> None:
         """The mask of what may follow.  Raises RequestError, as `Matcher.fill`."""
         if self._is_over:
             row[:] = 0
@@ -136,14 +129,14 @@ class GrammarHook:
         self._texts = self._text.possible(tree)
         return list(self._texts)[1:]
 
-    def masks(self) -> MaskRow:
+    def masks(self) -> TokenMask:
         """See `LogitsHook.masks`."""
-        rows: MaskRow = np.empty((len(self._texts), mask_words(self._text.vocab_size)), np.uint32)
+        rows = self._text.grammar.empty_masks(len(self._texts))
         for text, row in zip(self._texts.values(), rows, strict=True):
             text.fill(row)
         return rows
 
 
-def _allow(row: MaskRow, token_ids: Iterable[int]) -> None:
+def _allow(row: TokenMask, token_ids: Iterable[int]) -> None:
     for token in token_ids:
         row[token >> 5] |= np.uint32(1 << (token & 31))

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from cluster.core import SamplingParams, TokenArray, TokenTree
+from cluster.core import SamplingParams, TokenArray, TokenMask, TokenTree
 from cluster.records import record
 from cluster.spec.transfer import sent
 from cluster.spec.tree import Indices, ancestor_mask
@@ -152,10 +151,6 @@ def ban(logits: torch.Tensor, rows: Indices, token_ids: torch.Tensor) -> None:
 
 
 # What decides, e.g. for a grammar, which tokens may be drawn at all, and how it is applied.
-
-
-# One bit per token of the vocabulary, the lowest bit first: uint32[rows, ceil(vocab / 32)].
-TokenMask = npt.NDArray[np.uint32]
 
 
 class LogitsHook(Protocol):

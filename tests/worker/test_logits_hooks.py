@@ -9,12 +9,11 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from cluster.core import EMPTY_TREE, SamplingParams, TokenArray, TokenTree
+from cluster.core import EMPTY_TREE, SamplingParams, TokenArray, TokenMask, TokenTree
 from cluster.draft.base import Drafter
 from cluster.engine.cpu import kernels
 from cluster.errors import RequestError
 from cluster.requests.fields import LAWS, Law
-from cluster.spec.penalties import TokenMask
 from cluster.worker.step_rows import TargetSequence
 from cluster.worker.texts import TargetText
 from cluster.worker.verifier import OpenHook, Verifier

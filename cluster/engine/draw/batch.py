@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from cluster.core import TokenArray
+from cluster.core import TokenArray, TokenMask
 from cluster.engine.draw.native import DrawKernels, DrawShare
 from cluster.engine.draw.sampled_text import SampledText
 from cluster.errors import WorkerError
@@ -25,7 +25,6 @@ from cluster.spec.draw import (
 )
 from cluster.spec.penalties import (
     PenalisedRows,
-    TokenMask,
     ban,
     forbid,
     penalise,

@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from cluster.core import EMPTY_TREE, SamplingParams, TokenArray, TokenTree, token_array
+from cluster.core import EMPTY_TREE, SamplingParams, TokenArray, TokenMask, TokenTree, token_array
 from cluster.errors import RequestError
 from cluster.requests.fields import Redraw
 from cluster.spec.penalties import (
     Counts,
     LogitsHook,
     TokenBias,
-    TokenMask,
 )
 from cluster.spec.token_log import TokenLog
 from cluster.spec.transfer import sent

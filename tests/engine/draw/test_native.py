@@ -7,14 +7,13 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from cluster.core import SamplingParams, TokenArray, TokenTree, token_array
+from cluster.core import SamplingParams, TokenArray, TokenMask, TokenTree, token_array
 from cluster.engine.cpu.kernels import Kernels
 from cluster.engine.draw.batch import BatchDraws
 from cluster.engine.draw.native import RankedDraw
 from cluster.messages import Open
 from cluster.spec.logprobs import top_tokens
 from cluster.spec.noise import gumbel_row
-from cluster.spec.penalties import TokenMask
 from cluster.worker.step_rows import TargetSequence
 from cluster.worker.texts import TargetText
 from tests.support.choices import pairwise

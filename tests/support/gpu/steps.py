@@ -20,7 +20,7 @@ from transformers.distributed.tensor_parallel import get_kv_heads_per_rank
 from transformers.initialization import no_tie_weights
 
 from cluster.config.schema import EngineConfig
-from cluster.core import SamplingParams, TokenArray, TokenTree, token_array
+from cluster.core import SamplingParams, TokenArray, TokenMask, TokenTree, token_array
 from cluster.engine.attention import seam
 from cluster.engine.attention.sdpa import SdpaBackend
 from cluster.engine.attention.triton.backend import Shape, TritonForm
@@ -39,7 +39,7 @@ from cluster.engine.schedule.batch import Batch
 from cluster.messages import Open
 from cluster.records import record
 from cluster.spec.draw import DrawRows, begin_draw
-from cluster.spec.penalties import LogitsHook, TokenMask
+from cluster.spec.penalties import LogitsHook
 from cluster.worker.step_rows import TargetSequence, logprobs_of
 from cluster.worker.texts import TargetText
 from tests.support.gpu.counting import META, Counting

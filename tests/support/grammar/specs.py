@@ -9,7 +9,6 @@ import numpy as np
 
 from cluster.config.schema import AnswersConfig
 from cluster.grammar.compiler import GrammarCompiler
-from cluster.grammar.mask import mask_words
 from cluster.grammar.text import ConstrainedText
 from cluster.models.fingerprint import load_pretrained_tokenizer
 from cluster.requests.fields import GrammarSpec
@@ -90,7 +89,7 @@ def ids_of(text: str) -> list[int]:
 
 
 def allowed(text: ConstrainedText) -> set[int]:
-    row = np.zeros(mask_words(VOCAB_SIZE), dtype=np.uint32)
+    row = text.grammar.empty_masks(1)[0]
     text.fill(row)
     bits = np.unpackbits(row.view(np.uint8), bitorder="little")
     return set(np.flatnonzero(bits).tolist())
