@@ -17,21 +17,10 @@ import numpy as np
 
 from cluster.records import frozen
 from cluster.simulate.replay import DecodeTimes
-from cluster.simulate.settings import Scene, Workload
-from cluster.simulate.world import Machine, RecordedText
+from cluster.simulate.settings import Scene
 
 # Of a text's decoding, what rounding may leave at its end.
 _DONE = 1e-9
-
-
-@frozen
-class FleetLimits:
-    """Places for texts: at each target, at all of them together, and in the queue."""
-
-    num_targets: int
-    seats: int
-    max_running: int
-    max_queued: int
 
 
 @dataclass(slots=True)
@@ -63,18 +52,13 @@ class SimulatedText:
 @frozen
 class FleetOutcome:
     """A run.  num_asked: of all requests; num_refused: of those that found the queue full.
-    emitted, from_s: tokens from the moment on that counts, and that moment."""
+    from_s: the moment from which on the run counts; tokens_per_s: from then on."""
 
     ended: Sequence[SimulatedText]
     num_asked: int
     num_refused: int
-    emitted: float
     from_s: float
-    seconds: float
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.emitted / (self.seconds - self.from_s)
+    tokens_per_s: float
 
 
 @dataclass(slots=True, eq=False)
@@ -94,32 +78,30 @@ class _Target:
 class Fleet:
     """One run of a load over targets; a request goes to the target with most free seats."""
 
-    def __init__(
-        self,
-        texts: Sequence[RecordedText],
-        times: DecodeTimes,
-        machine: Machine,
-        limits: FleetLimits,
-        seed: int,
-    ) -> None:
-        self._texts, self._times, self._max_queued = texts, times, limits.max_queued
-        self._step_s, self._max_rows = functools.cache(machine.step_s), machine.max_rows
-        self._generator = np.random.default_rng(seed)
-        self._targets = [_Target() for _ in range(limits.num_targets)]
+    def __init__(self, scene: Scene, times: DecodeTimes) -> None:
+        self._settings, self._texts, self._times = scene.settings, scene.texts, times
+        self._step_s, self._max_rows = functools.cache(scene.machine.step_s), scene.machine.max_rows
+        self._generator = np.random.default_rng(scene.settings.seed)
+        num_targets = scene.settings.target.replicas
+        self._targets = [_Target() for _ in range(num_targets)]
         # By number of texts there, the targets, the one that has been so longest first.
-        self._by_count: list[dict[int, None]] = [{} for _ in range(limits.seats + 1)]
-        self._by_count[0] = dict.fromkeys(range(limits.num_targets))
+        self._by_count: list[dict[int, None]] = [{} for _ in range(scene.seats + 1)]
+        self._by_count[0] = dict.fromkeys(range(num_targets))
         # By target, when the next of its texts ends.
-        self._due_s = np.full(limits.num_targets, math.inf)
+        self._due_s = np.full(num_targets, math.inf)
         self._queue: deque[tuple[int, float]] = deque()  # number of the text, when it was asked for
         self._numbers = self._endless()
-        self._num_free = min(limits.max_running, limits.seats * limits.num_targets)
+        limits = scene.config.coordinator
+        self._max_queued = limits.max_queued_requests
+        self._num_free = min(limits.max_running_sequences, scene.seats * num_targets)
         self._num_asked = self._num_refused = 0
         self._ended: list[SimulatedText] = []
         self._changed: dict[int, None] = {}  # targets whose next event has to be noted
 
-    def run(self, load: Workload, seconds: float, from_s: float = 0.0) -> FleetOutcome:
-        """Run for so many virtual seconds; from_s: the moment from which on tokens are counted."""
+    def run(self) -> FleetOutcome:
+        """Run for the settings' virtual seconds, of which the first fill the fleet."""
+        load, seconds = self._settings.load, self._settings.seconds
+        from_s = seconds / 4.0
         for _ in range(load.streams):
             self._ask(0.0)
         self._open_texts(0.0)
@@ -140,14 +122,8 @@ class Fleet:
                 for _ in range(num_ended if load.streams else 0):
                     self._ask(now)
             self._open_texts(now)
-        return FleetOutcome(
-            self._ended,
-            self._num_asked,
-            self._num_refused,
-            self._emitted(seconds) - before,
-            from_s,
-            seconds,
-        )
+        tokens_per_s = (self._emitted(seconds) - before) / (seconds - from_s)
+        return FleetOutcome(self._ended, self._num_asked, self._num_refused, from_s, tokens_per_s)
 
     def _ask(self, now: float) -> None:
         """Take a request; the texts are asked for in turn, each time in another order."""
@@ -295,25 +271,12 @@ class Row:
 
 def rows(scene: Scene) -> Iterator[Row]:
     """Simulate one ratio after the other."""
-    settings, config = scene.settings, scene.config
-    limits, engine, target = config.coordinator, config.target.engine, settings.target
-    places = FleetLimits(
-        target.replicas,
-        engine.max_running_sequences,
-        limits.max_running_sequences,
-        limits.max_queued_requests,
-    )
+    settings, target = scene.settings, scene.settings.target
+    num_devices = target.replicas * scene.config.target.engine.tensor_parallel
     for ratio in settings.ratios:
-        times = DecodeTimes(
-            scene.texts, scene.machine, scene.pool(ratio), limits, places.seats, settings.seed
-        )
-        fleet = Fleet(scene.texts, times, scene.machine, places, settings.seed)
-        outcome = fleet.run(settings.load, settings.seconds, settings.seconds / 4.0)
+        outcome = Fleet(scene, DecodeTimes(scene, scene.pool(ratio))).run()
         num_drafters = round(ratio * target.replicas)
-        price = (
-            target.replicas * engine.tensor_parallel * target.price_per_hour
-            + num_drafters * settings.drafter.price_per_hour
-        )
+        price = num_devices * target.price_per_hour + num_drafters * settings.drafter.price_per_hour
         yield Row(ratio, num_drafters, price, outcome)
 
 

@@ -20,6 +20,7 @@ from cluster.plan.in_flight import Moment, Round
 from cluster.plan.roster import lot_of
 from cluster.plan.texts import Text
 from cluster.records import frozen
+from cluster.simulate.settings import Scene
 from cluster.simulate.world import Machine, Offer, Pool, RecordedText, RemoteTree, best
 from cluster.spec.step_profile import MAX_COMMIT, DraftTime
 from cluster.spec.token_log import TokenLog
@@ -289,21 +290,11 @@ class DecodeTimes:
     Some sizes are replayed, step by step; between two of them times are interpolated.
     """
 
-    def __init__(
-        self,
-        texts: Sequence[RecordedText],
-        machine: Machine,
-        pool: Pool,
-        config: CoordinatorConfig,
-        max_texts: int,
-        seed: int = 0,
-    ) -> None:
-        """max_texts: the most at one target."""
+    def __init__(self, scene: Scene, pool: Pool) -> None:
         # Prompts cost what they cost by the profile: `cluster.simulate.fleet` adds it.
-        self._texts = [replace(text, prompt_len=1) for text in texts]
-        self._machine, self._pool, self._config = machine, pool, config
-        self._seed = seed
-        self._sizes = (*(edge for edge in _SIZES if edge < max_texts), max_texts)
+        self._texts = [replace(text, prompt_len=1) for text in scene.texts]
+        self._scene, self._pool = scene, pool
+        self._sizes = (*(edge for edge in _SIZES if edge < scene.seats), scene.seats)
         self.of = functools.cache(self._of)
 
     def _of(self, num_texts: int) -> Floats:
@@ -318,9 +309,11 @@ class DecodeTimes:
         lengths = np.array([len(text.token_ids) for text in self._texts])
         # A pass takes at most what it would take without drafts, and each text ends once at least.
         tokens = max(lengths.sum() / num_texts, lengths.max())
-        seconds = _PASSES * tokens * self._machine.step_s(num_texts, num_texts)
-        simulation = Simulation(self._texts, self._machine, self._pool, num_texts)
-        simulation.run(Adaptive(self._machine, self._pool, self._config), seconds, self._seed)
+        machine, pool = self._scene.machine, self._pool
+        seconds = _PASSES * tokens * machine.step_s(num_texts, num_texts)
+        simulation = Simulation(self._texts, machine, pool, num_texts)
+        policy = Adaptive(machine, pool, self._scene.config.coordinator)
+        simulation.run(policy, seconds, self._scene.settings.seed)
         # Each text's mean time, in the later plays where there are several.
         found = np.array(
             [np.mean(own[len(own) // 3 :]) if own else np.nan for own in simulation.times_s]

@@ -133,6 +133,11 @@ class Scene:
     texts: list[RecordedText]
     unrecorded: tuple[str, ...]
 
+    @property
+    def seats(self) -> int:
+        """Places for texts at each target."""
+        return self.config.target.engine.max_running_sequences
+
     def pool(self, ratio: float) -> Pool:
         """Return the drafters as one target has them, with `ratio` devices of the pool."""
         own, known = self.settings.drafter, self.texts[0].trees
