@@ -105,14 +105,22 @@ class ConstrainedText:
 
 
 class GrammarHook:
-    """Holds the draws of one request to its grammar: a `cluster.spec.penalties.LogitsHook`."""
+    """Holds the draws of one request to its grammar: it is told of the text, and masks the rows of
+    each step.
+
+    The tokens that it forbids at a row depend only on the text before that row; otherwise drafts
+    would change the output.  Reported log-probabilities ignore it: they are those of the raw law.
+    """
 
     def __init__(self, text: ConstrainedText) -> None:
         self._text = text
         self._texts: dict[int, ConstrainedText] = {}  # up to the nodes of the present tree
 
     def extend(self, token_ids: TokenArray) -> None:
-        """See `LogitsHook.extend`."""
+        """Append `token_ids` to the output so far.
+
+        Raises RequestError if the grammar would not have allowed the text.
+        """
         for token in token_ids.tolist():
             if not self._text.push(token):
                 # A library that has given up says so when it is asked what may follow.
@@ -125,12 +133,21 @@ class GrammarHook:
                 )
 
     def prepare(self, tree: TokenTree) -> Sequence[int]:
-        """See `LogitsHook.prepare`."""
+        """Return the nodes of `tree` that may be drawn after the text, ascending, each with its
+        parent.  The others are not verified.
+
+        Raises as `masks`.
+        """
         self._texts = self._text.possible(tree)
         return list(self._texts)[1:]
 
     def masks(self) -> TokenMask:
-        """See `LogitsHook.masks`."""
+        """Return the masks of the tokens that may be drawn after the text, and then after each
+        node that is left of the prepared tree.  Contiguous.  A row that allows no token ends the
+        request with an error.
+
+        Raises RequestError if the request cannot go on.
+        """
         rows = self._text.grammar.empty_masks(len(self._texts))
         for text, row in zip(self._texts.values(), rows, strict=True):
             text.fill(row)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -110,25 +109,16 @@ class DrawRows:
         return DrawRows(self.packed[rows], self.keys[:, rows], self.is_truncated)
 
 
-class FusedDraw(Protocol):
-    """Adds the noise and takes the maximum in one pass, without rows of noise in memory."""
-
-    def __call__(
-        self,
-        logits: torch.Tensor,
-        maxima: torch.Tensor,
-        temperatures: torch.Tensor,
-        cutoffs: torch.Tensor | None,
-        keys: torch.Tensor,
-        /,
-    ) -> torch.Tensor:
-        """Draw at rows of positive temperature: int64[rows]; equal scores go to the lowest id.
-
-        logits: float32[rows, vocab] on the device it is made for.  maxima, temperatures, cutoffs:
-        float32[rows]; cutoffs bound the scaled logits from below, None = nothing is truncated.
-        keys: `DrawRows.keys`.
-        """
-        ...
+# Adds the noise and takes the maximum in one pass, without rows of noise in memory; of rows of
+# positive temperature: (logits, maxima, temperatures, cutoffs, keys) -> int64[rows].  Equal scores
+# go to the lowest id.
+#
+# logits: float32[rows, vocab] on the device it is made for.  maxima, temperatures, cutoffs:
+# float32[rows]; cutoffs bound the scaled logits from below, None = nothing is truncated.  keys:
+# `DrawRows.keys`.
+FusedDraw = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor], torch.Tensor
+]
 
 
 def _as_they_are(drawn: TokenArray) -> TokenArray:

@@ -7,7 +7,6 @@ adjusted as plain decoding would adjust them at the same text.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -148,42 +147,6 @@ class TokenBias:
 def ban(logits: torch.Tensor, rows: Indices, token_ids: torch.Tensor) -> None:
     """Make `token_ids` (int64[k]) impossible at the given rows, in place."""
     logits[sent(rows, logits.device).unsqueeze(1), token_ids] = -torch.inf
-
-
-# What decides, e.g. for a grammar, which tokens may be drawn at all, and how it is applied.
-
-
-class LogitsHook(Protocol):
-    """The hook of one sequence: it is told of the text, and masks the rows of each step.
-
-    The tokens that it forbids at a row must depend only on the text before that row; otherwise
-    drafts would change the output.  Reported log-probabilities ignore the hook: they are those of
-    the raw law.
-    """
-
-    def extend(self, token_ids: TokenArray) -> None:
-        """Append `token_ids` to the output so far.
-
-        Raises RequestError if the hook would not have allowed the text.
-        """
-        ...
-
-    def prepare(self, tree: TokenTree) -> Sequence[int]:
-        """Return the nodes of `tree` that may be drawn after the text, ascending, each with its
-        parent.  The others are not verified.
-
-        Raises as `masks`.
-        """
-        ...
-
-    def masks(self) -> TokenMask:
-        """Return the masks of the tokens that may be drawn after the text, and then after each
-        node that is left of the prepared tree.  Contiguous.  A row that allows no token ends the
-        request with an error.
-
-        Raises RequestError if the request cannot go on.
-        """
-        ...
 
 
 def forbid(logits: torch.Tensor, masks: TokenMask, *, may_be_banned: bool) -> None:

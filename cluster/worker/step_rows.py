@@ -14,8 +14,8 @@ from cluster.engine.beam_search import BeamRun
 from cluster.engine.draw.sampled_text import NO_LOGITS, SampledText
 from cluster.engine.taps import Taps
 from cluster.engine.work import Output
+from cluster.grammar.text import GrammarHook
 from cluster.spec.logprobs import token_logprobs
-from cluster.spec.penalties import LogitsHook
 from cluster.spec.transfer import sent
 from cluster.worker.texts import TargetText
 
@@ -34,7 +34,7 @@ class TargetSequence(SampledText):
         text: TargetText,
         vocab_size: int,
         device: torch.device,
-        hook: LogitsHook | None = None,
+        hook: GrammarHook | None = None,
         adapter: int = 0,
     ) -> None:
         """adapter: as in `Work`."""

@@ -24,10 +24,10 @@ from cluster.engine.cpu import kernels
 from cluster.engine.draw.batch import BatchDraws, no_law, walk_by_ratio
 from cluster.engine.work import Drawn, Output, Work
 from cluster.errors import DrafthouseError, RequestError, WorkerError
+from cluster.grammar.text import GrammarHook
 from cluster.messages import StepReport
 from cluster.records import record
 from cluster.spec.draw import FusedDraw
-from cluster.spec.penalties import LogitsHook
 from cluster.spec.tree import walk_draws
 from cluster.worker.step_rows import (
     TargetSequence,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _MAX_MISSES_IN_A_ROW = 16
 
 # Makes the logits hook of a text; None = it has none.
-OpenHook = Callable[[TargetText], LogitsHook | None]
+OpenHook = Callable[[TargetText], GrammarHook | None]
 # Returns the work that must precede a text, which runs beside the steps; None = there is none.
 Prepare = Callable[[SamplingParams], Future[Any] | None]
 

@@ -7,10 +7,10 @@ import torch
 
 from cluster.core import EMPTY_TREE, SamplingParams, TokenArray, TokenMask, TokenTree, token_array
 from cluster.errors import RequestError
+from cluster.grammar.text import GrammarHook
 from cluster.requests.fields import Redraw
 from cluster.spec.penalties import (
     Counts,
-    LogitsHook,
     TokenBias,
 )
 from cluster.spec.token_log import TokenLog
@@ -38,7 +38,7 @@ class SampledText:
         params: SamplingParams,
         vocab_size: int,
         device: torch.device,
-        hook: LogitsHook | None = None,
+        hook: GrammarHook | None = None,
         *,
         is_audit: bool = False,
     ) -> None:

@@ -36,10 +36,10 @@ from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.memory.pool_sizes import num_logit_rows, reserve, run
 from cluster.engine.paths import StepInputs
 from cluster.engine.schedule.batch import Batch
+from cluster.grammar.text import GrammarHook
 from cluster.messages import Open
 from cluster.records import record
 from cluster.spec.draw import DrawRows, begin_draw
-from cluster.spec.penalties import LogitsHook
 from cluster.worker.step_rows import TargetSequence, logprobs_of
 from cluster.worker.texts import TargetText
 from tests.support.gpu.counting import META, Counting
@@ -247,7 +247,7 @@ def _drawing_bytes(num_rows: int, vocab_size: int) -> int:
 
 
 def _texts(
-    count: int, law: SamplingParams, vocab_size: int, hook: LogitsHook | None = None
+    count: int, law: SamplingParams, vocab_size: int, hook: GrammarHook | None = None
 ) -> list[TargetSequence]:
     """So many, of eight rows each."""
     tree = TokenTree.of(range(_WIDTH - 1), range(-1, _WIDTH - 2))
@@ -309,14 +309,14 @@ class _Masked:
         self._masks = np.full((_WIDTH, num_words), 2**32 - 1, np.uint32)
 
     def extend(self, token_ids: TokenArray) -> None:
-        """See `LogitsHook`."""
+        """See `GrammarHook`."""
 
     def prepare(self, tree: TokenTree) -> range:
-        """See `LogitsHook`."""
+        """See `GrammarHook`."""
         return range(len(tree))
 
     def masks(self) -> TokenMask:
-        """See `LogitsHook`."""
+        """See `GrammarHook`."""
         return self._masks
 
 
