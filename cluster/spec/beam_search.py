@@ -8,15 +8,13 @@ become texts if they are among the best `num_beams` of all.  Torch-free.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from cluster.core import FloatArray, SamplingParams, TokenArray, TokenLogprob
-from cluster.errors import RequestError
+from cluster.core import FloatArray, TokenArray, TokenLogprob
 from cluster.records import record
-from cluster.requests.fields import MAX_BEAMS, BeamSpec
+from cluster.requests.fields import BeamSpec
 
 
 @record
@@ -151,47 +149,3 @@ class BeamSearch:
         length = self._max_tokens if hopes_for_longest else self._length
         hoped = np.float32(self.beams[0].logprob / length**power)
         return bool(hoped > self.hypotheses[-1].score)
-
-
-# Checks whether a target can serve a beam search. Torch-free: the ingress checks too.
-
-
-# A text's score is divided by its length to this power, which must stay finite for any length.
-MAX_LENGTH_PENALTY = 8.0
-# What only a text that is drawn may have.
-_OF_DRAWS = (
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "min_tokens",
-    "prediction",
-    "forced_ids",
-    "grammar",
-)
-
-
-def check_beams(params: SamplingParams) -> None:
-    """Raise RequestError, naming the field, for an invalid beam search; requests without a beam
-    search pass."""
-    spec = params.beams
-    if spec is None:
-        return
-    if not 1 <= spec.num_beams <= MAX_BEAMS:
-        raise RequestError(
-            f"a beam search of {spec.num_beams} beams; send 1 to {MAX_BEAMS}", param="n"
-        )
-    if not (math.isfinite(spec.length_penalty) and abs(spec.length_penalty) <= MAX_LENGTH_PENALTY):
-        raise RequestError(
-            f"length_penalty is {spec.length_penalty}; give a number in "
-            f"[{-MAX_LENGTH_PENALTY:g}, {MAX_LENGTH_PENALTY:g}]",
-            param="length_penalty",
-        )
-    plain = SamplingParams()
-    for name in _OF_DRAWS:
-        if getattr(params, name) != getattr(plain, name):
-            raise RequestError(
-                f"{name}: a beam search ranks texts by the model's own law; remove {name} or "
-                "use_beam_search",
-                param=name,
-            )

@@ -9,8 +9,7 @@ import numpy as np
 
 from cluster.core import SamplingParams
 from cluster.errors import RequestError
-from cluster.requests.fields import LAWS
-from cluster.spec.beam_search import check_beams
+from cluster.requests.fields import LAWS, MAX_BEAMS
 
 # The limit of a request's prediction, which is sent with each opening of the request and indexed.
 MAX_PREDICTION_TOKENS = 32_768
@@ -32,6 +31,19 @@ _RANGES = {
     "min_tokens": (0, math.inf),
 }
 _LOW_OPEN = ("top_p", "repetition_penalty")
+# A text's score is divided by its length to this power, which must stay finite for any length.
+MAX_LENGTH_PENALTY = 8.0
+# What only a text that is drawn may have.
+_OF_DRAWS = (
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "min_tokens",
+    "prediction",
+    "forced_ids",
+    "grammar",
+)
 
 
 def divisor(params: SamplingParams) -> float:
@@ -49,7 +61,7 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
     for _, value in params.logit_bias:
         _check_range("logit_bias", value, -math.inf, math.inf)
     _check_prediction(params.prediction, vocab_size)
-    check_beams(params)
+    _check_beams(params)
     _check_forced(params, vocab_size)
     _check_law(params)
 
@@ -72,6 +84,25 @@ def _check_law(params: SamplingParams) -> None:
             f"speculation.law is {params.law}, which does not go with {clash}; remove one of both",
             param="speculation.law",
         )
+
+
+def _check_beams(params: SamplingParams) -> None:
+    spec = params.beams
+    if spec is None:
+        return
+    if not 1 <= spec.num_beams <= MAX_BEAMS:
+        raise RequestError(
+            f"a beam search of {spec.num_beams} beams; send 1 to {MAX_BEAMS}", param="n"
+        )
+    _check_range("length_penalty", spec.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
+    plain = SamplingParams()
+    for name in _OF_DRAWS:
+        if getattr(params, name) != getattr(plain, name):
+            raise RequestError(
+                f"{name}: a beam search ranks texts by the model's own law; remove {name} or "
+                "use_beam_search",
+                param=name,
+            )
 
 
 def _check_forced(params: SamplingParams, vocab_size: int) -> None:

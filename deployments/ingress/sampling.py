@@ -12,7 +12,7 @@ from pydantic import Field
 from cluster.core import SpeculationOptions
 from cluster.errors import NotFoundError, RequestError
 from cluster.requests.fields import DEFAULT_TENANT, BeamSpec, asked_seed, tenant_of
-from cluster.spec.beam_search import MAX_LENGTH_PENALTY
+from cluster.spec.params import MAX_LENGTH_PENALTY
 from deployments.ingress.api.contract import Body, Read, or_text, supported, up_to
 from deployments.ingress.nested import ResponseFormat, Speculation, StructuredOutputs
 from deployments.ingress.spec import ChatUse, GenerationSpec, Held, Limits, Prompt
