@@ -1,7 +1,7 @@
 """Links: open bidirectional streams of messages, over gRPC or in process, and their two ends.
 
-gRPC streams and the in-process link implement the same protocol, so the coordinator and the
-workers do not depend on the transport, and tests can drop, delay and reorder frames.
+A link over a gRPC stream is a link in process to who uses it, so the coordinator and the workers
+do not depend on the transport, and tests can drop, delay and reorder frames.
 """
 
 from __future__ import annotations
@@ -9,87 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from cluster.errors import DrafthouseError, WorkerError
 
-Sent = TypeVar("Sent", contravariant=True)
-Received = TypeVar("Received", covariant=True)
 S = TypeVar("S")
 R = TypeVar("R")
-
-
-class Link(Protocol[Sent, Received]):
-    """One end of a bidirectional stream.
-
-    send: sends one message; waits only for back-pressure; raises WorkerError if the link is down.
-    Iteration ends when the peer closes cleanly, and raises WorkerError when the link breaks.
-    close: idempotent; ends the peer's iteration.
-    """
-
-    async def send(self, message: Sent) -> None: ...
-
-    def __aiter__(self) -> AsyncIterator[Received]: ...
-
-    async def close(self) -> None: ...
-
-
-# Reading and writing a link at the same time.
-
-
-async def end_tasks(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel tasks, and wait until they have ended."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def run_until_first_ends(*coroutines: Coroutine[Any, Any, None]) -> None:
-    """Run all concurrently; when one returns or raises, cancel the rest and keep its outcome."""
-    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        await end_tasks(*tasks)
-
-
-class Outbox(Generic[S]):
-    """Sends over a link what there is to tell, without ever making anybody wait.
-
-    Nothing is queued: a frame is built when the link can take one.
-    """
-
-    def __init__(self, link: Link[S, Any]) -> None:
-        self.link = link
-        self._has_news = asyncio.Event()
-        self._is_over = False
-
-    def end(self) -> None:
-        """There will be nothing else to tell."""
-        self._is_over = True
-        self.wake()
-
-    def wake(self) -> None:
-        """There is something to tell."""
-        self._has_news.set()
-
-    async def send_forever(self) -> None:
-        """Send until `end`; raises WorkerError when the link is down."""
-        while not self._is_over:
-            await self._has_news.wait()
-            self._has_news.clear()
-            await self.flush()
-
-    async def flush(self) -> None:
-        """Send all that there is."""
-        while (frame := self.next_frame()) is not None:
-            await self.link.send(frame)
-
-    def next_frame(self) -> S | None:
-        """Return the next one; None = all was told."""
-        raise NotImplementedError
 
 
 # A bounded queue that can be closed or broken; every link consists of two.
@@ -164,10 +89,12 @@ class Mailbox(Generic[S]):
 # A link is two mailboxes; within one process and event loop it is nothing else.
 
 
-class MemoryLink(Generic[S, R]):
-    """One end of a link; in process, the peer has the same mailboxes the other way round.
+class Link(Generic[S, R]):
+    """One end of a bidirectional stream; in process, the peer has the same mailboxes the other way
+    round, and messages are passed by reference: frames are immutable by contract, so nothing is
+    copied.
 
-    Messages are passed by reference: frames are immutable by contract, so nothing is copied.
+    Iteration ends when the peer closes cleanly, and raises WorkerError when the link breaks.
     """
 
     def __init__(self, outbox: Mailbox[S], inbox: Mailbox[R]) -> None:
@@ -185,7 +112,7 @@ class MemoryLink(Generic[S, R]):
         return await self._inbox.get()
 
     async def close(self) -> None:
-        """Close both directions cleanly: the peer still reads messages sent before."""
+        """Close both directions cleanly: the peer still reads messages sent before; idempotent."""
         self._outbox.close()
         self._inbox.close()
         self._inbox.clear()
@@ -197,11 +124,69 @@ class MemoryLink(Generic[S, R]):
         self._inbox.fail(error)
 
 
-def memory_pair(window: int = DEFAULT_WINDOW) -> tuple[MemoryLink[Any, Any], MemoryLink[Any, Any]]:
+def memory_pair(window: int = DEFAULT_WINDOW) -> tuple[Link[Any, Any], Link[Any, Any]]:
     """Both ends of a new in-process link: what the first sends, the second receives.
 
     window: unread messages per direction before send waits.
     """
     there: Mailbox[Any] = Mailbox(window)
     back: Mailbox[Any] = Mailbox(window)
-    return MemoryLink(there, back), MemoryLink(back, there)
+    return Link(there, back), Link(back, there)
+
+
+# Reading and writing a link at the same time.
+
+
+async def end_tasks(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel tasks, and wait until they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def run_until_first_ends(*coroutines: Coroutine[Any, Any, None]) -> None:
+    """Run all concurrently; when one returns or raises, cancel the rest and keep its outcome."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        await end_tasks(*tasks)
+
+
+class Outbox(Generic[S]):
+    """Sends over a link what there is to tell, without ever making anybody wait.
+
+    Nothing is queued: a frame is built when the link can take one.
+    """
+
+    def __init__(self, link: Link[S, Any]) -> None:
+        self.link = link
+        self._has_news = asyncio.Event()
+        self._is_over = False
+
+    def end(self) -> None:
+        """There will be nothing else to tell."""
+        self._is_over = True
+        self.wake()
+
+    def wake(self) -> None:
+        """There is something to tell."""
+        self._has_news.set()
+
+    async def send_forever(self) -> None:
+        """Send until `end`; raises WorkerError when the link is down."""
+        while not self._is_over:
+            await self._has_news.wait()
+            self._has_news.clear()
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Send all that there is."""
+        while (frame := self.next_frame()) is not None:
+            await self.link.send(frame)
+
+    def next_frame(self) -> S | None:
+        """Return the next one; None = all was told."""
+        raise NotImplementedError

@@ -14,7 +14,7 @@ import signal
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import grpc
 
@@ -39,16 +39,12 @@ log = logging.getLogger(__name__)
 _CLEANUP_GRACE_S = 5.0
 
 
-Sent = TypeVar("Sent", covariant=True)
-Received = TypeVar("Received", contravariant=True)
-
-
-class Serves(Protocol[Sent, Received]):
+class Serves(Protocol[Answer, Ask]):
     """A worker's interface to the server.  serve returns when its link has ended."""
 
     def describe(self) -> WorkerDescription: ...
 
-    async def serve(self, link: Link[Sent, Received]) -> None: ...
+    async def serve(self, link: Link[Answer, Ask]) -> None: ...
 
 
 class RunningServer:

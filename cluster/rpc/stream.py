@@ -17,7 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from cluster.errors import DrafthouseError, WorkerError
 from cluster.messages import Refusal
 from cluster.rpc.frames import FrameCodec
-from cluster.rpc.link import Mailbox, MemoryLink, end_tasks
+from cluster.rpc.link import Link, Mailbox, end_tasks
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class ByteStream(Protocol):
         ...
 
 
-class StreamLink(MemoryLink[Any, R], Generic[S, R]):
+class StreamLink(Link[Any, R], Generic[S, R]):
     """A `Link` over a ByteStream.  Must be created on the event loop that uses it.
 
     running: ends with the stream, for whatever reason.

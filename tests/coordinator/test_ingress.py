@@ -11,7 +11,7 @@ from cluster.coordinator.session import Deliver
 from cluster.core import EMPTY_TOKENS, FinishReason, Request, TokenEvent
 from cluster.errors import CapacityError, RequestError
 from cluster.messages import Load, SubmitFrame
-from cluster.rpc.link import MemoryLink, memory_pair
+from cluster.rpc.link import Link, memory_pair
 from tests.support.coordinator.house import GREEDY, House, at_work, house, request, text_of
 from tests.support.coordinator.toys import ToyTarget, plain_text
 
@@ -19,13 +19,13 @@ LONG = replace(GREEDY, max_tokens=4000)
 PLAIN = plain_text([1, 2, 3], GREEDY)
 
 
-def connect(stage: House) -> MemoryLink[Any, Any]:
+def connect(stage: House) -> Link[Any, Any]:
     ours, theirs = memory_pair()
     stage.tasks.append(asyncio.create_task(stage.coordinator.serve(theirs)))
     return ours
 
 
-async def read(link: MemoryLink[Any, Any], *names: str) -> dict[str, list[TokenEvent]]:
+async def read(link: Link[Any, Any], *names: str) -> dict[str, list[TokenEvent]]:
     """Everything until all of `names` have finished."""
     events: dict[str, list[TokenEvent]] = {name: [] for name in names}
     async with asyncio.timeout(20):

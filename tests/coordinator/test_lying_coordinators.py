@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 
 from cluster.messages import StepFrame
-from cluster.rpc.link import MemoryLink, memory_pair
+from cluster.rpc.link import Link, memory_pair
 from tests.support.choices import by_day
 from tests.support.coordinator.house import GREEDY, SEEDED, House, house
 from tests.support.coordinator.lying_frames import lying_frames
@@ -98,7 +98,7 @@ class Stack:
         assert self.target.contexts == {}
 
 
-async def _read(link: MemoryLink[Any, Any]) -> None:
+async def _read(link: Link[Any, Any]) -> None:
     """Acknowledge nothing: what the liar says of that is among its lies."""
     async for _ in link:
         pass

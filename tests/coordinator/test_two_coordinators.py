@@ -12,7 +12,7 @@ import pytest
 from cluster.core import SamplingParams
 from cluster.errors import CapacityError
 from cluster.messages import ProposalFrame
-from cluster.rpc.link import MemoryLink
+from cluster.rpc.link import Link
 from tests.support.coordinator.house import GREEDY, SEEDED, House, at_work, house, text_of
 from tests.support.coordinator.toys import (
     ToyDrafter,
@@ -28,7 +28,7 @@ class Pair:
 
     first: House
     second: House
-    links: Sequence[MemoryLink[Any, Any]]
+    links: Sequence[Link[Any, Any]]
 
 
 @asynccontextmanager

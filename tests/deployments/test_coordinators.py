@@ -20,7 +20,7 @@ from cluster.errors import (
 )
 from cluster.messages import EventFrame, Load, SubmitFrame, WorkerDescription
 from cluster.rpc.connections import Endpoint
-from cluster.rpc.link import MemoryLink, memory_pair
+from cluster.rpc.link import Link, memory_pair
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.ticket import Ticket
 from tests.support.coordinator.house import House, collect, house, request
@@ -158,7 +158,7 @@ async def test_an_accepted_request_is_not_refused_for_want_of_room_after_a_failo
         assert ticket.failovers >= 1
 
 
-Ours = MemoryLink[EventFrame, SubmitFrame]
+Ours = Link[EventFrame, SubmitFrame]
 
 
 @asynccontextmanager

@@ -19,7 +19,7 @@ from cluster.core import (
     TokenEvent,
     token_array,
 )
-from cluster.rpc.link import MemoryLink, memory_pair
+from cluster.rpc.link import Link, memory_pair
 from tests.support.clock import FakeClock
 from tests.support.coordinator.toys import (
     ToyDrafter,
@@ -53,7 +53,7 @@ class House:
         there: FaultPlan = SOUND,
         back: FaultPlan = SOUND,
         **limits: int,
-    ) -> MemoryLink[Any, Any]:
+    ) -> Link[Any, Any]:
         """there, back: what happens to frames on their way to the target, and from it."""
         ours, theirs = memory_pair()
         toy.begin(target_description(target_id, **limits), self.settings)
@@ -69,7 +69,7 @@ class House:
         there: FaultPlan = SOUND,
         back: FaultPlan = SOUND,
         **described: Any,
-    ) -> MemoryLink[Any, Any]:
+    ) -> Link[Any, Any]:
         """described: what it says of itself."""
         ours, theirs = memory_pair()
         self.tasks.append(asyncio.create_task(toy.serve(FaultyLink(theirs, back))))

@@ -9,7 +9,7 @@ from cluster.config.schema import Config, CoordinatorConfig
 from cluster.coordinator.coordinator import Coordinator
 from cluster.core import SamplingParams
 from cluster.rpc.connections import Endpoint
-from cluster.rpc.link import Mailbox, MemoryLink
+from cluster.rpc.link import Link, Mailbox
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.ingress import Ingress
 from tests.support.coordinator.house import House, house
@@ -29,13 +29,13 @@ def toys_ingress(config: Config, places: Any = None) -> Ingress:
     return Ingress(config, small_tokenizer(), SamplingParams(max_tokens=0), places or Nowhere())
 
 
-class Near(MemoryLink[Any, Any]):
+class Near(Link[Any, Any]):
     """The way to a coordinator of this process, with its calls beside the stream."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         super().__init__(Mailbox(), Mailbox())
         self.coordinator = coordinator
-        self.theirs = MemoryLink(self._inbox, self._outbox)
+        self.theirs = Link(self._inbox, self._outbox)
         self.watch = coordinator.watch
 
     async def metrics(self, timeout_s: float) -> bytes:

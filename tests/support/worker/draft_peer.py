@@ -15,7 +15,7 @@ from cluster.core import Commit, DraftTask, Observation, Proposal, TokenTree
 from cluster.draft.base import Drafter, DrafterContext
 from cluster.draft.suffix import PromptLookupOptions, SuffixDrafter
 from cluster.messages import CommitFrame, ProposalFrame, WorkerDescription
-from cluster.rpc.link import MemoryLink, memory_pair
+from cluster.rpc.link import Link, memory_pair
 from cluster.spec.token_log import prefix_hash
 from cluster.worker.draft_worker import DraftWorker
 from tests.support.draft.author import Author
@@ -46,7 +46,7 @@ class Peer:
 
     house: House
 
-    def __init__(self, link: MemoryLink[Any, Any]) -> None:
+    def __init__(self, link: Link[Any, Any]) -> None:
         self.link = link
         self.frames: list[ProposalFrame] = []
 

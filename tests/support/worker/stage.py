@@ -10,7 +10,7 @@ from typing import Any
 from cluster.config.schema import Config, CoordinatorConfig
 from cluster.draft.base import Drafter
 from cluster.messages import HEARTBEAT_S, Open, StepFrame, VerdictFrame, WorkerDescription
-from cluster.rpc.link import MemoryLink, memory_pair
+from cluster.rpc.link import Link, memory_pair
 from cluster.worker.residents import Residents
 from cluster.worker.target import TargetWorker
 from cluster.worker.verifier import Prepare, Verifier
@@ -26,7 +26,7 @@ _ACKNOWLEDGED_EVERY = 16
 class Peer(Told):
     """A coordinator.  It reads where it waits for something, and says what it has read."""
 
-    def __init__(self, link: MemoryLink[Any, Any]) -> None:
+    def __init__(self, link: Link[Any, Any]) -> None:
         super().__init__()
         self.link = link
         self.serial = 0
