@@ -24,7 +24,7 @@ def _info(caplog: pytest.LogCaptureFixture) -> None:
 
 def series(now: float, *targets: Load) -> Series:
     present = Present(Config(), Recorder(), lambda: now)
-    present.seats = {str(number): SimpleNamespace(load=each) for number, each in enumerate(targets)}
+    present.seats = dict(enumerate(SimpleNamespace(load=each) for each in targets))
     return Series(present)
 
 

@@ -14,14 +14,25 @@ from tests.support.coordinator.house import session
 
 NONE = frozenset()
 BOTH = frozenset("ab")
-NOTHING: dict[str, Any] = {
-    "is_enabled": True,
-    "names": BOTH,
-    "refused": NONE,
-    "usable": NONE,
-    "seen": NONE,
-    "uptime_s": 0.0,
-}
+WHYS = (PlainWhy.GUARD, PlainWhy.NOT_WORTH_IT, PlainWhy.NO_DRAFTS)
+
+
+def said(
+    names: Any = BOTH,
+    refused: Any = NONE,
+    usable: Any = NONE,
+    seen: Any = NONE,
+    uptime_s: float = 0.0,
+    steps: Any = (),
+    most: int = 8,
+) -> str:
+    """What is said of a request that these drafters may serve, with at most so many drafts."""
+    asked = session(speculation=SpeculationOptions(drafters=tuple(names)))
+    asked.text.max_draft_tokens = most
+    asked.plain_steps.update({PlainWhy.NONE: 100, **dict(zip(WHYS, steps, strict=False))})
+    present = SimpleNamespace(config=Config(), refused=dict.fromkeys(refused))
+    pool = SimpleNamespace(usable=lambda: usable, seen=seen)
+    return idle_reason(asked, present, pool, uptime_s)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +45,7 @@ NOTHING: dict[str, Any] = {
         ({"uptime_s": 180.0}, "drafters_down"),
         ({"seen": {"a"}, "refused": {"b"}}, "drafters_down"),
         ({"usable": {"another"}, "seen": {"another"}}, "warming_up"),
-        ({"usable": BOTH, "is_enabled": False}, "disabled"),
+        ({"usable": BOTH, "most": 0}, "disabled"),
         ({"usable": {"a"}}, "too_short"),
         ({"usable": {"a"}, "steps": (5, 1, 2)}, "paused"),
         ({"usable": {"a"}, "steps": (1, 5, 2)}, "not_worth_it"),
@@ -42,15 +53,7 @@ NOTHING: dict[str, Any] = {
     ],
 )
 def test_of_several_reasons_the_one_of_most_steps_is_said(known: dict[str, Any], expected: str):
-    whys = (PlainWhy.GUARD, PlainWhy.NOT_WORTH_IT, PlainWhy.NO_DRAFTS)
-    counts = dict(zip(whys, known.get("steps", ()), strict=False))
-    given = SimpleNamespace(**NOTHING | known)
-    asked = session(speculation=SpeculationOptions(drafters=tuple(given.names)))
-    asked.text.max_draft_tokens = 8 * given.is_enabled
-    asked.plain_steps.update({PlainWhy.NONE: 100, **counts})
-    present = SimpleNamespace(config=Config(), refused=dict.fromkeys(given.refused))
-    pool = SimpleNamespace(usable=lambda: given.usable, seen=given.seen)
-    assert idle_reason(asked, present, pool, given.uptime_s) == expected
+    assert said(**known) == expected
 
 
 def test_every_reason_has_a_meaning_of_its_own():

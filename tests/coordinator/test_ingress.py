@@ -93,10 +93,7 @@ async def test_an_id_sent_twice_or_a_refused_request_does_not_end_the_first_one(
 class Talkative:
     """Takes every request, and says more of it than anybody reads."""
 
-    adapters = None
-
-    def __init__(self) -> None:
-        self.sessions, self.ingresses = set(), set()
+    adapters, sessions, ingresses = None, set(), set()
 
     def open(self, session_id: str, request: Request, deliver: Deliver) -> None:
         self.sessions.add(session_id)

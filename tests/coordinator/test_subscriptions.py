@@ -11,13 +11,11 @@ from tests.support.coordinator.house import session
 ADAPTIVE, FIXED = CoordinatorConfig(), CoordinatorConfig(budget="fixed")
 
 
-def subscription(
-    num_unused: int = 0, model_hash: str = "", max_draft_tokens: int = 8
-) -> Subscription:
-    own, described = session(), SimpleNamespace(model_hash=model_hash)
-    own.text.max_draft_tokens = max_draft_tokens
-    replica = SimpleNamespace(name="a", description=described)
-    return Subscription(own, replica, num_unused=num_unused)
+def subscription(model_hash: str = "", **fields: int) -> Subscription:
+    own = session()
+    own.text.max_draft_tokens = 8
+    replica = SimpleNamespace(name="a", description=SimpleNamespace(model_hash=model_hash))
+    return Subscription(own, replica, **fields)
 
 
 @pytest.mark.parametrize(
@@ -28,14 +26,15 @@ def test_drafters_hear_of_every_step_while_theirs_are_verified_and_of_fewer_else
     num_texts: int, is_shared: bool, lag: int, most: int
 ):
     for num_unused, expected in ((0, 1), (7, 1), (8, lag), (208, most)):
-        own = subscription(num_unused)
+        own = subscription(num_unused=num_unused)
         assert own.commit_lag(ADAPTIVE, num_texts, is_shared=is_shared) == expected
     assert own.commit_lag(FIXED, num_texts, is_shared=is_shared) == 1
 
 
 def test_look_ups_are_asked_for_less_of_each_text_in_a_crowd_and_models_are_not():
-    own, model = subscription(), subscription(model_hash="1")
+    own, model = subscription(), subscription("1")
     assert [own.nodes_to_ask(ADAPTIVE, count) for count in (1, 16, 10_000)] == [64, 32, 1]
     assert model.nodes_to_ask(ADAPTIVE, 10_000) == own.nodes_to_ask(FIXED, 10_000) == 64
-    for each in ("", "1"):
-        assert subscription(model_hash=each, max_draft_tokens=0).nodes_to_ask(ADAPTIVE, 1) == 0
+    for each in (own, model):
+        each.session.text.max_draft_tokens = 0
+        assert each.nodes_to_ask(ADAPTIVE, 1) == 0
