@@ -12,16 +12,15 @@ from cluster.core import SpeculationOptions
 from cluster.requests.fields import PlainWhy
 from tests.support.coordinator.house import session
 
-NONE = frozenset()
-BOTH = frozenset("ab")
+BOTH = set("ab")
 WHYS = (PlainWhy.GUARD, PlainWhy.NOT_WORTH_IT, PlainWhy.NO_DRAFTS)
 
 
 def said(
     names: Any = BOTH,
-    refused: Any = NONE,
-    usable: Any = NONE,
-    seen: Any = NONE,
+    refused: Any = (),
+    usable: Any = (),
+    seen: Any = (),
     uptime_s: float = 0.0,
     steps: Any = (),
     most: int = 8,
@@ -38,7 +37,7 @@ def said(
 @pytest.mark.parametrize(
     ("known", "expected"),
     [
-        ({"names": NONE}, "no_drafter_for_model"),
+        ({"names": ()}, "no_drafter_for_model"),
         ({"refused": BOTH}, "no_drafter_for_model"),
         ({"refused": {"a"}}, "warming_up"),
         ({"uptime_s": 60.0}, "warming_up"),

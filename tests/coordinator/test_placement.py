@@ -42,19 +42,12 @@ def filled(name: str, *texts: Session, num_seats: int = 8) -> TargetSeat:
     return found
 
 
-def held_by(seat: TargetSeat, text: Session) -> None:
-    """The target has had that text."""
-    seat.open(text)
-    seat.ended(text)
-
-
 LONG = list(range(1, 33))  # eight pages
 
 
 def test_a_text_goes_where_most_of_its_prompt_is_held():
-    seats = [seat("a"), seat("b"), seat("c")]
-    held_by(seats[1], text(LONG[:24]))
-    held_by(seats[2], text([*LONG[:16], 77, 77, 77, 77]))
+    own, other = text(LONG[:24]), text([*LONG[:16], 77, 77, 77, 77])
+    seats = [seat("a"), filled("b", own), filled("c", other)]
     asked = text([*LONG[:30], 88, 88])
     assert [each.num_held(asked) for each in seats] == [0, 24, 16]
     assert choose_seat(asked, seats) is seats[1]
@@ -62,15 +55,14 @@ def test_a_text_goes_where_most_of_its_prompt_is_held():
 
 def test_less_than_half_of_a_prompt_is_no_reason_to_crowd_a_target():
     holder, empty = filled("holder", text()), seat("empty")
-    held_by(holder, text(LONG[:12]))
+    holder.open(text(LONG[:12]))
     assert choose_seat(text(LONG), [holder, empty]) is empty
-    held_by(holder, text(LONG[:16]))
+    holder.open(text(LONG[:16]))
     assert choose_seat(text(LONG), [holder, empty]) is holder
 
 
 def test_a_prefix_of_another_tenant_or_adapter_is_none():
-    held = seat("held")
-    held_by(held, text(LONG, tenant=b"one"))
+    held = filled("held", text(LONG, tenant=b"one"))
     assert held.num_held(text(LONG, tenant=b"one")) == len(LONG)
     assert held.num_held(text(LONG, tenant=b"other")) == 0
     assert held.num_held(text(LONG, tenant=b"one", adapter="sql@1")) == 0
@@ -105,8 +97,7 @@ def test_no_preference_piles_texts_up_at_one_of_the_targets():
 
 
 def test_a_full_target_gets_nothing_and_one_that_failed_the_text_only_at_need():
-    full, other = filled("full", text(), text(), num_seats=2), seat("other", 2)
-    held_by(full, text(LONG))
+    full, other = filled("full", text(LONG), text(), num_seats=2), seat("other", 2)
     asked = text(LONG)
     assert choose_seat(asked, [full, other]) is other
     assert choose_seat(asked, [full]) is None
@@ -120,9 +111,9 @@ def test_a_full_target_gets_nothing_and_one_that_failed_the_text_only_at_need():
 def test_no_more_is_remembered_than_the_target_has_pages():
     small = seat("small")
     small.note_load(Load(seats=8, pages_total=5))
-    held_by(small, text(LONG))
+    small.open(text(LONG))
     # Its end is forgotten first, for nobody could use that without the beginning.
     assert small.num_held(text(LONG)) == 5 * PAGE
-    held_by(small, text([9] * 12))
+    small.open(text([9] * 12))
     assert small.num_held(text([9] * 12)) == 3 * PAGE
     assert small.num_held(text(LONG)) == 2 * PAGE

@@ -192,7 +192,7 @@ def test_an_audit_draws_anew_where_its_verdict_has_tokens(redraw: Redraw, *, is_
 async def test_a_target_that_says_that_it_is_full_has_no_room_until_it_says_more():
     async with at_work() as stage:
         asking = stage.begin()
-        (seat,) = stage.coordinator._present.seats.values()
+        seat = stage.seat
         await stage.settle(1)  # it has a place; its target has not taken it
         (text,) = seat.sessions.values()
         full = Refusal(text.id, text.generation, CapacityError.code, "full")
@@ -208,7 +208,7 @@ async def test_a_lost_target_holds_no_text_and_nothing_that_it_said_before_count
     async with at_work(ToyTarget(is_held=True)) as stage:
         events = []
         stage.coordinator._table.open("r", request(), events.append)
-        (seat,) = stage.coordinator._present.seats.values()
+        seat = stage.seat
         (text,) = seat.sessions.values()
         late = TextVerdict(text.id, text.generation, 3, token_array([3]), NO_SOURCES)
         stage.coordinator.remove_target(seat.id)

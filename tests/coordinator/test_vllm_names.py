@@ -57,7 +57,7 @@ async def test_a_finished_request_is_told_with_its_phases():
 
 async def test_the_moment_has_its_pages_and_its_adapters():
     async with at_work(ToyTarget(is_held=True), max_running_sequences=2) as stage:
-        (seat,) = stage.coordinator._present.seats.values()
+        seat = stage.seat
         seat.note_load(Load(pages_in_use=3, pages_total=12))
         assert stage.value("vllm:kv_cache_usage_perc") == 0.25
         cache = {"block_size": "16", "num_gpu_blocks": "12", "enable_prefix_caching": "True"}
@@ -78,7 +78,7 @@ async def test_a_step_is_told_whole_and_one_that_reads_or_has_no_times_is_none_o
     others = {"num_prefill_tokens": 5, "num_prompt_tokens": 6, "num_sequences": 0, "period_s": 0.0}
     wrong = [("step_time_s", time_s) for time_s in (math.nan, math.inf, -1.0)]
     async with at_work() as stage:
-        (seat,) = stage.coordinator._present.seats.values()
+        seat = stage.seat
         for name, value in (("num_nodes", 9), ("num_nodes", 3), *others.items(), *wrong):
             report = replace(step, **{"num_preempted": 1, name: value})
             stage.coordinator._targets._take_report(seat, report)

@@ -123,6 +123,12 @@ class House:
     def status(self) -> dict[str, Any]:
         return self.coordinator.status()
 
+    @property
+    def seat(self) -> Any:
+        """Of the only target."""
+        (found,) = self.coordinator._present.seats.values()
+        return found
+
     def target_ids(self) -> list[str]:
         return [each["id"] for each in self.status()["targets"]]
 
