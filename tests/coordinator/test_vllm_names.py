@@ -3,11 +3,12 @@ compute with, which is told for as long as their workers are there."""
 
 import dataclasses
 import math
+import time
 from dataclasses import replace
 
 import pytest
 
-from cluster.messages import AdapterList, Load, StepReport, VerdictFrame
+from cluster.messages import AdapterList, Load, ProposalFrame, StepReport, VerdictFrame
 from cluster.models.engine_state import EngineState
 from tests.support.coordinator.house import GREEDY, at_work, house, request, text_of
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain
@@ -68,6 +69,24 @@ async def test_the_moment_has_its_pages_and_its_adapters():
         for name in ("", "sql@12ab", "nl@34cd"):
             stage.coordinator._table.open(name, request(adapter=name), lambda event: None)
         assert stage.value("vllm:lora_requests_info", **named) > 0
+
+
+async def test_the_moment_has_its_drafters_and_the_age_of_the_oldest():
+    async with at_work() as stage:
+        for age_s in (1e6, 2e6):
+            written_at = time.time() - age_s
+            stage.add_drafter(ToyDrafter("a", oracle_chain()), f"r{age_s}", written_at=written_at)
+        first, _ = stage.coordinator._pool
+        first.note_held(ProposalFrame(num_requests=3, pages_in_use=1, pages_total=4))
+        for series, expected in {
+            "drafter_up": 2,
+            "drafter_age_seconds": pytest.approx(2e6, abs=100.0),
+            "drafter_requests": 3,
+            "kv_pages_in_use": 1,
+            "kv_pages": 4,
+        }.items():
+            labels = {"role": "drafter"} if "kv" in series else {"drafter": "a"}
+            assert stage.value(f"drafthouse_{series}", **labels) == expected, series
 
 
 async def test_a_step_is_told_whole_and_one_that_reads_or_has_no_times_is_none_of_decoding(

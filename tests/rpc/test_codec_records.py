@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from cluster.client.generated import common_pb2
 from cluster.core import TokenArray, TokenEvent
+from cluster.errors import ProtocolError
 from cluster.messages import Open, WorkerDescription
 from cluster.requests.fields import DraftStep
 from cluster.rpc.codec import PARTS
@@ -79,6 +80,8 @@ def test_an_absent_field_has_the_default_and_a_zero_is_not_absent():
     assert codec.decode(common_pb2.BeamSearch(num_beams=3)) == Held(3, 2.5)
     assert codec.decode(common_pb2.BeamSearch(length_penalty=0.0)).length_penalty == 0.0
     assert codec.encode(Held(3, 0.0)).HasField("length_penalty")
+    with pytest.raises(ProtocolError, match="params is absent"):
+        record_codec(Open, target_pb2.Open, PARTS).decode(target_pb2.Open())
 
 
 def test_a_field_by_hand_is_written_by_its_own_function_or_not_at_all():

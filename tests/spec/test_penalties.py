@@ -111,6 +111,8 @@ def test_everything_is_kept_on_the_logits_device_in_single_precision():
     penalise(logits, [PenalisedRows(0, counts, SamplingParams(presence_penalty=1.0), tree)])
     bias.apply(logits)
     ban(logits, token_array([0]), torch.tensor([1], device=meta))
+    cutoffs = sorted_cutoffs(logits, RowLaws.of([SamplingParams(top_p=0.9)] * 2, meta))
+    assert (cutoffs.device, cutoffs.shape) == (meta, (2,))
 
 
 # Sampling numbers at the edges of their type: float32 logits keep a law, whatever they are.
