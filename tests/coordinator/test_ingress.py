@@ -52,12 +52,14 @@ async def test_a_cancelled_request_is_freed_and_others_go_on():
     target = ToyTarget()
     async with at_work(target, drafters=()) as stage:
         link = connect(stage)
-        await link.send(SubmitFrame((request(params=LONG, id="x"), request(id="y"))))
+        long = (request(params=LONG, id=name) for name in "xz")
+        await link.send(SubmitFrame((*long, request(id="y"))))
         await target.wait_for_steps(4)
-        await link.send(SubmitFrame((), ("x", "unknown")))
-        events = await read(link, "x", "y")
+        await link.send(SubmitFrame((), ("x", "unknown"), ("z",)))
+        events = await read(link, "x", "y", "z")
         await stage.settle(60)
         assert events["x"][-1].finish_reason is FinishReason.CANCELLED
+        assert events["z"][-1].finish_reason is FinishReason.STOP
         assert text_of(events["y"]) == PLAIN
         assert target.contexts == {}
 

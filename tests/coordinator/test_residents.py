@@ -101,19 +101,19 @@ async def test_the_residents_of_a_target_that_is_gone_are_gone_as_well():
         assert stage.status()["refused"] == {}
 
 
+@pytest.mark.parametrize(("kind", "count"), [("mine:Own", 1), ("prompt_lookup", 0)])
 async def test_a_drafter_of_the_pool_on_the_targets_cores_is_warned_of_once(
-    caplog: pytest.LogCaptureFixture,
+    kind: str, count: int, caplog: pytest.LogCaptureFixture
 ):
     async with at_work(
-        ToyTarget(devices=("host/cpu0",)), drafters=("shared", "apart"), kind="mine:Own"
+        ToyTarget(devices=("host/cpu0",)), drafters=("shared", "apart"), kind=kind
     ) as stage:
         for replica in ("r0", "r1"):
             stage.add_drafter(ToyDrafter("shared", oracle_chain(), devices=("host/cpu0",)), replica)
         stage.add_drafter(ToyDrafter("apart", oracle_chain(), devices=("host/cpu1",)))
         stage.add_target(ToyTarget(devices=("host/cpu0",)), "target-1")
-    warned = [record.message for record in caplog.records if "shares" in record.message]
-    assert len(warned) == 1
-    assert "name=shared" in warned[0]
+    warned = [line for line in caplog.messages if "shares" in line]
+    assert len(warned) == count == sum("name=shared" in line for line in warned)
 
 
 @pytest.mark.parametrize(

@@ -87,16 +87,20 @@ def test_a_step_beside_which_residents_drafted_is_no_plain_one():
     assert steps.num_recorded == 0
     played.controller.learn(Round([played.text], [1], 0, STEP_S))
     assert steps.num_recorded == 1
+    for _ in range(400):
+        played.controller.learn(Round([played.text], [1], 0, STEP_S))
+    guard = played.controller.target.loads[False, 1].guard
+    assert guard.max_extra_s(STEP_S) == pytest.approx(guard.slack_steps * STEP_S)
 
 
 def test_what_models_read_first_is_no_drafting_and_counts_where_they_are_tried():
     played = Played()
     target = played.controller.target
-    for time_s in (0.002, 0.052):
+    for time_s in (0.002, 0.052, 0.072):
         turn = DraftTime(1, 4, "lm", False, time_s, num_read=int(time_s > 0.01))
         played.controller.learn(Round([played.text], [1], 0, STEP_S, time_s, [turn]))
     assert target.drafting["lm"].times.num_recorded == 1
-    assert target.drafting["lm"].read_s == pytest.approx(0.050)
+    assert target.drafting["lm"].read_s == pytest.approx(0.060)
 
 
 def reading_tries(*, read_s: float) -> int:
@@ -190,6 +194,18 @@ def test_what_brings_less_than_a_hundredth_of_a_plain_step_is_not_verified():
         values = np.array([survival], np.float32)
         played.text.held["lm"] = HeldTree(1, 1, TokenTree.chain([1]), values, is_resident=True)
         assert played.plan().why is why
+
+
+def test_a_token_of_a_text_that_is_fast_already_counts_for_less():
+    played = Played()
+    played.texts.append(text_of("fast"))
+    played.texts[1].tokens_per_step = 4.0
+    values = np.array([0.3], np.float32)
+    for text in played.texts:
+        text.held["lm"] = HeldTree(1, 1, TokenTree.chain([1]), values, is_resident=True)
+    # Beside so many rows each further one takes time.
+    plan = played.controller.plan(played.texts, [9, 9], None, Moment(0.0, prompt_rows=16))
+    assert [len(each.tree) for each in plan.in_flight] == [1, 0]
 
 
 def test_residents_that_are_wrong_cost_a_small_share_and_are_still_scored():

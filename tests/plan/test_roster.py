@@ -147,6 +147,11 @@ def test_roles_in_each_phase(phase: str, in_sample: tuple[str, str], elsewhere: 
     assert roles(own, text(0.5)) == elsewhere
 
 
+def test_one_that_is_configured_as_a_shadow_is_one_in_every_text():
+    shadow = DrafterConfig(kind="suffix", shadow=True)
+    assert roles(Roster(Config(drafters={"new": shadow})), text(0.9)) == ("shadow", "serves")
+
+
 def active() -> Roster:
     own = roster()
     own.restore({"new@one": learned("active", 7, 1.0)})

@@ -132,28 +132,6 @@ def test_of_too_many_tasks_the_oldest_is_forgotten(monkeypatch: pytest.MonkeyPat
     assert [task for _, task, *_ in model.export()] == [None, "poems", "prose"]
 
 
-def test_a_shadow_is_worth_what_steps_with_its_drafts_bring():
-    """It is looked at at every token, and many in a row see the same copied passage come true."""
-    generator = np.random.default_rng(1)
-    copied = np.repeat(generator.random(200) < 0.3, 20)  # passages of 20 tokens
-    text = np.arange(len(copied)) % 50
-    model, next_steps, found = AcceptanceModel(), first_steps(), []
-    for place in range(len(text) - 9):
-        ahead = copied[place : place + 8]
-        right = 8 if ahead.all() else int(np.argmin(ahead))
-        chain = [int(token) for token in text[place : place + right]] + [99] * (8 - right)
-        claimed = (0.9 ** np.arange(1, 9)).astype(np.float32)
-        seen = Seen("shadow", GROUP, place, TokenTree.chain(chain), claimed)
-        model.learn([Fate(seen, token_array(text[place : place + 8].tolist()), next_steps)])
-        found.append(right)
-    place = num_steps = 0
-    while place < len(found):
-        place, num_steps = place + found[place] + 1, num_steps + 1
-    brought = len(found) / num_steps
-    assert 1.0 + accepted(model.score("shadow", GROUP), 8) == pytest.approx(brought, rel=0.05)
-    assert 1.0 + np.mean(found) > 1.3 * brought
-
-
 def test_the_table_is_json_where_no_step_would_have_begun_at_a_tree():
     model = AcceptanceModel()
     model.learn([replace(fate(5, 7), next_steps=first_steps() + 1)])

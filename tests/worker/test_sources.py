@@ -95,21 +95,6 @@ async def test_each_node_counts_for_all_that_proposed_it_and_is_credited_to_the_
     assert (verdict.owners, verdict.credited) == (owners, credited)
 
 
-async def test_a_shadow_is_asked_and_never_verified():
-    shadow, served = GreedyOracle(4), GreedyOracle(2, "b")
-    residents = [resident(shadow), resident(served, "b")]
-    config = Config(drafters={"a": DrafterConfig(kind="suffix", shadow=True)})
-    async with steps(residents=residents, roster=Roster(config)) as target:
-        desk = await begun(target)
-        verdict = await next_verdict(target, desk)
-        await target.run()
-        scored = {row["drafter"] for row in target.controller.acceptance.table()}
-    assert shadow.tasks
-    assert (verdict.num_nodes, verdict.sources.tolist()) == (2, [B, B])
-    assert sum(each.verified[2] for each in desk.verdicts["r"] if each.verified) == 0
-    assert scored >= {"a", "b"}
-
-
 async def test_a_step_with_no_drafts_at_hand_says_so_and_the_next_goes_on():
     oracle, whys = GreedyOracle(2), []
     async with steps(residents=[resident(oracle)]) as target:

@@ -62,24 +62,6 @@ async def test_a_step_whose_rows_are_asked_for_more_than_draws_lets_none_run_ahe
     assert desk.target.engine.num_ahead == num_ahead
 
 
-@LAWS
-async def test_texts_that_come_and_go_run_together_and_none_changes_another(
-    params: SamplingParams,
-):
-    async with steps() as target:
-        desks = [target.connect(), target.connect()]
-        prompts = [[number, 5, number] for number in range(8)]
-        own = [replace(params, max_tokens=5 + 3 * number) for number in range(8)]
-        for number in range(8):
-            desks[number % 2].post(opened(f"r{number}", prompts[number], own[number]))
-            await target.turn()
-        await target.run()
-    for number in range(8):
-        text = plain(prompts[number], own[number])
-        assert desks[number % 2].text(f"r{number}") == text
-    assert not set(desks[0].verdicts) & set(desks[1].verdicts)
-
-
 async def test_a_text_that_comes_while_a_step_runs_ahead_joins_the_one_behind_it():
     async with desk_of(opened()) as desk:
         for _ in range(3):
