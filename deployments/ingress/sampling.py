@@ -60,7 +60,6 @@ StopTexts = Annotated[
     up_to("config.ingress.max_stop_strings"),
 ]
 OF_MODEL = "a name that /v1/models lists"
-OF_NO_MODEL = f"{OF_MODEL}; where one model is served, a lenient server needs none"
 OF_TOKENS = "output tokens, at most"
 OF_STOP = "the text ends before the first of these strings"
 
@@ -68,7 +67,9 @@ OF_STOP = "the text ends before the first of these strings"
 class Named(Body):
     """What names the model."""
 
-    model: ModelName = supported(OF_NO_MODEL, "")
+    model: ModelName = supported(
+        f"{OF_MODEL}; where one model is served, a lenient server needs none", ""
+    )
 
     def check(self, limits: Limits) -> None:
         super().check(limits)

@@ -20,7 +20,6 @@ from cluster.config.schema import IngressConfig
 from cluster.errors import TooLargeError, TooSlowError, UnsupportedCodingError
 from deployments.ingress.api.messages import error_body as messages_error
 from deployments.ingress.body import error_response, hidden, read_object
-from deployments.ingress.spec import Limits
 from tests.deployments.test_openai_request import CONFIG, LIMITS
 from tests.support.errors import request_error
 
@@ -67,7 +66,7 @@ async def test_a_body_with_a_too_large_content_length_is_refused_unread():
 
 
 async def test_a_large_body_is_parsed_and_checked_in_another_thread():
-    def thread(values: dict[str, Any], limits: Limits) -> threading.Thread:
+    def thread(*asked: Any) -> threading.Thread:
         return threading.current_thread()
 
     assert await read_object(request(b"{}"), LIMITS, thread) is threading.main_thread()

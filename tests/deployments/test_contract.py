@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,8 @@ from deployments.ingress.api.pages import ENDPOINTS, body_schema, openapi
 from deployments.ingress.api.response_request import Response
 from deployments.ingress.choice import combined
 from deployments.ingress.openai_request import Chat, CompletionBody, Detokenize, Tokenize
-from deployments.ingress.spec import Limits
+from deployments.ingress.sampling import Sampling
+from deployments.ingress.tools import ToolUse
 from deployments.ingress.wording import Rule, Status, resolved, warning_header
 from docs.tools import api
 from docs.tools.fields import rules_of
@@ -35,25 +36,16 @@ from tests.deployments.test_openai_request import (
 )
 from tests.support.deployments.api import Json
 
-
-def parse_for_prompt(body: Any) -> Callable[..., Any]:
-    def parse(values: Mapping[str, Any], limits: Limits) -> Any:
-        asked = body.read(values, limits)
-        asked.prompt_of(limits)
-        return asked
-
-    return parse
-
-
-# A body that each endpoint serves, and its parser.
-PARSERS = {
-    CompletionBody: (completion(), CompletionBody.parse),
-    Chat: (chat(), Chat.parse),
-    Tokenize: ({"prompt": "x"}, parse_for_prompt(Tokenize)),
-    Response: ({"model": "demo", "input": "x"}, Response.parse),
-    AnthropicMessages: (chat(max_tokens=1), AnthropicMessages.parse),
-    Counted: (chat(), parse_for_prompt(Counted)),
-    Detokenize: ({"tokens": [1]}, Detokenize.read),
+Endpoint = type[Body]
+# A body that each endpoint serves.
+GOOD: dict[Endpoint, Json] = {
+    CompletionBody: completion(),
+    Chat: chat(),
+    Tokenize: {"prompt": "x"},
+    Response: {"model": "demo", "input": "x"},
+    AnthropicMessages: chat(max_tokens=1),
+    Counted: chat(),
+    Detokenize: {"tokens": [1]},
 }
 # What a field needs beside it.
 NEEDS = {
@@ -75,11 +67,11 @@ def rules(status: Status) -> list[Any]:
     return [each for each in ALL_RULES if each.values[1].status is status]
 
 
-def body_with(endpoint: type[Body], name: str, value: Any) -> Json:
+def body_with(endpoint: Endpoint, name: str, value: Any) -> Json:
     """A good body with `value` at the path `name`."""
     needed = copy.deepcopy(NEEDS.get(name.partition(".")[0], {}))
     usable = {key: value for key, value in needed.items() if key in endpoint.rules()}
-    body = {**PARSERS[endpoint][0], **usable}
+    body = {**GOOD[endpoint], **usable}
     if name.startswith("messages"):
         body.pop("prompt", None)
     place, (*above, last) = body, name.replace("[]", "").split(".")
@@ -93,8 +85,13 @@ def body_with(endpoint: type[Body], name: str, value: Any) -> Json:
     return body
 
 
-def parse(endpoint: type[Body], body: Mapping[str, Any], limits: Any = LIMITS) -> Any:
-    return PARSERS[endpoint][1](body, limits)
+def parse(endpoint: Any, body: Mapping[str, Any], limits: Any = LIMITS) -> Any:
+    if issubclass(endpoint, Sampling):
+        return endpoint.parse(body, limits)
+    asked = endpoint.read(body, limits)
+    if issubclass(endpoint, ToolUse):
+        asked.prompt_of(limits)
+    return asked
 
 
 def shown(name: str) -> str:
@@ -109,7 +106,7 @@ def test_a_field_that_a_new_version_adds_is_reported(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(("endpoint", "rule"), rules(Status.REFUSED))
-def test_a_refused_field_is_refused_by_name_however_lenient(endpoint: type[Body], rule: Rule):
+def test_a_refused_field_is_refused_by_name_however_lenient(endpoint: Endpoint, rule: Rule):
     for limits in (LIMITS, LENIENT):
         for value in (None, *rule.harmless):
             parse(endpoint, body_with(endpoint, rule.name, value), limits)
@@ -120,7 +117,7 @@ def test_a_refused_field_is_refused_by_name_however_lenient(endpoint: type[Body]
 
 @pytest.mark.parametrize(("endpoint", "rule"), [*rules(Status.IGNORED), *rules(Status.UNNEEDED)])
 def test_a_field_that_changes_nothing_is_ignored_and_named_or_refused_by_a_strict_server(
-    endpoint: type[Body], rule: Rule
+    endpoint: Endpoint, rule: Rule
 ):
     body, is_ignored = body_with(endpoint, rule.name, "anything"), rule.status is Status.IGNORED
     assert parse(endpoint, body, LIMITS if is_ignored else LENIENT).ignored == (rule.name,)
@@ -165,22 +162,22 @@ def test_the_warning_holds_no_more_of_a_name_than_a_header_may():
     ("endpoint", "rule"),
     [each for each in ALL_RULES if each.values[1].is_required],
 )
-def test_a_required_field_is_missed_by_name(endpoint: type[Body], rule: Rule):
+def test_a_required_field_is_missed_by_name(endpoint: Endpoint, rule: Rule):
     body = body_with(endpoint, rule.name, None)
     assert refused(parse, endpoint, body).param == shown(rule.name)
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: endpoint.path)
-def test_the_required_fields_suffice(endpoint: type[Body]):
+def test_the_required_fields_suffice(endpoint: Endpoint):
     needed = {rule.name for rule in rules_of(endpoint) if rule.is_required} | {
         "prompt"
     }  # or messages
-    parse(endpoint, {k: v for k, v in PARSERS[endpoint][0].items() if k in needed}, LENIENT)
+    parse(endpoint, {k: v for k, v in GOOD[endpoint].items() if k in needed}, LENIENT)
 
 
-@pytest.mark.parametrize("endpoint", [one for one in ENDPOINTS if "model" in PARSERS[one][0]])
-def test_a_body_needs_no_model_where_one_is_served(endpoint: type[Body]):
-    body = {key: value for key, value in PARSERS[endpoint][0].items() if key != "model"}
+@pytest.mark.parametrize("endpoint", [one for one in ENDPOINTS if "model" in GOOD[one]])
+def test_a_body_needs_no_model_where_one_is_served(endpoint: Endpoint):
+    body = {key: value for key, value in GOOD[endpoint].items() if key != "model"}
     other = replace(CONFIG, api=ApiConfig(served_model_names=("other",)))
     named = parse(endpoint, body, replace(LENIENT, config=other))
     assert getattr(named, "model", "demo") == "demo"
@@ -212,7 +209,7 @@ def bounds(schema: Mapping[str, Any]) -> Iterator[tuple[Any, bool]]:
 
 
 @pytest.mark.parametrize(("endpoint", "rule"), rules(Status.SUPPORTED))
-def test_the_parser_and_the_schema_draw_the_same_bounds(endpoint: type[Body], rule: Rule):
+def test_the_parser_and_the_schema_draw_the_same_bounds(endpoint: Endpoint, rule: Rule):
     whole = jsonschema.Draft202012Validator(body_schema(endpoint, LIMITS))
     for value, is_good in bounds(rule.schema or {}):
         body = body_with(endpoint, rule.name, value)

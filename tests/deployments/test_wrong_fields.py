@@ -18,12 +18,11 @@ from cluster.errors import NotFoundError, RequestError
 from cluster.requests.fields import GrammarSpec
 from cluster.text.dialect import Dialect
 from cluster.text.tool_calls.registry import FORMATS
-from deployments.ingress.api.contract import Body
 from deployments.ingress.api.messages import AnthropicMessages
 from deployments.ingress.body import parse_body
 from deployments.ingress.grpc_request import to_spec
 from deployments.ingress.openai_request import Chat, CompletionBody
-from tests.deployments.test_contract import PARSERS, parse
+from tests.deployments.test_contract import GOOD, Endpoint, parse
 from tests.deployments.test_openai_request import LENIENT as PLAIN
 from tests.deployments.test_openai_request import LIMITS, chat, completion, refused
 from tests.deployments.test_tools import SERVED
@@ -31,7 +30,7 @@ from tests.support.choices import by_day
 from tests.support.deployments.api import MODEL, Json
 
 BODIES = yaml.safe_load(Path(__file__).with_name("bodies.yaml").read_text("utf-8"))
-ENDPOINTS = {endpoint.path: endpoint for endpoint in PARSERS}
+ENDPOINTS = {endpoint.path: endpoint for endpoint in GOOD}
 STRICT = replace(LIMITS, dialect=Dialect(FORMATS["hermes"], template="{{ tools }}"))
 LENIENT = replace(STRICT, config=PLAIN.config)
 
@@ -44,12 +43,12 @@ def cases(section: str) -> list[Any]:
     ]
 
 
-def with_fields(endpoint: type[Body], fields: Json) -> Json:
-    return {**PARSERS[endpoint][0], **fields}
+def with_fields(endpoint: Endpoint, fields: Json) -> Json:
+    return {**GOOD[endpoint], **fields}
 
 
 @pytest.mark.parametrize(("endpoint", "told", "fields"), cases("refused"))
-def test_an_error_names_the_field_and_the_remedy(endpoint: type[Body], told: str, fields: Json):
+def test_an_error_names_the_field_and_the_remedy(endpoint: Endpoint, told: str, fields: Json):
     """Types and bounds are below, and in test_contract.py."""
     param, *words = told.split(" ... ")
     error = refused(parse, endpoint, with_fields(endpoint, fields), SERVED)
@@ -63,7 +62,7 @@ def test_an_error_names_the_field_and_the_remedy(endpoint: type[Body], told: str
 
 @pytest.mark.parametrize(("endpoint", "names", "fields"), cases("ignored"))
 def test_what_changes_nothing_is_ignored_and_named(
-    endpoint: type[Body], names: list[str], fields: Json
+    endpoint: Endpoint, names: list[str], fields: Json
 ):
     body = with_fields(endpoint, fields)
     assert set(names) <= set(parse(endpoint, body, LENIENT).ignored)
@@ -73,22 +72,20 @@ def test_what_changes_nothing_is_ignored_and_named(
 
 @pytest.mark.parametrize(("endpoint", "param", "fields"), cases("never"))
 def test_what_would_change_the_answer_is_refused_however_lenient(
-    endpoint: type[Body], param: str, fields: Json
+    endpoint: Endpoint, param: str, fields: Json
 ):
     assert refused(parse, endpoint, with_fields(endpoint, fields), LENIENT).param == param
 
 
 @pytest.mark.parametrize(("endpoint", "fields", "parts"), cases("parsed"))
-def test_every_field_reaches_what_is_asked_for(endpoint: type[Body], fields: Json, parts: Json):
+def test_every_field_reaches_what_is_asked_for(endpoint: Endpoint, fields: Json, parts: Json):
     asked = parse(endpoint, with_fields(endpoint, fields), LIMITS)
     found = {path: attrgetter(path)(asked) for path in parts}
     assert json.loads(json.dumps(found)) == parts
 
 
 @pytest.mark.parametrize(("endpoint", "fields", "messages"), cases("conversations"))
-def test_a_conversation_reaches_the_template(
-    endpoint: type[Body], fields: Json, messages: list[Any]
-):
+def test_a_conversation_reaches_the_template(endpoint: Endpoint, fields: Json, messages: list[Any]):
     (prompt,) = parse(endpoint, with_fields(endpoint, fields), LENIENT).spec.prompts
     assert [dict(message) for message in prompt.messages] == messages
 
@@ -213,7 +210,7 @@ def is_near(param: str, path: str) -> bool:
     )
 
 
-def errors(endpoint: type[Body]) -> Iterator[tuple[str, RequestError]]:
+def errors(endpoint: Endpoint) -> Iterator[tuple[str, RequestError]]:
     """What each wrong value at each place is refused with."""
     for number, (path, *_) in enumerate(places(WHOLE[endpoint])):
         for value in WRONG:
@@ -227,7 +224,7 @@ def errors(endpoint: type[Body]) -> Iterator[tuple[str, RequestError]]:
 
 
 @pytest.mark.parametrize("endpoint", WHOLE, ids=lambda endpoint: endpoint.path)
-def test_an_error_names_the_place_that_is_wrong(endpoint: type[Body]):
+def test_an_error_names_the_place_that_is_wrong(endpoint: Endpoint):
     """For some value of each place exactly that, or the list of texts that it is in, or what an
     object lacks: the name of a function."""
     parse(endpoint, WHOLE[endpoint], SERVED)

@@ -82,11 +82,11 @@ class Body(BaseModel):
         found: dict[str, Rule] = {}
         for base in cls.__mro__:
             for attribute in filter(cls.model_fields.get, inspect.get_annotations(base)):
-                declared = cls.model_fields[attribute]
+                declared, name = cls.model_fields[attribute], cls.called(attribute)
                 rule = Rule(
-                    cls.called(attribute),
+                    name,
                     declared.description or "",
-                    plain(schemas[cls.called(attribute)]),
+                    plain(schemas[name]),
                     declared.is_required(),
                     below=_body_in(declared.annotation),
                 )
