@@ -69,11 +69,6 @@ class StructuredOutputs(Body):
         return None
 
 
-def _served(form: NamedSchema) -> Any:
-    """The schema that the answer obeys: of one that is not strict, all that is served."""
-    return lenient(form.schema_) if form.schema_ and not form.strict else form.schema_
-
-
 class NamedSchema(Body):
     name: str | None = supported("of the schema", max_length=64)
     description: str | None = supported("of the schema", max_length=65536)
@@ -82,6 +77,10 @@ class NamedSchema(Body):
     strict: bool = supported(
         "the schema holds either way; true = what is not served of it is refused", False
     )
+
+    def served(self) -> Any:
+        """The schema that the answer obeys: of one that is not strict, all that is served."""
+        return lenient(self.schema_) if self.schema_ and not self.strict else self.schema_
 
 
 class ResponseFormat(Body):
@@ -109,7 +108,7 @@ class ResponseFormat(Body):
     def schema_of(self) -> tuple[str, Any]:
         """Where the schema stands, and the schema as it is held."""
         inner = self.json_schema
-        return ("json_schema", None) if inner is None else ("json_schema.schema", _served(inner))
+        return ("json_schema", None) if inner is None else ("json_schema.schema", inner.served())
 
 
 class FlatFormat(NamedSchema, ResponseFormat):
@@ -119,7 +118,7 @@ class FlatFormat(NamedSchema, ResponseFormat):
     schema_: JsonObject | None = supported("a JSON schema", alias="schema")  # type: ignore[assignment]
 
     def schema_of(self) -> tuple[str, Any]:
-        return "schema", _served(self)
+        return "schema", self.served()
 
 
 # A request's say over drafting: our extension `speculation`.
