@@ -252,11 +252,10 @@ class Generation:
         return [piece for choice in self.choices for piece in choice.take()]
 
     async def _wait_for_last_events(self) -> None:
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError, DrafthouseError):
             async with asyncio.timeout(_LAST_EVENT_PATIENCE_S):
                 while not all(ticket.finished for ticket in self._tickets()):
-                    await self._news.wait()
-                    self._news.clear()
+                    await self._wait()
         self._take()
 
     def close(self) -> None:

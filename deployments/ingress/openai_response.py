@@ -199,7 +199,7 @@ class Answer(Writer):
                 said = {"text": self._echo(index)}
             said |= {"logprobs": None, "finish_reason": None}
             seed = self._generation.prompt_of(index).seed
-            parts.append(self._chunk({"index": index, **said, "seed": seed}))
+            parts.append(self._event([{"index": index, **said, "seed": seed}]))
         return b"".join(parts)
 
     def chunks(self, deltas: Sequence[Delta]) -> bytes:
@@ -211,7 +211,8 @@ class Answer(Writer):
             is_last = self._generation.is_over and delta is deltas[-1]
             tells = is_last and not self._tells_usage
             tail = {"metrics": metrics(self._generation)} if tells else {}
-            parts.append(self._chunk(self._choice(delta.index, [delta], is_whole=False), **tail))
+            choice = self._choice(delta.index, [delta], is_whole=False)
+            parts.append(self._event([choice], **tail))
         return b"".join(parts)
 
     def failing(self, error: DrafthouseError) -> bytes:
@@ -222,13 +223,11 @@ class Answer(Writer):
             return DONE
         return self._event([], **self._told()) + DONE
 
-    def _chunk(self, choice: JsonObject, **more: Any) -> bytes:
-        # As in OpenAI: with include_usage, every chunk but the last has `usage: null`.
-        if self._tells_usage:
-            more["usage"] = usage(self._generation) if self._usage_is_continuous else None
-        return self._event([choice], **more)
-
     def _event(self, choices: Sequence[JsonObject], **more: Any) -> bytes:
+        if self._tells_usage:
+            # As in OpenAI: every chunk but the last has `usage: null`.
+            so_far = usage(self._generation) if self._usage_is_continuous else None
+            more = {"usage": so_far, **more}
         return f"data: {self._written('.chunk', choices, **more)}\n\n".encode()
 
 
