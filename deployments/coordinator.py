@@ -45,8 +45,9 @@ class CoordinatorDeployment(WorkerReplica):
         await self._part.start()
         self._keeping: asyncio.Task[None] | None = None
         await self._listen(config, serve_coordinator, self._part, cpu_use())
-        exporter = Exporter(recorder, self._part.render_metrics)
-        self._exporting = asyncio.create_task(exporter.run_forever())
+        self._exporting = asyncio.create_task(
+            Exporter(recorder, self._part.render_metrics).run_forever()
+        )
         self._target, self._handles = target, drafters
         context = serve.get_replica_context()
         # Ray's own dashboard has rows only for replicas that were called by a handle.
@@ -85,7 +86,7 @@ class CoordinatorDeployment(WorkerReplica):
         self._telling.cancel()
         await learned.end(self._keeping)
         # Texts go on until their ingresses have gone to another coordinator with them.
-        await self._stop_listening()
+        await self._server.stop()
         for led in (self._targets, *(led for _, led in self._pools.values())):
             await led.stop()
         await self._part.stop()

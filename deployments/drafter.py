@@ -139,7 +139,7 @@ class DrafterDeployment(WorkerReplica):
 
     async def __del__(self) -> None:
         if hasattr(self, "_server"):
-            await self._stop_listening()
+            await self._server.stop()
             await asyncio.to_thread(self._worker.stop)
 
 

@@ -163,7 +163,11 @@ class WorkerReplica(Replica):
         statistics: Callable[[], Statistics],
     ) -> None:
         """serve: of `cluster.rpc.server`, for this kind of worker.  statistics: what autoscaling is
-        to know of this replica."""
+        to know of this replica.
+
+        When it ends, `_server.stop` refuses new streams and lets the open ones end: their last
+        frames are on their way, and no more is waited for, because every peer can continue
+        elsewhere."""
         description = worker.describe()
         self._trust = trust_in(config, description.role)
         self._statistics, self._demand = statistics, Demand()
@@ -174,12 +178,6 @@ class WorkerReplica(Replica):
             trust=self._trust,
         )
         self._worker_id = str(description.worker_id)
-
-    async def _stop_listening(self) -> None:
-        """Refuse new streams and let the open ones end."""
-        # A stream's last frames are on their way; more is not waited for, because every peer can
-        # continue elsewhere.
-        await self._server.stop()
 
     async def record_replica_metadata(self) -> dict[str, str]:
         """Serve passes this on to whoever holds a handle."""

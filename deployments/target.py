@@ -41,13 +41,13 @@ class TargetDeployment(WorkerReplica):
         # the state meanwhile.
         load = partial(load_target, config, worker_id=process_id("target"))
         self._worker = await self._ranks.load(load)
-        described = self._worker.describe()
-        self._keeping = learned.keep(self._config, described, "target", self._worker)
+        self._keeping = learned.keep(self._config, self._worker.describe(), "target", self._worker)
         self._worker.start()
         self._exporting = asyncio.create_task(Exporter(self._worker.recorder).run_forever())
         await self._listen(config, serve_target, self._worker, self._worker.statistics)
-        watching = self._ranks.end_with_them(config.coordinator.target_silence_s)
-        self._watching = asyncio.create_task(watching)
+        self._watching = asyncio.create_task(
+            self._ranks.end_with_them(config.coordinator.target_silence_s)
+        )
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Serve calls it after the constructor and when the file's user_config has changed.
@@ -72,7 +72,7 @@ class TargetDeployment(WorkerReplica):
             if hasattr(self, "_watching"):
                 self._watching.cancel()
                 await learned.end(self._keeping)
-                await self._stop_listening()
+                await self._server.stop()
                 await asyncio.to_thread(self._worker.stop)
         finally:
             if hasattr(self, "_ranks"):
