@@ -16,6 +16,7 @@ from cluster.messages import WorkerDescription
 from cluster.metrics.recorder import COORDINATOR, Recorder
 from cluster.plan.autoscaling import WAITING, Statistics
 from cluster.rpc.connections import Connections
+from cluster.rpc.link import end_tasks
 from cluster.rpc.server import serve_coordinator
 from cluster.worker.priority import lower_priority
 from deployments import learned
@@ -43,11 +44,8 @@ class CoordinatorDeployment(WorkerReplica):
         recorder = Recorder(name, COORDINATOR, model_name=config.model_name)
         self._part: Coordinator = Coordinator(config, recorder, worker_id=name)
         await self._part.start()
-        self._keeping: asyncio.Task[None] | None = None
+        self._keeping: list[asyncio.Task[None]] = []
         await self._listen(config, serve_coordinator, self._part, cpu_use())
-        self._exporting = asyncio.create_task(
-            Exporter(recorder, self._part.render_metrics).run_forever()
-        )
         self._target, self._handles = target, drafters
         context = serve.get_replica_context()
         # Ray's own dashboard has rows only for replicas that were called by a handle.
@@ -59,7 +57,11 @@ class CoordinatorDeployment(WorkerReplica):
         # By name and application, with their handles.
         self._pools: dict[tuple[str, str], tuple[Any, Connections[Any]]] = {}
         await self._find_drafters(config)
-        self._telling = asyncio.create_task(tell_forever(name, self._demands))
+        exporter = Exporter(recorder, self._part.render_metrics)
+        self._tasks = [
+            asyncio.create_task(exporter.run_forever()),
+            asyncio.create_task(tell_forever(name, self._demands)),
+        ]
         if await asyncio.to_thread(has_others):
             await self._targets.first_link()
 
@@ -81,16 +83,14 @@ class CoordinatorDeployment(WorkerReplica):
             self._pools[name, application] = handle, self._led(handle, name)
 
     async def __del__(self) -> None:
-        if not hasattr(self, "_telling"):
+        if not hasattr(self, "_tasks"):
             return  # the constructor failed
-        self._telling.cancel()
-        await learned.end(self._keeping)
+        await end_tasks(*self._tasks, *self._keeping)
         # Texts go on until their ingresses have gone to another coordinator with them.
         await self._server.stop()
         for led in (self._targets, *(led for _, led in self._pools.values())):
             await led.stop()
         await self._part.stop()
-        self._exporting.cancel()
 
     def _demands(self) -> list[tuple[Any, Statistics]]:
         """Return what targets and drafters are told of their demand, with their handles."""
@@ -119,6 +119,6 @@ class CoordinatorDeployment(WorkerReplica):
         return led
 
     def _keep_learned(self, target: WorkerDescription) -> None:
-        if self._keeping is None:  # once, whichever target it is
+        if not self._keeping:  # once, whichever target it is
             whose = f"coordinator {serve.get_replica_context().rank.rank}"
             self._keeping = learned.keep(self._config, target, whose, self._part)

@@ -70,13 +70,12 @@ def keep(
     target: WorkerDescription,
     whose: str,
     part: Any,
-) -> asyncio.Task[None] | None:
-    """Begin with what `part` had learned before this start, and keep what it learns.
-
-    None where that is not wanted."""
+) -> list[asyncio.Task[None]]:
+    """Begin with what `part` had learned before this start, and keep what it learns: until the task
+    is cancelled, which writes it once more.  None where that is not wanted."""
     settings = config.coordinator
     if not settings.keep_learned or settings.budget != "adaptive":
-        return None
+        return []
     path = learned_file(config, target, importlib.metadata.version("drafthouse"), whose)
     try:
         part.restore_learned(json.loads(path.read_text("utf-8")))
@@ -84,11 +83,4 @@ def keep(
         log.debug("nothing was learned before")
     except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         log.warning("what was learned before is of another form, and left aside: %s", error)
-    return asyncio.create_task(write_forever(path, part.export_learned))
-
-
-async def end(keeping: asyncio.Task[None] | None) -> None:
-    """Write the record once more, where one is kept."""
-    if keeping is not None:
-        keeping.cancel()
-        await asyncio.gather(keeping, return_exceptions=True)
+    return [asyncio.create_task(write_forever(path, part.export_learned))]

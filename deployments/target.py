@@ -12,6 +12,7 @@ from typing import Any
 from cluster.config.live import changed
 from cluster.config.schema import Config
 from cluster.errors import ConfigError, WorkerError
+from cluster.rpc.link import end_tasks
 from cluster.rpc.server import serve_target
 from cluster.worker.build import load_target
 from cluster.worker.ranks import Ranks
@@ -41,13 +42,14 @@ class TargetDeployment(WorkerReplica):
         # the state meanwhile.
         load = partial(load_target, config, worker_id=process_id("target"))
         self._worker = await self._ranks.load(load)
-        self._keeping = learned.keep(self._config, self._worker.describe(), "target", self._worker)
+        self._tasks = learned.keep(self._config, self._worker.describe(), "target", self._worker)
         self._worker.start()
-        self._exporting = asyncio.create_task(Exporter(self._worker.recorder).run_forever())
         await self._listen(config, serve_target, self._worker, self._worker.statistics)
-        self._watching = asyncio.create_task(
-            self._ranks.end_with_them(config.coordinator.target_silence_s)
-        )
+        for forever in (
+            Exporter(self._worker.recorder).run_forever(),
+            self._ranks.end_with_them(config.coordinator.target_silence_s),
+        ):
+            self._tasks.append(asyncio.create_task(forever))
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Serve calls it after the constructor and when the file's user_config has changed.
@@ -69,9 +71,8 @@ class TargetDeployment(WorkerReplica):
 
     async def __del__(self) -> None:
         try:
-            if hasattr(self, "_watching"):
-                self._watching.cancel()
-                await learned.end(self._keeping)
+            if hasattr(self, "_server"):
+                await end_tasks(*self._tasks)
                 await self._server.stop()
                 await asyncio.to_thread(self._worker.stop)
         finally:

@@ -11,7 +11,8 @@ import pytest
 from cluster.config.schema import Config, DrafterConfig
 from cluster.coordinator.coordinator import Coordinator
 from cluster.messages import WorkerDescription
-from deployments.learned import end, keep, learned_file, write, write_forever
+from cluster.rpc.link import end_tasks
+from deployments.learned import keep, learned_file, write, write_forever
 
 TARGET = WorkerDescription("t", "target", "toy", model_hash="abc", devices=("cpu",))
 
@@ -37,7 +38,7 @@ async def test_what_was_learned_is_there_at_the_next_start(path: Path):
     coordinator = Coordinator(Config())
     keeping = asyncio.create_task(write_forever(path, coordinator.export_learned))
     await asyncio.sleep(0)  # it begins
-    await end(keeping)
+    await end_tasks(keeping)
     (file,) = path.parent.iterdir()
     assert file == path
     found = json.loads(file.read_bytes())
@@ -56,7 +57,7 @@ async def test_a_damaged_record_or_one_of_another_form_is_left_aside(
         file = learned_file(Config(), TARGET, version, "target")
         file.parent.mkdir()
         file.write_text(text)
-    await end(keep(Config(), TARGET, "target", coordinator))
+    await end_tasks(*keep(Config(), TARGET, "target", coordinator))
     assert ("left aside" in caplog.text) == (text is not None)
 
 
