@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
 import importlib.metadata
 import logging
 import os
+import pkgutil
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -44,8 +44,8 @@ from deployments.supervisor import EXIT_BAD_CONFIG, EXIT_INTERRUPTED, supervised
 
 # The verbs and their options.
 _FILE, _VERBS = yaml.safe_load_all(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
-# Verbs whose module runs them; it is imported for them alone.
-MODULES = {verb: told["module"] for verb, told in _VERBS.items() if "module" in told}
+# Verbs that a function runs, whose module is imported for them alone.
+_RUN = {verb: told["run"] for verb, told in _VERBS.items() if "run" in told}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -76,7 +76,9 @@ def parser_for(argv: Sequence[str]) -> argparse.ArgumentParser:
         add(added, told.get("options", {}))
     # torch takes seconds to import: only for the verb that needs it.
     if argv[:1] == ["train"]:
-        importlib.import_module(MODULES["train"]).configure(verbs.choices["train"])
+        from cluster.train.cli import configure
+
+        configure(verbs.choices["train"])
     return parser
 
 
@@ -170,8 +172,8 @@ def _prepare_streams() -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    if arguments.verb in MODULES:
-        return int(importlib.import_module(MODULES[arguments.verb]).run(arguments))
+    if arguments.verb in _RUN:
+        return int(pkgutil.resolve_name(_RUN[arguments.verb])(arguments))
     if arguments.verb == "serve":
         return _serve(asked(arguments), arguments)
     for text in _told(arguments):

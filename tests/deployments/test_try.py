@@ -13,8 +13,8 @@ import pytest
 
 from cluster.coordinator.idle import MEANINGS, IdleReason
 from cluster.errors import WorkerError
+from deployments.chat_command import compare
 from deployments.cli import parser_for
-from deployments.try_command import compare
 from tests.conftest import Run
 from tests.deployments.conftest import Served
 from tests.support.deployments.api import Json
