@@ -31,12 +31,12 @@ _NUM_DIGEST_CHARS = 16
 _FORM = 8
 
 
-def learned_file(config: Config, target: WorkerDescription, version: str, whose: str) -> Path:
+def learned_file(config: Config, target: WorkerDescription, whose: str) -> Path:
     """Where the record of this deployment and this kind of target is kept; whose: each process that
     learns has a file of its own."""
     settings = asdict(config)
     depends_on = {
-        "version": [version, _FORM],
+        "version": [importlib.metadata.version("drafthouse"), _FORM],
         "target": [target.model_hash, target.devices, target.native_build, target.max_batch_tokens],
         "engine": settings["target"]["engine"],
         "drafters": settings["drafters"],
@@ -76,7 +76,7 @@ def keep(
     settings = config.coordinator
     if not settings.keep_learned or settings.budget != "adaptive":
         return []
-    path = learned_file(config, target, importlib.metadata.version("drafthouse"), whose)
+    path = learned_file(config, target, whose)
     try:
         part.restore_learned(json.loads(path.read_text("utf-8")))
     except FileNotFoundError:

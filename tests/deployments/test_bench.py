@@ -143,14 +143,13 @@ def test_a_server_that_is_compared_with_itself_has_its_own_answers_on_each_side(
     assert [run.figures["completed"] for run in report.runs] == [2, 2]
 
 
-def timed(*times_s: float, num_tokens: int = 10, **known: Any) -> TimedAnswer:
-    usage = {"completion_tokens": num_tokens}
-    return TimedAnswer(lambda: 0.0, times=[*times_s], usage=usage, **known)
+def timed(*times_s: float, **known: Any) -> TimedAnswer:
+    return TimedAnswer(lambda: 0.0, times=[*times_s], usage={"completion_tokens": 10}, **known)
 
 
 def test_ratios_are_of_the_same_prompts_and_know_how_sure_they_are():
-    def answer(prompt: int, seconds: float, text: str = "", error: str = "") -> TimedAnswer:
-        return timed(seconds / 2, seconds, prompt=prompt, unit=prompt, text=text, error=error)
+    def answer(prompt: int, seconds: float, text: str = "", **known: str) -> TimedAnswer:
+        return timed(seconds / 2, seconds, prompt=prompt, unit=prompt, text=text, **known)
 
     fast = [answer(prompt, 1.0 + prompt) for prompt in range(8)]
     slow = [answer(prompt, 2.0 * (1 + prompt)) for prompt in range(8)]
@@ -171,11 +170,11 @@ def test_an_interval_holds_what_the_machine_does_from_one_measurement_to_the_nex
     """Two runs on one machine that is now fast, now slow, for whole runs of prompts: neither
     interval excludes the truth, whichever side met the slow times."""
 
-    def side(slow: float, units: Sequence[int]) -> list[TimedAnswer]:
+    def side(slow: float, units: Sequence[int], fast: float = 1.0) -> list[TimedAnswer]:
         return [
             timed(time_s / 2, time_s, prompt=8 * unit + place, unit=unit)
             for unit in units
-            for time_s in [slow if unit % 2 else 1.0]
+            for time_s in [slow if unit % 2 else fast]
             for place in range(8)
         ]
 
@@ -183,8 +182,7 @@ def test_an_interval_holds_what_the_machine_does_from_one_measurement_to_the_nex
         found = ratios(side(ours, range(4)), side(theirs, range(4)))["tokens/s of a request"]
         assert found.low < 1.0 < found.high
         assert not found.is_telling
-    twice = [timed(1.0, 2.0, prompt=place, unit=place // 8) for place in range(32)]
-    sure = ratios(side(1.0, range(4)), twice)
+    sure = ratios(side(1.0, range(4)), side(2.0, range(4), 2.0))
     assert sure["tokens/s of a request"].is_telling
     alone = ratios(side(1.0, [0]), side(1.3, [0]))["TTFT"]
     assert (alone.low, alone.is_telling) == (None, False)
@@ -248,7 +246,7 @@ def test_spec_bench_s_form_and_conversations_are_prompts_too(tmp_path: Path):
 
 def test_nothing_counted_has_no_times():
     assert "mean_ttft_ms" not in figures([timed(error="x")], 1.0, {})
-    one = figures([timed(0.5, num_tokens=1)], 1.0, {"tpot": 1.0})
+    one = figures([TimedAnswer(lambda: 0.0, times=[0.5])], 1.0, {"tpot": 1.0})
     assert "mean_tpot_ms" not in one
     assert one["request_goodput"] == 1.0
 

@@ -20,18 +20,18 @@ TARGET = WorkerDescription("t", "target", "toy", model_hash="abc", devices=("cpu
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("DRAFTHOUSE_MODELS", str(tmp_path))
-    return learned_file(Config(), TARGET, "1", "target")
+    return learned_file(Config(), TARGET, "target")
 
 
-def test_another_model_drafter_or_version_begins_anew(path: Path):
+def test_another_model_drafter_or_version_begins_anew(path: Path, monkeypatch: pytest.MonkeyPatch):
     others = [
-        learned_file(Config(), replace(TARGET, model_hash="abd"), "1", "target"),
-        learned_file(Config(drafters={"x": DrafterConfig("suffix")}), TARGET, "1", "target"),
-        learned_file(Config(), TARGET, "2", "target"),
-        learned_file(Config(), TARGET, "1", "coordinator"),
+        learned_file(Config(), replace(TARGET, model_hash="abd"), "target"),
+        learned_file(Config(drafters={"x": DrafterConfig("suffix")}), TARGET, "target"),
+        learned_file(Config(), TARGET, "coordinator"),
     ]
-    assert len({path, *others}) == 5
-    assert learned_file(Config(), replace(TARGET, worker_id="u"), "1", "target") == path
+    assert learned_file(Config(), replace(TARGET, worker_id="u"), "target") == path
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: "2")
+    assert len({path, *others, learned_file(Config(), TARGET, "target")}) == 5
 
 
 async def test_what_was_learned_is_there_at_the_next_start(path: Path):
@@ -52,12 +52,11 @@ async def test_what_was_learned_is_there_at_the_next_start(path: Path):
 async def test_a_damaged_record_or_one_of_another_form_is_left_aside(
     path: Path, text: str | None, caplog: pytest.LogCaptureFixture
 ):
-    version, coordinator = importlib.metadata.version("drafthouse"), Coordinator(Config())
     if text is not None:
-        file = learned_file(Config(), TARGET, version, "target")
+        file = learned_file(Config(), TARGET, "target")
         file.parent.mkdir()
         file.write_text(text)
-    await end_tasks(*keep(Config(), TARGET, "target", coordinator))
+    await end_tasks(*keep(Config(), TARGET, "target", Coordinator(Config())))
     assert ("left aside" in caplog.text) == (text is not None)
 
 
