@@ -20,9 +20,8 @@ class ByStatistics:
     `downscale_delay_s` and the bounds to the answers.
     """
 
-    def __init__(self) -> None:
-        self._target: int | None = None
-        self._why = ""
+    _target: int | None = None
+    _why = ""
 
     def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
         """Return the number of replicas that there should be, and no state for Serve to keep."""

@@ -35,6 +35,8 @@ class DrafterDeployment(WorkerReplica):
     """
 
     _worker: DraftWorker  # none where the drafter is refused: then it does not listen
+    _refusal = _change_refused = ""
+    _can_work = False
 
     async def __init__(self, config: Config, name: str, others: Sequence[Any] = ()) -> None:  # type: ignore[misc]  # awaited
         """others: handles of drafters, where these are deployed with this one."""
@@ -42,8 +44,6 @@ class DrafterDeployment(WorkerReplica):
         self._given = self._config = config
         self._name = name
         self._changing = asyncio.Lock()
-        self._refusal = self._change_refused = ""
-        self._can_work = False
         try:
             self._worker = await self._first(config, told_at_start())
         except ConfigError as error:

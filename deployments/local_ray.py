@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -130,36 +130,35 @@ class LocalRay:
         return all(map(is_living, self._daemons))
 
 
+@dataclass(slots=True)
 class JoinedRay:
     """A cluster that runs already; only our application on it is ours to end.
 
     is_ours: the application is; one that was there before, only once it is deployed anew."""
 
-    is_ours = False
-
-    def __init__(self, config: Config, address: str, applications: Sequence[str]) -> None:
-        self._config = config
-        self._address = address
-        self._applications = applications
+    config: Config
+    address: str
+    applications: Sequence[str]
+    is_ours: bool = False
 
     def start(self) -> None:
         """Connect; raises ConfigError when nothing answers at the address, when that Ray asks
         nobody for a token, and when it has nodes that the parts would not reach each other from."""
         try:
             found = ray.init(
-                address=self._address, log_to_driver=False, logging_level=logging.WARNING
+                address=self.address, log_to_driver=False, logging_level=logging.WARNING
             )
         except (ConnectionError, ValueError) as error:
             raise ConfigError(
-                f"--address {self._address}: no Ray cluster answers there ({error})"
+                f"--address {self.address}: no Ray cluster answers there ({error})"
             ) from error
         except AuthenticationError as error:
             raise ConfigError(
-                f"--address {self._address}: {str(error).splitlines()[0]}; {HOW_TO_SHARE_A_TOKEN}"
+                f"--address {self.address}: {str(error).splitlines()[0]}; {HOW_TO_SHARE_A_TOKEN}"
             ) from error
-        check_asks_for_token(self._address, found.dashboard_url)
-        listen_address(self._config)
-        self.is_ours = self._applications[0] not in serve.status().applications
+        check_asks_for_token(self.address, found.dashboard_url)
+        listen_address(self.config)
+        self.is_ours = self.applications[0] not in serve.status().applications
         self._check_listeners()
 
     def _check_listeners(self) -> None:
@@ -167,7 +166,7 @@ class JoinedRay:
         num_nodes = sum(bool(node["Alive"]) for node in ray.nodes())
         if num_nodes > 1:
             for name in _FACES:
-                host = getattr(self._config, name).host
+                host = getattr(self.config, name).host
                 if is_loopback(host):
                     raise ConfigError.at(
                         f"{name}.host",
@@ -176,24 +175,24 @@ class JoinedRay:
                     )
         elif self.is_ours:
             # Of a Ray that runs already the dashboard does, too.
-            dashboard = replace(self._config.dashboard, enabled=False)
-            check_free(replace(self._config, dashboard=dashboard))
+            dashboard = replace(self.config.dashboard, enabled=False)
+            check_free(replace(self.config, dashboard=dashboard))
 
     def as_reached(self) -> Config:
         """The configuration with an ingress' node as the host, where it listens on all of its
         interfaces."""
-        handle = serve.get_deployment_handle("ingress", app_name=self._applications[0])
+        handle = serve.get_deployment_handle("ingress", app_name=self.applications[0])
         try:
             where = handle.placement.remote().result(timeout_s=_ANSWER_S)["node_id"]
         except Exception:  # noqa: BLE001 - Serve's errors have no common base; it is asked again
-            return self._config
+            return self.config
         hosts = {each["NodeID"]: each["NodeManagerAddress"] for each in ray.nodes()}
         there: dict[str, Any] = {
             name: replace(face, host=hosts[where])
             for name in _FACES
-            if is_everywhere((face := getattr(self._config, name)).host) and where in hosts
+            if is_everywhere((face := getattr(self.config, name)).host) and where in hosts
         }
-        return replace(self._config, **there)
+        return replace(self.config, **there)
 
     def stop(self, *, is_serving: bool) -> None:
         """Remove the application, where it is this command's, and disconnect."""
@@ -201,8 +200,8 @@ class JoinedRay:
             # The request to delete may have been taken when the answer does not come.
             if self.is_ours:
                 if is_serving:
-                    _drain(self._config, self._applications[0])
-                for each in self._applications:
+                    _drain(self.config, self.applications[0])
+                for each in self.applications:
                     _within(_SERVE_SHUTDOWN_S + _SHUTDOWN_S, partial(serve.delete, each))
             _within(_SHUTDOWN_S, ray.shutdown)
 

@@ -43,9 +43,10 @@ def wait_until_connected(
     check: Callable[[], object],
     say: Callable[[str], None],
     patience_s: float = PATIENCE_S,
-) -> None:
+) -> Mapping[str, Any]:
     """Until the ingress reports a target and every drafter, or serves without the slow ones.
 
+    Returns what it reports.
     Drafters that are refused are not waited for.  ask: `health`, or more where that tells little.
     url: of the HTTP face.  check: called often; may
     raise to end the waiting.  say: is told at once what is refused, and every ten seconds what is
@@ -69,7 +70,7 @@ def wait_until_connected(
         if state["status"] == "ok" and (not missing or now - started > _DRAFTER_PATIENCE_S):
             if missing:
                 say(f"serving without drafters that are still loading: {', '.join(missing)}")
-            return
+            return state
         if now - started >= patience_s:
             raise WorkerError(
                 f"the application does not serve after {patience_s:g} s: {_told(url, state)}; "

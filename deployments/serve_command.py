@@ -93,16 +93,16 @@ def serve_until_stopped(file: ServeFile, place: Path | str) -> int:
             is_serving = True
             ask = partial(state_of, cluster, names[0])
             url, drafters = base_url(cluster.as_reached()), file.config.on_their_own
-            wait_until_connected(ask, url, drafters, look, _progress)
+            state = wait_until_connected(ask, url, drafters, look, _progress)
             if own:
                 own.announce(file.document)
                 if token_file := own.token_file():
                     _progress(f"the dashboard asks for a token; it is in {token_file}")
             for line in access_lines(file.config):
                 _progress(line)
-            engines, seen = engine_line(ask()), cluster.as_reached()
-            _say(said(ready_line(seen, engines), beginning=""), sys.stdout)
-            _say(said(what_to_try(file.config, base_url(seen)), beginning=""), sys.stderr)
+            seen = cluster.as_reached()
+            _say(said(ready_line(seen, engine_line(state)), beginning=""), sys.stdout)
+            _say(said(what_to_try(seen), beginning=""), sys.stderr)
             while True:
                 look()
                 time.sleep(_LOOK_S)
@@ -129,8 +129,8 @@ def ready_line(config: Config, engines: str = "") -> str:
     return "; ".join(filter(None, ("Drafthouse is ready: " + ", ".join(parts), engines)))
 
 
-def what_to_try(config: Config, url: str) -> str:
-    """Two commands that work as they stand.  url: of the HTTP face."""
+def what_to_try(config: Config) -> str:
+    """Two commands that work as they stand."""
     body: dict[str, Any] = {"model": config.model_name, "max_tokens": 100}
     if has_chat_template(config.target.engine.model):
         path = "/v1/chat/completions"
@@ -140,7 +140,7 @@ def what_to_try(config: Config, url: str) -> str:
         body["prompt"] = "Once upon a time"
     told = {
         "program": sys.argv[0] if Path(sys.argv[0]).name == "drafthouse" else "drafthouse",
-        "url": url,
+        "url": base_url(config),
         "path": path,
         "request": shlex.quote(json.dumps(body)),
         "has_keys": bool(config.access.keys_file),
@@ -252,8 +252,7 @@ class _Signals:
     """SIGINT and SIGTERM interrupt the main thread, again and again where that is swallowed, as by
     whatever ends inside ray.init."""
 
-    def __init__(self) -> None:
-        self._is_asked = False
+    _is_asked = False
 
     @contextlib.contextmanager
     def interrupt(self) -> Iterator[None]:

@@ -182,13 +182,14 @@ def is_useless(name: str, pairs: Sequence[Pair]) -> bool:
     return ceiling.high is not None and ceiling.high < PAYS_FROM
 
 
+@dataclasses.dataclass(slots=True)
 class _Bench:
     """Measures pairs, each set of drafters in a cluster of its own."""
 
-    def __init__(self, config: Config, concurrency: int) -> None:
-        self._config = config
-        self._concurrency = concurrency
-        self.num_pairs = self.num_unequal = 0
+    config: Config
+    concurrency: int
+    num_pairs: int = 0
+    num_unequal: int = 0
 
     def pairs(self, names: Sequence[str], cells: Cells) -> dict[Cell, list[Pair]]:
         """Answer every prompt with these drafters and without."""
@@ -201,10 +202,10 @@ class _Bench:
             for cell, asked in cells.items():
                 # Not counted: the first answers are slower, and the loop learns from them.
                 for is_first in (True, False):
-                    self._pair(llm, cell, asked[: self._concurrency], "warm-up", is_first=is_first)
+                    self._pair(llm, cell, asked[: self.concurrency], "warm-up", is_first=is_first)
                 found[cell] = []
-                for turn, start in enumerate(range(0, len(asked), self._concurrency)):
-                    batch = asked[start : start + self._concurrency]
+                for turn, start in enumerate(range(0, len(asked), self.concurrency)):
+                    batch = asked[start : start + self.concurrency]
                     pair = self._pair(llm, cell, batch, cell.law, is_first=turn % 2 == 0)
                     if pair is not None:
                         found[cell].append(pair)
@@ -244,7 +245,7 @@ class _Bench:
         )
 
     def _only(self, names: Sequence[str]) -> Config:
-        config = self._config
+        config = self.config
         kept = {part for name in names for part in (name, *config.drafters[name].stages)}
         return dataclasses.replace(
             config,
