@@ -11,7 +11,6 @@ import pkgutil
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -43,7 +42,7 @@ from deployments.preflight import inspect
 from deployments.supervisor import EXIT_BAD_CONFIG, EXIT_INTERRUPTED, supervised
 
 # The verbs and their options.
-_FILE, _VERBS = yaml.safe_load_all(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+_VERBS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
 # Verbs that a function runs, whose module is imported for them alone.
 _RUN = {verb: told["run"] for verb, told in _VERBS.items() if "run" in told}
 
@@ -67,13 +66,12 @@ def parser_for(argv: Sequence[str]) -> argparse.ArgumentParser:
     parser = _Parser(prog="drafthouse", description="A serving cluster for speculative decoding.")
     parser.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    add = partial(add_options, gpus=", ".join(known_gpus()), demonstration=DEMONSTRATION)
+    named = {"gpus": ", ".join(known_gpus()), "demonstration": DEMONSTRATION}
     for verb, told in _VERBS.items():
         added = verbs.add_parser(verb, help=told["about"])
-        if "file" in told:
-            add(added, {"file": {**_FILE["file"], "nargs": told["file"]}})
+        if told.get("is_configured"):
             vllm_options.add_options(added)
-        add(added, told.get("options", {}))
+        add_options(added, told.get("options", {}), **named)
     # torch takes seconds to import: only for the verb that needs it.
     if argv[:1] == ["train"]:
         from cluster.train.cli import configure
