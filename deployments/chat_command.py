@@ -75,7 +75,7 @@ class ChatHistory:
     def reset(self) -> None:
         """Forget all but the system message."""
         system = self.arguments.system
-        self.messages[:] = [{"role": "system", "content": system}] if system else []
+        self.messages = [{"role": "system", "content": system}] if system else []
 
     def talk(self, lines: Iterator[str]) -> None:
         """Answer every line, or do what it commands; what goes wrong is said, and the talk goes
@@ -106,7 +106,7 @@ class ChatHistory:
         text.encode()
         asked = [*self.messages, {"role": "user", "content": text}]
         answer = asyncio.run(self._answer(asked))
-        self.messages[:] = [*asked, {"role": "assistant", "content": answer}]
+        self.messages = [*asked, {"role": "assistant", "content": answer}]
 
     def _command(self, name: str, *words: str) -> str:
         if name == "/reset":
@@ -158,8 +158,7 @@ class ChatHistory:
         self.out.flush()
 
     def _note(self, text: str) -> None:
-        is_dim = self.notes.isatty()
-        self.notes.write(f"{_DIM}{text}{_PLAIN}\n" if is_dim else f"{text}\n")
+        self.notes.write(f"{_DIM}{text}{_PLAIN}\n" if self.notes.isatty() else f"{text}\n")
         self.notes.flush()
 
 
@@ -249,7 +248,7 @@ async def compare(
         "base": client.base,
         "prompt": prompt,
         "text": coloured(drafted.text, drafted.tokens, names, in_colour=in_colour),
-        "legend": legend(names, in_colour=in_colour) if names else "",
+        "legend": legend(names, in_colour=in_colour),
         "answer": drafted,
         "sides": {
             "with speculation": _side(answers[True]),

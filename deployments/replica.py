@@ -11,7 +11,7 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psutil
@@ -214,21 +214,21 @@ _TELL_EVERY_S = 2.0
 _VALID_S = 5.0
 
 
+@dataclass(slots=True)
 class Demand:
-    """What coordinators have said of late, at one replica."""
+    """What coordinators have said of late, at one replica.  said: by coordinator, with the time."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._said: dict[str, tuple[float, Statistics]] = {}  # by coordinator, with the time
+    clock: Callable[[], float] = time.monotonic
+    said: dict[str, tuple[float, Statistics]] = field(default_factory=dict)
 
     def note(self, coordinator: str, said: Statistics) -> None:
         """A coordinator says what is asked of this replica and of all of its kind together."""
-        self._said[coordinator] = self._clock(), said
+        self.said[coordinator] = self.clock(), said
 
     def total(self) -> dict[str, float]:
         """Return the sum over the coordinators that are there."""
-        now, total = self._clock(), defaultdict[str, float](float)
-        for at, said in self._said.values():
+        now, total = self.clock(), defaultdict[str, float](float)
+        for at, said in self.said.values():
             if now - at < _VALID_S:
                 for key, value in said.items():
                     total[key] += value

@@ -30,10 +30,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     for option, (settings, about) in SETTINGS.items():
         short = ["-tp"] if option == "tensor-parallel-size" else []
         told = ": ".join(filter(None, (about, ", ".join(settings))))
-        if option.startswith(_SWITCH):
-            add(f"--{option}", action=argparse.BooleanOptionalAction, help=told)
-        else:
-            add(f"--{option}", *short, help=told)
+        action = argparse.BooleanOptionalAction if option.startswith(_SWITCH) else "store"
+        add(f"--{option}", *short, action=action, help=told)
     for option, answer in ANSWERS.items():
         add(f"--{option}", nargs="?", const="", help=f"not here: {answer}")
     for option in GONE:
