@@ -52,10 +52,10 @@ def _section(verb: str, about: str) -> str:
 
 def _arguments(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
     """Yield each argument as it is typed, and what it means."""
-    for action in parser._actions:
+    for action in parser._get_positional_actions() + parser._get_optional_actions():
         if isinstance(action, argparse._HelpAction) or action.help == argparse.SUPPRESS:
             continue
-        value = action.metavar or ("|".join(map(str, action.choices)) if action.choices else "")
+        value = action.metavar or "|".join(map(str, action.choices or ()))
         takes_value = action.nargs != 0 and action.option_strings
         value = value or (action.dest.upper() if takes_value else "")
         typed = " ".join((", ".join(action.option_strings), str(value))).strip() or action.dest
