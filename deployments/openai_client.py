@@ -171,8 +171,8 @@ class StreamedAnswer:
     @property
     def num_tokens(self) -> int:
         """As the server counts them, else as they were seen."""
-        seen = len(self.tokens) or len(self.times)
-        return int(self.usage.get("completion_tokens", seen))
+        counted = self.usage.get("completion_tokens")
+        return int(counted) if counted is not None else len(self.tokens) or len(self.times)
 
     @property
     def by_drafter(self) -> Counter[str]:
