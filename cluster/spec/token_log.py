@@ -60,11 +60,10 @@ class TokenLog:
 
     __slots__ = ("_hashes", "_len", "_tokens")
 
-    def __init__(self, token_ids: TokenArray = EMPTY_TOKENS, capacity: int = 1) -> None:
-        """capacity: the initial room, in tokens; it grows as needed."""
+    def __init__(self, token_ids: TokenArray = EMPTY_TOKENS) -> None:
         self._tokens, self._hashes = EMPTY_TOKENS, np.zeros(1, np.uint64)
         self._len = 0
-        self._grow(max(capacity, len(token_ids)))
+        self._grow(max(len(token_ids), 1))  # EMPTY_TOKENS is not to be written to
         self.append(token_ids)
 
     def __len__(self) -> int:

@@ -43,11 +43,11 @@ def check(log: TokenLog, held: list[int]) -> None:
 edits = st.lists(st.integers(0, 120) | st.lists(st.integers(0, 2**31 - 1), max_size=60))
 
 
-@given(st.lists(st.integers(0, 9), max_size=60), st.integers(0, 80), edits)
+@given(st.lists(st.integers(0, 9), max_size=60), edits)
 def test_a_log_holds_what_was_appended_and_not_cut_off_with_its_hashes(
-    first: list[int], capacity: int, edits: list[int | list[int]]
+    first: list[int], edits: list[int | list[int]]
 ):
-    log, held = TokenLog(token_array(first), capacity), list(first)
+    log, held = TokenLog(token_array(first)), list(first)
     check(log, held)
     for edit in edits:
         if isinstance(edit, int):
@@ -62,7 +62,7 @@ def test_a_log_holds_what_was_appended_and_not_cut_off_with_its_hashes(
 @given(st.lists(st.lists(st.integers(0, 100), min_size=1, max_size=40), max_size=12))
 def test_views_do_not_change_when_tokens_are_appended(pieces: list[list[int]]):
     # They may still be on their way in frames.
-    log, held, views = TokenLog(capacity=4), [], []
+    log, held, views = TokenLog(), [], []
     for piece in pieces:
         views.append((log.since(0), list(held)))
         log.append(token_array(piece))

@@ -116,7 +116,7 @@ class Sequence:
     state: int = 0
     spare: int = 0
     known_len: int = 0
-    _log: TokenLog = field(default_factory=lambda: TokenLog(capacity=_INITIAL_CAPACITY))
+    _log: TokenLog = field(default_factory=TokenLog)
 
     def __post_init__(self) -> None:
         self.tables = [PageTable(self.page_size) for _ in range(self.num_tables)]
