@@ -10,13 +10,14 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from cluster.text.tool_calls.registry import FORMATS
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.config.schema import CoordinatorConfig
 from cluster.core import FinishReason
+from cluster.text.dialect import FORMATS
 from cluster.text.tokenizer import Tokenizer
-from cluster.text.tool_calls.registry import FORMATS
 from deployments.ingress.choice import Delta
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.generation import Generation

@@ -79,9 +79,9 @@ def _stack(stack: str, cells: Sequence[Sequence[Pair]]) -> dict[str, Any]:
 
 def _record(cell: Cell, pairs: Sequence[Pair]) -> dict[str, Any]:
     """One cell's record.  passes: None if no bar applies."""
-    interval = Interval.of(ratios(pairs))
+    interval = Interval.of_strata([ratios(pairs)])
     passes = None
     if cell.stack != CONTROL:
         passes = interval.high is None or interval.high >= MIN_TO_PLAIN
-    whole = Interval.of(whole_ratios(pairs)).mean
+    whole = Interval.of_strata([whole_ratios(pairs)]).mean
     return {"cell": cell.key, **asdict(cell), **asdict(interval), "whole": whole, "passes": passes}

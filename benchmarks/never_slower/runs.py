@@ -217,7 +217,7 @@ def elapsed_s(result: Result) -> float:
 
 
 def _progress(cell: Cell, pairs: Sequence[Mapping[str, Any]]) -> None:
-    found = Interval.of(ratios(pairs))
+    found = Interval.of_strata([ratios(pairs)])
     last = ratios(pairs[-1:])[0]
     print(
         f"{cell.key:28} pair {len(pairs)}  {last:6.3f}  mean {found.mean:6.3f}",

@@ -67,11 +67,6 @@ class Interval:
         return f"{self.mean:.2f}{around}"
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Interval:
-        """values: at least one."""
-        return cls.of_strata([values])
-
-    @classmethod
     def of_strata(cls, strata: Sequence[Sequence[float]]) -> Interval:
         """The mean of the strata's means; each stratum varies about a mean of its own.
 

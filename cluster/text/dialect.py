@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -11,9 +11,37 @@ from cluster.records import frozen
 from cluster.requests.fields import GrammarSpec
 from cluster.text.tokenizer import Tokenizer
 from cluster.text.tool_calls.base import AnswerReader, CallFormat, Part, Reads, UnreadText
+from cluster.text.tool_calls.deepseek import CALLS_BEGIN, DEEPSEEK
+from cluster.text.tool_calls.harmony import HARMONY
+from cluster.text.tool_calls.hermes import HERMES
+from cluster.text.tool_calls.llama3 import LLAMA3
+from cluster.text.tool_calls.mistral import MISTRAL
 from cluster.text.tool_calls.registry import FORMATS, format_of
 
 Prompt = Sequence[int] | TokenArray
+
+# The formats of tool calls.  A new one is one file and one entry here.
+FORMATS: Mapping[str, CallFormat] = {
+    each.name: each for each in (HERMES, LLAMA3, MISTRAL, DEEPSEEK, HARMONY)
+}
+
+# Texts that show which format a chat template writes; the first that is found counts.
+_SIGNS = (
+    ("<|channel|>", HARMONY),
+    (CALLS_BEGIN, DEEPSEEK),
+    ("[TOOL_CALLS]", MISTRAL),
+    ("<tool_call>", HERMES),
+    ("<|python_tag|>", LLAMA3),
+    ('"parameters": ', LLAMA3),
+)
+
+
+def format_of(template: str) -> CallFormat | None:
+    """The format that a chat template writes; None where it shows none."""
+    if "tools" not in template:
+        return None
+    return next((found for sign, found in _SIGNS if sign in template), None)
+
 
 _HARMONY_ANSWER = "<|channel|>final<|message|>"
 # A template that leaves the reasoning out writes both markers at the very end of the prompt.
@@ -109,7 +137,7 @@ class Dialect:
     def reader(self, prompt_ids: Prompt, *, with_calls: bool) -> AnswerReader | None:
         """Reads one answer to this prompt; None where the answer is all of its text."""
         if self.is_harmony:
-            return AnswerReader(FORMATS["harmony"].read)
+            return AnswerReader(HARMONY.read)
         calls = self.calls.read if with_calls and self.calls is not None else None
         markers = self.markers
         begun = False if markers is None else markers.begins_inside(prompt_ids)

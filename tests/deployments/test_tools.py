@@ -8,8 +8,7 @@ import pytest
 
 from cluster.grammar.json_schema import lenient
 from cluster.requests.fields import GrammarSpec
-from cluster.text.dialect import Dialect, ReasoningMarkers
-from cluster.text.tool_calls.registry import FORMATS
+from cluster.text.dialect import FORMATS, Dialect, ReasoningMarkers
 from deployments.ingress.choice import Delta, skips_specials
 from deployments.ingress.openai_request import Chat
 from deployments.ingress.openai_response import finish_reason, whole_message

@@ -12,12 +12,12 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from cluster.text.tool_calls.registry import FORMATS
 
 from cluster.client import GenerateRequest, Grammar, SamplingOptions
 from cluster.errors import NotFoundError, RequestError
 from cluster.requests.fields import GrammarSpec
-from cluster.text.dialect import Dialect
-from cluster.text.tool_calls.registry import FORMATS
+from cluster.text.dialect import FORMATS, Dialect
 from deployments.ingress.api.messages import AnthropicMessages
 from deployments.ingress.body import parse_body
 from deployments.ingress.grpc_request import to_spec

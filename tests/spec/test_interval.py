@@ -9,10 +9,10 @@ from cluster.spec.trials import lead_of, moments
 
 
 def test_an_interval_is_students_about_the_mean():
-    found = Interval.of([1.0, 2.0, 3.0, 6.0])
+    found = Interval.of_strata([[1.0, 2.0, 3.0, 6.0]])
     half = 3.182 * math.sqrt((4.0 + 1.0 + 0.0 + 9.0) / 3.0 / 4.0)
     assert (found.mean, found.low, found.high) == pytest.approx((3.0, 3.0 - half, 3.0 + half))
-    assert Interval.of([5.0]) == Interval(5.0, None, None, 1)
+    assert Interval.of_strata([[5.0]]) == Interval(5.0, None, None, 1)
 
 
 def test_strata_vary_about_means_of_their_own_and_ratios_by_their_logarithms():

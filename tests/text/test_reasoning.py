@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 import pytest
-
-from cluster.text.dialect import Dialect, ReasoningMarkers, reasoning_style
-from cluster.text.tool_calls.base import CallFormat
 from cluster.text.tool_calls.registry import FORMATS
+
+from cluster.text.dialect import FORMATS, Dialect, ReasoningMarkers, reasoning_style
+from cluster.text.tool_calls.base import CallFormat
 
 MARKERS = ReasoningMarkers("<think>", "</think>", (7,), (8, 9), frozenset({4}))
 # Prompts that say nothing of the reasoning, and that begin it.

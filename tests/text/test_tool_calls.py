@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from cluster.text.tool_calls.registry import FORMATS, format_of
 
 from cluster.grammar.lark import structural_tag_to_lark
 from cluster.requests.fields import GrammarSpec
+from cluster.text.dialect import FORMATS, format_of
 from cluster.text.tool_calls.base import AnswerReader, Part
-from cluster.text.tool_calls.registry import FORMATS, format_of
 from tests.support.grammar.specs import compiler
 from tests.support.text.answers import deepseek, parts_of
 

@@ -11,10 +11,9 @@ import yaml
 from cluster.config.schema import CoordinatorConfig
 from cluster.core import FinishReason, Request, SamplingParams, TokenEvent, token_array
 from cluster.records import frozen
-from cluster.text.dialect import Dialect, ReasoningMarkers
+from cluster.text.dialect import FORMATS, Dialect, ReasoningMarkers
 from cluster.text.tokenizer import Tokenizer
 from cluster.text.tool_calls.base import AnswerReader, Part
-from cluster.text.tool_calls.registry import FORMATS
 from deployments.ingress.api.messages import AnthropicMessages, MessagesWriter
 from deployments.ingress.api.response_request import Response
 from deployments.ingress.api.response_writer import ResponseWriter
