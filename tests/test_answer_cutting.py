@@ -10,7 +10,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from cluster.text.tool_calls.registry import FORMATS
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -45,7 +45,7 @@ class StepProfile:
         wanted = np.asarray(rows, dtype=np.float64)
         found = np.interp(wanted, self.rows, self.times_s)
         # The slope is not that of the last two points, which may differ by noise alone.
-        half = bisect.bisect_right(self.rows, self.rows[-1] // 2, hi=len(self.rows) - 1) - 1
+        half = bisect.bisect_right(self.rows, self.rows[-1] // 2) - 1
         first = max(half, 0)
         slope = (self.times_s[-1] - self.times_s[first]) / (self.rows[-1] - self.rows[first])
         return np.asarray(found + np.maximum(wanted - self.rows[-1], 0.0) * slope)

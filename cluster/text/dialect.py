@@ -16,7 +16,6 @@ from cluster.text.tool_calls.harmony import HARMONY
 from cluster.text.tool_calls.hermes import HERMES
 from cluster.text.tool_calls.llama3 import LLAMA3
 from cluster.text.tool_calls.mistral import MISTRAL
-from cluster.text.tool_calls.registry import FORMATS, format_of
 
 Prompt = Sequence[int] | TokenArray
 

@@ -117,8 +117,7 @@ class TextKeeper(dict[str, TargetText]):
             text = self._checked(name, opened)
             if former is None and seats and len(self.of(stream)) >= seats:
                 raise CapacityError(
-                    f"{seats} texts run here for this coordinator; ask again when one has ended",
-                    retry_after_s=1.0,
+                    f"{seats} texts run here for this coordinator; ask again when one has ended"
                 )
             text.preparation = work = self.verifier.prepare(text.params)
         except DrafthouseError as error:

@@ -12,7 +12,6 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from cluster.text.tool_calls.registry import FORMATS
 
 from cluster.client import GenerateRequest, Grammar, SamplingOptions
 from cluster.errors import NotFoundError, RequestError

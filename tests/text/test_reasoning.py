@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import pytest
-from cluster.text.tool_calls.registry import FORMATS
 
 from cluster.text.dialect import FORMATS, Dialect, ReasoningMarkers, reasoning_style
 from cluster.text.tool_calls.base import CallFormat

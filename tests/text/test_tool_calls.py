@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from cluster.text.tool_calls.registry import FORMATS, format_of
 
 from cluster.grammar.lark import structural_tag_to_lark
 from cluster.requests.fields import GrammarSpec
