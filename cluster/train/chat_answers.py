@@ -23,7 +23,7 @@ from cluster.errors import ConfigError
 from cluster.models.fingerprint import load_pretrained_tokenizer
 from cluster.records import frozen
 from cluster.train.generate import BatchSampling, GeneratedAnswer, write_with
-from cluster.train.processes import processes
+from cluster.train.trainer import processes
 
 # Stands for the user's words in the template; no template and no question contains it.
 _PLACEHOLDER = "\N{SYMBOL FOR UNIT SEPARATOR}\N{SYMBOL FOR NULL}"
@@ -114,7 +114,7 @@ class ChatModel:
         ends = [self._render([*messages, _user(_PLACEHOLDER)]) for messages in opened]
         texts = [text.split(_PLACEHOLDER)[0] for text in ends]
         sampling = BatchSampling(self._settings.max_question_tokens, self._stop_ids, (1.0,))
-        drawn = self._continued(opened, texts, sampling, generator, 1)
+        drawn = self._continued(opened, texts, sampling, generator)
         asked = [(messages, self._decode(each).strip()) for messages, each in drawn]
         return [[*messages, _user(text)] for messages, text in asked if text]
 
@@ -124,8 +124,14 @@ class ChatModel:
         """The answers to conversations that end with a question, and these with the answers."""
         texts = [self._render(messages, answers=True) for messages in asked]
         settings = self._settings
-        sampling = BatchSampling(settings.max_answer_tokens, self._stop_ids, _TEMPERATURES)
-        drawn = self._continued(asked, texts, sampling, generator, _NUM_CANDIDATES, settings.taps)
+        sampling = BatchSampling(
+            settings.max_answer_tokens,
+            self._stop_ids,
+            _TEMPERATURES,
+            _NUM_CANDIDATES,
+            settings.taps,
+        )
+        drawn = self._continued(asked, texts, sampling, generator)
         answered = [
             [*messages, {"role": "assistant", "content": self._decode(each)}]
             for messages, each in drawn
@@ -138,15 +144,13 @@ class ChatModel:
         texts: Sequence[str],
         sampling: BatchSampling,
         generator: torch.Generator,
-        num_candidates: int,
-        taps: Sequence[int] = (),
     ) -> list[tuple[list[Message], GeneratedAnswer]]:
         """What the model writes behind the texts of those conversations that leave room for it."""
         limit = self.engine.longest_context - sampling.max_new_tokens
         pairs = zip(conversations, map(self._encode, texts), strict=True)
         fitting = [(messages, ids) for messages, ids in pairs if len(ids) <= limit]
         prompts = [ids for _, ids in fitting]
-        drawn = write_with(self.engine, prompts, sampling, generator, num_candidates, taps)
+        drawn = write_with(self.engine, prompts, sampling, generator)
         return [(messages, each) for (messages, _), each in zip(fitting, drawn, strict=True)]
 
     def _render(self, messages: list[Message], *, answers: bool = False) -> str:

@@ -26,7 +26,7 @@ from cluster.models.made_for import MadeFor, write_config, write_made_for
 from cluster.models.token_bytes import TokenBytes
 from cluster.train.chat_heads import WEIGHTS, HeadBatch, Learner
 from cluster.train.generate import GeneratedAnswer
-from cluster.train.processes import processes
+from cluster.train.trainer import processes
 
 # A configuration's tokens that stand for no text.
 _SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")

@@ -46,7 +46,7 @@ class HeadSettings:
     num_layers, weights: of a draft model, the layers that it takes of the target and how it is
     written, one of WEIGHTS.  tokenizer: of a draft model, the model whose tokens it has in place of
     the target's.
-    starts_from: the folder of a draft model that goes on learning (`cluster.train.traffic`), ""
+    starts_from: the folder of a draft model that goes on learning (`cluster.train.runs`), ""
     = none.  from_traffic: the recorder's folder, or one tenant's in it, that it learns from; None =
     there is no traffic.  mix: beside traffic, the share of the target's own answers to questions
     that it asks itself.  loss: "acceptance" = `TrafficLoss`."""

@@ -17,11 +17,9 @@ from cluster.models.names import REPOSITORY
 from cluster.options import add_options
 from cluster.train.chat_heads import HeadSettings
 from cluster.train.compare import Questions, compare, drafters_of, read_questions, table
-from cluster.train.heads import train_head
 from cluster.train.layer_skip import find_layer_skip
-from cluster.train.processes import processes, run_together
-from cluster.train.traffic import learn_from_traffic
-from cluster.train.trainer import Budget
+from cluster.train.runs import learn_from_traffic, train_head
+from cluster.train.trainer import Budget, processes, run_together
 
 _VERBS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
 # The models of this repository, and texts that none of them has learned.

@@ -30,7 +30,7 @@ from cluster.local import LLM
 from cluster.models.made_for import folder_made_for
 from cluster.records import frozen
 from cluster.train.chat_heads import target_of
-from cluster.train.processes import processes
+from cluster.train.trainer import processes
 
 _PER_TASK = 8
 _LAW = SamplingParams(temperature=0.0, max_tokens=96, seed=1)

@@ -1,50 +1,153 @@
-"""Drafters of a chat model: `drafthouse train drafter | eagle3 | medusa | early-exit`.
-
-The target is frozen and runs only to answer questions that it asks itself; what it computes for
-that is recorded.
-"""
+"""Draft heads as they are trained: EAGLE-3, Medusa and early exits."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import LlamaConfig, PreTrainedModel
 
-from cluster.draft.heads.eagle3 import default_taps
+from cluster.draft.head_cache import Span, SpanAttention, TextRows
+from cluster.draft.heads.eagle3 import Eagle3Head, Eagle3Spec
 from cluster.draft.heads.exit import ARCHITECTURE, ExitHead
 from cluster.draft.heads.medusa import MedusaHead, MedusaSpec
-from cluster.draft.vocabulary import DraftVocabulary
 from cluster.errors import ConfigError
 from cluster.models.made_for import MadeFor
-from cluster.models.resolve import resolve
-from cluster.train.chat_answers import draw_shards, known_and_held_out
-from cluster.train.chat_drafter import (
-    DraftModelLearner,
-    Rereading,
-    check_layers,
-    kept_vocabulary,
-    smaller_copy,
+from cluster.train.chat_heads import HeadBatch, Learner, save_head
+
+# EAGLE-3 as it is trained: chains of its own rows, as deep as it will draft (Li et al. 2025).
+
+# Keys of the target's configuration that its draft layer shares.
+_SHARED = (
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "rms_norm_eps",
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+    "max_position_embeddings",
+    "hidden_act",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
 )
-from cluster.train.chat_heads import (
-    PHASE,
-    HeadBatch,
-    HeadLoss,
-    HeadOrder,
-    HeadSettings,
-    HeldOut,
-    Learner,
-    evaluate,
-    learn,
-    save_head,
-    target_of,
-)
-from cluster.train.eagle3 import Eagle3Learner, new_head
-from cluster.train.processes import processes
-from cluster.train.trainer import Budget, Rates
+
+
+_NOT_SAVED = ("embed_tokens.weight", "token_map")
+
+
+class Eagle3Learner(Learner):
+    """The head that serves, with the attention of training."""
+
+    _columns: torch.Tensor
+
+    def __init__(self, head: Eagle3Head, depth: int, columns: tuple[int, ...]) -> None:
+        """depth: drafts in a chain.  columns: where its taps stand in the recorded states."""
+        super().__init__()
+        self.head = head
+        self.depth = depth
+        self.register_buffer("_columns", torch.tensor(columns), persistent=False)
+
+    def drafts(self, batch: HeadBatch, first: int) -> list[torch.Tensor]:
+        """See `Learner`: the training-time test, in which each draft reads the one before it.
+
+        A draft's row sees the first drafts' rows up to its own, then its own later ones."""
+        head, width = self.head, batch.token_ids.shape[1] - 1
+        states = batch.tapped(self._columns)[0, :width].flatten(1)
+        hidden = head.fuse(states.to(head.fc.weight.dtype))
+        positions = torch.arange(width, device=states.device)
+        layer = head.spec.layers
+        span = Span([states.new_empty(0, 2, layer.num_key_value_heads, layer.head_dim)])
+        seen = positions[:, None] >= positions
+        found: list[torch.Tensor] = []
+        for depth in range(self.depth):
+            # Rows near the end have no token left to read: what they give is cut away.
+            token_ids = batch.token_ids[0, 1:].roll(-depth)
+            if depth:  # no loss and no later draft reads the rows before
+                token_ids = token_ids[first:]
+            attention = SpanAttention([TextRows(span, len(hidden), [seen])])
+            output = head(token_ids, hidden, positions + depth, attention)
+            if not depth:
+                output, positions, seen = output[first:], positions[first:], seen[first:]
+            itself = positions[:, None] == positions
+            seen = torch.cat((seen, itself), dim=1)
+            found.append(output[None, : width - first - depth])
+            hidden = head.handed_on(output)
+        return found
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See `Learner`."""
+        return self.head.logits(hidden)
+
+    def save(self, folder: Path, made_for: MadeFor) -> None:
+        """See `Learner`: the authors' format.  The embedding is left out: it is the target's."""
+        spec, layer = self.head.spec, self.head.spec.layers
+        tensors = {
+            name.replace("layers.0.", "midlayer."): tensor
+            for name, tensor in self.head.state_dict().items()
+            if name not in _NOT_SAVED
+        }
+        ids = self.head.token_map.cpu()
+        tensors["d2t"] = ids - torch.arange(len(ids))
+        tensors["t2d"] = torch.zeros(layer.vocab_size, dtype=torch.bool).index_fill(0, ids, True)
+        config = {
+            **{
+                key: value for key, value in layer.to_diff_dict().items() if not key.startswith("_")
+            },
+            "architectures": ["LlamaForCausalLMEagle3"],
+            "model_type": "llama",
+            "num_hidden_layers": 1,
+            "draft_vocab_size": spec.draft_vocab_size,
+            "target_hidden_size": spec.target_hidden_size,
+            "eagle_config": {
+                "eagle_aux_hidden_state_layer_ids": list(spec.taps),
+                "use_aux_hidden_state": True,
+            },
+        }
+        save_head(folder, tensors, config, made_for)
+
+
+def new_head(
+    network: PreTrainedModel, taps: tuple[int, ...], target_ids: torch.Tensor
+) -> Eagle3Head:
+    """A head that begins as the target's last layer on its last tap.
+
+    target_ids: int64[draft vocabulary].
+    """
+    config = network.config
+    shared = {name: getattr(config, name, None) for name in _SHARED}
+    known = {name: value for name, value in shared.items() if value is not None}
+    layer = LlamaConfig(**known, vocab_size=config.vocab_size, num_hidden_layers=1)
+    hidden = layer.hidden_size
+    spec = Eagle3Spec(
+        layers=layer, target_hidden_size=hidden, draft_vocab_size=len(target_ids), taps=taps
+    )
+    embedding = network.get_input_embeddings().weight.detach()
+    head = Eagle3Head(spec, embedding)
+    weights = {name: tensor.detach() for name, tensor in network.state_dict().items()}
+    prefix = f"model.layers.{config.num_hidden_layers - 1}."
+    last = {
+        name.removeprefix(prefix): each for name, each in weights.items() if name.startswith(prefix)
+    }
+    last["hidden_norm.weight"] = last["input_layernorm.weight"]
+    for part in ("q_proj", "k_proj", "v_proj"):
+        name = f"self_attn.{part}.weight"
+        last[name] = torch.cat([last[name], last[name]], dim=1)
+    with torch.no_grad():
+        head.token_map.copy_(target_ids)
+        head.lm_head.weight.copy_(network.get_output_embeddings().weight[target_ids])
+        head.norm.get_parameter("weight").copy_(weights["model.norm.weight"])
+        head.fc.weight.zero_()
+        head.fc.weight[:, -hidden:].copy_(torch.eye(hidden))
+        for name, mine in head.get_submodule("layers.0").named_parameters():
+            mine.copy_(last[name])
+    return head.train()
+
 
 # Medusa heads and early exits as they are trained: the target's own output layer reads them.
 
@@ -170,81 +273,3 @@ def _final_norm(network: PreTrainedModel) -> nn.Module:
             "be trained for it"
         )
     return found.requires_grad_(False)
-
-
-# Lower rates than from scratch: the weights start from good ones.
-_RATES = Rates(muon=0.015, adamw=0.003, warmup=0.03, decay=0.97)
-
-
-def train_head(
-    kind: str,
-    target: str,
-    work: Path,
-    folder: Path,
-    settings: HeadSettings,
-    budget: Budget,
-    seed: int = 0,
-) -> HeldOut:
-    """Let `target` answer, train a drafter in `work` or resume it, and save it in `folder`.
-
-    kind: drafter, eagle3, medusa or early-exit.  Answers are shared by all heads of one `work`, but
-    for an exit behind a layer that no other head taps.  Returns how the drafter does along answers
-    that were kept out of training.
-    """
-    source = resolve(target)
-    network: PreTrainedModel = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
-    num_layers = network.config.num_hidden_layers
-    taps: tuple[int, ...] = (*default_taps(num_layers), num_layers)
-    shards = work / "answers"
-    settings = replace(settings, exit_layer=settings.exit_layer or max(num_layers // 2, 1))
-    if kind == "drafter":
-        check_layers(settings.num_layers, num_layers)
-        taps = ()
-    if kind == "early-exit" and settings.exit_layer not in taps:
-        taps, shards = (settings.exit_layer,), work / f"answers-{settings.exit_layer}"
-    drawn = replace(settings.answers, taps=taps)
-    draw_shards(source, shards, settings.num_answer_tokens, seed, drawn)
-    reading = None
-    if settings.tokenizer:
-        reading = Rereading(source, resolve(settings.tokenizer), network)
-    known, held_out = known_and_held_out(shards, PHASE.length - 2, reading)
-    if reading:
-        vocabulary = reading.vocabulary
-    else:
-        vocabulary = kept_vocabulary(work / kind, known, network, settings.vocab_size, source)
-    torch.manual_seed(seed)
-    learner = new_learner(kind, network, vocabulary, taps, settings, reading)
-    del network
-    order, checkpoint = HeadOrder(known, vocabulary, seed), work / kind / "head.pt"
-    learn(HeadLoss(learner), order, budget, _RATES, seed, checkpoint)
-    if processes().is_main_process:
-        learner.save(folder, target_of(target))
-    learner.depth = settings.depth  # chains are measured, even where one draft is learnt
-    return evaluate(learner, vocabulary, held_out)
-
-
-def new_learner(
-    kind: str,
-    network: PreTrainedModel,
-    vocabulary: DraftVocabulary,
-    taps: tuple[int, ...],
-    settings: HeadSettings,
-    reading: Rereading | None = None,
-) -> Learner:
-    """One of a kind, that has learned nothing yet.  taps: of the recorded states."""
-    if kind == "drafter":
-        whole, tokenizer = (
-            (reading.renamed(network), reading.folder) if reading else (network, None)
-        )
-        smaller = smaller_copy(whole, vocabulary, settings.num_layers)
-        return DraftModelLearner(smaller, vocabulary, settings.weights, tokenizer)
-    target_ids = torch.from_numpy(vocabulary.target_ids).long()
-    if kind == "medusa":
-        medusa = new_heads(network, settings.depth)
-        return MedusaLearner(network, medusa, target_ids, len(taps) - 1, settings.depth)
-    if kind == "early-exit":
-        exit_head = new_exit(network, settings.exit_layer)
-        column = taps.index(settings.exit_layer)
-        return ExitLearner(network, exit_head, target_ids, column)
-    head = new_head(network, taps[:-1], target_ids)
-    return Eagle3Learner(head, settings.depth, tuple(range(len(taps) - 1)))

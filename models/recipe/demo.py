@@ -28,8 +28,16 @@ from cluster.models.made_for import write_made_for
 from cluster.records import frozen
 from cluster.train.chat_drafter import save_network
 from cluster.train.chat_heads import target_of
-from cluster.train.processes import new_accelerator, processes, run_together
-from cluster.train.trainer import Budget, Rates, Trainer, TrainingPhase, TrainSettings
+from cluster.train.trainer import (
+    Budget,
+    Rates,
+    Trainer,
+    TrainingPhase,
+    TrainSettings,
+    new_accelerator,
+    processes,
+    run_together,
+)
 from models.recipe.corpus import (
     END,
     END_OF_TEXT,

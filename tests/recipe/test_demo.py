@@ -19,8 +19,7 @@ from transformers import (
 from cluster.models.made_for import folder_made_for
 from cluster.train.chat_heads import target_of
 from cluster.train.compare import compare, drafters_of, read_questions
-from cluster.train.processes import new_accelerator
-from cluster.train.trainer import Budget, Rates, TrainingPhase
+from cluster.train.trainer import Budget, Rates, TrainingPhase, new_accelerator
 from models.recipe import demo
 from models.recipe.__main__ import parse, run
 from models.recipe.corpus import (

@@ -26,7 +26,7 @@ from cluster.train.chat_drafter import (
 )
 from cluster.train.chat_heads import HeadLoss, HeadOrder, HeadSettings, evaluate
 from cluster.train.generate import GeneratedAnswer
-from cluster.train.heads import train_head
+from cluster.train.runs import train_head
 from cluster.train.trainer import Budget
 from tests.support.draft.author import GREEDY, VOCAB, draft_engine, lm_drafter
 from tests.support.errors import config_error

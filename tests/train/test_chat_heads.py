@@ -20,12 +20,19 @@ from cluster.draft.heads.eagle3 import Eagle3Head
 from cluster.draft.heads.load import load_draft_head
 from cluster.draft.vocabulary import DraftVocabulary, load_draft_vocabulary, written_vocabulary
 from cluster.models.made_for import MadeFor, folder_made_for
-from cluster.train import chat_heads, heads
+from cluster.train import chat_heads, runs
 from cluster.train.chat_answers import AnswerSettings, draw_shards, read_shards
 from cluster.train.chat_heads import HeadBatch, HeadOrder, HeadSettings, evaluate
-from cluster.train.eagle3 import Eagle3Learner, new_head
 from cluster.train.generate import GeneratedAnswer
-from cluster.train.heads import ExitLearner, MedusaLearner, new_exit, new_heads, train_head
+from cluster.train.heads import (
+    Eagle3Learner,
+    ExitLearner,
+    MedusaLearner,
+    new_exit,
+    new_head,
+    new_heads,
+)
+from cluster.train.runs import train_head
 from cluster.train.trainer import Budget, TrainSettings
 from tests.draft.test_own_layers import greedy_text, recorded
 from tests.support.choices import by_day
@@ -185,7 +192,7 @@ def test_training_lowers_the_loss_and_resumes_to_the_bit(
     held_out = read_shards(tmp_path / "a" / "answers")[::20]
     vocabulary = load_draft_vocabulary(tmp_path / "a" / kind)
     taps = () if kind == "drafter" else TAPS
-    untrained = heads.new_learner(kind, network, vocabulary, taps, SETTINGS)
+    untrained = runs.new_learner(kind, network, vocabulary, taps, SETTINGS)
     untrained.depth = SETTINGS.depth
     before = evaluate(untrained, vocabulary, held_out)
     assert whole.num_answers == before.num_answers == len(held_out)

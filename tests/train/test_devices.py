@@ -21,8 +21,14 @@ from cluster.draft.vocabulary import DraftVocabulary
 from cluster.engine.device import computes
 from cluster.train.chat_drafter import DraftModelLearner
 from cluster.train.chat_heads import DepthDrafts, HeadBatch, Learner
-from cluster.train.eagle3 import Eagle3Learner, new_head
-from cluster.train.heads import ExitLearner, MedusaLearner, new_exit, new_heads
+from cluster.train.heads import (
+    Eagle3Learner,
+    ExitLearner,
+    MedusaLearner,
+    new_exit,
+    new_head,
+    new_heads,
+)
 from models.recipe.demo import DistillationLoss, LanguageLoss
 from tests.support.choices import by_night
 

@@ -14,11 +14,10 @@ from cluster.core import SamplingParams
 from cluster.draft.recorded import UNSALTED, Folder
 from cluster.local import LLM
 from cluster.models.fingerprint import model_hash
-from cluster.train import traffic
+from cluster.train import runs
 from cluster.train.chat_answers import AnswerSettings
 from cluster.train.chat_heads import HeadBatch, HeadLoss, HeadSettings
-from cluster.train.heads import train_head
-from cluster.train.traffic import TrafficLoss, learn_from_traffic, load_drafter
+from cluster.train.runs import TrafficLoss, learn_from_traffic, load_drafter, train_head
 from cluster.train.trainer import Budget
 from tests.support.checkpoints import noisy_copy
 from tests.support.draft.recording import answers_in
@@ -56,13 +55,13 @@ def recorded(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     prompts = [random.integers(2, 280, 6).tolist() * 2 for _ in range(40)]
     with LLM(config) as llm:
         llm.generate(prompts, SamplingParams(temperature=0.7, seed=1, max_tokens=24))
-        answers_in(kept, len(prompts), traffic.origin_of(folder))
+        answers_in(kept, len(prompts), runs.origin_of(folder))
     return kept
 
 
 def learn(
     folder: Path, recorded: Path, current: Path, work: Path, mix: float = 0.5
-) -> traffic.Learned:
+) -> runs.Learned:
     settings = replace(SETTINGS, weights="", starts_from=str(current), loss="acceptance")
     settings = replace(settings, from_traffic=recorded, mix=mix)
     return learn_from_traffic(str(folder), work, work / "new", settings, STEPS)
@@ -94,16 +93,16 @@ def test_a_drafter_goes_on_without_traffic_and_with_another_vocabulary(
     settings = replace(settings, starts_from=str(current))
     found = learn_from_traffic(str(folder), tmp_path, tmp_path / "new", settings, STEPS)
     assert found.after["originals"].acceptance > found.before["originals"].acceptance
-    network = load_drafter(found.folder, traffic.origin_of(folder)).network
+    network = load_drafter(found.folder, runs.origin_of(folder)).network
     assert network.config.vocab_size == 280
 
 
 def test_a_new_vocabulary_leaves_what_a_drafter_knows(folder: Path, recorded: Path, current: Path):
-    origin = traffic.origin_of(folder)
-    known, _ = traffic.split(recorded, origin)
+    origin = runs.origin_of(folder)
+    known, _ = runs.split(recorded, origin)
     old = load_drafter(current, origin)
     network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    new = traffic.with_vocabulary(old, known, network, 150)
+    new = runs.with_vocabulary(old, known, network, 150)
     both = np.intersect1d(new.vocabulary.target_ids, old.vocabulary.target_ids)
     assert len(both) > 100
     with torch.no_grad():
@@ -127,7 +126,7 @@ def test_a_drafter_that_accepts_less_is_not_written(
         def forward(self, batch: HeadBatch) -> torch.Tensor:
             return -super().forward(batch)
 
-    monkeypatch.setattr(traffic, "TrafficLoss", Unlearning)
+    monkeypatch.setattr(runs, "TrafficLoss", Unlearning)
     with config_error(r"would fall from 0\.\d+ to 0\.\d+, by more than 1%"):
         learn(folder, recorded, current, tmp_path, mix=0.0)
     assert not list(tmp_path.glob("new*"))
@@ -157,14 +156,14 @@ def test_what_it_cannot_learn_from_is_refused_by_name(
 def test_places_where_drafts_ended_count_by_what_would_be_accepted(
     folder: Path, recorded: Path, current: Path
 ):
-    origin = traffic.origin_of(folder)
-    known, held_out = traffic.split(recorded, origin)
+    origin = runs.origin_of(folder)
+    known, held_out = runs.split(recorded, origin)
     assert not {each.prompt.tobytes() for each in known} & {
         each.prompt.tobytes() for each in held_out
     }
     learner = load_drafter(current, origin)
     answer = max(known, key=lambda each: len(each.rejected))
-    batch = traffic.HeadOrder(known, learner.vocabulary, 0).batch(answer)
+    batch = runs.HeadOrder(known, learner.vocabulary, 0).batch(answer)
     assert 0 < int(batch.is_rejected.sum()) < int(batch.is_known.sum())
     assert not (batch.is_rejected & ~batch.is_known).any()
     nowhere = batch._replace(is_rejected=torch.zeros_like(batch.is_rejected))
@@ -172,7 +171,7 @@ def test_places_where_drafts_ended_count_by_what_would_be_accepted(
         plain = HeadLoss(learner)(batch)
         assert TrafficLoss(learner)(nowhere) == plain
         found = TrafficLoss(learner)(batch)
-        (drafts,) = traffic.known_drafts(learner, batch)
+        (drafts,) = runs.known_drafts(learner, batch)
         laws = torch.softmax(drafts.logits.float(), dim=-1)[drafts.is_rejected]
     shared = torch.minimum(
         batch.probs[batch.is_rejected], laws.gather(1, batch.candidates[batch.is_rejected])

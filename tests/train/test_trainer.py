@@ -12,7 +12,6 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaForCausalLM
 
-from cluster.train.processes import new_accelerator, processes, run_together
 from cluster.train.trainer import (
     Budget,
     Optimizers,
@@ -21,6 +20,9 @@ from cluster.train.trainer import (
     Trainer,
     TrainingPhase,
     TrainSettings,
+    new_accelerator,
+    processes,
+    run_together,
 )
 from models.recipe.corpus import Tokens, WindowOrder
 from models.recipe.demo import LanguageLoss, Shape, build
@@ -98,7 +100,7 @@ def test_products_are_in_bfloat16_only_where_the_processor_has_them(
     monkeypatch: pytest.MonkeyPatch, computes: bool
 ):
     monkeypatch.setattr(AcceleratorState, "_shared_state", {})
-    monkeypatch.setattr("cluster.train.processes.computes", lambda dtype, device: computes)
+    monkeypatch.setattr("cluster.train.trainer.computes", lambda dtype, device: computes)
     with new_accelerator().autocast():
         product = torch.ones(2, 2) @ torch.ones(2, 2)
     assert product.dtype == (torch.bfloat16 if computes else torch.float32)

@@ -1,17 +1,15 @@
-"""A drafter goes on learning: `drafthouse train drafter --starts-from`.
+"""Trainings of a chat model's drafters: `drafthouse train drafter | eagle3 | medusa | early-exit`.
 
-It learns from served answers (`--from-traffic`), which the recorder (`cluster.draft.recorder`) has
-kept with the target's laws, so the target runs only for the original answers that are mixed in
-against forgetting.  Without served answers it learns from those to questions that the target asks
-itself alone, usually of one task.
+The target is frozen and runs only to answer questions that it asks itself; what it computes for
+that is recorded.
 """
 
 from __future__ import annotations
 
 import itertools
-import logging
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +17,7 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from cluster.draft.heads.eagle3 import default_taps
 from cluster.draft.recorded import Origin, RecordedAnswer, read_folder
 from cluster.draft.vocabulary import DraftVocabulary, load_draft_vocabulary
 from cluster.errors import ConfigError
@@ -28,7 +27,14 @@ from cluster.models.made_for import folder_made_for
 from cluster.models.resolve import resolve
 from cluster.records import frozen
 from cluster.train.chat_answers import HELD_OUT, draw_shards, known_and_held_out
-from cluster.train.chat_drafter import DraftModelLearner, frequent_vocabulary, smaller_copy
+from cluster.train.chat_drafter import (
+    DraftModelLearner,
+    Rereading,
+    check_layers,
+    frequent_vocabulary,
+    kept_vocabulary,
+    smaller_copy,
+)
 from cluster.train.chat_heads import (
     PHASE,
     WEIGHTS,
@@ -37,22 +43,112 @@ from cluster.train.chat_heads import (
     HeadOrder,
     HeadSettings,
     HeldOut,
+    Learner,
     evaluate,
     known_drafts,
     learn,
     target_of,
 )
 from cluster.train.generate import GeneratedAnswer
-from cluster.train.processes import processes
-from cluster.train.trainer import Budget, Rates
+from cluster.train.heads import (
+    Eagle3Learner,
+    ExitLearner,
+    MedusaLearner,
+    new_exit,
+    new_head,
+    new_heads,
+)
+from cluster.train.trainer import Budget, Rates, processes
 
-log = logging.getLogger(__name__)
-
+# Lower rates than from scratch: the weights start from good ones.
+_FIRST_RATES = Rates(muon=0.015, adamw=0.003, warmup=0.03, decay=0.97)
 # As of the specialists of the demonstration, which go on from a general drafter too.
-_RATES = Rates(muon=0.006, adamw=0.0012, warmup=0.05, decay=0.95)
+_LATER_RATES = Rates(muon=0.006, adamw=0.0012, warmup=0.05, decay=0.95)
 # A drafter is not written where it would accept so much less than the one that it starts from.
 _LARGEST_FALL = 0.01
 _HASH_DIGITS = 12
+
+
+def train_head(
+    kind: str,
+    target: str,
+    work: Path,
+    folder: Path,
+    settings: HeadSettings,
+    budget: Budget,
+    seed: int = 0,
+) -> HeldOut:
+    """Let `target` answer, train a drafter in `work` or resume it, and save it in `folder`.
+
+    kind: drafter, eagle3, medusa or early-exit.  Answers are shared by all heads of one `work`, but
+    for an exit behind a layer that no other head taps.  Returns how the drafter does along answers
+    that were kept out of training.
+    """
+    source = resolve(target)
+    network: PreTrainedModel = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    num_layers = network.config.num_hidden_layers
+    taps: tuple[int, ...] = (*default_taps(num_layers), num_layers)
+    shards = work / "answers"
+    settings = replace(settings, exit_layer=settings.exit_layer or max(num_layers // 2, 1))
+    if kind == "drafter":
+        check_layers(settings.num_layers, num_layers)
+        taps = ()
+    if kind == "early-exit" and settings.exit_layer not in taps:
+        taps, shards = (settings.exit_layer,), work / f"answers-{settings.exit_layer}"
+    drawn = replace(settings.answers, taps=taps)
+    draw_shards(source, shards, settings.num_answer_tokens, seed, drawn)
+    reading = None
+    if settings.tokenizer:
+        reading = Rereading(source, resolve(settings.tokenizer), network)
+    known, held_out = known_and_held_out(shards, PHASE.length - 2, reading)
+    if reading:
+        vocabulary = reading.vocabulary
+    else:
+        vocabulary = kept_vocabulary(work / kind, known, network, settings.vocab_size, source)
+    torch.manual_seed(seed)
+    learner = new_learner(kind, network, vocabulary, taps, settings, reading)
+    del network
+    order, checkpoint = HeadOrder(known, vocabulary, seed), work / kind / "head.pt"
+    learn(HeadLoss(learner), order, budget, _FIRST_RATES, seed, checkpoint)
+    if processes().is_main_process:
+        learner.save(folder, target_of(target))
+    learner.depth = settings.depth  # chains are measured, even where one draft is learnt
+    return evaluate(learner, vocabulary, held_out)
+
+
+def new_learner(
+    kind: str,
+    network: PreTrainedModel,
+    vocabulary: DraftVocabulary,
+    taps: tuple[int, ...],
+    settings: HeadSettings,
+    reading: Rereading | None = None,
+) -> Learner:
+    """One of a kind, that has learned nothing yet.  taps: of the recorded states."""
+    if kind == "drafter":
+        whole, tokenizer = (
+            (reading.renamed(network), reading.folder) if reading else (network, None)
+        )
+        smaller = smaller_copy(whole, vocabulary, settings.num_layers)
+        return DraftModelLearner(smaller, vocabulary, settings.weights, tokenizer)
+    target_ids = torch.from_numpy(vocabulary.target_ids).long()
+    if kind == "medusa":
+        medusa = new_heads(network, settings.depth)
+        return MedusaLearner(network, medusa, target_ids, len(taps) - 1, settings.depth)
+    if kind == "early-exit":
+        exit_head = new_exit(network, settings.exit_layer)
+        column = taps.index(settings.exit_layer)
+        return ExitLearner(network, exit_head, target_ids, column)
+    head = new_head(network, taps[:-1], target_ids)
+    return Eagle3Learner(head, settings.depth, tuple(range(len(taps) - 1)))
+
+
+# A drafter goes on learning: `drafthouse train drafter --starts-from`.
+#
+# It learns from served answers (`--from-traffic`), which the recorder (`cluster.draft.recorder`)
+# has kept with the target's laws, so the target runs only for the original answers that are mixed
+# in against forgetting.  Without served answers it learns from those to questions that the target
+# asks itself alone, usually of one task.
 
 
 @frozen
@@ -119,7 +215,7 @@ def learn_from_traffic(
         learner = with_vocabulary(learner, known, network, settings.vocab_size)
     loss = TrafficLoss if settings.loss == "acceptance" else HeadLoss
     order = HeadOrder(known, learner.vocabulary, seed)
-    learn(loss(learner), order, budget, _RATES, seed)
+    learn(loss(learner), order, budget, _LATER_RATES, seed)
     if not processes().is_main_process:
         return None
     unfinished = folder.with_name(f"{folder.name}.unfinished")
