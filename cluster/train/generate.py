@@ -19,11 +19,17 @@ from cluster.records import frozen, record
 
 @frozen
 class BatchSampling:
-    """How to sample a batch of continuations; temperature 0 takes the most likely token."""
+    """How to sample a batch of continuations, and what is noted of them.
+
+    Prompt i is continued at temperature i modulo their number; 0 takes the most likely token.
+    num_candidates: most probable tokens at each place.  taps: hidden rows (`cluster.engine.taps`).
+    """
 
     max_new_tokens: int
     stop_ids: tuple[int, ...]
-    temperatures: tuple[float, ...] = (0.0,)
+    temperatures: tuple[float, ...]
+    num_candidates: int = 1
+    taps: tuple[int, ...] = ()
 
 
 @record
@@ -63,16 +69,13 @@ def write_with(
     prompts: Sequence[Sequence[int]],
     sampling: BatchSampling,
     generator: torch.Generator,
-    num_candidates: int,
-    taps: Sequence[int] = (),
 ) -> list[GeneratedAnswer]:
     """One continuation per prompt, by the engine that serves the model, up to the first stop token,
     which is included.
 
-    All prompts run at once; the engine shares what they have in common.  Prompt i is continued at
-    temperature i modulo their number.  Its noise is its own, however the engine divides prompts
-    into steps, which is by the clock.  taps: hidden rows to record (`cluster.engine.taps`); the
-    engine must be without a prefix cache then, because rows that it finds there have none.
+    All prompts run at once; the engine shares what they have in common.  A prompt's noise is its
+    own, however the engine divides prompts into steps, which is by the clock.  An engine whose rows
+    are tapped must be without a prefix cache, because rows that it finds there have none.
     """
     noise = torch.rand(len(prompts), sampling.max_new_tokens, generator=generator)
     given = zip(prompts, itertools.cycle(sampling.temperatures), noise, strict=False)
@@ -83,7 +86,7 @@ def write_with(
     for name, each in writing.items():
         engine.submit(Work(name, 0, token_array(each.text)))
     while engine.has_pending:
-        outputs = engine.step(taps)
+        outputs = engine.step(sampling.taps)
         _record(engine.last_step.taps, writing)
         for output in outputs:
             if output.error is not None:
@@ -97,7 +100,7 @@ def write_with(
         if not drawn:
             continue
         logits = torch.cat([output.logits for output in drawn if output.logits is not None]).cpu()
-        best = logits.topk(num_candidates, dim=-1)
+        best = logits.topk(sampling.num_candidates, dim=-1)
         log_probs = (best.values - logits.logsumexp(dim=-1, keepdim=True)).half().numpy()
         ids = best.indices.int().numpy()
         chosen = [writing[output.request_id] for output in drawn]
