@@ -36,10 +36,6 @@ class CascadeRequest(RequestState):
     stage: int = 0
     best: Proposal | None = None
 
-    def begin(self) -> None:
-        """The text has changed: the first stage drafts again."""
-        self.stage, self.best = 0, None
-
 
 class Stage(Runner):
     """One drafter of a cascade, contained."""
@@ -127,7 +123,8 @@ class CascadeDrafter(CommittedTextDrafter[CascadeRequest]):
         return observations
 
     def _forget_tree(self, request: CascadeRequest) -> None:
-        request.begin()
+        """The first stage drafts again."""
+        request.stage, request.best = 0, None
 
     def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
         """See `Drafter.propose`.  A text goes from stage to stage until one is sure of its tree."""

@@ -310,8 +310,6 @@ class Runner:
                 found.append(proposal)
             else:
                 refused.update(dict.fromkeys([name] if is_known else generations, problem))
-        if not refused:
-            return found
         return [each for each in found if each.request_id not in refused] + [
             self.refuse(name, generations[name], ProtocolError(problem))
             for name, problem in refused.items()
