@@ -120,7 +120,7 @@ def _are_unprocessed(logits: torch.Tensor, rows: Sequence[RowContext]) -> bool:
 
 
 def ranked_draw(
-    params: SamplingParams, position: int, vocabulary: DraftVocabulary | None = None
+    params: SamplingParams, position: int, vocabulary: DraftVocabulary | None
 ) -> RankedDraw:
     """The parameters of the target's draw at an output position, for the native kernels.
 

@@ -84,7 +84,7 @@ class HeadBatch(NamedTuple):
     is_known: torch.Tensor
     is_rejected: torch.Tensor
 
-    def tapped(self, columns: int | Sequence[int] | torch.Tensor) -> torch.Tensor:
+    def tapped(self, columns: int | slice) -> torch.Tensor:
         """Columns of the states; raises ConfigError where none were recorded."""
         if self.states is None:
             raise ConfigError("the answers were drawn without hidden rows; draw them anew")

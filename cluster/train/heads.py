@@ -44,21 +44,18 @@ _NOT_SAVED = ("embed_tokens.weight", "token_map")
 class Eagle3Learner(Learner):
     """The head that serves, with the attention of training."""
 
-    _columns: torch.Tensor
-
-    def __init__(self, head: Eagle3Head, depth: int, columns: tuple[int, ...]) -> None:
-        """depth: drafts in a chain.  columns: where its taps stand in the recorded states."""
+    def __init__(self, head: Eagle3Head, depth: int) -> None:
+        """head: its taps are the first ones of the recorded states.  depth: drafts in a chain."""
         super().__init__()
         self.head = head
         self.depth = depth
-        self.register_buffer("_columns", torch.tensor(columns), persistent=False)
 
     def drafts(self, batch: HeadBatch, first: int) -> list[torch.Tensor]:
         """See `Learner`: the training-time test, in which each draft reads the one before it.
 
         A draft's row sees the first drafts' rows up to its own, then its own later ones."""
         head, width = self.head, batch.token_ids.shape[1] - 1
-        states = batch.tapped(self._columns)[0, :width].flatten(1)
+        states = batch.tapped(slice(len(head.spec.taps)))[0, :width].flatten(1)
         hidden = head.fuse(states.to(head.fc.weight.dtype))
         positions = torch.arange(width, device=states.device)
         layer = head.spec.layers

@@ -186,7 +186,7 @@ def as_yaml(found: Found, num_layers: int, made_for: MadeFor) -> str:
     return yaml.safe_dump({"kind": "layer_skip", "options": options})
 
 
-def find_layer_skip(source: str, num_tokens: int, seed: int = 0) -> tuple[str, str]:
+def find_layer_skip(source: str, num_tokens: int, seed: int) -> tuple[str, str]:
     """Search; returns a report to read, and the best set as a drafter of a configuration."""
     bench = Bench(source, num_tokens, seed)
     num_layers = bench.num_layers

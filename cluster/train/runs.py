@@ -134,13 +134,12 @@ def new_learner(
     target_ids = torch.from_numpy(vocabulary.target_ids).long()
     if kind == "medusa":
         medusa = new_heads(network, settings.depth)
-        return MedusaLearner(network, medusa, target_ids, len(taps) - 1, settings.depth)
+        return MedusaLearner(network, medusa, target_ids, -1, settings.depth)
     if kind == "early-exit":
         exit_head = new_exit(network, settings.exit_layer)
         column = taps.index(settings.exit_layer)
         return ExitLearner(network, exit_head, target_ids, column)
-    head = new_head(network, taps[:-1], target_ids)
-    return Eagle3Learner(head, settings.depth, tuple(range(len(taps) - 1)))
+    return Eagle3Learner(new_head(network, taps[:-1], target_ids), settings.depth)
 
 
 # A drafter goes on learning: `drafthouse train drafter --starts-from`.

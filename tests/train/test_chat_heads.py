@@ -120,7 +120,7 @@ def test_training_sees_the_chains_that_serving_drafts(
     head = new_head(network, TAPS[:3], IDS).eval()
     for parameter in head.parameters():
         parameter += 0.05 * torch.randn(parameter.shape)
-    learner = Eagle3Learner(head, 3, (0, 1, 2))
+    learner = Eagle3Learner(head, 3)
     longest = max(answers, key=lambda each: len(each.prompt))
     batch = order_of(answers).batch(longest)
     drafts = learner.drafts(batch, first)
@@ -154,7 +154,7 @@ def test_what_is_saved_is_what_was_trained(
     network: PreTrainedModel, answers: list[GeneratedAnswer], tmp_path: Path
 ):
     target = head_target(network)
-    eagle = Eagle3Learner(new_head(network, TAPS[:3], IDS), 2, (0, 1, 2))
+    eagle = Eagle3Learner(new_head(network, TAPS[:3], IDS), 2)
     eagle.save(tmp_path / "eagle", MADE_FOR)
     loaded = load_draft_head(tmp_path / "eagle", target)
     assert (loaded.spec.taps, loaded.token_map.tolist()) == (TAPS[:3], IDS.tolist())

@@ -63,7 +63,7 @@ def learners() -> list[Learner]:
     every = np.arange(VOCAB, dtype=np.int32)
     return [
         DraftModelLearner(network(), DraftVocabulary(every, every)),
-        Eagle3Learner(new_head(network(), (1, 2, 3), ids), 2, (0, 1, 2)),
+        Eagle3Learner(new_head(network(), (1, 2, 3), ids), 2),
         MedusaLearner(target, new_heads(target, 2), ids, 3, 2),
         ExitLearner(target, new_exit(target, 2), ids, 0),
     ]

@@ -226,9 +226,7 @@ def _read_json(folder: Path) -> dict[str, Any]:
     return data
 
 
-def read_tensors(
-    folder: Path, rename: Callable[[str], str] = str, device: torch.device = CPU
-) -> Tensors:
+def read_tensors(folder: Path, rename: Callable[[str], str], device: torch.device) -> Tensors:
     """Every tensor of a folder's weights, under the names that `rename` gives them.
 
     device: on META only the vocabulary maps hold values; the others are shapes, for which of
@@ -247,7 +245,7 @@ def read_tensors(
     return Tensors(folder, {rename(name): each for name, each in found.items()}, device)
 
 
-def held_in(file: Path, device: torch.device = CPU, prefix: str = "") -> dict[str, torch.Tensor]:
+def held_in(file: Path, device: torch.device, prefix: str = "") -> dict[str, torch.Tensor]:
     """The tensors of a file whose names begin so; on another device than the CPU shapes alone."""
     with safe_open(file, framework="pt") as held:
         return {

@@ -53,7 +53,7 @@ def load(config: HeadConfig, target: HeadTarget) -> ExitHead:
             f"its exit_layer {exit_layer} does not lie between the target's {target.num_layers} "
             "layers"
         )
-    tensors = read_tensors(config.folder, device=target.device)
+    tensors = read_tensors(config.folder, str, target.device)
     with tensors.device:
         head = ExitHead(exit_layer, size)
     tensors.fill(head, {})

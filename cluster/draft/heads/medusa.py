@@ -53,7 +53,7 @@ class MedusaHead(nn.Module):
 
     token_map: torch.Tensor
 
-    def __init__(self, spec: MedusaSpec, target_head: torch.Tensor | None = None) -> None:
+    def __init__(self, spec: MedusaSpec, target_head: torch.Tensor | None) -> None:
         """target_head: [vocab, hidden], the target's output layer, where the spec uses it."""
         super().__init__()
         self.spec = spec
