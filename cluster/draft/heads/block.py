@@ -279,6 +279,6 @@ def _markov(config: HeadConfig) -> MarkovSpec | None:
 
 def load(config: HeadConfig, target: HeadTarget) -> BlockHead:
     """The drafter of a folder; it may leave out the embedding and the output layer."""
-    tensors = read_tensors(config.folder, lambda name: name.removeprefix("model."), target.device)
+    tensors = read_tensors(config.folder, lambda name: name.removeprefix("model."), target)
     spec = read_spec(config, target)
-    return BlockHead.filled(spec, tensors, target)
+    return BlockHead.filled(spec, tensors)

@@ -44,11 +44,11 @@ class HeadTarget:
 class Tensors:
     """The tensors of a folder, taken one by one; what nobody has taken is left over.
 
-    device: meta, where only their shapes were read."""
+    target: whose head it is; on META, only their shapes were read."""
 
     folder: Path
     held: dict[str, torch.Tensor]
-    device: torch.device = CPU
+    target: HeadTarget
     missing: list[str] = field(default_factory=list)
 
     def take(self, name: str, shape: Sequence[int]) -> torch.Tensor:
@@ -60,7 +60,7 @@ class Tensors:
         tensor = self.held.pop(name, None)
         if tensor is None:
             self.missing.append(name)
-            return torch.zeros(*shape, device=self.device)
+            return torch.zeros(*shape, device=self.target.device)
         if tuple(tensor.shape) != tuple(shape):
             raise refused(
                 self.folder,
@@ -74,14 +74,14 @@ class Tensors:
         return self.take(name, shape) if name in self.held else None
 
     def take_or_share(
-        self, name: str, ids: torch.Tensor, hidden_size: int, target: HeadTarget, shared: str
+        self, name: str, ids: torch.Tensor, hidden_size: int, shared: str
     ) -> torch.Tensor:
         """The tensor of that name, a row for each of these ids of the target, or these rows of the
         target's `shared` weight where the file has none."""
         own = self.take_if_there(name, (len(ids), hidden_size))
         if own is not None:
             return own
-        found = target.weight(shared)
+        found = self.target.weight(shared)
         if found.shape[1] != hidden_size:
             raise refused(
                 self.folder,
@@ -116,27 +116,27 @@ class Tensors:
             problems.append(f"nothing is known of {_names(self.held)}")
         if problems:
             raise refused(self.folder, "; ".join(problems))
-        if self.device != META:
+        if self.target.device != META:
             # What was made without memory is given that of the file's tensors.
             is_made = not any(each.is_meta for each in head.state_dict().values())
             head.load_state_dict({**state, **given}, strict=False, assign=not is_made)
 
-    def token_map(self, size: int, target: HeadTarget) -> torch.Tensor:
+    def token_map(self, size: int) -> torch.Tensor:
         """Target ids of a head's `size` outputs: `d2t` holds offsets, target id = i + d2t[i]."""
-        offsets = self.take_if_there("d2t", (size,))
-        self.take_if_there("t2d", (target.vocab_size,))  # says the same the other way round
+        offsets, vocab_size = self.take_if_there("d2t", (size,)), self.target.vocab_size
+        self.take_if_there("t2d", (vocab_size,))  # says the same the other way round
         ids = torch.arange(size)
         if offsets is None:
-            if size != target.vocab_size:
+            if size != vocab_size:
                 raise refused(
                     self.folder,
-                    f"its {size} tokens are not the target's {target.vocab_size}, and it has no "
+                    f"its {size} tokens are not the target's {vocab_size}, and it has no "
                     "d2t to tell which they are",
                 )
             return ids
         ids = ids + offsets.to(torch.int64)
         found = ids.tolist()
-        if min(found) < 0 or max(found) >= target.vocab_size or len(set(found)) != size:
+        if min(found) < 0 or max(found) >= vocab_size or len(set(found)) != size:
             raise refused(
                 self.folder,
                 "d2t does not lead to as many different tokens of the target; it must hold "
@@ -226,23 +226,23 @@ def _read_json(folder: Path) -> dict[str, Any]:
     return data
 
 
-def read_tensors(folder: Path, rename: Callable[[str], str], device: torch.device) -> Tensors:
+def read_tensors(folder: Path, rename: Callable[[str], str], target: HeadTarget) -> Tensors:
     """Every tensor of a folder's weights, under the names that `rename` gives them.
 
-    device: on META only the vocabulary maps hold values; the others are shapes, for which of
+    target: on META only the vocabulary maps hold values; the others are shapes, for which of
     safetensors the files' headers are enough."""
     found: dict[str, torch.Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
         try:
-            found.update(held_in(file, device))
+            found.update(held_in(file, target.device))
         except (OSError, SafetensorError) as error:
             raise refused(folder, f"{file.name} is damaged ({error})") from error
     for file in sorted([*folder.glob("*.bin"), *folder.glob("*.pt")]) if not found else ():
         for name, tensor in _load_torch(folder, file).items():
-            found[name] = tensor if _is_map(name) else tensor.to(device)
+            found[name] = tensor if _is_map(name) else tensor.to(target.device)
     if not found:
         raise refused(folder, "it has no weights (*.safetensors, *.bin or *.pt)")
-    return Tensors(folder, {rename(name): each for name, each in found.items()}, device)
+    return Tensors(folder, {rename(name): each for name, each in found.items()}, target)
 
 
 def held_in(file: Path, device: torch.device, prefix: str = "") -> dict[str, torch.Tensor]:

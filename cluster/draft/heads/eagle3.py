@@ -178,14 +178,14 @@ def read_spec(config: HeadConfig, target: HeadTarget) -> Eagle3Spec:
 def load(config: HeadConfig, target: HeadTarget) -> Eagle3Head:
     """The head of a folder, of which the target's embedding stands in for a missing one."""
     spec = read_spec(config, target)
-    tensors = read_tensors(config.folder, _name_of, target.device)
+    tensors = read_tensors(config.folder, _name_of, target)
     if spec.num_drafts and (mask := tensors.held.get("mask_hidden")) is not None:
         # Written with one or two leading dimensions of one, by what trained it.
         tensors.held["mask_hidden"] = mask.flatten()
     for index in range(1, spec.layers.num_hidden_layers):
         # Some writers give every layer the first one's norms, of which these have no use for one.
         tensors.held.pop(f"layers.{index}.hidden_norm.weight", None)
-    return Eagle3Head.filled(spec, tensors, target)
+    return Eagle3Head.filled(spec, tensors)
 
 
 def _name_of(stored: str) -> str:

@@ -53,8 +53,8 @@ def load(config: HeadConfig, target: HeadTarget) -> ExitHead:
             f"its exit_layer {exit_layer} does not lie between the target's {target.num_layers} "
             "layers"
         )
-    tensors = read_tensors(config.folder, str, target.device)
-    with tensors.device:
+    tensors = read_tensors(config.folder, str, target)
+    with target.device:
         head = ExitHead(exit_layer, size)
     tensors.fill(head, {})
     return head.eval().requires_grad_(False)

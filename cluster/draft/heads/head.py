@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig
 
-from cluster.draft.heads.checkpoint import HeadTarget, Tensors
+from cluster.draft.heads.checkpoint import Tensors
 from cluster.engine.attention import seam
 from cluster.engine.types import AttentionOptions
 from cluster.records import frozen
@@ -138,18 +138,17 @@ class Head(nn.Module, ABC):
         return [Sight(is_causal=True)] * len(self.layers)
 
     @classmethod
-    def filled(cls, spec: Any, tensors: Tensors, target: HeadTarget) -> Self:
+    def filled(cls, spec: Any, tensors: Tensors) -> Self:
         """A head with the tensors of its folder, of which the target's embedding and, where it
         `shares_output`, its output layer stand in for missing ones."""
-        ids, hidden = tensors.token_map(spec.draft_vocab_size, target), spec.layers.hidden_size
-        shared = [("embed_tokens.weight", torch.arange(target.vocab_size), "embedding")]
+        ids, hidden = tensors.token_map(spec.draft_vocab_size), spec.layers.hidden_size
+        shared = [("embed_tokens.weight", torch.arange(tensors.target.vocab_size), "embedding")]
         if cls.shares_output:
             shared.append(("lm_head.weight", ids, "output"))
         weights: dict[str, Any] = {
-            name: tensors.take_or_share(name, rows, hidden, target, theirs)
-            for name, rows, theirs in shared
+            name: tensors.take_or_share(name, rows, hidden, theirs) for name, rows, theirs in shared
         }
-        with tensors.device:
+        with tensors.target.device:
             head = cls(spec, *weights.values())
         tensors.fill(head, {"token_map": ids}, weights)
         return head.eval()

@@ -80,9 +80,7 @@ def load(config: HeadConfig, target: HeadTarget) -> MedusaHead:
     data = config.data
     size = data.get("hidden_size", target.hidden_size)
     config.size("hidden_size", size, target.hidden_size)
-    tensors = read_tensors(
-        config.folder, lambda name: name.removeprefix("medusa_heads."), target.device
-    )
+    tensors = read_tensors(config.folder, lambda name: name.removeprefix("medusa_heads."), target)
     is_vllm_form = any(name.startswith("blocks.") for name in tensors.held)
     num_heads, num_layers = _counted(config, tensors, _VLLM if is_vllm_form else _AUTHORS)
     shares = is_vllm_form and "lm_head.weight" in tensors.held
@@ -104,7 +102,7 @@ def load(config: HeadConfig, target: HeadTarget) -> MedusaHead:
         shares_head=shares,
         uses_target_head=is_vllm_form and not shares and bool(data.get("original_lm_head")),
     )
-    with tensors.device:
+    with target.device:
         head = MedusaHead(spec, target.weight("output") if spec.uses_target_head else None)
     token_map = tensors.take_if_there("token_map", (spec.draft_vocab_size,))
     kept = ["lm_heads.0.weight"] if spec.uses_target_head else []

@@ -102,7 +102,7 @@ def load(config: HeadConfig, target: HeadTarget) -> MtpHead:
         )
     method = getattr(layer, "quantization_config", None) or {}
     mark = "mtp.fc" if _is_apart(layer) else f"model.layers.{target.num_layers}.eh_proj"
-    tensors = _stored(config, mark, method.get("weight_block_size"), target.device)
+    tensors = _stored(config, mark, method.get("weight_block_size"), target)
     has_experts = any(name.startswith(_EXPERTS) for name in tensors.held)
     # Which layers have experts is told by their numbers, and this one's is another now.
     layer.first_k_dense_replace = 0 if has_experts else 1
@@ -115,18 +115,18 @@ def load(config: HeadConfig, target: HeadTarget) -> MtpHead:
         draft_vocab_size=target.vocab_size,
         norms_output=_is_apart(layer),
     )
-    return MtpHead.filled(spec, tensors, target).requires_grad_(False)
+    return MtpHead.filled(spec, tensors).requires_grad_(False)
 
 
 def _stored(
-    config: HeadConfig, mark: str, block: Sequence[int] | None, device: torch.device
+    config: HeadConfig, mark: str, block: Sequence[int] | None, target: HeadTarget
 ) -> Tensors:
     """The layer's tensors by our names.  mark: what joins its inputs, beside which all are.  block:
     rows and columns with a scale, None = none have."""
     prefix = mark[: mark.rindex(".") + 1]
     stored: dict[str, torch.Tensor] = {}
     for path in sorted(config.folder.glob("*.safetensors")):
-        stored |= held_in(path, device, prefix)
+        stored |= held_in(path, target.device, prefix)
     _widen(stored, block or ())
     held: dict[str, torch.Tensor] = {}
     for key, tensor in stored.items():
@@ -137,7 +137,7 @@ def _stored(
         raise config.refused(f"it has no multi-token-prediction layer (a tensor {mark}.weight)")
     _join_experts(held, "gate_up_proj", "gate_proj", "up_proj")
     _join_experts(held, "down_proj", "down_proj")
-    return Tensors(config.folder, held, device)
+    return Tensors(config.folder, held, target)
 
 
 def _widen(held: dict[str, torch.Tensor], block: Sequence[int]) -> None:
