@@ -21,32 +21,32 @@ LAYOUT = {
 }
 BOUNDS = {
     "benchmarks": 44_970,  # steps that run ahead on a card
-    "cluster": 8_170,  # compiled ahead for processors; functions in C++ alone; errors as events
+    "cluster": 7_920,  # compiled ahead for processors; functions in C++ alone; errors as events
     "cluster/client": 2_490,  # calls that the client's own close ends
-    "cluster/config": 8_780,  # aliases under --set; drafters that stay with their target
-    "cluster/coordinator": 17_370,
-    "cluster/draft": 40_570,  # whole rounds of EAGLE-3 in graphs; MTP over latents and of Qwen3.5
-    "cluster/engine": 56_780,  # fused layers; states of the delta rule, latents; steps ahead
-    "cluster/grammar": 3_640,
-    "cluster/metrics": 2_350,
+    "cluster/config": 8_580,  # aliases under --set; drafters that stay with their target
+    "cluster/coordinator": 16_720,
+    "cluster/draft": 41_050,  # whole rounds of EAGLE-3 in graphs; MTP over latents and of Qwen3.5
+    "cluster/engine": 58_890,  # fused layers; states of the delta rule, latents; steps ahead
+    "cluster/grammar": 3_750,
+    "cluster/metrics": 2_340,
     "cluster/models": 8_410,  # blocks of every format as groups; a GGUF file is read once
-    "cluster/plan": 10_480,  # a way back for drafts that lost all trust
+    "cluster/plan": 10_790,  # a way back for drafts that lost all trust
     "cluster/requests": 520,
-    "cluster/rpc": 9_390,
-    "cluster/simulate": 5_600,
-    "cluster/spec": 16_250,  # what asking is worth; masses alike everywhere; trees as bits
-    "cluster/text": 7_870,  # where a text ends, for the ingress and `LLM` alike
-    "cluster/train": 13_220,  # Muon where products of bfloat16 are emulated; noise by prompt
-    "cluster/worker": 21_130,  # ranks, by hand and under Ray alike; plain numbers of residents
-    "deployments": 25_770,  # parts get the environment of their command; updates that fail
-    "deployments/bench": 2_920,
-    "deployments/evaluate": 1_780,
-    "deployments/ingress": 38_590,
+    "cluster/rpc": 9_280,
+    "cluster/simulate": 5_510,
+    "cluster/spec": 16_150,  # what asking is worth; masses alike everywhere; trees as bits
+    "cluster/text": 7_810,  # where a text ends, for the ingress and `LLM` alike
+    "cluster/train": 12_870,  # Muon where products of bfloat16 are emulated; noise by prompt
+    "cluster/worker": 17_410,  # ranks, by hand and under Ray alike; plain numbers of residents
+    "deployments": 24_950,  # parts get the environment of their command; updates that fail
+    "deployments/bench": 2_800,
+    "deployments/evaluate": 1_770,
+    "deployments/ingress": 37_560,
     "deployments/page": 310,
-    "docs": 3_730,  # what generates was in the product
+    "docs": 3_720,  # what generates was in the product
     "k8s": 1_720,
-    "models": 3_220,  # the recipe of the demonstration, which was in cluster/train
-    "tests": 369_180,  # loops that C++ replaced; proofs of a GPU without one; states and latents
+    "models": 3_210,  # the recipe of the demonstration, which was in cluster/train
+    "tests": 368_890,  # loops that C++ replaced; proofs of a GPU without one; states and latents
 }
 
 
