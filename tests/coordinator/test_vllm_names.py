@@ -92,7 +92,7 @@ async def test_the_moment_has_its_drafters_and_the_age_of_the_oldest():
 async def test_a_step_is_told_whole_and_one_that_reads_or_has_no_times_is_none_of_decoding(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr("cluster.coordinator.present._MAX_RECENT_STEPS", 1)
+    monkeypatch.setattr("cluster.coordinator.moment._MAX_RECENT_STEPS", 1)
     step = StepReport(0.5, 0.25, 1.0, 0.125, num_sequences=2, num_nodes=3, num_emitted_tokens=4)
     others = {"num_prefill_tokens": 5, "num_prompt_tokens": 6, "num_sequences": 0, "period_s": 0.0}
     wrong = [("step_time_s", time_s) for time_s in (math.nan, math.inf, -1.0)]
