@@ -49,7 +49,7 @@ async def test_the_events_of_all_coordinators_come_in_one_stream(monkeypatch: py
     monkeypatch.setattr(small_tokenizer(), "hash", "t")  # the toy's
     places = Listed()
     async with house(()) as first, house(()) as second, AsyncExitStack() as stack:
-        ingress = toys_ingress(CONFIG, places)
+        ingress = toys_ingress(CONFIG, places.watch)
         ingress.start()
         stack.push_async_callback(ingress.stop)
         for stage in (first, second):
