@@ -25,12 +25,12 @@ BOUNDS = {
     "cluster/client": 2_490,  # calls that the client's own close ends
     "cluster/config": 8_580,  # aliases under --set; drafters that stay with their target
     "cluster/coordinator": 16_720,
-    "cluster/draft": 41_050,  # whole rounds of EAGLE-3 in graphs; MTP over latents and of Qwen3.5
-    "cluster/engine": 58_890,  # fused layers; states of the delta rule, latents; steps ahead
-    "cluster/grammar": 3_750,
+    "cluster/draft": 41_050,  # EAGLE-3 in graphs; MTP over latents; the host of drafters inside
+    "cluster/engine": 58_890,  # fused layers; delta rule, latents; steps ahead; draws and searches
+    "cluster/grammar": 3_750,  # the hook of a text, and the thread that compiles
     "cluster/metrics": 2_340,
     "cluster/models": 8_410,  # blocks of every format as groups; a GGUF file is read once
-    "cluster/plan": 10_790,  # a way back for drafts that lost all trust
+    "cluster/plan": 10_790,  # a way back for drafts that lost all trust; laws of verified nodes
     "cluster/requests": 520,
     "cluster/rpc": 9_280,
     "cluster/simulate": 5_510,
@@ -46,7 +46,7 @@ BOUNDS = {
     "docs": 3_720,  # what generates was in the product
     "k8s": 1_720,
     "models": 3_210,  # the recipe of the demonstration, which was in cluster/train
-    "tests": 368_890,  # loops that C++ replaced; proofs of a GPU without one; states and latents
+    "tests": 368_900,  # loops that C++ replaced; proofs of a GPU without one; states and latents
 }
 
 
