@@ -180,9 +180,8 @@ class Choice(GrowingText):
         try:
             events = self.ticket.take()
         except DrafthouseError:
-            if (
-                self.ticket.is_complete
-            ):  # only the statistics may still arrive; how it ends does not matter
+            # Only the statistics may still arrive; how it ends does not matter.
+            if self.ticket.is_complete:
                 return []
             raise
         deltas = [delta for event in events for delta in self.feed(event)]

@@ -132,33 +132,35 @@ class Generation:
         left_s = 0.0  # it has no limit
         if self._alarm is not None:
             left_s = self._alarm.when() - asyncio.get_running_loop().time()
-        for index in range(len(self.prompts) * spec.num_choices):
-            prompt, sample = self.prompt_of(index), index % spec.num_choices
-            request = Request(
-                id=f"{self._wire_id}-{index}",
-                prompt_ids=prompt.token_ids,
-                params=dataclasses.replace(
-                    spec.params,
-                    seed=prompt.seed,
-                    # Choices that share a seed use different streams.
-                    stream=sample if spec.seed is None else index,
-                    max_tokens=max_tokens(len(prompt.token_ids), spec, limit),
-                    stop_token_ids=stop_token_ids(spec, self.tokenizer),
-                    prediction=prediction,
-                    grammar=self.dialect.held_to(spec.params.grammar, prompt.token_ids),
-                ),
-                task=spec.task,
-                speculation=spec.speculation,
-                output_ids=spec.resumed.get(index, Resumed()).token_ids,
-                tenant=spec.tenant,
-                adapter=spec.adapter,
-                timeout_s=left_s,
-                segment=spec.segment,
-                counts_steps=bool(spec.stop),
+        for number, prompt in enumerate(self.prompts):
+            params = dataclasses.replace(
+                spec.params,
+                seed=prompt.seed,
+                max_tokens=max_tokens(len(prompt.token_ids), spec, limit),
+                stop_token_ids=stop_token_ids(spec, self.tokenizer),
+                prediction=prediction,
+                grammar=self.dialect.held_to(spec.params.grammar, prompt.token_ids),
             )
-            if spec.prompt_logprobs is not None and sample == 0:
-                prompt.score(request, spec.prompt_logprobs, self.coordinators, self._news)
-            self.choices.append(Choice(index, request, spec, self.tokenizer, self.dialect))
+            for sample in range(spec.num_choices):
+                index = number * spec.num_choices + sample
+                # Choices that share a seed use different streams.
+                stream = sample if spec.seed is None else index
+                request = Request(
+                    id=f"{self._wire_id}-{index}",
+                    prompt_ids=prompt.token_ids,
+                    params=dataclasses.replace(params, stream=stream),
+                    task=spec.task,
+                    speculation=spec.speculation,
+                    output_ids=spec.resumed.get(index, Resumed()).token_ids,
+                    tenant=spec.tenant,
+                    adapter=spec.adapter,
+                    timeout_s=left_s,
+                    segment=spec.segment,
+                    counts_steps=bool(spec.stop),
+                )
+                if spec.prompt_logprobs is not None and sample == 0:
+                    prompt.score(request, spec.prompt_logprobs, self.coordinators, self._news)
+                self.choices.append(Choice(index, request, spec, self.tokenizer, self.dialect))
         if spec.prompt_logprobs is None:
             self._submit()
 

@@ -108,11 +108,13 @@ class Answer(Writer):
         if self._shows_logprobs:
             found = [one for part in parts for one in part.logprobs]
             logprobs = self._written_logprobs(index, token_ids, found, echo)
-        said: JsonObject = {"delta": delta_fields(last)}
+        said: JsonObject
         if not self._is_chat:
             said = {"text": (echo or "") + "".join(part.text for part in parts)}
         elif is_whole:
             said = {"message": whole_message(parts)}
+        else:
+            said = {"delta": delta_fields(last)}
         choice = {
             "index": index,
             **said,
