@@ -224,8 +224,8 @@ def test_the_samples_of_a_scored_prompt_find_it_in_the_cache(
     hits = []
     submit = server.ingress.coordinators.submit
 
-    async def spied(request: Any, arrived: Any) -> Any:
-        ticket = await submit(request, arrived)
+    def spied(request: Any, arrived: Any) -> Any:
+        ticket = submit(request, arrived)
         take = ticket.take
 
         def taken() -> Any:
