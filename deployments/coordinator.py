@@ -16,7 +16,6 @@ from cluster.messages import WorkerDescription
 from cluster.metrics.recorder import COORDINATOR, Recorder
 from cluster.plan.autoscaling import WAITING, Statistics
 from cluster.rpc.connections import Connections
-from cluster.rpc.link import end_tasks
 from cluster.rpc.server import serve_coordinator
 from cluster.worker.priority import lower_priority
 from deployments import learned
@@ -24,7 +23,6 @@ from deployments.endpoints import running_replicas
 from deployments.replica import (
     Exporter,
     WorkerReplica,
-    configure_logging,
     cpu_use,
     has_others,
     process_id,
@@ -35,35 +33,40 @@ from deployments.replica import (
 class CoordinatorDeployment(WorkerReplica):
     """One coordinator replica: it leads the targets and asks every drafter it can reach."""
 
+    _keeps_learned = False
+
     async def __init__(self, config: Config, target: Any, drafters: Mapping[str, Any]) -> None:  # type: ignore[misc]  # Serve awaits it
-        """target, drafters: Serve handles; they only say where the replicas listen."""
+        """target, drafters: Serve handles; they only say where the replicas listen, and Serve
+        deploys what hangs together."""
+        self._begin(config, "coordinator")
         lower_priority(config.coordinator.nice)  # threads that start later inherit it
-        configure_logging(config.log_format)
-        self._config = config
         name = process_id("coordinator")
         recorder = Recorder(name, COORDINATOR, model_name=config.model_name)
         self._part: Coordinator = Coordinator(config, recorder, worker_id=name)
         await self._part.start()
-        self._keeping: list[asyncio.Task[None]] = []
-        await self._listen(config, serve_coordinator, self._part, cpu_use())
-        self._target, self._handles = target, drafters
+        self._ending.push_async_callback(self._part.stop)
         context = serve.get_replica_context()
+        self._application, self._target = context.app_name, target
         # Ray's own dashboard has rows only for replicas that were called by a handle.
         self._called = [
             serve.get_deployment_handle(name, app_name=context.app_name)
             for name in (context.deployment, "ingress")
         ]
-        self._targets = self._led(target, look_at=self._keep_learned)
+        targets = self._led(target, look_at=self._keep_learned)
+        self._ending.push_async_callback(targets.stop)
         # By name and application, with their handles.
         self._pools: dict[tuple[str, str], tuple[Any, Connections[Any]]] = {}
+        self._ending.push_async_callback(self._leave_drafters)
         await self._find_drafters(config)
-        exporter = Exporter(recorder, self._part.render_metrics)
-        self._tasks = [
-            asyncio.create_task(exporter.run_forever()),
-            asyncio.create_task(tell_forever(name, self._demands)),
-        ]
+        # Ends before the links: texts go on until their ingresses have gone to another coordinator
+        # with them.
+        await self._listen(serve_coordinator, self._part, cpu_use())
+        self._go_on(
+            Exporter(recorder, self._part.render_metrics).run_forever(),
+            tell_forever(name, self._demands),
+        )
         if await asyncio.to_thread(has_others):
-            await self._targets.first_link()
+            await targets.first_link()
 
     async def _use(self, config: Config) -> None:
         self._part.use(config)
@@ -75,22 +78,14 @@ class CoordinatorDeployment(WorkerReplica):
         for gone in self._pools.keys() - wanted:
             await self._pools.pop(gone)[1].stop()
         for name, application in wanted - self._pools.keys():
-            handle = (
-                serve.get_deployment_handle(drafter_deployment(name), app_name=application)
-                if application
-                else self._handles[name]
+            handle = serve.get_deployment_handle(
+                drafter_deployment(name), app_name=application or self._application
             )
             self._pools[name, application] = handle, self._led(handle, name)
 
-    async def __del__(self) -> None:
-        if not hasattr(self, "_tasks"):
-            return  # the constructor failed
-        await end_tasks(*self._tasks, *self._keeping)
-        # Texts go on until their ingresses have gone to another coordinator with them.
-        await self._server.stop()
-        for led in (self._targets, *(led for _, led in self._pools.values())):
+    async def _leave_drafters(self) -> None:
+        for _, led in self._pools.values():
             await led.stop()
-        await self._part.stop()
 
     def _demands(self) -> list[tuple[Any, Statistics]]:
         """Return what targets and drafters are told of their demand, with their handles."""
@@ -119,6 +114,7 @@ class CoordinatorDeployment(WorkerReplica):
         return led
 
     def _keep_learned(self, target: WorkerDescription) -> None:
-        if not self._keeping:  # once, whichever target it is
+        if not self._keeps_learned:  # once, whichever target it is
+            self._keeps_learned = True
             whose = f"coordinator {serve.get_replica_context().rank.rank}"
-            self._keeping = learned.keep(self._config, target, whose, self._part)
+            self._go_on(*learned.keep(self._config, target, whose, self._part))

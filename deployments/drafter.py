@@ -20,7 +20,7 @@ from cluster.worker.draft_worker import DraftWorker
 from cluster.worker.models import check_models, check_successor, parts_of
 from cluster.worker.priority import freeze_gc
 from deployments.endpoints import REFUSAL_KEY
-from deployments.replica import WorkerReplica, configure_logging, process_id, told_at_start
+from deployments.replica import WorkerReplica, process_id, told_at_start
 
 log = logging.getLogger(__name__)
 
@@ -35,13 +35,13 @@ class DrafterDeployment(WorkerReplica):
     """
 
     _worker: DraftWorker  # none where the drafter is refused: then it does not listen
-    _refusal = _change_refused = ""
-    _can_work = False
+    _is_refused = _can_work = False
+    _change_refused = ""
 
     async def __init__(self, config: Config, name: str, others: Sequence[Any] = ()) -> None:  # type: ignore[misc]  # awaited
         """others: handles of drafters, where these are deployed with this one."""
-        configure_logging(config.log_format)
-        self._given = self._config = config
+        self._begin(config, "drafter")
+        self._given = config
         self._name = name
         self._changing = asyncio.Lock()
         try:
@@ -52,10 +52,12 @@ class DrafterDeployment(WorkerReplica):
             # It would be the same at the next attempt.  A deployment that fails would hold up the
             # whole application; so the replica stays, and says why it does not draft.
             log.error("drafter refused name=%s: %s", name, error.message)
-            self._refusal = error.message[:_MAX_REFUSAL_LEN]
+            self._is_refused = True
+            self._metadata = {REFUSAL_KEY: error.message[:_MAX_REFUSAL_LEN]}
             return
         self._worker.start()
-        await self._listen(config, serve_drafter, self, self.statistics)
+        self._ending.push_async_callback(lambda: asyncio.to_thread(self._worker.stop))
+        await self._listen(serve_drafter, self, self.statistics)
 
     async def _first(self, config: Config, user_config: Any) -> DraftWorker:
         try:
@@ -91,12 +93,12 @@ class DrafterDeployment(WorkerReplica):
                 log.error("drafter %s stays as it is: %s", self._name, refused)
             if refused != self._change_refused:
                 self._change_refused = refused[:_MAX_REFUSAL_LEN]
-                if not self._refusal:
+                if not self._is_refused:
                     self._worker.renew_links()  # the description says it
 
     async def _make_anew(self, config: Config) -> None:
         """Load what takes the place of the drafter, which serves meanwhile."""
-        if self._refusal:
+        if self._is_refused:
             await self._load(config)
             self._can_work = True  # but nobody is told where it listens: Serve asks only once
             return
@@ -124,23 +126,12 @@ class DrafterDeployment(WorkerReplica):
         """Serve one coordinator until the link ends, or the drafter is made anew."""
         await self._worker.serve(link)
 
-    async def record_replica_metadata(self) -> dict[str, str]:
-        """Serve passes this on to whoever holds a handle."""
-        if self._refusal:
-            return {REFUSAL_KEY: self._refusal}
-        return await super().record_replica_metadata()
-
     async def check_health(self) -> None:
         """Raises when the drafter fails again and again: Serve then replaces the replica."""
         if self._can_work:
             raise WorkerError("the drafter can work now; the replica must be replaced to be found")
-        if not self._refusal and not self._worker.is_healthy:
+        if not self._is_refused and not self._worker.is_healthy:
             raise WorkerError("the drafter keeps failing; the replica must be replaced")
-
-    async def __del__(self) -> None:
-        if hasattr(self, "_server"):
-            await self._server.stop()
-            await asyncio.to_thread(self._worker.stop)
 
 
 def _may_pass(error: ConfigError) -> bool:

@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import platform
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -70,9 +70,9 @@ def keep(
     target: WorkerDescription,
     whose: str,
     part: Any,
-) -> list[asyncio.Task[None]]:
-    """Begin with what `part` had learned before this start, and keep what it learns: until the task
-    is cancelled, which writes it once more.  None where that is not wanted."""
+) -> list[Coroutine[Any, Any, None]]:
+    """Begin with what `part` had learned before this start; returns what keeps what it learns, to
+    be run as a task: none where that is not wanted."""
     settings = config.coordinator
     if not settings.keep_learned or settings.budget != "adaptive":
         return []
@@ -83,4 +83,4 @@ def keep(
         log.debug("nothing was learned before")
     except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         log.warning("what was learned before is of another form, and left aside: %s", error)
-    return [asyncio.create_task(write_forever(path, part.export_learned))]
+    return [write_forever(path, part.export_learned)]

@@ -129,7 +129,7 @@ def health(url: str) -> dict[str, Any]:
 #
 # Ray keeps each replica's stderr in a file of its own, and those files end with it.
 
-# As `deployments.replica.configure_logging` writes them.
+# As `cluster.logs.configure` has them written.
 _LINE = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) \S+ \S+ ([.\w]+): (.*)")
 _OURS = ("cluster", "deployments")
 # Of these, what is ordinary as well: a line for each request, and what the coordinator does.

@@ -10,7 +10,8 @@ import os
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,6 +31,7 @@ from cluster.config.schema import Config
 from cluster.errors import ConfigError
 from cluster.metrics.recorder import Recorder
 from cluster.plan.autoscaling import CPU, Statistics
+from cluster.rpc.link import end_tasks
 from cluster.rpc.server import RunningServer
 from cluster.rpc.trust import Trust, trust_of
 from deployments.endpoints import ADDRESS_KEY, WORKER_KEY
@@ -39,16 +41,6 @@ log = logging.getLogger(__name__)
 # Where Ray keeps the secret of the data plane, for a configuration that names no file with one.
 _NAMESPACE = "drafthouse"
 _KEY = "data-plane-secret"
-
-
-def configure_logging(form: logs.LogFormat) -> None:
-    """Our own messages go to the replica's stderr, which Ray keeps in a file of its own.
-
-    Serve configures only its own logger.
-    """
-    logs.configure(form)
-    # It logs every request to its own hub or server at INFO.
-    logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 def listen_address(config: Config) -> str:
@@ -124,10 +116,32 @@ def trust_in(config: Config, role: str) -> Trust:
 
 
 class Replica:
-    """What Serve, and those who hold a handle, may ask of every replica."""
+    """What Serve, and those who hold a handle, may ask of every replica.
 
-    _config: Config  # that it was started with
+    Whatever its constructor begins it also tells `_ending` how to end: Serve ends a replica whose
+    constructor has failed, too."""
+
     _part: Any  # what serves, with `use` and `refuse_config`
+
+    def _begin(self, config: Config, role: str) -> None:
+        """What the constructor of each does first; raises as `trust_in` does.
+
+        Our own messages go to the replica's stderr, which Ray keeps in a file of its own: Serve
+        configures only its own logger."""
+        logs.configure(config.log_format)
+        # It logs every request to its own hub or server at INFO.
+        logging.getLogger("httpx").setLevel(logging.WARNING)
+        self._config = config  # that it was started with
+        self._ending, self._demand = AsyncExitStack(), Demand()
+        self._trust = trust_in(config, role)
+
+    def _go_on(self, *forever: Coroutine[Any, Any, None]) -> None:
+        """Do all of this beside everything else, until the replica ends."""
+        self._ending.push_async_callback(end_tasks, *map(asyncio.create_task, forever))
+
+    async def __del__(self) -> None:
+        """Serve awaits it: what was begun last ends first."""
+        await self._ending.aclose()
 
     async def reconfigure(self, user_config: Any) -> None:
         """Serve calls it after the constructor and when the file's user_config has changed.
@@ -150,14 +164,16 @@ class Replica:
 
     async def note_demand(self, coordinator: str, said: Statistics) -> None:
         """A coordinator says what is asked of all replicas of this kind together."""
+        self._demand.note(coordinator, said)
 
 
 class WorkerReplica(Replica):
     """The part of a worker's deployment that all have: its own gRPC server, and how it is found."""
 
+    _metadata: Mapping[str, str]
+
     async def _listen(
         self,
-        config: Config,
         serve: Callable[..., Awaitable[RunningServer]],
         worker: Any,
         statistics: Callable[[], Statistics],
@@ -165,33 +181,27 @@ class WorkerReplica(Replica):
         """serve: of `cluster.rpc.server`, for this kind of worker.  statistics: what autoscaling is
         to know of this replica.
 
-        When it ends, `_server.stop` refuses new streams and lets the open ones end: their last
-        frames are on their way, and no more is waited for, because every peer can continue
-        elsewhere."""
-        description = worker.describe()
-        self._trust = trust_in(config, description.role)
-        self._statistics, self._demand = statistics, Demand()
-        self._server = await serve(
+        When it ends, the server refuses new streams and lets the open ones end: their last frames
+        are on their way, and no more is waited for, because every peer can continue elsewhere."""
+        server = await serve(
             worker,
-            listen_address(config),
-            max_frame_bytes=config.coordinator.max_frame_bytes,
+            listen_address(self._config),
+            max_frame_bytes=self._config.coordinator.max_frame_bytes,
             trust=self._trust,
         )
-        self._worker_id = str(description.worker_id)
+        self._ending.push_async_callback(server.stop)
+        self._statistics = statistics
+        self._metadata = {ADDRESS_KEY: server.address, WORKER_KEY: worker.describe().worker_id}
 
-    async def record_replica_metadata(self) -> dict[str, str]:
+    async def record_replica_metadata(self) -> Mapping[str, str]:
         """Serve passes this on to whoever holds a handle."""
-        return {ADDRESS_KEY: self._server.address, WORKER_KEY: self._worker_id}
-
-    async def note_demand(self, coordinator: str, said: Statistics) -> None:
-        if hasattr(self, "_server"):
-            self._demand.note(coordinator, said)
+        return self._metadata
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Serve asks for it where the deployment has an `autoscaling_config`.
 
         A replica that cannot work says nothing, and so its deployment is not scaled."""
-        if not hasattr(self, "_server"):
+        if not hasattr(self, "_statistics"):
             return {}
         return {**self._statistics(), **self._demand.total()}
 

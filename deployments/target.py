@@ -12,19 +12,11 @@ from typing import Any
 from cluster.config.live import changed
 from cluster.config.schema import Config
 from cluster.errors import ConfigError, WorkerError
-from cluster.rpc.link import end_tasks
 from cluster.rpc.server import serve_target
 from cluster.worker.build import load_target
 from cluster.worker.ranks import Ranks
 from deployments import learned
-from deployments.replica import (
-    Exporter,
-    WorkerReplica,
-    configure_logging,
-    process_id,
-    told_at_start,
-    where,
-)
+from deployments.replica import Exporter, WorkerReplica, process_id, told_at_start, where
 
 log = logging.getLogger(__name__)
 
@@ -33,23 +25,23 @@ class TargetDeployment(WorkerReplica):
     """One target replica: its engine in a thread, and a gRPC server for the coordinators."""
 
     async def __init__(self, config: Config) -> None:  # type: ignore[misc]  # Serve awaits it
-        configure_logging(config.log_format)
-        self._config = config
+        self._begin(config, "target")
         self._changing = asyncio.Lock()
-        self._ranks = Ranks(config)
-        config = _with_told_drafters(config)
+        ranks = self._ranks = Ranks(config)
+        self._ending.push_async_callback(asyncio.to_thread, ranks.stop)
         # Loading takes from seconds to minutes, measuring some seconds, and Serve asks for
         # the state meanwhile.
-        load = partial(load_target, config, worker_id=process_id("target"))
-        self._worker = await self._ranks.load(load)
-        self._tasks = learned.keep(self._config, self._worker.describe(), "target", self._worker)
-        self._worker.start()
-        await self._listen(config, serve_target, self._worker, self._worker.statistics)
-        for forever in (
-            Exporter(self._worker.recorder).run_forever(),
-            self._ranks.end_with_them(config.coordinator.target_silence_s),
-        ):
-            self._tasks.append(asyncio.create_task(forever))
+        load = partial(load_target, _with_told_drafters(config), worker_id=process_id("target"))
+        worker = self._worker = await ranks.load(load)
+        keeping = learned.keep(config, worker.describe(), "target", worker)
+        worker.start()
+        self._ending.push_async_callback(asyncio.to_thread, worker.stop)
+        self._go_on(*keeping)
+        await self._listen(serve_target, worker, worker.statistics)
+        self._go_on(
+            Exporter(worker.recorder).run_forever(),
+            ranks.end_with_them(config.coordinator.target_silence_s),
+        )
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Serve calls it after the constructor and when the file's user_config has changed.
@@ -68,16 +60,6 @@ class TargetDeployment(WorkerReplica):
         """Node and devices of all ranks, and the process of each, rank 0 first."""
         pids = (os.getpid(), *self._ranks.pids)
         return {"ranks": [{**where(), "pid": pid} for pid in pids]}
-
-    async def __del__(self) -> None:
-        try:
-            if hasattr(self, "_server"):
-                await end_tasks(*self._tasks)
-                await self._server.stop()
-                await asyncio.to_thread(self._worker.stop)
-        finally:
-            if hasattr(self, "_ranks"):
-                await asyncio.to_thread(self._ranks.stop)
 
 
 def _with_told_drafters(config: Config) -> Config:

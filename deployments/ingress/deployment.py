@@ -22,10 +22,8 @@ from deployments.ingress.ingress import LAST_WORDS_S, Ingress
 from deployments.replica import (
     Exporter,
     Replica,
-    configure_logging,
     has_others,
     process_id,
-    trust_in,
 )
 
 # Whoever listens waits until every request is over (`Ingress.drain`), and so much longer.
@@ -39,9 +37,8 @@ class IngressDeployment(Replica):
 
     async def __init__(self, config: Config, coordinator: Any) -> None:  # type: ignore[misc]  # awaited
         """coordinator: a Serve handle, used only to find the coordinators' addresses."""
+        self._begin(config, "ingress")
         lower_priority(config.ingress.nice)  # threads that start later inherit it
-        configure_logging(config.log_format)
-        self._config = config
         tokenizer, defaults = await asyncio.to_thread(_load_text, config)
         self._part: Ingress = Ingress(
             config,
@@ -50,12 +47,13 @@ class IngressDeployment(Replica):
             running_replicas(coordinator),
             process=process_id("ingress"),
             others=self._ask_others,
-            trust=trust_in(config, "ingress"),
+            trust=self._trust,
         )
         self._part.start()
+        self._ending.push_async_callback(self._part.stop)
         if await asyncio.to_thread(has_others):
             await self._part.connections.first_link()
-        self._exporting = asyncio.create_task(Exporter(self._part.recorder).run_forever())
+        self._go_on(Exporter(self._part.recorder).run_forever())
         patience_s = config.ingress.shutdown_grace_s + _LISTENER_MARGIN_S
         app, tls = create_app(self._part), config.tls.pem()
         self._http = HttpListener(app, config.http, patience_s, tls)
@@ -68,6 +66,7 @@ class IngressDeployment(Replica):
             where = HttpConfig(host=admin.host, port=admin.port)
             self._listeners.append(HttpListener(create_admin_app(self._part), where, patience_s))
         self._drained: asyncio.Task[None] | None = None
+        self._ending.push_async_callback(self.drain)
         for listener in self._listeners:
             await listener.start()
 
@@ -106,13 +105,6 @@ class IngressDeployment(Replica):
     async def _drain(self) -> None:
         stopping = (listener.stop() for listener in self._listeners)
         await asyncio.gather(self._part.drain(), *stopping, return_exceptions=True)
-
-    async def __del__(self) -> None:
-        if hasattr(self, "_drained"):
-            await self.drain()
-        if hasattr(self, "_exporting"):
-            await self._part.stop()
-            self._exporting.cancel()
 
 
 def _load_text(config: Config) -> tuple[Tokenizer, SamplingParams]:

@@ -56,7 +56,8 @@ async def test_a_damaged_record_or_one_of_another_form_is_left_aside(
         file = learned_file(Config(), TARGET, "target")
         file.parent.mkdir()
         file.write_text(text)
-    await end_tasks(*keep(Config(), TARGET, "target", Coordinator(Config())))
+    for kept in keep(Config(), TARGET, "target", Coordinator(Config())):
+        kept.close()
     assert ("left aside" in caplog.text) == (text is not None)
 
 
