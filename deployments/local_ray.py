@@ -19,6 +19,7 @@ from ray import serve
 from ray.exceptions import AuthenticationError
 
 from cluster.config.addresses import is_everywhere, is_loopback
+from cluster.config.live import INGRESS
 from cluster.config.schema import Config
 from cluster.errors import ConfigError, WorkerError
 from cluster.worker.priority import adopt_orphans
@@ -181,9 +182,9 @@ class JoinedRay:
     def as_reached(self) -> Config:
         """The configuration with an ingress' node as the host, where it listens on all of its
         interfaces."""
-        handle = serve.get_deployment_handle("ingress", app_name=self.applications[0])
+        ingress = ingress_of(self.applications[0])
         try:
-            where = handle.placement.remote().result(timeout_s=_ANSWER_S)["node_id"]
+            where = ingress.placement.remote().result(timeout_s=_ANSWER_S)["node_id"]
         except Exception:  # noqa: BLE001 - Serve's errors have no common base; it is asked again
             return self.config
         hosts = {each["NodeID"]: each["NodeManagerAddress"] for each in ray.nodes()}
@@ -206,13 +207,17 @@ class JoinedRay:
             _within(_SHUTDOWN_S, ray.shutdown)
 
 
+def ingress_of(application: str) -> Any:
+    """Serve's handle of the ingress; Ray is initialised."""
+    return serve.get_deployment_handle(INGRESS, app_name=application)
+
+
 def _drain(config: Config, application: str, ray_runs: Callable[[], bool] = lambda: True) -> None:
     """Let the answers end that are under way, while all that they need still runs."""
     patience_s = config.ingress.shutdown_grace_s + DRAIN_MARGIN_S
 
     def drain() -> None:
-        ingress = serve.get_deployment_handle("ingress", app_name=application)
-        ingress.broadcast("drain").results(timeout_s=patience_s)
+        ingress_of(application).broadcast("drain").results(timeout_s=patience_s)
 
     _within(patience_s, drain, ray_runs)
 

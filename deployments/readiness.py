@@ -1,5 +1,5 @@
-"""Asks the application's own /health what it serves, waits until it does, and shows meanwhile, and
-later, what the replicas log.
+"""Waits until the application says that it serves, and shows meanwhile, and later, what the
+replicas log.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import httpx
 
 from cluster.config.addresses import from_here, joined
 from cluster.config.schema import Config
@@ -47,8 +45,8 @@ def wait_until_connected(
     """Until the ingress reports a target and every drafter, or serves without the slow ones.
 
     Returns what it reports.
-    Drafters that are refused are not waited for.  ask: `health`, or more where that tells little.
-    url: of the HTTP face.  check: called often; may
+    Drafters that are refused are not waited for.  ask: what the ingress tells operators, with a
+    `status` at least.  url: of the HTTP face, which tells them the same.  check: called often; may
     raise to end the waiting.  say: is told at once what is refused, and every ten seconds what is
     waited for.  Raises WorkerError when no target is led in time.
     """
@@ -109,20 +107,6 @@ def _told(url: str, state: Mapping[str, Any]) -> str:
     counts = {name: value for name, value in state.items() if name not in left_out}
     told = f"{url}/health says {state['status']}"
     return f"{told} {json.dumps(counts)}" if counts else told
-
-
-def health(url: str) -> dict[str, Any]:
-    """Return what /health says.  `status` is always there: where nothing answers, it says why."""
-    try:
-        # The certificate of a server of our own names the host as clients know it.
-        reply = httpx.get(f"{url}/health", timeout=5, verify=False, trust_env=False)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        return {"status": f"nothing ({type(error).__name__})"}
-    with contextlib.suppress(ValueError):
-        state = reply.json()
-        if isinstance(state, dict) and "status" in state:
-            return state
-    return {"status": f"HTTP status {reply.status_code}" if reply.is_error else "no JSON object"}
 
 
 # Shows on the console what the replicas write in their logs, as far as an operator wants it.

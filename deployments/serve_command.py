@@ -33,8 +33,8 @@ from cluster.logs import is_json, said
 from deployments.access import access_lines
 from deployments.app import begin, logging_options, names_of
 from deployments.configured_models import has_chat_template
-from deployments.local_ray import JoinedRay, LocalRay
-from deployments.readiness import LogFollower, base_url, engine_line, health, wait_until_connected
+from deployments.local_ray import JoinedRay, LocalRay, ingress_of
+from deployments.readiness import LogFollower, base_url, engine_line, wait_until_connected
 from deployments.report import rendered
 
 _POLL_S = 0.25
@@ -91,7 +91,7 @@ def serve_until_stopped(file: ServeFile, place: Path | str) -> int:
             cluster.is_ours = True
             _wait_until_running(names, look)
             is_serving = True
-            ask = partial(state_of, cluster, names[0])
+            ask = partial(state_of, names[0])
             url, drafters = base_url(cluster.as_reached()), file.config.on_their_own
             state = wait_until_connected(ask, url, drafters, look, _progress)
             if own:
@@ -149,20 +149,16 @@ def what_to_try(config: Config) -> str:
     return rendered("ready", told).rstrip()
 
 
-def state_of(cluster: LocalRay | JoinedRay, application: str) -> Mapping[str, Any]:
-    """What the server says over HTTP, and the ingress itself where that tells others than operators
-    no more."""
-    state = health(base_url(cluster.as_reached()))
-    if state["status"] == "ok" and "drafters" not in state:
-        with contextlib.suppress(TimeoutError):  # of a slow machine, which is asked again
-            return _health_of(application)
-    return state
+def state_of(application: str) -> Mapping[str, Any]:
+    """What the ingress tells operators.  Where it does not answer, `status` says why."""
+    try:
+        return _health_of(application)
+    except Exception as error:  # noqa: BLE001 - Serve's errors have no common base; it is asked again
+        return {"status": f"nothing ({type(error).__name__})"}
 
 
 def _health_of(application: str) -> Mapping[str, Any]:
-    """What the ingress itself tells operators."""
-    handle = serve.get_deployment_handle("ingress", app_name=application)
-    return dict(handle.health.remote().result(timeout_s=_REPORT_S))
+    return dict(ingress_of(application).health.remote().result(timeout_s=_REPORT_S))
 
 
 def refuse_unserved_keys(file: ServeFile) -> None:

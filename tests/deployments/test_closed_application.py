@@ -15,10 +15,6 @@ import pytest
 
 from cluster.client import Client, Endpoint, GenerateRequest, InvalidRequestError, SamplingOptions
 from cluster.config.doors import ROLES
-from cluster.config.parse import parse
-from cluster.config.schema import Config
-from deployments.local_ray import LocalRay
-from deployments.readiness import health
 from deployments.serve_command import state_of
 from tests.deployments.conftest import (
     DEADLINE_S,
@@ -45,13 +41,15 @@ class Closed:
 
     client: httpx.Client
     grpc: Endpoint
-    config: Config
     folder: Path
     parts: Authority
     operators: str
 
     def drafters(self) -> dict[str, Any]:
-        return dict(health(self.operators).get("drafters", {}))
+        return dict(self.health().get("drafters", {}))
+
+    def health(self) -> dict[str, Any]:
+        return dict(httpx.get(f"{self.operators}/health").json())
 
     def answer(self, key: str = "alice") -> httpx.Response:
         return self.client.post("/v1/completions", json=BODY, headers=bearer(key))
@@ -108,7 +106,7 @@ def closed(
     base = f"https://localhost:{settings['http']['port']}"
     with httpx.Client(base_url=base, verify=context, timeout=DEADLINE_S) as client:
         operators = f"http://127.0.0.1:{admin_port}"
-        yield Closed(client, where, parse(Config, settings), folder, parts, operators)
+        yield Closed(client, where, folder, parts, operators)
     serve.delete(APPLICATION)
 
 
@@ -140,9 +138,8 @@ def test_operators_have_a_key_and_a_port_and_whoever_starts_it_learns_what_it_wa
     assert closed.client.get("/metrics").status_code == 401
     found = closed.client.get("/metrics", headers=bearer("root"))
     assert "drafthouse_requests_total" in found.text
-    assert health(closed.operators)["keys"] == {"callers": ["alice", "root"], "fault": ""}
-    own = LocalRay(closed.config, closed.folder, [APPLICATION])
-    assert state_of(own, APPLICATION)["targets"] == 1
+    assert closed.health()["keys"] == {"callers": ["alice", "root"], "fault": ""}
+    assert state_of(APPLICATION)["targets"] == 1
 
 
 def test_the_replicas_read_the_keys_again(closed: Closed):
@@ -151,7 +148,7 @@ def test_the_replicas_read_the_keys_again(closed: Closed):
     write_keys(keys, root={"admin": True}, alice={}, bob={})
     wait_until(lambda: closed.answer("bob").status_code == 200)
     keys.write_text("keys: {carol: {}}")
-    wait_until(lambda: "keys.carol.sha256" in str(health(closed.operators).get("keys")))
+    wait_until(lambda: "keys.carol.sha256" in str(closed.health().get("keys")))
     assert closed.answer("bob").status_code == 200
 
 

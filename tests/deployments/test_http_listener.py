@@ -10,7 +10,6 @@ from cluster.config.schema import Config, DashboardConfig, GrpcConfig, HttpConfi
 from cluster.errors import WorkerError
 from deployments.ingress.http_listener import HttpListener
 from deployments.placement import check_free
-from deployments.readiness import health
 from deployments.serve_command import ready_line
 from tests.deployments.conftest import free_port, free_ports
 from tests.support.deployments.site import Application
@@ -58,7 +57,6 @@ async def test_a_server_at_an_ipv6_address_is_found_where_the_ready_line_says(ho
     assert f"[::1]:{config.grpc.port} (gRPC)" in line
     async with httpx.AsyncClient() as client:
         assert (await client.get(found[0])).text == "here"
-    assert await asyncio.to_thread(health, found[0]) == {"status": "HTTP status 404"}
     with config_error(rf"http\.port: port {config.http.port} taken"):
         check_free(config)
     await listener.stop()

@@ -8,7 +8,6 @@ import httpx
 import pytest
 import yaml
 
-from deployments.readiness import health
 from tests.deployments.conftest import wait_until
 from tests.deployments.test_cli import config_file
 from tests.draft.test_plugin import block
@@ -64,7 +63,7 @@ def test_good_ones_serve_and_of_others_it_is_told_what_is_wrong_and_where(
 ):
     serving.wait_for("Drafthouse is ready:")
     url = f"http://127.0.0.1:{ports(config_file)[0]}"
-    state = health(url)
+    state = httpx.get(f"{url}/health").json()
     assert state["drafters"] == {"broken": 0, "echo": 1, "lookup": 1, "raising": 1}
     assert set(state["refused"]) == {"broken"}
     reason = state["refused"]["broken"]
@@ -79,7 +78,9 @@ def test_good_ones_serve_and_of_others_it_is_told_what_is_wrong_and_where(
     said = serving.stderr.read_text()
     assert re.search(r"raising .*: ValueError \(.*/raising\.py, line 6\)\n", said)
     assert "what the prompt says" not in said
-    wait_until(lambda: health(url)["faults"].get("raising", {}).get("refused", 0) > 0)
+    wait_until(
+        lambda: httpx.get(f"{url}/health").json()["faults"].get("raising", {}).get("refused", 0) > 0
+    )
     # Killed, its first process leaves nothing behind.
     serving.check_end("the first, to die at once")
     assert serving.said_by_others() == []

@@ -1,31 +1,17 @@
 """What `drafthouse serve` waits for after the replicas run."""
 
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
-from typing import Any
-
 import pytest
 
-from cluster.config.schema import Config, HttpConfig
 from cluster.errors import WorkerError
-from deployments.readiness import base_url, engine_line, health, wait_until_connected
-from tests.support.deployments import fake_http
+from deployments.readiness import engine_line, wait_until_connected
 
-
-@contextmanager
-def answering(path: str, status: int, body: dict[str, Any]) -> Iterator[str]:
-    """A server that knows one path; its URL."""
-    with fake_http.answering(path, json.dumps(body).encode(), status) as port:
-        config = Config(http=HttpConfig(host="0.0.0.0", port=port))
-        yield base_url(config)
+URL = "http://127.0.0.1:8000"
 
 
 def test_a_connected_application_is_ready():
     said = []
-    with answering("/health", 200, {"status": "ok", "drafters": {"lm": 1}}) as url:
-        wait_until_connected(partial(health, url), url, ["lm"], lambda: None, said.append)
+    state = {"status": "ok", "drafters": {"lm": 1}}
+    wait_until_connected(lambda: state, URL, ["lm"], lambda: None, said.append)
     assert said == []
 
 
@@ -33,9 +19,8 @@ def test_a_refused_drafter_is_told_with_its_reason_and_not_waited_for():
     refused = {"lm": "other tokenizer", "m": "other tokenizer", "target.config": "no such key"}
     body = {"status": "ok", "drafters": {"lm": 0, "n": 1}, "refused": refused}
     said = []
-    with answering("/health", 200, body) as url:
-        at_once = iter([None]).__next__  # fails where it is called again
-        wait_until_connected(partial(health, url), url, ["lm", "n"], at_once, said.append)
+    at_once = iter([None]).__next__  # fails where it is called again
+    wait_until_connected(lambda: body, URL, ["lm", "n"], at_once, said.append)
     assert said == [
         "drafter lm, drafter m are refused: other tokenizer",
         "target.config is refused: no such key",
@@ -44,20 +29,9 @@ def test_a_refused_drafter_is_told_with_its_reason_and_not_waited_for():
 
 def test_an_application_that_never_serves_is_an_error_that_says_why():
     body = {"status": "unavailable", "coordinators": 1, "targets": 0}
-    with (
-        answering("/health", 503, body) as url,
-        pytest.raises(WorkerError, match=r'unavailable \{"coordinators": 1, "targets": 0\}'),
-    ):
-        wait_until_connected(
-            partial(health, url), url, [], lambda: None, lambda text: None, patience_s=0.0
-        )
-
-
-def test_what_answers_something_else_is_told():
-    with answering("/health", 200, {}) as url:
-        assert health(f"{url}/elsewhere") == {"status": "HTTP status 404"}
-        assert health(url) == {"status": "no JSON object"}
-    assert health(url)["status"].startswith("nothing (")
+    told = rf'{URL}/health says unavailable \{{"coordinators": 1, "targets": 0\}}'
+    with pytest.raises(WorkerError, match=told):
+        wait_until_connected(lambda: body, URL, [], lambda: None, lambda text: None, patience_s=0.0)
 
 
 ENGINE = {

@@ -1,6 +1,5 @@
 """TLS of the ingress' own listeners: clients, strangers to it, and a replaced certificate."""
 
-import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -14,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from cluster.config.doors import TlsConfig
 from cluster.config.schema import Config, GrpcConfig
 from deployments.ingress.grpc_api import GrpcListener
-from deployments.readiness import base_url, health
+from deployments.readiness import base_url
 from tests.deployments.conftest import free_port
 from tests.support.deployments.site import Site, site
 from tests.support.deployments.stage import toys_ingress
@@ -117,9 +116,9 @@ async def test_grpc_takes_tls_alone_and_follows_a_replaced_certificate(folder: P
             assert await watch.code() is grpc.StatusCode.OK
 
 
-async def test_start_up_asks_over_tls_how_the_server_is(folder: Path):
-    async with site(tls(folder).pem()) as place:
+async def test_the_url_that_start_up_says_is_served_over_tls(folder: Path):
+    async with site(tls(folder).pem()) as place, httpx.AsyncClient(verify=False) as client:
         config = Config(http=place.bounds, tls=tls(folder))
         url = base_url(config)
         assert url == f"https://127.0.0.1:{place.bounds.port}"
-        assert (await asyncio.to_thread(health, url))["status"] == "HTTP status 404"
+        assert (await client.get(f"{url}/health")).status_code == 404
