@@ -6,9 +6,10 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.samples import Sample
 
 from cluster.records import frozen
+
+Labels = frozenset[tuple[str, str]]
 
 _DRAFTED = "vllm:spec_decode_num_"
 _COUNTED = ("drafts", "draft_tokens", "accepted_tokens")
@@ -16,23 +17,36 @@ _COUNTED = ("drafts", "draft_tokens", "accepted_tokens")
 
 @frozen
 class Page:
-    """Every sample of a page, by its name; at_s: when it was read."""
+    """Every sample of a page, by its name and its labels.
 
-    samples: Mapping[str, Sequence[Sample]]
+    at_s: when it was read; of what was counted between two pages, how long that took."""
+
+    samples: Mapping[str, Mapping[Labels, float]]
     at_s: float = 0.0
 
     @classmethod
     def read(cls, text: str, at_s: float = 0.0) -> Page:
         """Raises ValueError if `text` is no such page."""
-        samples = defaultdict[str, list[Sample]](list)
+        samples = defaultdict[str, dict[Labels, float]](dict)
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                samples[sample.name].append(sample)
+                samples[sample.name][frozenset(sample.labels.items())] = sample.value
         return cls(samples, at_s)
+
+    def since(self, before: Page) -> Page:
+        """What was counted after an earlier page of the same server; gauges say nothing there."""
+        growth = {
+            name: {
+                labels: value - before.samples.get(name, {}).get(labels, 0.0)
+                for labels, value in series.items()
+            }
+            for name, series in self.samples.items()
+        }
+        return Page(growth, self.at_s - before.at_s)
 
     def values(self, name: str) -> list[float]:
         """Of all labels."""
-        return [sample.value for sample in self.samples.get(name, ())]
+        return [*self.samples.get(name, {}).values()]
 
     def total(self, name: str) -> float | None:
         """Sum over all labels; None if the page has no such sample."""
@@ -42,39 +56,19 @@ class Page:
     def by(self, name: str, label: str) -> dict[str, float]:
         """Sums by the values of one label."""
         sums = defaultdict[str, float](float)
-        for sample in self.samples.get(name, ()):
-            if label in sample.labels:
-                sums[sample.labels[label]] += sample.value
+        for labels, value in self.samples.get(name, {}).items():
+            named = dict(labels)
+            if label in named:
+                sums[named[label]] += value
         return sums
 
-
-@frozen
-class MetricsChange:
-    """What was counted between two pages of one server: since its start if `before` is empty."""
-
-    before: Page
-    after: Page
-
-    @property
-    def seconds(self) -> float:
-        return self.after.at_s - self.before.at_s
-
-    def count(self, name: str) -> float | None:
-        """Growth of a counter, over all labels; `name` as vLLM documents it, without `_total`."""
-        after = self.after.total(f"{name}_total")
-        return None if after is None else after - (self.before.total(f"{name}_total") or 0.0)
-
-    def count_by(self, name: str, label: str) -> dict[str, float]:
-        """Growth of a counter by the values of one label."""
-        return self._growth(f"{name}_total", label)
-
     def quantile(self, name: str, share: float) -> float | None:
-        """The value below which `share` of the new observations of a histogram lie.
+        """The value below which `share` of the observations of a histogram lie.
 
         As Prometheus' histogram_quantile: evenly spread within a bucket.  None without any.
         """
-        growth = self._growth(f"{name}_bucket", "le")
-        counts = sorted((float(le), count) for le, count in growth.items())
+        buckets = self.by(f"{name}_bucket", "le")
+        counts = sorted((float(le), count) for le, count in buckets.items())
         wanted = share * counts[-1][1] if counts else 0.0
         if wanted <= 0.0:
             return None
@@ -86,10 +80,6 @@ class MetricsChange:
                 return low + (edge - low) * (wanted - below) / (count - below)
             low, below = edge, count
         return low
-
-    def _growth(self, sample: str, label: str) -> dict[str, float]:
-        before, after = self.before.by(sample, label), self.after.by(sample, label)
-        return {key: value - before.get(key, 0.0) for key, value in after.items()}
 
 
 @frozen
@@ -106,19 +96,21 @@ class SpeculationCounts:
     mean_acceptance_length: float
 
 
-def speculation(changes: Sequence[MetricsChange]) -> SpeculationCounts | None:
-    """Of all changes together; None if the pages have no such figures, or nothing was drafted."""
+def speculation(counted: Sequence[Page]) -> SpeculationCounts | None:
+    """Of what was counted several times together (`Page.since`); None if the pages have no such
+    figures, or nothing was drafted."""
     drafts, drafted, accepted = (
-        sum(int(change.count(_DRAFTED + name) or 0) for change in changes) for name in _COUNTED
+        sum(int(each.total(f"{_DRAFTED}{name}_total") or 0) for each in counted)
+        for name in _COUNTED
     )
     if not drafted:
         return None
     positions = Counter[int]()
-    for change in changes:
-        found = change.count_by(f"{_DRAFTED}accepted_tokens_per_pos", "position")
+    for each in counted:
+        found = each.by(f"{_DRAFTED}accepted_tokens_per_pos_total", "position")
         positions.update({int(position): int(count) for position, count in found.items()})
     steps = max(drafts, 1)
-    rates = tuple(positions[each] / steps for each in sorted(positions))
+    rates = tuple(positions[place] / steps for place in sorted(positions))
     return SpeculationCounts(
         drafts, drafted, accepted, rates, accepted / drafted, 1.0 + accepted / steps
     )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from cluster.errors import WorkerError
-from deployments.metrics_reader import MetricsChange, Page, speculation
+from deployments.metrics_reader import Page, speculation
 from deployments.openai_client import OpenAIServer
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ _GAUGES = {
     "kv_cache_usage": "vllm:kv_cache_usage_perc",
 }
 _RATES = {
-    "requests_per_s": "vllm:request_success",
-    "prompt_tokens_per_s": "vllm:prompt_tokens",
-    "output_tokens_per_s": "vllm:generation_tokens",
-    "preemptions_per_s": "vllm:num_preemptions",
+    "requests_per_s": "vllm:request_success_total",
+    "prompt_tokens_per_s": "vllm:prompt_tokens_total",
+    "output_tokens_per_s": "vllm:generation_tokens_total",
+    "preemptions_per_s": "vllm:num_preemptions_total",
 }
 _LATENCIES = {
     "ttft": "vllm:time_to_first_token_seconds",
@@ -44,8 +44,8 @@ _DRAFTS = ("draft_tokens_per_s", "acceptance_rate", "mean_acceptance_length")
 _SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 # Ours alone counts by drafter.
 _BY_DRAFTER = {
-    "drafted": "drafthouse_draft_tokens",
-    "accepted": "drafthouse_accepted_draft_tokens",
+    "drafted": "drafthouse_draft_tokens_total",
+    "accepted": "drafthouse_accepted_draft_tokens_total",
 }
 
 
@@ -69,7 +69,7 @@ async def top(
             while True:
                 await asyncio.sleep(arguments.interval)
                 pages.append(await _page(server))
-                show(view(MetricsChange(pages[0], pages[-1])))
+                show(view(pages[0], pages[-1]))
                 if arguments.once:
                     return 0
                 while len(pages) > 2 and pages[-1].at_s - pages[1].at_s >= arguments.window:
@@ -92,43 +92,45 @@ async def _page(server: OpenAIServer) -> Page:
     return page
 
 
-def view(change: MetricsChange) -> dict[str, Any]:
-    """The figures between two pages.
+def view(before: Page, page: Page) -> dict[str, Any]:
+    """The figures between two pages of one server.
 
     Latencies are those of what ended meanwhile, or of all since the server's start ("since") where
     nothing did.  None = the server does not say.
     """
-    page = change.after
+    counted = page.since(before)
     found: dict[str, Any] = {
         "model": ", ".join(sorted(page.by(_GAUGES["running"], "model_name"))) or None,
-        "seconds": change.seconds,
+        "seconds": counted.at_s,
     }
     found |= {key: page.total(name) for key, name in _GAUGES.items()}
     if found["kv_cache_usage"] is not None:  # a share of each engine's own cache
         found["kv_cache_usage"] /= len(page.samples[_GAUGES["kv_cache_usage"]])
     for key, name in _RATES.items():
-        count = change.count(name)
-        found[key] = None if count is None else count / change.seconds
-    hits, queries = (change.count(f"vllm:prefix_cache_{each}") for each in ("hits", "queries"))
+        count = counted.total(name)
+        found[key] = None if count is None else count / counted.at_s
+    hits, queries = (
+        counted.total(f"vllm:prefix_cache_{each}_total") for each in ("hits", "queries")
+    )
     found["prefix_cache_hit_rate"] = hits / queries if hits is not None and queries else None
-    found["speculation"] = _speculation(change)
-    found["latency_ms"] = {key: _latency(change, name) for key, name in _LATENCIES.items()}
+    found["speculation"] = _speculation(counted)
+    found["latency_ms"] = {key: _latency(name, counted, page) for key, name in _LATENCIES.items()}
     return found
 
 
-def _speculation(change: MetricsChange) -> dict[str, Any] | None:
-    found = speculation([change])
+def _speculation(counted: Page) -> dict[str, Any] | None:
+    found = speculation([counted])
     if found is None:
         return None
-    counts = {key: change.count_by(name, "drafter") for key, name in _BY_DRAFTER.items()}
+    counts = {key: counted.by(name, "drafter") for key, name in _BY_DRAFTER.items()}
     return {
-        "draft_tokens_per_s": found.num_draft_tokens / change.seconds,
+        "draft_tokens_per_s": found.num_draft_tokens / counted.at_s,
         "acceptance_rate": found.acceptance_rate,
         "mean_acceptance_length": found.mean_acceptance_length,
         "acceptance_by_position": list(found.accepted_per_position),
         "drafters": {
             name: {
-                "draft_tokens_per_s": drafted / change.seconds,
+                "draft_tokens_per_s": drafted / counted.at_s,
                 "acceptance_rate": counts["accepted"].get(name, 0.0) / drafted,
             }
             for name, drafted in counts["drafted"].items()
@@ -137,8 +139,8 @@ def _speculation(change: MetricsChange) -> dict[str, Any] | None:
     }
 
 
-def _latency(change: MetricsChange, name: str) -> dict[str, Any] | None:
-    for since, each in (("window", change), ("start", MetricsChange(Page({}), change.after))):
+def _latency(name: str, counted: Page, page: Page) -> dict[str, Any] | None:
+    for since, each in (("window", counted), ("start", page)):
         values = {key: each.quantile(name, share) for key, share in _SHARES.items()}
         if None not in values.values():
             return {**{key: 1e3 * (value or 0.0) for key, value in values.items()}, "since": since}

@@ -32,7 +32,7 @@ from deployments.bench.load import (
     ratios,
 )
 from deployments.evaluate.prompts import EvaluatedPrompt, read_prompts
-from deployments.metrics_reader import MetricsChange, Page, SpeculationCounts, speculation
+from deployments.metrics_reader import Page, SpeculationCounts, speculation
 from deployments.openai_client import OpenAIServer
 from deployments.report import rendered
 
@@ -246,7 +246,7 @@ async def _compare(
     """One load.  Where sides are compared they are asked block by block, each in its turn and in
     changing order, so that whatever the machine does meets both."""
     # Of each block its answers, the seconds that they took, and what was counted meanwhile.
-    found = [(side, list[tuple[list[TimedAnswer], float, MetricsChange]]()) for side in sides]
+    found = [(side, list[tuple[list[TimedAnswer], float, Page]]()) for side in sides]
     for side in sides:
         await _warm_up(side, arguments.warmups)
     size = level.concurrency if len(sides) > 1 and level.concurrency else report.num_prompts
@@ -259,17 +259,17 @@ async def _compare(
             before = await _page(side.server)
             block = range(report.num_prompts)[start : start + size]
             answers, took_s = await load(side, block, level, arguments.seed + again)
-            change = MetricsChange(before, await _page(side.server))
+            counted = (await _page(side.server)).since(before)
             # Rounds of the same prompts are one measurement, unless there are few others.
             unit = start // size if len(starts) >= _FEW_BLOCKS else turn
             for each in answers:
                 each.unit = unit
-            blocks.append((answers, took_s, change))
+            blocks.append((answers, took_s, counted))
     for side, blocks in found:
-        parts, seconds, changes = zip(*blocks, strict=True)
+        parts, seconds, counts = zip(*blocks, strict=True)
         answers = [*chain(*parts)]
         numbers = figures(answers, sum(seconds), report.goodput)
-        report.runs.append(Run(level, side.name, answers, numbers, speculation(changes)))
+        report.runs.append(Run(level, side.name, answers, numbers, speculation(counts)))
 
 
 def prompts(path: Path | None, count: int | None, *, is_chat: bool) -> list[dict[str, Any]]:

@@ -97,9 +97,9 @@ def counts(server: Server) -> dict[str, Counts]:
     assert all(type(count) is int for each in found.values() for count in each.values())
     for key in KEYS:
         by_kind = {
-            sample.labels["kind"]: _whole(sample.value)
-            for sample in page.samples.get(f"{KEY_TOKENS.name}_total", ())
-            if sample.labels["key"] == key
+            dict(labels)["kind"]: _whole(value)
+            for labels, value in page.samples.get(f"{KEY_TOKENS.name}_total", {}).items()
+            if dict(labels)["key"] == key
         }
         found[key] = Counts(by_kind)
     return found

@@ -11,7 +11,7 @@ import pytest
 
 from cluster.errors import WorkerError
 from deployments.cli import EXIT_UNREAD, parser_for
-from deployments.metrics_reader import MetricsChange, Page
+from deployments.metrics_reader import Page
 from deployments.top_command import top, view
 from tests.conftest import Run, command
 from tests.deployments.conftest import Served
@@ -72,7 +72,7 @@ def test_ours_counts_by_drafter_too(capsys: pytest.CaptureFixture[str]):
 
 
 def test_where_nothing_happened_latencies_are_those_since_the_start():
-    found = view(MetricsChange(Page.read(VLLM, 1.0), Page.read(VLLM, 2.0)))
+    found = view(Page.read(VLLM, 1.0), Page.read(VLLM, 2.0))
     assert found["speculation"] is None
     assert found["output_tokens_per_s"] == 0.0
     assert found["latency_ms"]["ttft"]["since"] == "start"
@@ -89,8 +89,8 @@ def test_quantiles_are_spread_evenly_within_a_bucket(share: float, value: float)
         Page.read("".join(f'h_bucket{{le="{edge}"}} {old + new}\n' for edge, new in each.items()))
         for old, each in ((7.0, dict.fromkeys(counts, 0.0)), (7.0, counts))
     )
-    assert MetricsChange(before, after).quantile("h", share) == pytest.approx(value)
-    assert MetricsChange(before, before).quantile("h", share) is None
+    assert after.since(before).quantile("h", share) == pytest.approx(value)
+    assert before.since(before).quantile("h", share) is None
 
 
 def test_a_server_without_such_figures_is_named():
