@@ -61,9 +61,11 @@ def read_keys(config: Config) -> KeysFile:
 
 def _check_file(file: KeysFile, config: Config) -> None:
     """Raise ConfigError for the first entry that cannot be used."""
-    if not file.keys:
-        reason = "there is none, so that nobody could ask; `drafthouse key NAME` makes one"
-        raise ConfigError.at("keys", reason)
+    check_that(
+        file.keys,
+        "keys",
+        "there is none, so that nobody could ask; `drafthouse key NAME` makes one",
+    )
 
     def check(place: str, name: str, kind: str, known: Collection[str]) -> None:
         if name:
@@ -76,13 +78,17 @@ def _check_file(file: KeysFile, config: Config) -> None:
     owners: dict[str, str] = {}
     for name, key in file.keys.items():
         path = f"keys.{name}"
-        if not key.sha256:
-            reason = f"missing; `drafthouse key {name}` prints a key and its entry"
-            raise ConfigError.at(f"{path}.sha256", reason)
+        check_that(
+            key.sha256,
+            f"{path}.sha256",
+            f"missing; `drafthouse key {name}` prints a key and its entry",
+        )
         for digest in filter(None, (key.sha256, key.previous_sha256)):
-            if owners.setdefault(digest, name) != name:
-                reason = f"that of {owners[digest]} as well; give each a key of its own"
-                raise ConfigError.at(f"{path}.sha256", reason)
+            check_that(
+                owners.setdefault(digest, name) == name,
+                f"{path}.sha256",
+                f"that of {owners[digest]} as well; give each a key of its own",
+            )
         allowed = config.public_latency_classes if key.classes is None else key.classes
         for each in key.classes or ():
             check(f"{path}.classes", each, "class", classes)

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from cluster.config.applications import drafter_deployment
-from cluster.config.parse import check_known
+from cluster.config.parse import check_known, check_that
 from cluster.config.schema import Config, EngineConfig
 from cluster.draft.options import HEAD_KINDS
-from cluster.errors import ConfigError
 from cluster.models.weights import stored_bytes
 from cluster.records import frozen
 from deployments.configured_models import engines
@@ -42,19 +41,22 @@ def asked_gpus(config: Config, arguments: argparse.Namespace) -> Gpus | None:
     least = max(needed_gpus(config), 1)
     count = least if arguments.num_gpus is None else arguments.num_gpus
     if arguments.gpu is None:
-        if arguments.num_gpus is not None:
-            raise ConfigError("--num-gpus: of which kind? name it with --gpu")
+        check_that(arguments.num_gpus is None, "--num-gpus", "of which kind? name it with --gpu")
         return None
     all_known, kind = known_gpus(), _plain(arguments.gpu)
     kind = next((each for each in all_known if _plain(each) == kind), kind)
     check_known(kind, all_known, "--gpu", f"{arguments.gpu!r} is not known", "kinds")
-    if config.target.engine.device == "cpu":
-        raise ConfigError("--gpu: target.engine.device is cpu, which uses none; leave one out")
-    if count < least:
-        raise ConfigError(
-            f"--num-gpus: {count} are too few, the configuration needs {least}; name more,"
-            " or lower target.engine.tensor_parallel or the num_gpus of placements"
-        )
+    check_that(
+        config.target.engine.device != "cpu",
+        "--gpu",
+        "target.engine.device is cpu, which uses none; leave one out",
+    )
+    check_that(
+        count >= least,
+        "--num-gpus",
+        f"{count} are too few, the configuration needs {least}; name more, or lower "
+        "target.engine.tensor_parallel or the num_gpus of placements",
+    )
     found = all_known[kind]
     memory, bandwidth = int(found["memory_gb"] * 1e9), float(found["gb_per_s"] * 1e9)
     return Gpus(kind, count, memory, bandwidth, f"{found['maker']}'s data sheet")

@@ -14,6 +14,7 @@ from typing import Any
 from cluster.config.addresses import LOOPBACK
 from cluster.config.applications import drafter_deployment
 from cluster.config.live import COORDINATOR, INGRESS, TARGET
+from cluster.config.parse import check_that
 from cluster.config.schema import Config, PlacementConfig
 from cluster.errors import ConfigError
 from cluster.options import whole
@@ -105,12 +106,12 @@ def local_labels(config: Config) -> dict[str, str]:
     labels: dict[str, str] = {}
     for each in placed(config).values():
         for key, value in each.placement.labels.items():
-            if labels.setdefault(key, value) != value:
-                raise ConfigError.at(
-                    "placement.labels",
-                    f"{key} is {labels[key]!r} here and {value!r} there, and one "
-                    f"machine cannot be both; {ELSEWHERE}",
-                )
+            check_that(
+                labels.setdefault(key, value) == value,
+                "placement.labels",
+                f"{key} is {labels[key]!r} here and {value!r} there, and one machine cannot be "
+                f"both; {ELSEWHERE}",
+            )
     return labels
 
 
@@ -127,12 +128,12 @@ def check_cores(config: Config) -> None:
 def check_gpus(config: Config, num_gpus: float) -> None:
     """Raise ConfigError if the application reserves more GPUs than `num_gpus`."""
     wanted = total_resources(config).get("GPU", 0.0)
-    if wanted > num_gpus:
-        raise ConfigError.at(
-            "placement",
-            f"num_gpus of all replicas are {wanted:g}, this machine has {num_gpus:g}; lower them; "
-            f"{ELSEWHERE}",
-        )
+    check_that(
+        wanted <= num_gpus,
+        "placement",
+        f"num_gpus of all replicas are {wanted:g}, this machine has {num_gpus:g}; lower them; "
+        f"{ELSEWHERE}",
+    )
 
 
 # Can our servers listen where they are to?  Asked before anything is started, so that the answer

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster.config.doors import ROLES
+from cluster.config.parse import check_that
 from cluster.config.schema import Config, DrafterConfig, EngineConfig
 from cluster.cpp import check as check_native
 from cluster.draft import registry
@@ -111,18 +112,20 @@ def check_settings(config: Config, *, is_here: bool) -> None:
     GPU is asked for."""
     ranks = config.target.engine.tensor_parallel
     num_gpus = placed(config)["target"].reserves.get("GPU", ranks)
-    if num_gpus < ranks:
-        reason = f"{ranks} ranks need a GPU each, and together these are {num_gpus:g}; set it to 1"
-        raise ConfigError.at("target.placement.num_gpus", reason)
+    check_that(
+        num_gpus >= ranks,
+        "target.placement.num_gpus",
+        f"{ranks} ranks need a GPU each, and together these are {num_gpus:g}; set it to 1",
+    )
     for each in engines(config):
         engine = each.settings
-        if 0 < engine.num_pages < engine.max_running_sequences:
-            raise ConfigError.at(
-                f"{each.path}.num_pages",
-                f"{engine.num_pages} pages are fewer than the {engine.max_running_sequences} "
-                "sequences of max_running_sequences, each of which needs one or more; raise it or "
-                "lower that",
-            )
+        check_that(
+            not 0 < engine.num_pages < engine.max_running_sequences,
+            f"{each.path}.num_pages",
+            f"{engine.num_pages} pages are fewer than the {engine.max_running_sequences} "
+            "sequences of max_running_sequences, each of which needs one or more; raise it or "
+            "lower that",
+        )
     if config.answers.chat_template:
         read_template(config.answers.chat_template, is_below=True)
     if is_here or Path(config.access.keys_file).is_file():

@@ -12,7 +12,7 @@ import yaml
 
 from cluster import options
 from cluster.config.doors import digest_of
-from cluster.config.parse import check_known
+from cluster.config.parse import check_known, check_that
 from cluster.errors import ConfigError
 
 _TABLES: dict[str, dict[str, Any]] = yaml.safe_load(
@@ -44,8 +44,11 @@ def _settings_of(arguments: argparse.Namespace) -> list[str]:
     found: dict[str, str] = {}
     for option, (settings, _) in SETTINGS.items():
         value: str | bool | None = getattr(arguments, option.replace("-", "_"))
-        if value is False and not settings:
-            raise ConfigError.at(f"--no-{option}", "it is always so here; leave it out")
+        check_that(
+            value is not False or settings,
+            f"--no-{option}",
+            "it is always so here; leave it out",
+        )
         if value is not None:
             # A number stays one; what else could be YAML for something else is a text.
             is_yaml = option == _JSON or str(value).replace(".", "", 1).isdigit()
@@ -65,8 +68,7 @@ def asked(arguments: argparse.Namespace) -> tuple[list[str], list[str]]:
 
     Those of --set are the last, and so count."""
     for option, answer in {**ANSWERS, **GONE}.items():
-        if getattr(arguments, option.replace("-", "_")) is not None:
-            raise ConfigError.at(f"--{option}", answer)
+        check_that(getattr(arguments, option.replace("-", "_")) is None, f"--{option}", answer)
     drafts, settings = list(arguments.drafts), _settings_of(arguments)
     if arguments.speculative_config is not None:
         draft, more = speculation(arguments.speculative_config)
@@ -85,15 +87,15 @@ def speculation(text: str) -> tuple[str, list[str]]:
         given = json.loads(text)
     except ValueError as error:
         raise ConfigError.at(option, f"not valid JSON: {error}") from error
-    if not isinstance(given, dict):
-        raise ConfigError.at(option, "a JSON object is expected")
+    check_that(isinstance(given, dict), option, "a JSON object is expected")
     model, method = given.pop("model", ""), given.pop("method", "draft_model")
     method = "mtp" if str(method).endswith("_mtp") else method
     reason = f"docs/drafters.md has all kinds, and the method {method!r} is not served here"
     check_known(str(method), METHODS, option, reason, "those that are")
     kind, has_model = METHODS[method]
-    if has_model and not model:
-        raise ConfigError.at(option, f"the method {method} needs a model; name it as `model`")
+    check_that(
+        model or not has_model, option, f"the method {method} needs a model; name it as `model`"
+    )
     known = [key for key in KEYS if kind == "prompt_lookup" or "{}" not in KEYS[key]]
     for key in given:
         check_known(key, known, option, f"{key} has no counterpart here, so leave it out", "keys")
