@@ -58,9 +58,7 @@ def build(arguments: Mapping[str, Any]) -> serve.Application:
     config = parse_arguments(resolved(arguments))
     parts = placed(config)
     target = _deployment(config, TargetDeployment, TARGET, parts[TARGET], _WORKER).bind(config)
-    drafters = {
-        name: _drafter(config, name) for name in config.pool if name not in config.elsewhere
-    }
+    drafters = [_drafter(config, name) for name in config.pool if name not in config.elsewhere]
     coordinator = _deployment(
         config, CoordinatorDeployment, COORDINATOR, parts[COORDINATOR], _WORKER
     ).bind(config, target, drafters)

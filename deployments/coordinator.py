@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ray import serve
@@ -35,7 +35,7 @@ class CoordinatorDeployment(WorkerReplica):
 
     _keeps_learned = False
 
-    async def __init__(self, config: Config, target: Any, drafters: Mapping[str, Any]) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(self, config: Config, target: Any, drafters: Sequence[Any]) -> None:  # type: ignore[misc]  # Serve awaits it
         """target, drafters: Serve handles; they only say where the replicas listen, and Serve
         deploys what hangs together."""
         self._begin(config, "coordinator")

@@ -182,16 +182,15 @@ class JoinedRay:
     def as_reached(self) -> Config:
         """The configuration with an ingress' node as the host, where it listens on all of its
         interfaces."""
-        ingress = ingress_of(self.applications[0])
         try:
-            where = ingress.placement.remote().result(timeout_s=_ANSWER_S)["node_id"]
+            asked = ingress_of(self.applications[0]).placement.remote()
+            where = asked.result(timeout_s=_ANSWER_S)
         except Exception:  # noqa: BLE001 - Serve's errors have no common base; it is asked again
             return self.config
-        hosts = {each["NodeID"]: each["NodeManagerAddress"] for each in ray.nodes()}
         there: dict[str, Any] = {
-            name: replace(face, host=hosts[where])
+            name: replace(face, host=where["address"])
             for name in _FACES
-            if is_everywhere((face := getattr(self.config, name)).host) and where in hosts
+            if is_everywhere((face := getattr(self.config, name)).host)
         }
         return replace(self.config, **there)
 
@@ -215,11 +214,11 @@ def ingress_of(application: str) -> Any:
 def _drain(config: Config, application: str, ray_runs: Callable[[], bool] = lambda: True) -> None:
     """Let the answers end that are under way, while all that they need still runs."""
     patience_s = config.ingress.shutdown_grace_s + DRAIN_MARGIN_S
-
-    def drain() -> None:
-        ingress_of(application).broadcast("drain").results(timeout_s=patience_s)
-
-    _within(patience_s, drain, ray_runs)
+    _within(
+        patience_s,
+        lambda: ingress_of(application).broadcast("drain").results(timeout_s=patience_s),
+        ray_runs,
+    )
 
 
 def _within(

@@ -75,6 +75,7 @@ def where() -> dict[str, Any]:
     context = ray.get_runtime_context()
     return {
         "node_id": context.get_node_id(),
+        "address": str(ray.util.get_node_ip_address()),
         "resources": dict(context.get_assigned_resources()),
         "visible_gpus": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
         "gpu_ids": [str(gpu) for gpu in context.get_accelerator_ids().get("GPU", [])],

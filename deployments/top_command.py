@@ -42,11 +42,8 @@ _LATENCIES = {
 }
 _DRAFTS = ("draft_tokens_per_s", "acceptance_rate", "mean_acceptance_length")
 _SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
-# Ours alone counts by drafter.
-_BY_DRAFTER = {
-    "drafted": "drafthouse_draft_tokens_total",
-    "accepted": "drafthouse_accepted_draft_tokens_total",
-}
+# Ours alone counts by drafter what was drafted, and what of it was accepted.
+_BY_DRAFTER = ("drafthouse_draft_tokens_total", "drafthouse_accepted_draft_tokens_total")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -122,7 +119,7 @@ def _speculation(counted: Page) -> dict[str, Any] | None:
     found = speculation([counted])
     if found is None:
         return None
-    counts = {key: counted.by(name, "drafter") for key, name in _BY_DRAFTER.items()}
+    drafted, accepted = (counted.by(name, "drafter") for name in _BY_DRAFTER)
     return {
         "draft_tokens_per_s": found.num_draft_tokens / counted.at_s,
         "acceptance_rate": found.acceptance_rate,
@@ -130,11 +127,11 @@ def _speculation(counted: Page) -> dict[str, Any] | None:
         "acceptance_by_position": list(found.accepted_per_position),
         "drafters": {
             name: {
-                "draft_tokens_per_s": drafted / counted.at_s,
-                "acceptance_rate": counts["accepted"].get(name, 0.0) / drafted,
+                "draft_tokens_per_s": count / counted.at_s,
+                "acceptance_rate": accepted.get(name, 0.0) / count,
             }
-            for name, drafted in counts["drafted"].items()
-            if drafted
+            for name, count in drafted.items()
+            if count
         },
     }
 
