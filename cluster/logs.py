@@ -45,17 +45,21 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def configure(form: LogFormat, text: str = _LINE, level: int | str = logging.INFO) -> None:
-    """Let this process log to stderr, unless it does already.  text: the format for people."""
+def configure(
+    form: LogFormat,
+    text: str = _LINE,
+    level: int | str = logging.INFO,
+    *,
+    anew: bool = False,
+) -> None:
+    """Let this process log to stderr, unless it does already, or in another form from now on.
+
+    text: the format for people.  anew: for a process that logged before it had read how."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else logging.Formatter(text))
-    logging.basicConfig(level=level, handlers=[handler])
-
-
-def use_json() -> None:
-    """Go on in JSON, for a process that logged before it had read how."""
-    for handler in logging.getLogger().handlers:
-        handler.setFormatter(JsonLines())
+    logging.basicConfig(level=level, handlers=[handler], force=anew)
+    # It logs every request to a hub or a server at INFO.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 def is_json() -> bool:

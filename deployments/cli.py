@@ -108,7 +108,6 @@ def _command(given: Sequence[str]) -> int:
     arguments = parser.parse_args(given)
     form: logs.LogFormat = getattr(arguments, "log_format", None) or "text"
     logs.configure(form, "%(levelname)s %(name)s: %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for every request
     return _run(arguments)
 
 
@@ -227,7 +226,7 @@ def _simulated(path: Path) -> Iterator[str]:
 
 def _serve(file: ServeFile, arguments: argparse.Namespace) -> int:
     if file.config.log_format == "json":
-        logs.use_json()
+        logs.configure("json", anew=True)
     check_api_key(file, arguments)
     from deployments.placement import check_free
     from deployments.ray_environment import prepare_to_join, prepare_to_start

@@ -130,8 +130,6 @@ class Replica:
         Our own messages go to the replica's stderr, which Ray keeps in a file of its own: Serve
         configures only its own logger."""
         logs.configure(config.log_format)
-        # It logs every request to its own hub or server at INFO.
-        logging.getLogger("httpx").setLevel(logging.WARNING)
         self._config = config  # that it was started with
         self._ending, self._demand = AsyncExitStack(), Demand()
         self._trust = trust_in(config, role)

@@ -54,7 +54,7 @@ def test_a_process_says_all_in_the_form_that_it_was_told(
     logging.getLogger("x").info("hello")
     assert capsys.readouterr().err == "INFO: hello\n"
     assert logs.said("ready") == "drafthouse: ready"
-    logs.use_json()
+    logs.configure("json", anew=True)
     logging.getLogger("x").info("hello")
     assert json.loads(capsys.readouterr().err)["message"] == "hello"
     said = json.loads(logs.said("failed", logging.ERROR))
