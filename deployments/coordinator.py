@@ -53,10 +53,8 @@ class CoordinatorDeployment(WorkerReplica):
             for name in (context.deployment, "ingress")
         ]
         targets = self._led(target, look_at=self._keep_learned)
-        self._ending.push_async_callback(targets.stop)
         # By name and application, with their handles.
         self._pools: dict[tuple[str, str], tuple[Any, Connections[Any]]] = {}
-        self._ending.push_async_callback(self._leave_drafters)
         await self._find_drafters(config)
         # Ends before the links: texts go on until their ingresses have gone to another coordinator
         # with them.
@@ -83,10 +81,6 @@ class CoordinatorDeployment(WorkerReplica):
             )
             self._pools[name, application] = handle, self._led(handle, name)
 
-    async def _leave_drafters(self) -> None:
-        for _, led in self._pools.values():
-            await led.stop()
-
     def _demands(self) -> list[tuple[Any, Statistics]]:
         """Return what targets and drafters are told of their demand, with their handles."""
         demand = self._part.demand()
@@ -111,6 +105,7 @@ class CoordinatorDeployment(WorkerReplica):
             self._part, self._config, running_replicas(handle), name, self._trust, look_at=look_at
         )
         led.start()
+        self._ending.push_async_callback(led.stop)
         return led
 
     def _keep_learned(self, target: WorkerDescription) -> None:

@@ -41,11 +41,11 @@ class DrafterDeployment(WorkerReplica):
     async def __init__(self, config: Config, name: str, others: Sequence[Any] = ()) -> None:  # type: ignore[misc]  # awaited
         """others: handles of drafters, where these are deployed with this one."""
         self._begin(config, "drafter")
-        self._given = config
         self._name = name
+        self._settings = config.drafters[name]  # those that it has now
         self._changing = asyncio.Lock()
         try:
-            self._worker = await self._first(config, told_at_start())
+            self._worker = await self._first(told_at_start())
         except ConfigError as error:
             if _may_pass(error):
                 raise
@@ -59,15 +59,16 @@ class DrafterDeployment(WorkerReplica):
         self._ending.push_async_callback(lambda: asyncio.to_thread(self._worker.stop))
         await self._listen(serve_drafter, self, self.statistics)
 
-    async def _first(self, config: Config, user_config: Any) -> DraftWorker:
+    async def _first(self, user_config: Any) -> DraftWorker:
         try:
-            self._config = changed_drafter(config, self._name, user_config)
-            return await self._load(self._config)
+            wanted = changed_drafter(self._config, self._name, user_config)
+            worker = await self._load(wanted)
         except ConfigError:
             if not user_config:
                 raise
-            self._config = config
-            return await self._load(config)  # `reconfigure`, which follows, says why
+            return await self._load(self._config)  # `reconfigure`, which follows, says why
+        self._settings = wanted.drafters[self._name]
+        return worker
 
     async def _load(self, config: Config, *, beside: bool = False) -> DraftWorker:
         own_id = process_id(f"drafter-{self._name}")
@@ -83,11 +84,11 @@ class DrafterDeployment(WorkerReplica):
         async with self._changing:
             refused = ""
             try:
-                wanted = changed_drafter(self._given, self._name, user_config)
-                former, later = (each.drafters[self._name] for each in (self._config, wanted))
-                if replace(former, price=later.price) != later:
+                wanted = changed_drafter(self._config, self._name, user_config)
+                later = wanted.drafters[self._name]
+                if replace(self._settings, price=later.price) != later:
                     await self._make_anew(wanted)
-                self._config = wanted
+                self._settings = later
             except Exception as error:  # noqa: BLE001 - whatever the drafter's own code raises
                 refused = error.message if isinstance(error, ConfigError) else repr(error)
                 log.error("drafter %s stays as it is: %s", self._name, refused)
@@ -120,7 +121,7 @@ class DrafterDeployment(WorkerReplica):
 
     def statistics(self) -> dict[str, float]:
         """Return what autoscaling is to know of the drafter as it is now."""
-        return {**self._worker.statistics(), PRICE: self._config.drafters[self._name].price}
+        return {**self._worker.statistics(), PRICE: self._settings.price}
 
     async def serve(self, link: Link[ProposalFrame, CommitFrame]) -> None:
         """Serve one coordinator until the link ends, or the drafter is made anew."""

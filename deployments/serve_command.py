@@ -91,9 +91,13 @@ def serve_until_stopped(file: ServeFile, place: Path | str) -> int:
             cluster.is_ours = True
             _wait_until_running(names, look)
             is_serving = True
-            ask = partial(state_of, names[0])
-            url, drafters = base_url(cluster.as_reached()), file.config.on_their_own
-            state = wait_until_connected(ask, url, drafters, look, _progress)
+            state = wait_until_connected(
+                partial(state_of, names[0]),
+                base_url(cluster.as_reached()),
+                file.config.on_their_own,
+                look,
+                _progress,
+            )
             if own:
                 own.announce(file.document)
                 if token_file := own.token_file():

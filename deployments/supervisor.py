@@ -63,11 +63,6 @@ def end_descendants(grace_s: float) -> None:
     _end(partial(psutil.Process().children, recursive=True), grace_s)
 
 
-def end_session(session: int, grace_s: float) -> None:
-    """The same for the processes of a session."""
-    _end(partial(_of_session, session), grace_s)
-
-
 def _of_session(session: int) -> Iterator[psutil.Process]:
     for process in psutil.process_iter():
         with contextlib.suppress(ProcessLookupError):
@@ -281,7 +276,7 @@ def _show_last_lines(path: Path) -> None:
 def _guard() -> None:
     session, folder = int(sys.argv[1]), Path(sys.argv[2])
     sys.stdin.buffer.read()
-    end_session(session, _GRACE_S)
+    _end(partial(_of_session, session), _GRACE_S)
     shutil.rmtree(folder, ignore_errors=True)
 
 
