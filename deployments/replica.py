@@ -97,8 +97,7 @@ def has_others() -> bool:
         found = serve.status().applications[own.app_name].deployments[own.deployment]
     except (RayError, KeyError):  # Serve's controller begins anew, and knows nothing yet
         return False
-    num_running: int = found.replica_states.get(ReplicaState.RUNNING, 0)
-    return num_running > 0
+    return bool(found.replica_states.get(ReplicaState.RUNNING))
 
 
 def trust_in(config: Config, role: str) -> Trust:
@@ -169,7 +168,7 @@ class Replica:
 class WorkerReplica(Replica):
     """The part of a worker's deployment that all have: its own gRPC server, and how it is found."""
 
-    _metadata: Mapping[str, str]
+    _metadata: Mapping[str, str]  # where it listens, or why it does not
 
     async def _listen(
         self,
