@@ -104,28 +104,24 @@ def _deployment(
 _BELOW_HERE = ("generation_config", "chat_template")
 
 
-def resolved(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """`arguments` with the folders and files of models and adapters, and the files that keys ending
-    in `_file` name, made absolute.
+def resolved(value: Any, key: str = "") -> Any:
+    """Arguments with the folders and files of models and adapters, and the files that keys ending
+    in `_file` name, made absolute; or the value of a key among them.
 
     Replicas run in other working directories, where a relative path would mean something else.
     """
-
-    def walk(value: Any, key: str = "") -> Any:
-        if isinstance(value, Mapping):
-            are_folders = key == "adapters"
-            return {
-                name: walk(item, "folder" if are_folders else str(name))
-                for name, item in value.items()
-            }
-        if not (isinstance(value, str) and value):
-            return value
-        if key == "model":
-            return absolute(value)
-        is_here = key in _BELOW_HERE and Path(value).exists()
-        return str(Path(value).resolve()) if is_here or key.endswith(("_file", "folder")) else value
-
-    return walk(arguments)
+    if isinstance(value, Mapping):
+        are_folders = key == "adapters"
+        return {
+            name: resolved(item, "folder" if are_folders else str(name))
+            for name, item in value.items()
+        }
+    if not (isinstance(value, str) and value):
+        return value
+    if key == "model":
+        return absolute(value)
+    is_here = key in _BELOW_HERE and Path(value).exists()
+    return str(Path(value).resolve()) if is_here or key.endswith(("_file", "folder")) else value
 
 
 def names_of(document: Mapping[str, Any]) -> list[str]:
