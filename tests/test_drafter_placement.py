@@ -69,10 +69,11 @@ def test_a_drafter_is_in_one_place_and_the_plan_says_why(
 def test_a_resident_reserves_nothing_and_has_no_deployment():
     resident, pooled = config({}), config({"placement": {"num_cpus": 0.5}})
     assert total_resources(pooled)["CPU"] - total_resources(resident)["CPU"] == 0.5
-    for placement, deployed in (("auto", []), ({"num_cpus": 0.5}, ["a"])):
+    for placement, deployed in (("auto", []), ({"num_cpus": 0.5}, ["drafter-a"])):
         ingress = build(arguments({"placement": placement}))._bound_deployment
         coordinator = ingress.init_args[1]._bound_deployment
-        assert list(coordinator.init_args[2]) == deployed
+        names = [each._bound_deployment.name for each in coordinator.init_args[2]]
+        assert names == deployed
 
 
 def test_a_worker_by_hand_is_refused_for_a_drafter_inside_the_target():

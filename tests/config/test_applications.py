@@ -69,7 +69,7 @@ def test_each_application_is_built_of_its_own_deployments():
     main, pool = (each["args"] for each in DOCUMENT["applications"])
     ingress = build(main)._bound_deployment
     coordinator = ingress.init_args[1]._bound_deployment
-    assert coordinator.init_args[2] == {}
+    assert coordinator.init_args[2] == []
     lm = build_pool(pool)._bound_deployment
     assert lm.name == "drafter-lm"
     assert [other._bound_deployment.name for other in lm.init_args[2]] == ["drafter-told"]
