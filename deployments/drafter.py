@@ -92,8 +92,9 @@ class DrafterDeployment(WorkerReplica):
             except Exception as error:  # noqa: BLE001 - whatever the drafter's own code raises
                 refused = error.message if isinstance(error, ConfigError) else repr(error)
                 log.error("drafter %s stays as it is: %s", self._name, refused)
+            refused = refused[:_MAX_REFUSAL_LEN]
             if refused != self._change_refused:
-                self._change_refused = refused[:_MAX_REFUSAL_LEN]
+                self._change_refused = refused
                 if not self._is_refused:
                     self._worker.renew_links()  # the description says it
 
