@@ -106,7 +106,7 @@ def to_spec(message: pb.GenerateRequest, limits: Limits) -> GenerationSpec:
     call._expected = message.prediction
     if sampling.HasField("grammar"):
         call._grammar = _grammar(sampling.grammar.kind, sampling.grammar.source, limits)
-    spec = call.generation(limits, (prompt,), num_samples=width)
+    spec = call.generation((prompt,), num_samples=width)
     return dataclasses.replace(spec, resumed=resumed)
 
 

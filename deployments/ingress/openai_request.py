@@ -77,11 +77,11 @@ class ChatTurn(Body):
     reasoning: str | None = supported("another name of reasoning_content")
     # fmt: on
 
-    def check(self, limits: Any) -> None:
+    def check(self) -> None:
         if self.tool_calls and self.role != "assistant":
             raise self.wrong("tool_calls", "only messages of role assistant have some; remove them")
         # An answer may have been reasoning alone.
-        may_be_empty = self.role == "assistant" and limits.is_lenient
+        may_be_empty = self.role == "assistant" and self._limits.is_lenient
         if self.content is None and not self.tool_calls and not may_be_empty:
             raise self.wrong("content", "missing; send a string or a list of text parts")
         self.tool_calls = read_calls(self.tool_calls or [], "tool_calls")
@@ -141,9 +141,9 @@ class Harmless(Body):
 class AnsweredConversation(ToolUse, Sampling):
     """A conversation that is answered."""
 
-    def asked(self, limits: Limits) -> GenerationSpec:
-        prompt, use = self.prompt_of(limits, self.form())
-        return self.generation(limits, (prompt,), use=use)
+    def asked(self) -> GenerationSpec:
+        prompt, use = self.prompt_of(self.form())
+        return self.generation((prompt,), use=use)
 
 
 class Conversation(ToolUse):
@@ -153,8 +153,8 @@ class Conversation(ToolUse):
     add_generation_prompt: bool | None = supported("false = the answer's header is not added")
     continue_final_message: bool = supported("the answer goes on with the last message", False)
 
-    def check(self, limits: Any) -> None:
-        super().check(limits)
+    def check(self) -> None:
+        super().check()
         if self.continue_final_message and self.add_generation_prompt:
             raise self.wrong(
                 "continue_final_message",
@@ -239,8 +239,8 @@ class CompletionBody(Sampling, Harmless):
     def is_prompt_wanted(self) -> bool:
         return self.echo or super().is_prompt_wanted()
 
-    def check(self, limits: Limits) -> None:
-        super().check(limits)
+    def check(self) -> None:
+        super().check()
         best_of, n = self.best_of or self.n, self.n
         if best_of < n:
             raise self.wrong("best_of", f"{best_of} is less than n={n}; raise it")
@@ -256,8 +256,8 @@ class CompletionBody(Sampling, Harmless):
     def num_logprobs(self) -> int | None:
         return self.logprobs
 
-    def asked(self, limits: Limits) -> GenerationSpec:
-        spec = self.generation(limits, self.prompt, num_samples=self.best_of)
+    def asked(self) -> GenerationSpec:
+        spec = self.generation(self.prompt, num_samples=self.best_of)
         if not self.echo or self.logprobs is None:
             return spec
         told = max(self.prompt_logprobs or 0, self.logprobs)
@@ -287,8 +287,8 @@ class Chat(Conversation, AnsweredConversation, Harmless):
         asked = self.max_completion_tokens
         return super().length() if asked is None else ("max_completion_tokens", asked)
 
-    def check(self, limits: Limits) -> None:
-        super().check(limits)
+    def check(self) -> None:
+        super().check()
         if self.prediction is not None:
             self._expected = self.prediction.content
         top = self.top_logprobs
@@ -315,14 +315,14 @@ class Tokenize(_MayName, Conversation):
     add_special_tokens: bool = supported("whether a text gets the model's own", True)
     return_token_strs: bool = supported("each token as the vocabulary names it", False)
 
-    def check(self, limits: Limits) -> None:
-        super().check(limits)
+    def check(self) -> None:
+        super().check()
         if (self.prompt is None) == (not self.messages):
             raise RequestError.at("prompt", "send either prompt or messages")
 
-    def prompt_of(self, limits: Limits, form: Held | None = None) -> tuple[Prompt, ChatUse]:
+    def prompt_of(self, form: Held | None = None) -> tuple[Prompt, ChatUse]:
         if self.prompt is None:
-            return super().prompt_of(limits, form)
+            return super().prompt_of(form)
         return Prompt(text=self.prompt), ChatUse()
 
 

@@ -71,8 +71,9 @@ class Named(Body):
         f"{OF_MODEL}; where one model is served, a lenient server needs none", ""
     )
 
-    def check(self, limits: Limits) -> None:
-        super().check(limits)
+    def check(self) -> None:
+        super().check()
+        limits = self._limits
         if not self.model and (limits.adapters or not limits.is_lenient):
             raise self.wrong("model", f"missing; send {OF_MODEL}")
         self.model = self.model or limits.config.model_name
@@ -169,7 +170,7 @@ class Sampling(Named):
     def parse(cls, values: JsonObject, limits: Limits) -> Self:
         """Read a body, and what it asks for."""
         body = cls.read(values, limits)
-        body._spec = body.asked(limits)
+        body._spec = body.asked()
         return body
 
     @property
@@ -177,7 +178,7 @@ class Sampling(Named):
         """What it asks for, once it is parsed."""
         return self._spec
 
-    def asked(self, limits: Limits) -> GenerationSpec:
+    def asked(self) -> GenerationSpec:
         """What it asks for."""
         raise NotImplementedError
 
@@ -189,12 +190,10 @@ class Sampling(Named):
         """How many alternatives the answer shows of each token; None = no log-probabilities."""
         return None
 
-    def check(self, limits: Limits) -> None:
-        super().check(limits)
+    def check(self) -> None:
+        super().check()
         if "stream_options" in self.model_fields_set and not self.stream:
-            self.ignore(
-                "stream_options", "only for streams; send stream: true or remove it", limits
-            )
+            self.ignore("stream_options", "only for streams; send stream: true or remove it")
         if self.prompt_logprobs is not None and self.stream:
             raise self.wrong("prompt_logprobs", "not for streams, as in vLLM; send stream: false")
         length, most = self.length()
@@ -207,7 +206,7 @@ class Sampling(Named):
                 "min_tokens",
                 f"{self.min_tokens} exceeds the {most} tokens that may be generated; lower it",
             )
-        if self.return_draft_trees and self.tenant(limits) == DEFAULT_TENANT:
+        if self.return_draft_trees and self.tenant() == DEFAULT_TENANT:
             raise self.wrong(
                 "return_draft_trees",
                 "rejected drafts of stores that all share show other people's text; send a "
@@ -229,9 +228,9 @@ class Sampling(Named):
                     f"{value} belongs to beam search; remove it or send use_beam_search: true",
                 )
 
-    def tenant(self, limits: Limits) -> bytes:
+    def tenant(self) -> bytes:
         """Whose earlier texts may help it."""
-        return tenant_of(self.cache_salt, limits.caller.name)
+        return tenant_of(self.cache_salt, self._limits.caller.name)
 
     def is_prompt_wanted(self) -> bool:
         """True if the answer tells of the prompt, so that it need have no text."""
@@ -264,7 +263,6 @@ class Sampling(Named):
 
     def generation(
         self,
-        limits: Limits,
         prompts: tuple[Prompt, ...],
         *,
         num_samples: int | None = None,
@@ -274,7 +272,7 @@ class Sampling(Named):
 
         num_samples: per prompt, if more than n; of a search, its width.  use: of a chat.
         """
-        num_samples, logprobs = num_samples or self.n, self.num_logprobs()
+        limits, num_samples, logprobs = self._limits, num_samples or self.n, self.num_logprobs()
         # Samples are ranked by their tokens' log-probabilities; beams are ranked already.
         if num_samples > self.n and not self.use_beam_search and logprobs is None:
             logprobs = 0
@@ -331,7 +329,7 @@ class Sampling(Named):
             speculation=speculation,
             prediction=self._expected,
             prediction_drafters=limits.predictors_of(task, speculation) if self._expected else (),
-            tenant=self.tenant(limits),
+            tenant=self.tenant(),
             chat=use,
             adapter=limits.adapters.get(self.model, ""),
             prompt_logprobs=self.prompt_logprobs,

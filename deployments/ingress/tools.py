@@ -156,7 +156,7 @@ class Tool(Body):
     function: Function | None = supported("its name, description, parameters and strict")
     custom: Custom | None = supported("its name, description and format")
 
-    def check(self, limits: Limits) -> None:
+    def check(self) -> None:
         if getattr(self, self.type) is None:
             raise self.wrong(self.type, f"missing; send {self.rules()[self.type].note}")
 
@@ -187,8 +187,8 @@ class ToolUse(Body):
     # What the chat template is given beside messages and tools.
     _arguments: JsonObject = PrivateAttr(default_factory=dict)
 
-    def check(self, limits: Limits) -> None:
-        super().check(limits)
+    def check(self) -> None:
+        super().check()
         given = {
             f"chat_template_kwargs.{key[:40]}": (key, value)
             for key, value in self.chat_template_kwargs.items()
@@ -200,10 +200,10 @@ class ToolUse(Body):
             reason = "the model's chat template does not use it; remove it"
             if key in RESERVED_ARGUMENTS:
                 raise RequestError.at(name, reason)
-            if key.isidentifier() and key in limits.dialect.template:
+            if key.isidentifier() and key in self._limits.dialect.template:
                 self._arguments[key] = value
             else:
-                self.ignore(name, reason, limits)
+                self.ignore(name, reason)
 
     def choice(self) -> CallChoice:
         """Who chooses what is called."""
@@ -222,7 +222,7 @@ class ToolUse(Body):
         on with that."""
         return True, False
 
-    def prompt_of(self, limits: Limits, form: Held | None = None) -> tuple[Prompt, ChatUse]:
+    def prompt_of(self, form: Held | None = None) -> tuple[Prompt, ChatUse]:
         """The prompt, and how the answer is read.  form: what a text of the answer is held to.
 
         Raises RequestError for tools that cannot be served, naming the field."""
@@ -231,7 +231,7 @@ class ToolUse(Body):
         choice.check([function.name for function in functions])
         if choice.kind == "none":
             functions = []
-        use = self._use(choice, functions, limits.dialect, form)
+        use = self._use(choice, functions, self._limits.dialect, form)
         said = self.said()
         if not said:  # what may come back of an answer may be no part of a prompt
             raise RequestError.at(self.conversation, "nothing for the model; send a message")

@@ -90,7 +90,7 @@ def parse(endpoint: Any, body: Mapping[str, Any], limits: Any = LIMITS) -> Any:
         return endpoint.parse(body, limits)
     asked = endpoint.read(body, limits)
     if issubclass(endpoint, ToolUse):
-        asked.prompt_of(limits)
+        asked.prompt_of()
     return asked
 
 

@@ -18,6 +18,7 @@ from pydantic import (
     ConfigDict,
     Field,
     ModelWrapValidatorHandler,
+    PrivateAttr,
     ValidationError,
     ValidationInfo,
     model_validator,
@@ -58,7 +59,9 @@ class Body(BaseModel):
     is_listed: ClassVar[bool] = False
     path: ClassVar[str]
     summary: ClassVar[str]
-    # As it was sent, the names of fields without effect, and whether it is taken as not sent.
+    # What it may ask for, how it was sent, the names of fields without effect, and whether it is
+    # taken as not sent.
+    _limits: Limits = PrivateAttr()
     _given: JsonObject = {}
     _ignored: tuple[str, ...] = ()
     _is_left_out: bool = False
@@ -116,9 +119,9 @@ class Body(BaseModel):
         """The error of a field."""
         return RequestError.at(self.called(attribute), reason)
 
-    def ignore(self, name: str, reason: str, limits: Limits) -> None:
+    def ignore(self, name: str, reason: str) -> None:
         """Take a field of the whole body as not sent; a strict server raises RequestError."""
-        if not limits.is_lenient:
+        if not self._limits.is_lenient:
             raise RequestError.at(name, reason)
         self._ignored += (name,)
 
@@ -128,7 +131,7 @@ class Body(BaseModel):
         kind = values.get("type")
         return cls.is_listed and bool(cls.kinds) and isinstance(kind, str) and kind not in cls.kinds
 
-    def check(self, limits: Limits) -> None:
+    def check(self) -> None:
         """Raise RequestError, naming a field below this object, for fields at odds."""
 
     @model_validator(mode="wrap")  # type: ignore[arg-type]  # mypy infers no model from Self
@@ -148,8 +151,8 @@ class Body(BaseModel):
                 body = handler(kept)
             except ValidationError as error:
                 raise refusal(cls, error, info.context) from None
-            body._ignored = tuple(ignored)
-            body.check(info.context)
+            body._limits, body._ignored = info.context, tuple(ignored)
+            body.check()
         return body
 
     @classmethod

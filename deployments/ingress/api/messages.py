@@ -25,7 +25,7 @@ from deployments.ingress.openai_request import (
     call_of,
     checked_call,
 )
-from deployments.ingress.spec import Limits, Message, PlacedMessages
+from deployments.ingress.spec import Message, PlacedMessages
 from deployments.ingress.tools import (
     MAX_TOOLS,
     OF_EFFORT,
@@ -99,7 +99,7 @@ class Turn(Body):
     # As templates read it, each message with its place below this one: results stand by themselves.
     _messages: PlacedMessages = PrivateAttr(default_factory=list)
 
-    def check(self, limits: Limits) -> None:
+    def check(self) -> None:
         texts, calls, blocks = list[str](), list[JsonObject](), self.content
         if isinstance(blocks, str):
             blocks = [{"type": "text", "text": blocks}]
@@ -112,7 +112,9 @@ class Turn(Body):
                 calls.append(_call(block, place))
             elif kind == "tool_result":
                 self._messages.append((place, _result(block, place)))
-            elif kind in _NO_PART or (limits.is_lenient and kind in KINDS_ELSEWHERE["blocks"]):
+            elif kind in _NO_PART or (
+                self._limits.is_lenient and kind in KINDS_ELSEWHERE["blocks"]
+            ):
                 continue
             else:
                 texts.append(_text_of_block(block, place))

@@ -220,7 +220,7 @@ class Pages:
         ingress = self._ingress
         limits = ingress.limits
         asked = await read_object(request, limits, Tokenize.read)
-        prompt, _ = asked.prompt_of(limits)
+        prompt, _ = asked.prompt_of()
         token_ids = await ingress.tokenize(prompt, add_special_tokens=asked.add_special_tokens)
         strings = None
         if asked.return_token_strs:
@@ -239,7 +239,7 @@ class Pages:
         """Anthropic's: how many tokens /v1/messages would read."""
         limits = self._ingress.limits
         asked = await read_object(request, limits, Counted.read)
-        prompt, _ = asked.prompt_of(limits)
+        prompt, _ = asked.prompt_of()
         count = len(await self._ingress.tokenize(prompt))
         return JSONResponse({"input_tokens": count}, headers=warning_header(asked.ignored))
 

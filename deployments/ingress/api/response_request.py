@@ -21,7 +21,7 @@ from deployments.ingress.openai_request import (
     call_of,
     checked_call,
 )
-from deployments.ingress.spec import GenerationSpec, Limits, Message, PlacedMessages, StoredResponse
+from deployments.ingress.spec import Message, PlacedMessages, StoredResponse
 from deployments.ingress.tools import (
     MAX_TOOLS,
     OF_EFFORT,
@@ -60,7 +60,7 @@ class Item(Body):
     # As templates read it; reasoning that comes back is no part of a prompt.
     _message: Message | None = None
 
-    def check(self, limits: Limits) -> None:
+    def check(self) -> None:
         if self.type == "message":
             if not self.role:
                 raise self.wrong("role", "missing; send user, assistant, system or developer")
@@ -139,30 +139,25 @@ class Response(AnsweredConversation, Harmless):
     text: TextOptions = supported("what the answer must be", TextOptions())
     tools: list[ResponseTool] = supported(OF_TOOLS, (), max_length=MAX_TOOLS)  # type: ignore[assignment]
     # fmt: on
-    _limits: Limits
     # The conversation that it goes on with.
     _earlier: tuple[Message, ...] = ()
 
-    def check(self, limits: Limits) -> None:
-        super().check(limits)
+    def check(self) -> None:
+        super().check()
         for kind in self.include:
             if kind != _LOGPROBS:
-                self.ignore("include", f"{shown(kind)}; send {_LOGPROBS}", limits)
+                self.ignore("include", f"{shown(kind)}; send {_LOGPROBS}")
         if self.text.format and self.response_format:
             raise RequestError.at(
                 "text.format", "response_format says what the answer must be, too; send one"
             )
+        limits, earlier = self._limits, self.previous_response_id
+        if earlier:
+            found = limits.store.get(earlier, limits.caller.name, "previous_response_id")
+            self._earlier = found.messages
 
     def num_logprobs(self) -> int | None:
         return self.top_logprobs if self.top_logprobs or _LOGPROBS in self.include else None
-
-    def asked(self, limits: Limits) -> GenerationSpec:
-        self._limits, earlier = limits, self.previous_response_id
-        if earlier:
-            self._earlier = limits.store.get(
-                earlier, limits.caller.name, "previous_response_id"
-            ).messages
-        return super().asked(limits)
 
     def said(self) -> PlacedMessages:
         own: PlacedMessages = []
