@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema
 
-from cluster.core import SpeculationOptions
 from cluster.errors import ForbiddenError, RequestError, joined
 from cluster.grammar.json_schema import lenient
-from cluster.requests.fields import REMOVED_LAWS, GrammarSpec, Law
+from cluster.requests.fields import REMOVED_LAWS, GrammarSpec
 from cluster.text.json_text import parse_json
 from deployments.ingress.api.contract import REQUIRED, Body, Read, supported, up_to
 from deployments.ingress.spec import Held, Limits
@@ -165,14 +164,3 @@ class Speculation(Body):
         "how drafts are accepted, one of coordinator.laws; under all but coupled the text depends "
         "on the drafts")
     # fmt: on
-
-
-    def options(self, limits: Limits) -> SpeculationOptions:
-        """As coordinators know it."""
-        return SpeculationOptions(
-            enabled=self.enabled,
-            max_draft_tokens=self.max_draft_tokens,
-            drafters=None if self.drafters is None else tuple(dict.fromkeys(self.drafters)),
-            latency_class=self.latency_class or limits.caller.key.default_class or None,
-            law=cast("Law | None", self.law or None),
-        )

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self, cast
 
 from pydantic import Field
 
 from cluster.core import SpeculationOptions
 from cluster.errors import NotFoundError, RequestError
-from cluster.requests.fields import DEFAULT_TENANT, BeamSpec, asked_seed, tenant_of
+from cluster.requests.fields import DEFAULT_TENANT, BeamSpec, Law, asked_seed, tenant_of
 from cluster.spec.params import MAX_LENGTH_PENALTY
 from deployments.ingress.api.contract import Body, Read, or_text, supported, up_to
 from deployments.ingress.nested import ResponseFormat, Speculation, StructuredOutputs
@@ -261,6 +261,22 @@ class Sampling(Named):
             )
         return use.held
 
+    def _speculation(self) -> SpeculationOptions:
+        """Its say over drafting as coordinators know it."""
+        asked = self.speculation
+        latency_class = asked.latency_class or self._limits.caller.key.default_class or None
+        if self.use_beam_search:  # in which drafts have no place
+            return SpeculationOptions(False, latency_class=latency_class)
+        return SpeculationOptions(
+            enabled=asked.enabled,
+            max_draft_tokens=asked.max_draft_tokens,
+            drafters=None if asked.drafters is None else tuple(dict.fromkeys(asked.drafters)),
+            latency_class=latency_class,
+            law=cast("Law | None", asked.law or None),
+            return_draft_sources=self.return_draft_sources,
+            return_draft_trees=self.return_draft_trees,
+        )
+
     def generation(
         self,
         prompts: tuple[Prompt, ...],
@@ -287,16 +303,10 @@ class Sampling(Named):
         grammar, grammar_field = self._held(use) or (None, "")
         task = limits.task_class(self.metadata.get("task") or limits.caller.key.default_task)
         given, beams = {name: getattr(self, name) for name in (*_PENALTIES, *_GREEDY)}, None
-        speculation = dataclasses.replace(
-            self.speculation.options(limits),
-            return_draft_sources=self.return_draft_sources,
-            return_draft_trees=self.return_draft_trees,
-        )
+        speculation = self._speculation()
         if self.use_beam_search:
-            # What only shapes a draw (temperature, seed, ...) has no effect, as in vLLM; and drafts
-            # have no place in a search.
+            # What only shapes a draw (temperature, seed, ...) has no effect, as in vLLM.
             given |= _GREEDY
-            speculation = SpeculationOptions(False, latency_class=speculation.latency_class)
             beams = BeamSpec(num_samples, self.length_penalty, self.early_stopping)
         params = dataclasses.replace(
             defaults,
