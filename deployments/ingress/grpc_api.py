@@ -82,7 +82,7 @@ class GrpcApi:
             caller = self._ingress.caller(sent)
             with self._ingress.counting_refusals():
                 message = self._read(pb.GenerateRequest, body)
-                limits = self._ingress.limits_of(caller, sent.get(SEGMENT.lower(), ""))
+                limits = self._ingress.limits(caller, sent.get(SEGMENT.lower(), ""))
                 spec = to_spec(message, limits)
                 request_id = request_name(message.request_id)
                 REQUEST_ID.set(request_id)
@@ -103,7 +103,7 @@ class GrpcApi:
     async def ListModels(self, body: bytes, context: Any) -> pb.ListModelsResponse:
         async with _told(context):
             self._read(pb.ListModelsRequest, body)
-            limits, own = self._ingress.limits, self._ingress.config.model_name
+            limits, own = self._ingress.limits(), self._ingress.config.model_name
             most = self._ingress.coordinators.max_context_len
             models = [
                 pb.Model(
@@ -121,7 +121,7 @@ class GrpcApi:
             message = self._read(pb.TokenizeRequest, body)
             self._check_named(message.model)
             adds = message.add_special_tokens if message.HasField("add_special_tokens") else True
-            prompt = prompt_of(message, self._ingress.limits)
+            prompt = prompt_of(message, self._ingress.limits())
             token_ids = await self._ingress.tokenize(prompt, add_special_tokens=adds)
             return pb.TokenizeResponse(
                 token_ids=token_ids.tolist(),
@@ -132,7 +132,7 @@ class GrpcApi:
         async with _told(context):
             message = self._read(pb.DetokenizeRequest, body)
             self._check_named(message.model)
-            token_ids = tokens_of(message.token_ids, "token_ids", self._ingress.limits)
+            token_ids = tokens_of(message.token_ids, "token_ids", self._ingress.limits())
             return pb.DetokenizeResponse(text=await self._ingress.detokenize(token_ids))
 
     def _read(self, kind: Any, body: bytes) -> Any:
@@ -153,7 +153,7 @@ class GrpcApi:
 
     def _check_named(self, model: str) -> None:
         if model:
-            check_model(model, self._ingress.limits)
+            check_model(model, self._ingress.limits())
 
     async def Check(self, body: bytes, context: Any) -> Any:
         """grpc.health.v1.Health/Check."""

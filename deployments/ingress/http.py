@@ -138,7 +138,7 @@ def answering(ingress: Ingress, path: str, handler: Handler) -> Handler:
 async def _generate(ingress: Ingress, face: Face, request: Request) -> Response:
     request_id = request.state.request_id
     caller = request.state.caller
-    limits = ingress.limits_of(caller, request.headers.get(SEGMENT, ""))
+    limits = ingress.limits(caller, request.headers.get(SEGMENT, ""))
     try:
         with ingress.counting_refusals():
             timeout_s = timeout_of(request)

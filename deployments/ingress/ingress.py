@@ -28,7 +28,7 @@ from deployments.ingress.generation import Generation
 from deployments.ingress.grammar_check import GrammarCheck
 from deployments.ingress.keys import ANYBODY, Caller, KeyRing, Quotas
 from deployments.ingress.metrics_page import AskOthers, metrics_page, nobody, stats_of
-from deployments.ingress.prompts import check_lengths, encode_all
+from deployments.ingress.prompts import encode_all
 from deployments.ingress.spec import GenerationSpec, Limits, Prompt, ResponseStore
 from deployments.ingress.tracing import follow, provider_of, write_line
 
@@ -99,14 +99,12 @@ class Ingress:
         """Report that a change of the configuration was refused, until one is not."""
         self._refused = reason
 
-    @property
-    def limits(self) -> Limits:
-        """With the adapters that are served now: they may change at any time."""
-        return dataclasses.replace(self._limits, adapters=self.coordinators.adapters)
+    def limits(self, caller: Caller = ANYBODY, segment: str = "") -> Limits:
+        """Return the limits of a key's request.  segment: what its header says.
 
-    def limits_of(self, caller: Caller, segment: str) -> Limits:
-        """Return the limits of a key's request.  segment: what its header says."""
-        return dataclasses.replace(self.limits, caller=caller, segment=segment)
+        With the adapters that are served now: they may change at any time."""
+        adapters = self.coordinators.adapters
+        return dataclasses.replace(self._limits, adapters=adapters, caller=caller, segment=segment)
 
     def start(self) -> None:
         """Start connecting to the coordinators, and watching the file of keys."""
@@ -212,11 +210,13 @@ class Ingress:
 
     async def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> TokenArray:
         """The tokens of a prompt; raises RequestError for one that no context can hold."""
-        limit = self.coordinators.max_context_len
         with prompt.names.told():
-            check_lengths([prompt], limit, self.config.ingress.max_chars_per_token)
             (token_ids,) = await encode_all(
-                [prompt], self.tokenizer, add_special_tokens=add_special_tokens
+                [prompt],
+                self.tokenizer,
+                self.coordinators.max_context_len,
+                self.config.ingress.max_chars_per_token,
+                add_special_tokens=add_special_tokens,
             )
         return token_ids
 

@@ -30,7 +30,10 @@ async def prediction_ids(
     if not text or not spec.prediction_drafters:
         return ()
     _check_prediction(len(text), "characters", int(MAX_PREDICTION_TOKENS * max_chars_per_token))
-    (found,) = await encode_all([Prompt(text=text)], tokenizer, add_special_tokens=False)
+    prompts = [Prompt(text=text)]
+    (found,) = await encode_all(
+        prompts, tokenizer, 0, max_chars_per_token, add_special_tokens=False
+    )
     _check_prediction(len(found), "tokens", MAX_PREDICTION_TOKENS)
     return tuple(found.tolist())
 
@@ -68,15 +71,21 @@ def prediction_idle(spec: GenerationSpec) -> dict[str, Any]:
 _MESSAGE_CHARACTERS = 64
 
 
-def check_lengths(
-    prompts: Sequence[Prompt], max_context_len: int, max_chars_per_token: float
-) -> None:
-    """Refuse text that is too long for the context, before tokenising it.
+async def encode_all(
+    prompts: Sequence[Prompt],
+    tokenizer: Tokenizer,
+    max_context_len: int,
+    max_chars_per_token: float,
+    *,
+    add_special_tokens: bool,
+) -> list[TokenArray]:
+    """The token ids of every prompt; encoded in another thread if they are long together.
 
-    max_context_len: tokens, 0 = unknown.
+    max_context_len: tokens, 0 = unknown.  Raises ContextLengthError, before it encodes anything,
+    for text that is too long for the context.
     """
-    for prompt in prompts:
-        count = _num_characters(prompt)
+    counts = list(map(_num_characters, prompts))
+    for count in counts:
         least = math.ceil(count / max_chars_per_token)
         if max_context_len and least > max_context_len:
             raise ContextLengthError.of(
@@ -85,12 +94,6 @@ def check_lengths(
                 f"{count} characters were taken as at least so many tokens, by "
                 "ingress.max_chars_per_token; reduce the length of the prompt",
             )
-
-
-async def encode_all(
-    prompts: Sequence[Prompt], tokenizer: Tokenizer, *, add_special_tokens: bool
-) -> list[TokenArray]:
-    """The token ids of every prompt; encoded in another thread if they are long together."""
 
     def encode(prompt: Prompt) -> TokenArray:
         if prompt.token_ids is not None:
@@ -104,7 +107,7 @@ async def encode_all(
             )
         return tokenizer.encode(prompt.text or "", add_special_tokens=add_special_tokens)
 
-    work = sum(map(_num_characters, prompts))
+    work = sum(counts)
     for message in (message for prompt in prompts for message in prompt.messages or ()):
         # Templates may leave earlier reasoning out, so it counts here alone.
         work += _MESSAGE_CHARACTERS + len(message.get("reasoning_content", ""))
@@ -119,10 +122,13 @@ async def read_prompts(
 ) -> list[tuple[TokenArray, bool]]:
     """Return the tokens of every prompt that the request wants to keep, and whether others were cut
     off; raises RequestError for a prompt without tokens, or one that no context can hold."""
-    check_lengths(spec.prompts, max_context_len, max_chars_per_token)
     found = []
     for prompt_ids in await encode_all(
-        spec.prompts, tokenizer, add_special_tokens=spec.add_special_tokens
+        spec.prompts,
+        tokenizer,
+        max_context_len,
+        max_chars_per_token,
+        add_special_tokens=spec.add_special_tokens,
     ):
         if len(prompt_ids) == 0:
             raise RequestError(

@@ -16,7 +16,7 @@ from cluster.core import SamplingParams, token_array
 from cluster.errors import CapacityError, DeadlineError, DrafthouseError, RequestError
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.generation import Generation
-from deployments.ingress.prompts import check_lengths, encode_all
+from deployments.ingress.prompts import encode_all
 from deployments.ingress.spec import GenerationSpec, Prompt, Resumed
 from deployments.ingress.tracing import write_line
 from tests.support.coordinator.toys import ToyDrafter, oracle_chain, plain_text
@@ -133,8 +133,8 @@ async def test_long_reasoning_is_rendered_in_another_thread():
     """It counts for no more: a template may leave it out."""
     rendering = SimpleNamespace(apply_chat_template=lambda *_, **__: get_ident())
     prompt = Prompt(messages=({"content": "", "reasoning_content": "q" * 9000},))
-    check_lengths([prompt], 1, 1.0)
-    assert await encode_all([prompt], rendering, add_special_tokens=False) != [get_ident()]
+    encoding = encode_all([prompt], rendering, 1, 1.0, add_special_tokens=False)
+    assert await encoding != [get_ident()]
 
 
 async def test_with_a_seed_every_choice_of_every_prompt_has_a_stream_of_its_own():

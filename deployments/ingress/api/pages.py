@@ -105,7 +105,7 @@ class Pages:
             {
                 "is_html": is_html,
                 "version": _VERSION,
-                "names": self._ingress.limits.model_names,
+                "names": self._ingress.limits().model_names,
                 "posts": ENDPOINTS,
                 # Those that can be opened as they are.
                 "gets": [
@@ -127,7 +127,7 @@ class Pages:
             {
                 "version": _VERSION,
                 "model": config.model_name,
-                "models": self._ingress.limits.model_names,
+                "models": self._ingress.limits().model_names,
                 "drafters": {name: config.drafters[name].kind for name in config.on_their_own},
                 "tasks": config.tasks,
                 "max_model_len": self._max_model_len(),
@@ -136,12 +136,12 @@ class Pages:
         )
 
     async def models(self, request: Request) -> Response:
-        names = self._ingress.limits.model_names
+        names = self._ingress.limits().model_names
         return JSONResponse({"object": "list", "data": list(map(self._card, names))})
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["model"]
-        check_model(name, self._ingress.limits)
+        check_model(name, self._ingress.limits())
         return JSONResponse(self._card(name))
 
     def _card(self, name: str) -> JsonObject:
@@ -153,7 +153,7 @@ class Pages:
             "created": self._created,
             "owned_by": "drafthouse",
             "root": own,
-            "parent": own if name in self._ingress.limits.adapters else None,
+            "parent": own if name in self._ingress.limits().adapters else None,
             "max_model_len": self._max_model_len(),
         }
 
@@ -161,13 +161,13 @@ class Pages:
         return self._ingress.coordinators.max_context_len or None
 
     async def response(self, request: Request) -> Response:
-        store, response_id = self._ingress.limits.store, request.path_params["response_id"]
+        store, response_id = self._ingress.limits().store, request.path_params["response_id"]
         found = store.get(response_id, request.state.caller.name, "response_id")
         return JSONResponse(found.body)
 
     async def forget_response(self, request: Request) -> Response:
         response_id = request.path_params["response_id"]
-        self._ingress.limits.store.drop(response_id, request.state.caller.name, "response_id")
+        self._ingress.limits().store.drop(response_id, request.state.caller.name, "response_id")
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
     async def version(self, request: Request) -> Response:
@@ -213,13 +213,12 @@ class Pages:
         return self._ingress.watchers.stream()
 
     async def openapi(self, request: Request) -> Response:
-        return JSONResponse(openapi(self._ingress.limits))
+        return JSONResponse(openapi(self._ingress.limits()))
 
     async def tokenize(self, request: Request) -> Response:
         """vLLM's /tokenize: the tokens of a text, or of a conversation."""
         ingress = self._ingress
-        limits = ingress.limits
-        asked = await read_object(request, limits, Tokenize.read)
+        asked = await read_object(request, ingress.limits(), Tokenize.read)
         prompt, _ = asked.prompt_of()
         token_ids = await ingress.tokenize(prompt, add_special_tokens=asked.add_special_tokens)
         strings = None
@@ -237,15 +236,14 @@ class Pages:
 
     async def count_tokens(self, request: Request) -> Response:
         """Anthropic's: how many tokens /v1/messages would read."""
-        limits = self._ingress.limits
-        asked = await read_object(request, limits, Counted.read)
+        asked = await read_object(request, self._ingress.limits(), Counted.read)
         prompt, _ = asked.prompt_of()
         count = len(await self._ingress.tokenize(prompt))
         return JSONResponse({"input_tokens": count}, headers=warning_header(asked.ignored))
 
     async def detokenize(self, request: Request) -> Response:
         """vLLM's /detokenize: the text of tokens, special ones included."""
-        asked = await read_object(request, self._ingress.limits, Detokenize.read)
+        asked = await read_object(request, self._ingress.limits(), Detokenize.read)
         return JSONResponse({"prompt": await self._ingress.detokenize(asked.tokens)})
 
 
