@@ -25,10 +25,9 @@ from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.coordinators import Coordinators, answers_of
 from deployments.ingress.event_stream import Watchers
 from deployments.ingress.generation import Generation
-from deployments.ingress.grammar_check import GrammarCheck
 from deployments.ingress.keys import ANYBODY, Caller, KeyRing, Quotas
 from deployments.ingress.metrics_page import AskOthers, metrics_page, nobody, stats_of
-from deployments.ingress.prompts import encode_all
+from deployments.ingress.prompts import GrammarCheck, encode_all
 from deployments.ingress.spec import GenerationSpec, Limits, Prompt, ResponseStore
 from deployments.ingress.tracing import follow, provider_of, write_line
 

@@ -13,7 +13,7 @@ from cluster.config.schema import AnswersConfig
 from cluster.errors import CapacityError
 from cluster.requests.fields import GrammarSpec
 from cluster.text.tokenizer import Tokenizer
-from deployments.ingress.grammar_check import GrammarCheck
+from deployments.ingress.prompts import GrammarCheck
 from deployments.supervisor import is_living
 from tests.support.errors import request_error
 from tests.support.grammar.specs import FOLDER, SPECS
