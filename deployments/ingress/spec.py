@@ -19,7 +19,7 @@ from cluster.core import (
 )
 from cluster.errors import NotFoundError
 from cluster.records import frozen, record
-from cluster.requests.fields import DEFAULT_TENANT, GrammarSpec
+from cluster.requests.fields import GrammarSpec
 from cluster.text.dialect import Dialect
 from deployments.ingress.keys import ANYBODY, Caller
 from deployments.ingress.wording import JsonObject, Names
@@ -147,26 +147,26 @@ class GenerationSpec:
 
     prompts: tuple[Prompt, ...]
     params: SamplingParams
-    seed: int | None = None
-    num_choices: int = 1
-    default_max_tokens: int = 0
-    stop: tuple[str, ...] = ()
-    include_stop: bool = False
-    skip_special_tokens: bool = True
-    truncate_prompt_tokens: int = 0
-    ignore_eos: bool = False
-    add_special_tokens: bool = True
-    task: str = "default"
-    segment: str = ""
-    speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
-    tenant: bytes = DEFAULT_TENANT
-    chat: ChatUse | None = None
-    adapter: str = ""
-    prompt_logprobs: int | None = None
-    is_prompt_only: bool = False
-    prediction: str = ""
-    prediction_drafters: tuple[str, ...] = ()
-    names: Names = field(default_factory=Names)
+    seed: int | None
+    num_choices: int
+    default_max_tokens: int
+    stop: tuple[str, ...]
+    include_stop: bool
+    skip_special_tokens: bool
+    truncate_prompt_tokens: int
+    ignore_eos: bool
+    add_special_tokens: bool
+    task: str
+    segment: str
+    speculation: SpeculationOptions
+    tenant: bytes
+    chat: ChatUse | None
+    adapter: str
+    prompt_logprobs: int | None
+    is_prompt_only: bool
+    prediction: str
+    prediction_drafters: tuple[str, ...]
+    names: Names
     resumed: Mapping[int, Resumed] = field(default_factory=dict)
 
 

@@ -16,9 +16,11 @@ from cluster.core import SamplingParams, token_array
 from cluster.errors import CapacityError, DeadlineError, DrafthouseError, RequestError
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.generation import Generation
+from deployments.ingress.openai_request import CompletionBody
 from deployments.ingress.prompts import encode_all
 from deployments.ingress.spec import GenerationSpec, Prompt, Resumed
 from deployments.ingress.tracing import write_line
+from tests.deployments.test_openai_request import LIMITS, completion
 from tests.support.coordinator.toys import ToyDrafter, oracle_chain, plain_text
 from tests.support.deployments.place import place
 from tests.support.deployments.stage import alone, toys_ingress
@@ -27,10 +29,11 @@ from tests.support.text.tokenizers_for_tests import small_tokenizer
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=12)
 WARM = SamplingParams(temperature=1.0, max_tokens=12)
+PLAIN = CompletionBody.parse(completion(), LIMITS).spec
 
 
 def spec(*prompts: Prompt, params: SamplingParams = PARAMS) -> GenerationSpec:
-    return GenerationSpec(prompts, params, seed=5, ignore_eos=True)
+    return replace(PLAIN, prompts=prompts, params=params, seed=5, ignore_eos=True)
 
 
 def tokens(*token_ids: int) -> Prompt:

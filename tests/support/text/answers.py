@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from deployments.ingress.choice import Choice, Delta
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.generation import Generation
 from deployments.ingress.openai_response import delta_fields, finish_reason, whole_message
-from deployments.ingress.spec import ChatUse, GenerationSpec, Limits
+from deployments.ingress.spec import ChatUse, Limits
 from tests.deployments.test_openai_request import LIMITS, chat
 from tests.support.text.tokenizers_for_tests import small_tokenizer
 
@@ -32,6 +32,7 @@ def parts_of(name: str, *pieces: str) -> list[Part]:
     return [*(part for piece in pieces for part in reader.push(piece)), *reader.finish()]
 
 
+PLAIN = Response.parse({"model": "demo", "input": "x"}, LIMITS).spec
 MARKERS = ReasoningMarkers("<think>", "</think>", (7,), (8,))
 # Prompts that say nothing of the reasoning, begin it, and end it.
 PROMPTS = ((1,), (7,), (7, 8))
@@ -73,9 +74,7 @@ def read_answer(tokenizer: Tokenizer, asked: Asked, events: Sequence[Sequence[in
     """The deltas of an answer whose tokens come in these events."""
     prompt_ids = token_array(asked.prompt_ids)
     request = Request("a", prompt_ids, SamplingParams())
-    spec = GenerationSpec(
-        (), request.params, stop=asked.stop, skip_special_tokens=False, chat=asked.use
-    )
+    spec = replace(PLAIN, stop=asked.stop, skip_special_tokens=False, chat=asked.use)
     choice = Choice(0, request, spec, tokenizer, asked.dialect)
     deltas: list[Delta] = []
     for place, token_ids in enumerate(events):
