@@ -21,7 +21,13 @@ from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.choice import Choice, Delta, PreparedPrompt, combined
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.keys import Use
-from deployments.ingress.prompts import max_tokens, prediction_ids, read_prompts, stop_token_ids
+from deployments.ingress.prompts import (
+    encode_all,
+    max_tokens,
+    prediction_ids,
+    stop_token_ids,
+    truncated,
+)
 from deployments.ingress.spec import GenerationSpec, Resumed
 from deployments.ingress.ticket import Ticket
 
@@ -123,9 +129,16 @@ class Generation:
         spec = self.spec
         await self.coordinators.wait_connected()
         limit = self.coordinators.max_context_len
-        found = await read_prompts(spec, self.tokenizer, limit, self.max_chars_per_token)
-        for prompt, (token_ids, is_cut) in zip(self.prompts, found, strict=True):
-            prompt.token_ids, prompt.is_cut = token_ids, is_cut
+        found = await encode_all(
+            spec.prompts,
+            self.tokenizer,
+            limit,
+            self.max_chars_per_token,
+            add_special_tokens=spec.add_special_tokens,
+        )
+        for prompt, token_ids in zip(self.prompts, found, strict=True):
+            prompt.token_ids = truncated(token_ids, spec, limit)
+            prompt.is_cut = len(prompt.token_ids) < len(token_ids)
         if self.use is not None:
             self.use.take_tokens(self.num_prompt_tokens)
         prediction = await prediction_ids(spec, self.tokenizer, self.max_chars_per_token)

@@ -105,16 +105,17 @@ class GrpcApi:
             self._read(pb.ListModelsRequest, body)
             limits, own = self._ingress.limits(), self._ingress.config.model_name
             most = self._ingress.coordinators.max_context_len
-            models = [
-                pb.Model(
-                    id=name,
-                    root=own,
-                    parent=own if name in limits.adapters else "",
-                    max_context_len=most,
+            return pb.ListModelsResponse(
+                models=(
+                    pb.Model(
+                        id=name,
+                        root=own,
+                        parent=own if name in limits.adapters else "",
+                        max_context_len=most,
+                    )
+                    for name in limits.model_names
                 )
-                for name in limits.model_names
-            ]
-            return pb.ListModelsResponse(models=models)
+            )
 
     async def Tokenize(self, body: bytes, context: Any) -> pb.TokenizeResponse:
         async with _told(context):

@@ -63,7 +63,6 @@ class Ingress:
         self._others = others
         self.keys = KeyRing(config)
         self._quotas = Quotas(self.keys, self.recorder)
-        self._watching: asyncio.Task[None] | None = None
         self.coordinators = Coordinators(config.coordinator)
         # Until a coordinator says what the targets serve.
         self.coordinators.adapters = {name: name for name in config.target.engine.adapters}
@@ -141,8 +140,7 @@ class Ingress:
         self._grammars.close()
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.shutdown)  # sends what there still is
-        if self._watching is not None:
-            self._watching.cancel()
+        self._watching.cancel()
 
     async def _connect(self, endpoint: Endpoint) -> tuple[WorkerDescription, CoordinatorLink]:
         description, link = await connect_coordinator(

@@ -130,29 +130,6 @@ async def encode_all(
     return await asyncio.to_thread(lambda: list(map(encode, prompts)))
 
 
-async def read_prompts(
-    spec: GenerationSpec, tokenizer: Tokenizer, max_context_len: int, max_chars_per_token: float
-) -> list[tuple[TokenArray, bool]]:
-    """Return the tokens of every prompt that the request wants to keep, and whether others were cut
-    off; raises RequestError for a prompt without tokens, or one that no context can hold."""
-    found = []
-    for prompt_ids in await encode_all(
-        spec.prompts,
-        tokenizer,
-        max_context_len,
-        max_chars_per_token,
-        add_special_tokens=spec.add_special_tokens,
-    ):
-        if len(prompt_ids) == 0:
-            raise RequestError(
-                "the prompt has no tokens; send text that the model's tokenizer keeps",
-                param="prompt",
-            )
-        kept = _truncated(prompt_ids, spec, max_context_len)
-        found.append((kept, len(kept) < len(prompt_ids)))
-    return found
-
-
 def _num_characters(prompt: Prompt) -> int:
     messages = prompt.messages or ()
     texts = [prompt.text or "", *(message["content"] for message in messages)]
@@ -161,8 +138,13 @@ def _num_characters(prompt: Prompt) -> int:
     return sum(map(len, texts)) + sum(map(len, map(json.dumps, others)))
 
 
-def _truncated(prompt_ids: TokenArray, spec: GenerationSpec, max_context_len: int) -> TokenArray:
-    """The tokens of a prompt that the request wants to keep."""
+def truncated(prompt_ids: TokenArray, spec: GenerationSpec, max_context_len: int) -> TokenArray:
+    """The tokens of a prompt that the request wants to keep; raises RequestError for a prompt
+    without any."""
+    if len(prompt_ids) == 0:
+        raise RequestError(
+            "the prompt has no tokens; send text that the model's tokenizer keeps", param="prompt"
+        )
     count = spec.truncate_prompt_tokens
     if count == -1:  # as many as leave room for the output
         wanted = spec.params.max_tokens
