@@ -21,13 +21,7 @@ from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.choice import Choice, Delta, PreparedPrompt, combined
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.keys import Use
-from deployments.ingress.prompts import (
-    encode_all,
-    max_tokens,
-    prediction_ids,
-    stop_token_ids,
-    truncated,
-)
+from deployments.ingress.prompts import encode_all, prediction_ids
 from deployments.ingress.spec import GenerationSpec, Resumed
 from deployments.ingress.ticket import Ticket
 
@@ -137,7 +131,7 @@ class Generation:
             add_special_tokens=spec.add_special_tokens,
         )
         for prompt, token_ids in zip(self.prompts, found, strict=True):
-            prompt.token_ids = truncated(token_ids, spec, limit)
+            prompt.token_ids = spec.truncated(token_ids, limit)
             prompt.is_cut = len(prompt.token_ids) < len(token_ids)
         if self.use is not None:
             self.use.take_tokens(self.num_prompt_tokens)
@@ -149,8 +143,8 @@ class Generation:
             params = dataclasses.replace(
                 spec.params,
                 seed=prompt.seed,
-                max_tokens=max_tokens(len(prompt.token_ids), spec, limit),
-                stop_token_ids=stop_token_ids(spec, self.tokenizer),
+                max_tokens=spec.max_tokens(len(prompt.token_ids), limit),
+                stop_token_ids=spec.stop_token_ids(self.tokenizer),
                 prediction=prediction,
                 grammar=self.dialect.held_to(spec.params.grammar, prompt.token_ids),
             )

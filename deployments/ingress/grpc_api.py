@@ -36,7 +36,6 @@ from deployments.ingress.choice import Delta
 from deployments.ingress.generation import Generation
 from deployments.ingress.grpc_request import prompt_of, request_name, to_spec, tokens_of
 from deployments.ingress.ingress import Ingress
-from deployments.ingress.prompts import prediction_counts, prediction_idle
 from deployments.ingress.request_scope import SEGMENT
 from deployments.ingress.sampling import check_model
 
@@ -192,12 +191,12 @@ def _response(model: str, generation: Generation, deltas: Sequence[Delta]) -> pb
     if generation.is_over:
         stats, scored = generation.stats, generation.prompts[0].logprobs()
         told = STATS.encode(stats)
-        told.MergeFrom(pb.SpeculativeDecoding(**prediction_idle(generation.spec)))
+        told.MergeFrom(pb.SpeculativeDecoding(**generation.spec.prediction_idle()))
         usage = pb.Usage(
             prompt_tokens=generation.num_prompt_tokens,
             completion_tokens=generation.num_output_tokens,
             cached_tokens=generation.num_cached_tokens,
-            **prediction_counts(generation.spec, stats),
+            **generation.spec.prediction_counts(stats),
         )
         of_prompt = LOGPROBS.encode(tuple(one for one in scored if one is not None))
         last = {"usage": usage, "speculative_decoding": told, "prompt_logprobs": of_prompt}

@@ -1,6 +1,6 @@
 """What is found out about a request before anything is queued for it, without blocking the event
-loop: the tokens of its prompts and predictions, after a length check; what these and its output may
-be then; and whether its grammar compiles."""
+loop: the tokens of its prompts and predictions, after a length check, and whether its grammar
+compiles."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ import socket
 import subprocess
 import sys
 from collections import OrderedDict, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from cluster.config.schema import AnswersConfig
-from cluster.core import SpeculationStats, TokenArray
+from cluster.core import TokenArray
 from cluster.errors import CapacityError, ContextLengthError, RequestError, UnavailableError
 from cluster.grammar import compiler
 from cluster.grammar.compiler import check_size
@@ -55,29 +54,6 @@ def _check_prediction(count: int, what: str, limit: int) -> None:
     if count > limit:
         reason = f"{count} {what}; at most {limit} are read"
         raise RequestError.at("prediction", f"{reason}; send the part that the output begins with")
-
-
-def prediction_counts(spec: GenerationSpec, stats: SpeculationStats) -> Mapping[str, int]:
-    """Tokens of the prediction that were drafted and became output, and those that did not.
-
-    Whoever else had proposed them.
-    """
-    names = spec.prediction_drafters
-    counts = stats.accepted_by_drafter, stats.shared_by_drafter
-    accepted = sum(count.get(name, 0) for count in counts for name in names)
-    verified = sum(stats.verified_by_drafter.get(name, 0) for name in names)
-    return {
-        "accepted_prediction_tokens": accepted,
-        "rejected_prediction_tokens": verified - accepted,
-    }
-
-
-def prediction_idle(spec: GenerationSpec) -> dict[str, Any]:
-    """Why nobody drafts from its prediction; empty where somebody does, or it has none."""
-    if not spec.prediction or spec.prediction_drafters:
-        return {}
-    is_enabled = spec.speculation.enabled and spec.speculation.max_draft_tokens != 0
-    return {"prediction_idle_because": "no_prediction_drafter" if is_enabled else "disabled"}
 
 
 # The fixed cost of a message, as a number of characters that are encoded in the same time.
@@ -136,55 +112,6 @@ def _num_characters(prompt: Prompt) -> int:
     calls = (message.get("tool_calls") for message in messages)
     others = filter(None, (prompt.tools, prompt.arguments, *calls))
     return sum(map(len, texts)) + sum(map(len, map(json.dumps, others)))
-
-
-def truncated(prompt_ids: TokenArray, spec: GenerationSpec, max_context_len: int) -> TokenArray:
-    """The tokens of a prompt that the request wants to keep; raises RequestError for a prompt
-    without any."""
-    if len(prompt_ids) == 0:
-        raise RequestError(
-            "the prompt has no tokens; send text that the model's tokenizer keeps", param="prompt"
-        )
-    count = spec.truncate_prompt_tokens
-    if count == -1:  # as many as leave room for the output
-        wanted = spec.params.max_tokens
-        # An output that the whole context could not hold asks for no room of its own.
-        least = max(wanted if wanted < max_context_len else 0, spec.params.min_tokens, 1)
-        count = max_context_len - (0 if spec.is_prompt_only else least)
-    return prompt_ids[-count:] if count > 0 else prompt_ids
-
-
-def max_tokens(prompt_len: int, spec: GenerationSpec, limit: int) -> int:
-    """As many of the request's max_tokens, or of the default, as fit behind the prompt.
-
-    limit: tokens of prompt and output together, 0 = unknown.
-    """
-    wanted = spec.params.max_tokens
-    if spec.is_prompt_only and (not limit or prompt_len <= limit):
-        return 0
-    if limit and prompt_len >= limit:
-        raise ContextLengthError.of(
-            prompt_len,
-            limit,
-            "reduce the length of the prompt or raise target.engine.max_context_len",
-            num_output=0 if spec.is_prompt_only else 1,
-        )
-    if limit and prompt_len + spec.params.min_tokens > limit:
-        raise RequestError.at(
-            "min_tokens",
-            f"{spec.params.min_tokens} and a prompt of {prompt_len} tokens exceed the "
-            f"limit of {limit} tokens; send at most {limit - prompt_len}",
-        )
-    room = (limit or 2**31) - prompt_len
-    # A request that sets min_tokens wants at least that many tokens.
-    default = max(spec.default_max_tokens or room, spec.params.min_tokens)
-    return min(wanted or default, room)
-
-
-def stop_token_ids(spec: GenerationSpec, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The tokens that end the text: the request's, and the model's own unless it says no."""
-    own = () if spec.ignore_eos else tokenizer.eos_token_ids
-    return tuple(sorted({*own, *spec.params.stop_token_ids}))
 
 
 # A process of its own is asked whether a request's grammar compiles.

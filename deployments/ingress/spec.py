@@ -1,5 +1,6 @@
-"""Validated requests before tokenisation, the same records for HTTP and gRPC; what these may ask
-for, and the answers of /v1/responses that they may go on with."""
+"""Validated requests before tokenisation, the same records for HTTP and gRPC; what becomes of their
+prompts and their output; what these may ask for; and the answers of /v1/responses that they may go
+on with."""
 
 from __future__ import annotations
 
@@ -15,12 +16,14 @@ from cluster.core import (
     EMPTY_TOKENS,
     SamplingParams,
     SpeculationOptions,
+    SpeculationStats,
     TokenArray,
 )
-from cluster.errors import NotFoundError
+from cluster.errors import ContextLengthError, NotFoundError, RequestError
 from cluster.records import frozen, record
 from cluster.requests.fields import GrammarSpec
 from cluster.text.dialect import Dialect
+from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.keys import ANYBODY, Caller
 from deployments.ingress.wording import JsonObject, Names
 
@@ -168,6 +171,74 @@ class GenerationSpec:
     prediction_drafters: tuple[str, ...]
     names: Names
     resumed: Mapping[int, Resumed] = field(default_factory=dict)
+
+    def truncated(self, prompt_ids: TokenArray, max_context_len: int) -> TokenArray:
+        """The tokens of a prompt that the request wants to keep; raises RequestError for a prompt
+        without any."""
+        if len(prompt_ids) == 0:
+            raise RequestError(
+                "the prompt has no tokens; send text that the model's tokenizer keeps",
+                param="prompt",
+            )
+        count = self.truncate_prompt_tokens
+        if count == -1:  # as many as leave room for the output
+            wanted = self.params.max_tokens
+            # An output that the whole context could not hold asks for no room of its own.
+            least = max(wanted if wanted < max_context_len else 0, self.params.min_tokens, 1)
+            count = max_context_len - (0 if self.is_prompt_only else least)
+        return prompt_ids[-count:] if count > 0 else prompt_ids
+
+    def max_tokens(self, prompt_len: int, limit: int) -> int:
+        """As many of the request's max_tokens, or of the default, as fit behind the prompt.
+
+        limit: tokens of prompt and output together, 0 = unknown.
+        """
+        wanted = self.params.max_tokens
+        if self.is_prompt_only and (not limit or prompt_len <= limit):
+            return 0
+        if limit and prompt_len >= limit:
+            raise ContextLengthError.of(
+                prompt_len,
+                limit,
+                "reduce the length of the prompt or raise target.engine.max_context_len",
+                num_output=0 if self.is_prompt_only else 1,
+            )
+        if limit and prompt_len + self.params.min_tokens > limit:
+            raise RequestError.at(
+                "min_tokens",
+                f"{self.params.min_tokens} and a prompt of {prompt_len} tokens exceed the "
+                f"limit of {limit} tokens; send at most {limit - prompt_len}",
+            )
+        room = (limit or 2**31) - prompt_len
+        # A request that sets min_tokens wants at least that many tokens.
+        default = max(self.default_max_tokens or room, self.params.min_tokens)
+        return min(wanted or default, room)
+
+    def stop_token_ids(self, tokenizer: Tokenizer) -> tuple[int, ...]:
+        """The tokens that end the text: the request's, and the model's own unless it says no."""
+        own = () if self.ignore_eos else tokenizer.eos_token_ids
+        return tuple(sorted({*own, *self.params.stop_token_ids}))
+
+    def prediction_counts(self, stats: SpeculationStats) -> Mapping[str, int]:
+        """Tokens of the prediction that were drafted and became output, and those that did not.
+
+        Whoever else had proposed them.
+        """
+        names = self.prediction_drafters
+        counts = stats.accepted_by_drafter, stats.shared_by_drafter
+        accepted = sum(count.get(name, 0) for count in counts for name in names)
+        verified = sum(stats.verified_by_drafter.get(name, 0) for name in names)
+        return {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": verified - accepted,
+        }
+
+    def prediction_idle(self) -> dict[str, Any]:
+        """Why nobody drafts from its prediction; empty where somebody does, or it has none."""
+        if not self.prediction or self.prediction_drafters:
+            return {}
+        is_enabled = self.speculation.enabled and self.speculation.max_draft_tokens != 0
+        return {"prediction_idle_because": "no_prediction_drafter" if is_enabled else "disabled"}
 
 
 @frozen

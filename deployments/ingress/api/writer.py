@@ -22,7 +22,6 @@ from cluster.text.tokenizer import Tokenizer
 from cluster.text.tool_calls.base import NOTHING
 from deployments.ingress.choice import Delta, PromptLogprobs
 from deployments.ingress.generation import Generation
-from deployments.ingress.prompts import prediction_counts, prediction_idle
 from deployments.ingress.wording import JsonObject, Rule
 
 
@@ -292,7 +291,7 @@ def usage(generation: Generation) -> JsonObject:
         "total_tokens": prompt + output,
         "prompt_tokens_details": {"cached_tokens": generation.num_cached_tokens},
         "completion_tokens_details": {
-            **prediction_counts(generation.spec, generation.stats),
+            **generation.spec.prediction_counts(generation.stats),
             "reasoning_tokens": 0,
             "audio_tokens": 0,
         },
@@ -305,5 +304,5 @@ def metrics(generation: Generation) -> JsonObject:
     values = {rule.name: getattr(stats, rule.name) for rule in STATISTICS if rule.is_required}
     values["acceptance_histogram"] = values["acceptance_histogram"] or [0]
     values["idle_because"] = values["idle_because"] or None
-    values |= prediction_idle(generation.spec)
+    values |= generation.spec.prediction_idle()
     return {**times(generation), "speculative_decoding": values}
