@@ -36,8 +36,6 @@ from deployments.ingress.choice import Delta
 from deployments.ingress.generation import Generation
 from deployments.ingress.grpc_request import prompt_of, request_name, to_spec, tokens_of
 from deployments.ingress.ingress import Ingress
-from deployments.ingress.request_scope import SEGMENT
-from deployments.ingress.sampling import check_model
 
 GENERATION = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
 STATS = record_codec(
@@ -81,7 +79,7 @@ class GrpcApi:
             caller = self._ingress.caller(sent)
             with self._ingress.counting_refusals():
                 message = self._read(pb.GenerateRequest, body)
-                limits = self._ingress.limits(caller, sent.get(SEGMENT.lower(), ""))
+                limits = self._ingress.limits(caller, sent)
                 spec = to_spec(message, limits)
                 request_id = request_name(message.request_id)
                 REQUEST_ID.set(request_id)
@@ -153,7 +151,7 @@ class GrpcApi:
 
     def _check_named(self, model: str) -> None:
         if model:
-            check_model(model, self._ingress.limits())
+            self._ingress.limits().check_model(model)
 
     async def Check(self, body: bytes, context: Any) -> Any:
         """grpc.health.v1.Health/Check."""

@@ -19,7 +19,7 @@ from cluster.rpc.codec_records import TOKENS
 from cluster.text.json_text import parse_json
 from deployments.ingress.api.contract import REQUIRED, Body, supported
 from deployments.ingress.nested import KINDS, Speculation, StructuredOutputs
-from deployments.ingress.openai_request import OF_MESSAGES, Turns, check_range
+from deployments.ingress.openai_request import OF_MESSAGES, Turns
 from deployments.ingress.sampling import Alternatives, Sampling
 from deployments.ingress.spec import GenerationSpec, Held, Limits, Prompt, Resumed
 from deployments.ingress.wording import Names, shown
@@ -177,7 +177,7 @@ def _known(sent: Sequence[int], name: str, limits: Limits) -> TokenArray:
     """The tokens of a field; raises RequestError for one outside the vocabulary."""
     token_ids = TOKENS.read(sent)
     if len(token_ids):
-        check_range(int(token_ids.min()), int(token_ids.max()), name, limits)
+        limits.check_tokens(int(token_ids.min()), int(token_ids.max()), name)
     return token_ids
 
 

@@ -35,7 +35,6 @@ from deployments.ingress.openai_request import Chat, CompletionBody
 from deployments.ingress.openai_response import Answer
 from deployments.ingress.request_scope import (
     REQUEST_ID,
-    SEGMENT,
     SILENT,
     TIMEOUT,
     BrowserGuard,
@@ -138,7 +137,7 @@ def answering(ingress: Ingress, path: str, handler: Handler) -> Handler:
 async def _generate(ingress: Ingress, face: Face, request: Request) -> Response:
     request_id = request.state.request_id
     caller = request.state.caller
-    limits = ingress.limits(caller, request.headers.get(SEGMENT, ""))
+    limits = ingress.limits(caller, request.headers)
     try:
         with ingress.counting_refusals():
             timeout_s = timeout_of(request)

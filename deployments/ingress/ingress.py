@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 _REPORT_TIMEOUT_S = 2.0
 # The last events of streams that were ended are sent within this time, or not at all.
 LAST_WORDS_S = 3.0
+# The header, or metadata, that names a segment.
+SEGMENT = "x-drafthouse-segment"
 
 
 class Ingress:
@@ -97,12 +99,16 @@ class Ingress:
         """Report that a change of the configuration was refused, until one is not."""
         self._refused = reason
 
-    def limits(self, caller: Caller = ANYBODY, segment: str = "") -> Limits:
-        """Return the limits of a key's request.  segment: what its header says.
+    def limits(self, caller: Caller = ANYBODY, headers: Mapping[str, str] = {}) -> Limits:
+        """Return the limits of a key's request with these headers, or metadata.
 
         With the adapters that are served now: they may change at any time."""
-        adapters = self.coordinators.adapters
-        return dataclasses.replace(self._limits, adapters=adapters, caller=caller, segment=segment)
+        return dataclasses.replace(
+            self._limits,
+            adapters=self.coordinators.adapters,
+            caller=caller,
+            segment=headers.get(SEGMENT, ""),
+        )
 
     def start(self) -> None:
         """Start connecting to the coordinators, and watching the file of keys."""

@@ -35,7 +35,7 @@ from deployments.ingress.spec import (
     Prompt,
 )
 from deployments.ingress.tools import TEXT_ARGUMENT, ToolUse
-from deployments.ingress.wording import TEXT_OR_OBJECTS, JsonObject, Schema, json_kind, shown
+from deployments.ingress.wording import TEXT_OR_OBJECTS, JsonObject, Schema, json_kind
 
 MAX_MESSAGES = 4096
 _MAX_ID_LEN = 256
@@ -188,17 +188,8 @@ def token_ids_of(values: Any, limits: Limits) -> TokenArray:
         raise RequestError("an empty list of tokens; send at least one")
     if set(map(type, values)) != {int}:
         raise RequestError("a token id is not an integer; send integers")
-    check_range(min(values), max(values), "", limits)
+    limits.check_tokens(min(values), max(values), "")
     return np.array(values, dtype=np.int32)
-
-
-def check_range(low: int, high: int, name: str, limits: Limits) -> None:
-    """Raise RequestError, naming the field, unless all tokens from `low` to `high` are known."""
-    if low < 0 or high >= limits.vocab_size:
-        bad, known = shown(low if low < 0 else high), limits.vocab_size
-        raise RequestError.at(
-            name, f"token id {bad} is out of range; the vocabulary has {known} tokens"
-        )
 
 
 def _prompts(value: Any, limits: Limits) -> tuple[Prompt, ...]:

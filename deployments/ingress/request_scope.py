@@ -27,7 +27,6 @@ REQUEST_ID = "X-Request-Id"
 # It goes into headers, logs and JSON as it is.
 _GOOD_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 TIMEOUT = "X-Request-Timeout-Ms"
-SEGMENT = "X-Drafthouse-Segment"
 _GOOD_TIMEOUT = re.compile(r"[0-9]{1,12}")
 _WHITE_SPACE = b" \t"
 # Asked every few seconds, by machines.  Load balancers have no key; the others tell others than

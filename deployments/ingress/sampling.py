@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal, Self, cast
 from pydantic import Field
 
 from cluster.core import SpeculationOptions
-from cluster.errors import NotFoundError, RequestError
+from cluster.errors import RequestError
 from cluster.requests.fields import DEFAULT_TENANT, BeamSpec, Law, asked_seed, tenant_of
 from cluster.spec.params import MAX_LENGTH_PENALTY
 from deployments.ingress.api.contract import Body, Read, or_text, supported, up_to
@@ -22,14 +22,6 @@ MAX_NAME_LEN = 256
 _PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 # What else shapes a draw, and its values where nothing is drawn.
 _GREEDY: Mapping[str, float] = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
-
-
-def check_model(model: str, limits: Limits, name: str = "model") -> str:
-    """Return `model` if it is a name of what is served; raises NotFoundError, naming the field."""
-    if model not in limits.model_names:
-        served = " or ".join(map(repr, limits.model_names))
-        raise NotFoundError.at(name, f"{shown(model)} is not served; ask for {served}")
-    return model
 
 
 def _biases(bias: dict[str, float], limits: Limits) -> dict[str, float]:
@@ -45,7 +37,7 @@ def _biases(bias: dict[str, float], limits: Limits) -> dict[str, float]:
 ModelName = Annotated[
     str,
     Field(min_length=1, max_length=MAX_NAME_LEN),
-    Read(lambda name, limits: check_model(name, limits, "")),
+    Read(lambda name, limits: limits.check_model(name, "")),
 ]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]

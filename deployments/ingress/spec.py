@@ -25,7 +25,7 @@ from cluster.requests.fields import GrammarSpec
 from cluster.text.dialect import Dialect
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.keys import ANYBODY, Caller
-from deployments.ingress.wording import JsonObject, Names
+from deployments.ingress.wording import JsonObject, Names, shown
 
 Message = Mapping[str, Any]  # as chat templates read them; content is a text, "" for none
 PlacedMessages = list[tuple[str, Message]]  # each with its place in the body
@@ -287,6 +287,23 @@ class Limits:
     def model_names(self) -> tuple[str, ...]:
         """Every name that requests may use: the model, its aliases, its adapters."""
         return (self.config.model_name, *self.config.api.served_model_names, *self.adapters)
+
+    def check_model(self, model: str, name: str = "model") -> str:
+        """Return `model` if it is a name of what is served; raises NotFoundError, naming the
+        field."""
+        if model not in self.model_names:
+            served = " or ".join(map(repr, self.model_names))
+            raise NotFoundError.at(name, f"{shown(model)} is not served; ask for {served}")
+        return model
+
+    def check_tokens(self, low: int, high: int, name: str) -> None:
+        """Raise RequestError, naming the field, unless all tokens from `low` to `high` are
+        known."""
+        if low < 0 or high >= self.vocab_size:
+            bad, known = shown(low if low < 0 else high), self.vocab_size
+            raise RequestError.at(
+                name, f"token id {bad} is out of range; the vocabulary has {known} tokens"
+            )
 
     def predictors_of(self, task: str, speculation: SpeculationOptions) -> tuple[str, ...]:
         """The drafters that draft from the prediction of a request."""

@@ -30,7 +30,6 @@ from deployments.ingress.openai_request import (
     Detokenize,
     Tokenize,
 )
-from deployments.ingress.sampling import check_model
 from deployments.ingress.spec import Limits
 from deployments.ingress.wording import JsonObject, Rule, Status, resolved, warning_header
 from deployments.page.routes import Handler, wants_html
@@ -141,7 +140,7 @@ class Pages:
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["model"]
-        check_model(name, self._ingress.limits())
+        self._ingress.limits().check_model(name)
         return JSONResponse(self._card(name))
 
     def _card(self, name: str) -> JsonObject:
