@@ -139,12 +139,15 @@ class Generation:
         left_s = 0.0  # it has no limit
         if self._alarm is not None:
             left_s = self._alarm.when() - asyncio.get_running_loop().time()
+        # What ends the text: the request's tokens, and the model's own unless it says no.
+        own = () if spec.ignore_eos else self.tokenizer.eos_token_ids
+        stop_token_ids = tuple(sorted({*own, *spec.params.stop_token_ids}))
         for number, prompt in enumerate(self.prompts):
             params = dataclasses.replace(
                 spec.params,
                 seed=prompt.seed,
                 max_tokens=spec.max_tokens(len(prompt.token_ids), limit),
-                stop_token_ids=spec.stop_token_ids(self.tokenizer),
+                stop_token_ids=stop_token_ids,
                 prediction=prediction,
                 grammar=self.dialect.held_to(spec.params.grammar, prompt.token_ids),
             )

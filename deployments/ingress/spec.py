@@ -23,7 +23,6 @@ from cluster.errors import ContextLengthError, NotFoundError, RequestError
 from cluster.records import frozen, record
 from cluster.requests.fields import GrammarSpec
 from cluster.text.dialect import Dialect
-from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.keys import ANYBODY, Caller
 from deployments.ingress.wording import JsonObject, Names, shown
 
@@ -213,11 +212,6 @@ class GenerationSpec:
         # A request that sets min_tokens wants at least that many tokens.
         default = max(self.default_max_tokens or room, self.params.min_tokens)
         return min(wanted or default, room)
-
-    def stop_token_ids(self, tokenizer: Tokenizer) -> tuple[int, ...]:
-        """The tokens that end the text: the request's, and the model's own unless it says no."""
-        own = () if self.ignore_eos else tokenizer.eos_token_ids
-        return tuple(sorted({*own, *self.params.stop_token_ids}))
 
     def prediction_counts(self, stats: SpeculationStats) -> Mapping[str, int]:
         """Tokens of the prediction that were drafted and became output, and those that did not.
