@@ -210,5 +210,5 @@ def prompt_of(message: Any, limits: Limits) -> Prompt:
         for one in message.chat.messages
     ]
     chat = _Chat.read({"chat.messages": turns}, limits)
-    messages = tuple(turn.message() for turn in chat.messages)
+    messages = tuple(told for turn in chat.messages for _, told in turn._messages)
     return Prompt(messages=messages, names=names)

@@ -11,7 +11,7 @@ import dataclasses
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field, WithJsonSchema
+from pydantic import Field, PrivateAttr, WithJsonSchema
 
 from cluster.core import TokenArray
 from cluster.errors import RequestError
@@ -58,11 +58,17 @@ def _role(role: str, limits: Any) -> str:
 Role = Annotated[str, Field(max_length=64), Read(_role)]
 
 
-# fmt: off
-class ChatTurn(Body):
-    """OpenAI's message."""
+class Turn(Body):
+    """A turn of a conversation, in the format of any API."""
 
     is_listed = True
+    # As templates read it, each message with its place below this one.
+    _messages: PlacedMessages = PrivateAttr(default_factory=list)
+
+
+# fmt: off
+class ChatTurn(Turn):
+    """OpenAI's message."""
 
     role: Role = supported(
         "system, developer, user, assistant or tool, and what else the model's template names",
@@ -85,13 +91,11 @@ class ChatTurn(Body):
         if self.content is None and not self.tool_calls and not may_be_empty:
             raise self.wrong("content", "missing; send a string or a list of text parts")
         self.tool_calls = read_calls(self.tool_calls or [], "tool_calls")
-
-    def message(self) -> Message:
-        """As templates read it; they ask for the content's length."""
         self.reasoning_content = self.reasoning_content or self.reasoning
         names = ("tool_calls", "name", "tool_call_id", "reasoning_content")
         others = {name: getattr(self, name) for name in names if getattr(self, name)}
-        return {"role": self.role, "content": self.content or "", **others}
+        # Templates ask for the content's length.
+        self._messages.append(("", {"role": self.role, "content": self.content or "", **others}))
 
 
 def read_calls(calls: list[Any], path: str) -> list[JsonObject]:
@@ -164,9 +168,6 @@ class Conversation(ToolUse):
     def ending(self, last: Message) -> tuple[bool, bool]:
         adds, continues = self.add_generation_prompt, self.continue_final_message
         return not continues if adds is None else adds, continues
-
-    def said(self) -> PlacedMessages:
-        return [(f"messages[{at}]", turn.message()) for at, turn in enumerate(self.messages)]
 
 
 _TEXT: Schema = {"type": "string", "minLength": 1}

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr
 
-from cluster.errors import RequestError
+from cluster.errors import RequestError, joined
 from cluster.grammar.json_schema import lenient
 from cluster.records import frozen
 from cluster.requests.fields import GrammarSpec
@@ -215,7 +215,11 @@ class ToolUse(Body):
 
     def said(self) -> PlacedMessages:
         """The messages as templates read them."""
-        raise NotImplementedError
+        return [
+            (joined(f"{self.conversation}[{number}]", place), told)
+            for number, turn in enumerate(getattr(self, self.conversation))
+            for place, told in turn._messages
+        ]
 
     def ending(self, last: Message) -> tuple[bool, bool]:
         """Whether the answer's header is added behind the last message, and whether the answer goes

@@ -6,10 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import PrivateAttr
-
 from cluster.core import FinishReason
-from cluster.errors import ContextLengthError, DrafthouseError, RequestError, joined
+from cluster.errors import ContextLengthError, DrafthouseError, RequestError
 from cluster.text.chat import part_text, text_of
 from deployments.ingress import sampling
 from deployments.ingress.api.contract import REQUIRED, Body, supported
@@ -22,6 +20,7 @@ from deployments.ingress.openai_request import (
     AnsweredConversation,
     Parts,
     TextOrParts,
+    Turn,
     call_of,
     checked_call,
 )
@@ -90,14 +89,11 @@ def _result(block: JsonObject, place: str) -> Message:
     return {"role": "tool", "content": text, **own}
 
 
-class Turn(Body):
-    is_listed = True
+class MessagesTurn(Turn):
     role: Literal["user", "assistant", "system"] = supported(
         "user, assistant or system; a last assistant message is continued", REQUIRED
     )
     content: Parts = supported("a text, or blocks: text, tool_use, tool_result", REQUIRED)
-    # As templates read it, each message with its place below this one: results stand by themselves.
-    _messages: PlacedMessages = PrivateAttr(default_factory=list)
 
     def check(self) -> None:
         texts, calls, blocks = list[str](), list[JsonObject](), self.content
@@ -111,6 +107,7 @@ class Turn(Body):
             if kind == "tool_use":
                 calls.append(_call(block, place))
             elif kind == "tool_result":
+                # Results stand by themselves.
                 self._messages.append((place, _result(block, place)))
             elif kind in _NO_PART or (
                 self._limits.is_lenient and kind in KINDS_ELSEWHERE["blocks"]
@@ -156,7 +153,7 @@ class Counted(ToolUse, sampling.Named):
     hidden = ToolUse.all_but("tools", "tool_choice")
     effort = "output_config.effort"
 
-    messages: list[Turn] = supported(
+    messages: list[MessagesTurn] = supported(
         OF_MESSAGES, REQUIRED, min_length=1, max_length=MAX_MESSAGES)
     system: TextOrParts | None = supported("a text, or text blocks")
     tools: list[MessagesTool] = supported(OF_TOOLS, (), max_length=MAX_TOOLS)  # type: ignore[assignment]
@@ -185,9 +182,7 @@ class Counted(ToolUse, sampling.Named):
     def said(self) -> PlacedMessages:
         system = {"role": "system", "content": self.system}
         found: PlacedMessages = [] if self.system is None else [("system", system)]
-        for index, turn in enumerate(self.messages):
-            found += [(joined(f"messages[{index}]", place), told) for place, told in turn._messages]
-        return found
+        return found + super().said()
 
 
 # fmt: off

@@ -18,6 +18,7 @@ from deployments.ingress.openai_request import (
     Harmless,
     Parts,
     Role,
+    Turn,
     call_of,
     checked_call,
 )
@@ -40,10 +41,8 @@ _TEXT_PARTS = ("input_text", "output_text", "text")
 
 
 # fmt: off
-class Item(Body):
+class Item(Turn):
     """A message, a call, its output, or the reasoning of an earlier answer."""
-
-    is_listed = True
 
     type: str = supported(
         "message, reasoning, function_call, custom_tool_call, local_shell_call, or one of those "
@@ -57,15 +56,14 @@ class Item(Body):
     action: JsonObject = supported("of a local_shell_call", {})
     output: Parts = supported("of the call")
     # fmt: on
-    # As templates read it; reasoning that comes back is no part of a prompt.
-    _message: Message | None = None
 
     def check(self) -> None:
+        message: Message
         if self.type == "message":
             if not self.role:
                 raise self.wrong("role", "missing; send user, assistant, system or developer")
             content = text_of(self.content, "content", _TEXT_PARTS)
-            self._message = {"role": self.role, "content": content}
+            message = {"role": self.role, "content": content}
         elif self.type in _CALLS:
             name, arguments = self.name, self.arguments
             if self.type == "custom_tool_call":
@@ -75,17 +73,20 @@ class Item(Body):
             elif isinstance(arguments, str):
                 arguments = json_or_text(arguments or "{}", "arguments")
             call = checked_call(call_of(self.call_id, name, arguments), "")
-            self._message = {"role": "assistant", "content": "", "tool_calls": [call]}
+            message = {"role": "assistant", "content": "", "tool_calls": [call]}
         elif self.type.removesuffix("_output") in _CALLS:
             call_id = {"tool_call_id": self.call_id} if self.call_id else {}
             content = text_of(self.output, "output", _TEXT_PARTS)
-            self._message = {"role": "tool", "content": content, **call_id}
-        elif self.type != "reasoning":
+            message = {"role": "tool", "content": content, **call_id}
+        elif self.type == "reasoning":
+            return  # what comes back of it is no part of a prompt
+        else:
             raise self.wrong(
                 "type",
                 f"{shown(self.type)} is not served; send messages, function_call and "
                 "function_call_output",
             )
+        self._messages.append(("", message))
 
     @classmethod
     def leaves_out(cls, values: JsonObject) -> bool:
@@ -161,16 +162,14 @@ class Response(AnsweredConversation, Harmless):
 
     def said(self) -> PlacedMessages:
         own: PlacedMessages = []
-        for index, item in enumerate(self.input):
-            message, (place, last) = item._message, own[-1] if own else ("", {})
-            if message is None:
-                continue
+        for where, message in super().said():
+            place, last = own[-1] if own else ("", {})
             # Calls that follow each other, or the model's text, are of one message.
             if "tool_calls" in message and last.get("role") == "assistant":
                 calls = [*last.get("tool_calls", ()), *message["tool_calls"]]
                 own[-1] = place, {**last, "tool_calls": calls}
             else:
-                own.append((f"input[{index}]", message))
+                own.append((where, message))
         told: Message = {"role": "system", "content": self.instructions}
         return [
             *([("instructions", told)] if self.instructions else []),
