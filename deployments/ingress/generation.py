@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from dataclasses import field
+from dataclasses import InitVar, dataclass, field, replace
 from typing import Any
 
 from cluster.core import FinishReason, Request, SpeculationStats
@@ -29,7 +28,7 @@ from deployments.ingress.ticket import Ticket
 _LAST_EVENT_PATIENCE_S = 1.0
 
 
-@dataclasses.dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Generation:
     """Runs all samples of all prompts of one request.
 
@@ -49,7 +48,7 @@ class Generation:
     tokenizer: Tokenizer
     coordinators: Coordinators
     max_chars_per_token: float
-    timeout_s: dataclasses.InitVar[float | None] = None
+    timeout_s: InitVar[float | None] = None
     dialect: Dialect = field(default_factory=Dialect)
     use: Use | None = None
     choices: list[Choice] = field(default_factory=list)
@@ -143,7 +142,7 @@ class Generation:
         own = () if spec.ignore_eos else self.tokenizer.eos_token_ids
         stop_token_ids = tuple(sorted({*own, *spec.params.stop_token_ids}))
         for number, prompt in enumerate(self.prompts):
-            params = dataclasses.replace(
+            params = replace(
                 spec.params,
                 seed=prompt.seed,
                 max_tokens=spec.max_tokens(len(prompt.token_ids), limit),
@@ -158,7 +157,7 @@ class Generation:
                 request = Request(
                     id=f"{self._wire_id}-{index}",
                     prompt_ids=prompt.token_ids,
-                    params=dataclasses.replace(params, stream=stream),
+                    params=replace(params, stream=stream),
                     task=spec.task,
                     speculation=spec.speculation,
                     output_ids=spec.resumed.get(index, Resumed()).token_ids,
@@ -240,7 +239,7 @@ class Generation:
                     await self._wait()
                 for choice in self.choices:
                     # The score before it was admitted: it need not queue again.
-                    choice.request = dataclasses.replace(choice.request, was_admitted=True)
+                    choice.request = replace(choice.request, was_admitted=True)
                 self._submit()
             while True:
                 pieces = self._take()

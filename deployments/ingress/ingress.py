@@ -16,7 +16,6 @@ from cluster.core import SamplingParams, TokenArray
 from cluster.errors import DrafthouseError, UnavailableError
 from cluster.messages import WorkerDescription
 from cluster.metrics.recorder import INGRESS, Recorder, Told, ToldRequest
-from cluster.requests.fields import tenant_of
 from cluster.rpc.channel import CoordinatorLink, connect_coordinator
 from cluster.rpc.connections import Connections, Endpoint, Endpoints
 from cluster.rpc.trust import NO_TRUST, Trust
@@ -177,7 +176,7 @@ class Ingress:
         if limit_s and (timeout_s is None or timeout_s > limit_s):
             timeout_s = limit_s
         # A key may send any number of salts.
-        asker = tenant_of(None, caller.name) or spec.tenant
+        asker = caller.name.encode() or spec.tenant
         use = self._quotas.enter(caller, spec.speculation.latency_class)
         generation = Generation(
             request_id,

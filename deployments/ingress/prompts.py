@@ -21,7 +21,6 @@ from cluster.config.schema import AnswersConfig
 from cluster.core import TokenArray
 from cluster.errors import CapacityError, ContextLengthError, RequestError, UnavailableError
 from cluster.grammar import compiler
-from cluster.grammar.compiler import check_size
 from cluster.requests.fields import GrammarSpec
 from cluster.spec.params import MAX_PREDICTION_TOKENS
 from cluster.text.tokenizer import Tokenizer
@@ -158,7 +157,7 @@ class GrammarCheck:
         too many of the tenant's are not judged yet."""
         if grammar is None:
             return
-        check_size(grammar, self._config.max_grammar_bytes)
+        compiler.check_size(grammar, self._config.max_grammar_bytes)
         digest = hashlib.sha256(f"{grammar.kind}\0{grammar.source}".encode()).digest()
         if digest not in self._judging:
             line, limit = self._lines[tenant], self._config.max_grammars_in_flight

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import typing
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from operator import attrgetter
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, get_args
 
 from pydantic import (
     BaseModel,
@@ -200,7 +199,7 @@ class Body(BaseModel):
 def _body_in(annotation: Any) -> type[Body] | None:
     if isinstance(annotation, type) and issubclass(annotation, Body):
         return annotation
-    return next(filter(None, map(_body_in, typing.get_args(annotation))), None)
+    return next(filter(None, map(_body_in, get_args(annotation))), None)
 
 
 @contextlib.contextmanager
