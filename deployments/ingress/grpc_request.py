@@ -19,8 +19,7 @@ from cluster.rpc.codec_records import TOKENS
 from cluster.text.json_text import parse_json
 from deployments.ingress.api.contract import REQUIRED, Body, supported
 from deployments.ingress.nested import KINDS, Speculation, StructuredOutputs
-from deployments.ingress.openai_request import OF_MESSAGES, Turns
-from deployments.ingress.sampling import Alternatives, Sampling
+from deployments.ingress.openai_request import OF_MESSAGES, Scored, Turns
 from deployments.ingress.spec import GenerationSpec, Held, Limits, Prompt, Resumed
 from deployments.ingress.wording import Names, shown
 
@@ -37,9 +36,8 @@ _NAMES = {
         name: place + name
         for place, kind in _PLACES.items()
         for name in kind.DESCRIPTOR.fields_by_name
-        if name in Sampling.model_fields
+        if name in Scored.model_fields
     },
-    "logprobs": "sampling.logprobs",
     "include_stop_str_in_output": "sampling.include_stop",
     "use_beam_search": "sampling.beam_search",
     "length_penalty": "sampling.beam_search.length_penalty",
@@ -51,17 +49,13 @@ _BLOCK = 3
 _MIN_TOKENS_PER_S = 6
 
 
-class GenerateFields(Sampling):
+class GenerateFields(Scored):
     """A GenerateRequest without its prompt, by the paths of its fields."""
 
     model_config = ConfigDict(alias_generator=lambda name: _NAMES.get(name, name))
-    hidden = Sampling.all_but(*_NAMES)
+    hidden = Scored.all_but(*_NAMES)
 
-    logprobs: Alternatives | None = supported("log-probabilities")
     _grammar: Held | None = None
-
-    def num_logprobs(self) -> int | None:
-        return self.logprobs
 
     def form(self) -> Held | None:
         return self._grammar

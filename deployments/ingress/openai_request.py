@@ -211,8 +211,17 @@ def _prompts(value: Any, limits: Limits) -> tuple[Prompt, ...]:
     raise RequestError(f"{found}; send one string or several, token ids, or lists of token ids")
 
 
+class Scored(Sampling):
+    """Text with log-probabilities where the number of alternatives is given."""
+
+    logprobs: Alternatives | None = supported("log-probabilities, with so many alternatives")
+
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+
 # fmt: off
-class CompletionBody(Sampling, Harmless):
+class CompletionBody(Scored, Harmless):
     path, summary = "/v1/completions", "Continue a prompt"
     default_max_tokens = 16  # OpenAI's
 
@@ -222,7 +231,6 @@ class CompletionBody(Sampling, Harmless):
     ] = supported("a text, token ids, or a list of either", REQUIRED)
     max_tokens: Count | None = supported(
         "output tokens, at most; absent = 16; 0 only with echo or prompt_logprobs")
-    logprobs: Alternatives | None = supported("log-probabilities, with so many alternatives")
     echo: bool = supported("the prompt comes before the text, with logprobs in them too", False)
     best_of: Choices | None = supported(
         "samples per prompt, of which the likeliest n per token are answered with; not for streams")
@@ -244,9 +252,6 @@ class CompletionBody(Sampling, Harmless):
             raise self.wrong(
                 "logprobs", "a beam search has none of the prompt's; remove echo or logprobs"
             )
-
-    def num_logprobs(self) -> int | None:
-        return self.logprobs
 
     def asked(self) -> GenerationSpec:
         spec = self.generation(self.prompt, num_samples=self.best_of)
