@@ -16,11 +16,10 @@ from cluster.core import SamplingParams, token_array
 from cluster.errors import CapacityError, DeadlineError, DrafthouseError, RequestError
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.generation import Generation
-from deployments.ingress.openai_request import CompletionBody
 from deployments.ingress.prompts import encode_all
 from deployments.ingress.spec import GenerationSpec, Prompt, Resumed
 from deployments.ingress.tracing import write_line
-from tests.deployments.test_openai_request import LIMITS, completion
+from tests.deployments.test_openai_request import PLAIN
 from tests.support.coordinator.toys import ToyDrafter, oracle_chain, plain_text
 from tests.support.deployments.place import place
 from tests.support.deployments.stage import alone, toys_ingress
@@ -28,8 +27,8 @@ from tests.support.errors import request_error
 from tests.support.text.tokenizers_for_tests import small_tokenizer
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=12)
+SEEDED = replace(PARAMS, seed=5)
 WARM = SamplingParams(temperature=1.0, max_tokens=12)
-PLAIN = CompletionBody.parse(completion(), LIMITS).spec
 
 
 def spec(*prompts: Prompt, params: SamplingParams = PARAMS) -> GenerationSpec:
@@ -38,6 +37,9 @@ def spec(*prompts: Prompt, params: SamplingParams = PARAMS) -> GenerationSpec:
 
 def tokens(*token_ids: int) -> Prompt:
     return Prompt(token_ids=token_array(token_ids))
+
+
+ONE = tokens(1, 2, 3)
 
 
 async def run(generation: Generation) -> list[int]:
@@ -69,16 +71,15 @@ async def test_requests_with_the_same_id_are_served_independently():
         prompts = ([1, 2, 3], [4, 5])
         generations = [create(spec(tokens(*prompt)), ingress) for prompt in prompts]
         found = await asyncio.gather(*map(run, generations))
-        params = replace(PARAMS, seed=5)
-        assert found == [plain_text(prompt, params) for prompt in prompts]
+        assert found == [plain_text(prompt, SEEDED) for prompt in prompts]
         assert [generation.id for generation in generations] == ["name", "name"]
 
 
 async def test_what_a_client_has_already_is_not_counted_again():
     async with alone() as (ingress, *_):
-        whole = plain_text([1, 2, 3], replace(PARAMS, seed=5))
+        whole = plain_text([1, 2, 3], SEEDED)
         resumed = {0: Resumed(token_array(whole[:5]))}
-        generation = create(replace(spec(tokens(1, 2, 3)), resumed=resumed), ingress)
+        generation = create(replace(spec(ONE), resumed=resumed), ingress)
         assert await run(generation) == whole[5:]
         assert generation.tokens["output"] == len(whole[5:])
 
@@ -142,7 +143,7 @@ async def test_long_reasoning_is_rendered_in_another_thread():
 
 async def test_with_a_seed_every_choice_of_every_prompt_has_a_stream_of_its_own():
     async with alone() as (ingress, *_):
-        asked = replace(spec(*[tokens(1, 2, 3)] * 2, params=WARM), num_choices=2)
+        asked = replace(spec(*[ONE] * 2, params=WARM), num_choices=2)
         generation = create(asked, ingress)
         found = await run_all(generation)
         params = [replace(WARM, seed=5, stream=stream) for stream in range(4)]
@@ -158,14 +159,14 @@ async def test_without_max_tokens_the_default_applies_within_the_context(
 ):
     async with alone(context=64) as (ingress, *_):
         params = replace(PARAMS, max_tokens=0, min_tokens=min_tokens)
-        asked = replace(spec(tokens(1, 2, 3), params=params), default_max_tokens=default)
+        asked = replace(spec(ONE, params=params), default_max_tokens=default)
         assert len(await run(create(asked, ingress))) == count
 
 
 async def test_a_refused_request_gets_a_retry_delay():
     full = alone(max_running_sequences=1, max_queued_requests=0)
     async with full as (ingress, only, busy):
-        asked = spec(tokens(1, 2, 3))
+        asked = spec(ONE)
         for _ in range(2):
             busy.gate.clear()
             num_frames = len(busy.frames)
@@ -209,7 +210,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[re.Match[str]]:
 async def test_a_request_has_one_line_when_it_has_ended(caplog: pytest.LogCaptureFixture):
     async with alone(["a"]) as (ingress, only, _):
         only.add_drafter(ToyDrafter("a", oracle_chain()))
-        generation = noted(tokens(1, 2, 3), ingress)
+        generation = noted(ONE, ingress)
         await run_all(generation)
         generation.close()
         (line,) = lines(caplog)

@@ -26,7 +26,7 @@ from deployments.ingress.choice import Delta
 from deployments.ingress.grpc_api import DELTA, STATS
 from deployments.ingress.grpc_request import prompt_of, request_name, to_spec
 from deployments.ingress.openai_request import CompletionBody
-from tests.deployments.test_openai_request import LIMITS, completion, refused
+from tests.deployments.test_openai_request import LIMITS, PLAIN, completion, refused
 from tests.support.rpc.frames_strategy import same
 
 # What a call and a body may say alike.
@@ -82,7 +82,7 @@ def test_a_call_and_a_body_that_say_the_same_ask_for_the_same():
 
 def test_what_a_call_leaves_out_has_its_default():
     spec = to_spec(GenerateRequest(model="demo", text="a"), LIMITS)
-    assert spec.params == CompletionBody.parse(completion(), LIMITS).spec.params
+    assert spec.params == PLAIN.params
     assert (spec.num_choices, spec.speculation) == (1, SpeculationOptions())
     nobody = SpeculationRequest(drafters=DrafterNames())
     asked = to_spec(GenerateRequest(model="demo", text="a", speculation=nobody), LIMITS)

@@ -49,6 +49,9 @@ def completion(**fields: Any) -> Json:
     return {"model": "demo", "prompt": "hello", **fields}
 
 
+PLAIN = CompletionBody.parse(completion(), LIMITS).spec
+
+
 def chat(**fields: Any) -> Json:
     return {"model": "demo", "messages": [{"role": "user", "content": "hello"}], **fields}
 

@@ -22,7 +22,7 @@ from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.generation import Generation
 from deployments.ingress.openai_response import delta_fields, finish_reason, whole_message
 from deployments.ingress.spec import ChatUse, Limits
-from tests.deployments.test_openai_request import LIMITS, chat
+from tests.deployments.test_openai_request import LIMITS, PLAIN, chat
 from tests.support.text.tokenizers_for_tests import small_tokenizer
 
 
@@ -32,7 +32,6 @@ def parts_of(name: str, *pieces: str) -> list[Part]:
     return [*(part for piece in pieces for part in reader.push(piece)), *reader.finish()]
 
 
-PLAIN = Response.parse({"model": "demo", "input": "x"}, LIMITS).spec
 MARKERS = ReasoningMarkers("<think>", "</think>", (7,), (8,))
 # Prompts that say nothing of the reasoning, begin it, and end it.
 PROMPTS = ((1,), (7,), (7, 8))
