@@ -185,7 +185,12 @@ class GrpcApi:
 
 
 def _response(model: str, generation: Generation, deltas: Sequence[Delta]) -> pb.GenerateResponse:
-    last: dict[str, Any] = {}
+    response = pb.GenerateResponse(
+        id=generation.id,
+        model=model,
+        seed=generation.prompts[0].seed,
+        choices=map(DELTA.encode, deltas),
+    )
     if generation.is_over:
         stats, scored = generation.stats, generation.prompts[0].logprobs()
         told = STATS.encode(stats)
@@ -197,14 +202,11 @@ def _response(model: str, generation: Generation, deltas: Sequence[Delta]) -> pb
             **generation.spec.prediction_counts(stats),
         )
         of_prompt = LOGPROBS.encode(tuple(one for one in scored if one is not None))
-        last = {"usage": usage, "speculative_decoding": told, "prompt_logprobs": of_prompt}
-    return pb.GenerateResponse(
-        id=generation.id,
-        model=model,
-        seed=generation.prompts[0].seed,
-        choices=map(DELTA.encode, deltas),
-        **last,
-    )
+        last = pb.GenerateResponse(
+            usage=usage, speculative_decoding=told, prompt_logprobs=of_prompt
+        )
+        response.MergeFrom(last)
+    return response
 
 
 # All replicas on a node share the port, and the kernel distributes connections over them.
