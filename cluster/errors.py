@@ -13,7 +13,6 @@
     ├── CapacityError         the request is valid; retry later (429)
     │   └── UnavailableError  no worker is available at present (503)
     ├── DeadlineError         the time that the request allowed is over (504)
-    ├── CancelledRequestError the client cancelled its request
     ├── WorkerError           one worker failed; the same work may succeed elsewhere
     ├── ProtocolError         two peers disagree: version skew, a mismatched model, or a bug
     └── ConfigError           the configuration cannot be served
@@ -166,13 +165,6 @@ class DeadlineError(DrafthouseError):
     http_status = 504
     openai_type = "timeout_error"
     grpc_status = "DEADLINE_EXCEEDED"
-
-
-class CancelledRequestError(DrafthouseError):
-    code = "request_cancelled"
-    http_status = 499
-    openai_type = "cancelled"
-    grpc_status = "CANCELLED"
 
 
 class WorkerError(DrafthouseError):

@@ -20,11 +20,10 @@ of_every_kind = pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__
 def test_clients_see_whose_fault_each_error_is(kind: type[DrafthouseError]):
     assert kind.__name__ in (errors.__doc__ or "")
     assert kind.grpc_status in grpc.StatusCode.__members__
-    # 429 asks for patience and 499 is nobody's fault.
-    is_4xx = 400 <= kind.http_status < 499 and kind.http_status != 429
+    # 429 asks for patience.
+    is_4xx = 400 <= kind.http_status < 500 and kind.http_status != 429
     assert is_4xx == issubclass(kind, RequestError)
-    # 499 (client closed its request) is nginx's, in no standard, and never sent.
-    assert kind.http_status == 499 or http.HTTPStatus(kind.http_status)
+    assert http.HTTPStatus(kind.http_status)
 
 
 @of_every_kind
