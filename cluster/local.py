@@ -30,7 +30,7 @@ from cluster.core import FinishReason, Request, SamplingParams, SpeculationOptio
 from cluster.errors import ConfigError, RequestError, WorkerError, error_from_code
 from cluster.models.resolve import resolve
 from cluster.requests.fields import asked_seed, draw_seed, tenant_of
-from cluster.rpc.link import Link, memory_pair
+from cluster.rpc.link import Link, end_tasks, memory_pair
 from cluster.text.chat import read_template
 from cluster.text.completion import Completion, PendingCompletion, TextStream, beam_event
 from cluster.text.generation_config import load_sampling_defaults
@@ -252,7 +252,7 @@ class LLM:
     async def _complete_all(
         self, requests: Sequence[Request], stop: tuple[str, ...]
     ) -> list[list[Completion]]:
-        tasks = [asyncio.ensure_future(self._complete(request, stop)) for request in requests]
+        tasks = [asyncio.create_task(self._complete(request, stop)) for request in requests]
         answered = asyncio.gather(*tasks)
         try:
             await asyncio.wait([answered, self._leading], return_when=asyncio.FIRST_COMPLETED)
@@ -260,9 +260,7 @@ class LLM:
                 raise WorkerError("the target has failed, its log says why; create a new LLM")
             return answered.result()
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, answered, return_exceptions=True)
+            await end_tasks(*tasks, answered)
 
     async def _complete(self, request: Request, stop: tuple[str, ...]) -> list[Completion]:
         beams = request.params.beams

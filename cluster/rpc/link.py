@@ -137,7 +137,7 @@ def memory_pair(window: int = DEFAULT_WINDOW) -> tuple[Link[Any, Any], Link[Any,
 # Reading and writing a link at the same time.
 
 
-async def end_tasks(*tasks: asyncio.Task[Any]) -> None:
+async def end_tasks(*tasks: asyncio.Future[Any]) -> None:
     """Cancel tasks, and wait until they have ended."""
     for task in tasks:
         task.cancel()
