@@ -79,7 +79,7 @@ def pooled(make: Make) -> Make:
 
 
 def own(*names: str) -> Make:
-    placement = DrafterPlacement(host="target")
+    placement = DrafterPlacement(with_="target")
     return lambda *_: {name: DrafterConfig(*OWN[name], placement=placement) for name in names}
 
 
@@ -98,7 +98,7 @@ def other(host: str, left_out: Sequence[int] = range(260, 288)) -> Make:
     def make(folder: Path, target: Path) -> Drafters:
         copy = other_copy(target, folder / "other", left_out=left_out)
         lm = drafters(copy)["lm"]
-        return {"lm": replace(lm, placement=DrafterPlacement(host=host))}
+        return {"lm": replace(lm, placement=DrafterPlacement(with_=host))}
 
     return make
 

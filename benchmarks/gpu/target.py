@@ -137,7 +137,7 @@ class Target:
             drafters[_HEAD] = DrafterConfig(
                 kind="eagle3",
                 options={"model": str(setting.folder / _HEAD)},
-                placement=DrafterPlacement(host="target"),
+                placement=DrafterPlacement(with_="target"),
             )
         config = Config(target=TargetConfig(engine=self.config), drafters=drafters)
         extra = [

@@ -198,8 +198,8 @@ def is_text(kind: Any, keys: Sequence[str]) -> bool:
 
 
 def key_of(field: dataclasses.Field[Any]) -> str:
-    """The key of a field in YAML: another than its name where Python keeps that for itself."""
-    return str(field.metadata.get("key", field.name))
+    """The key of a field in YAML: its name, without the "_" behind a word that Python keeps."""
+    return field.name.removesuffix("_")
 
 
 def _parse(kind: Any, value: Any) -> Any:

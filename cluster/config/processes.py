@@ -154,7 +154,7 @@ class EngineConfig:
 class DrafterPlacement(PlacementConfig):
     """Where one drafter runs: inside the target, or in processes of its own."""
 
-    host: Literal["", "target"] = field(default="", metadata={"key": "with"})
+    with_: Literal["", "target"] = ""
     """target = inside every target, on its devices and by turns with its steps; no other key may
     stand beside it."""
     application: str = ""
@@ -212,7 +212,7 @@ class DrafterConfig:
     @property
     def is_hosted(self) -> bool:
         """True if it is to run inside the target, whatever else is said."""
-        return self.reserved.host == "target"
+        return self.reserved.with_ == "target"
 
     @property
     def application(self) -> str:
@@ -234,7 +234,7 @@ class DrafterConfig:
     def check_resident(self, path: str, why: str = "with: target") -> None:
         """Raise ConfigError for what only a process of its own has, and none inside the target."""
         own = {
-            "placement": self.placement not in ("auto", DrafterPlacement(host="target")),
+            "placement": self.placement not in ("auto", DrafterPlacement(with_="target")),
             "replicas": self.replicas > 1,
             "nice": self.nice > 0,
             "price": self.price > 0,

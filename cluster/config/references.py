@@ -33,7 +33,7 @@ def check(config: Config) -> None:
     classes = config.coordinator.latency_classes
     for place, rule in enumerate(config.coordinator.draft_length.overrides):
         for key, name, known in (
-            ("class", rule.latency_class, classes),
+            ("class", rule.class_, classes),
             ("task", rule.task, (*config.tasks, "default")),
         ):
             if name:

@@ -3,7 +3,6 @@ one drafter does better."""
 
 from __future__ import annotations
 
-from dataclasses import field
 from typing import Annotated, ClassVar, Literal
 
 from cluster.config.parse import (
@@ -31,7 +30,7 @@ class DraftLengthOverride:
 
     load_from: NonNegativeInt = 0
     """From so many sequences in a step on."""
-    latency_class: str = field(default="", metadata={"key": "class"})
+    class_: str = ""
     """Requests of this coordinator.latency_classes; empty = all."""
     task: str = ""
     """Requests of this task class; empty = all."""
@@ -42,7 +41,7 @@ class DraftLengthOverride:
         """True for such a text in a step of so many."""
         return (
             num_sequences >= self.load_from
-            and self.latency_class in ("", latency_class)
+            and self.class_ in ("", latency_class)
             and self.task in ("", task)
         )
 

@@ -129,7 +129,7 @@ def _alone(
     drafter: DrafterConfig,
     questions: Questions,
 ) -> dict[str, Acceptance]:
-    resident = replace(drafter, placement=DrafterPlacement(host="target"))
+    resident = replace(drafter, placement=DrafterPlacement(with_="target"))
     found: dict[str, Acceptance] = {}
     with LLM(replace(config, drafters={name: resident})) as llm:
         if llm.tokenizer is None:

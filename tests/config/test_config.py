@@ -46,7 +46,7 @@ def test_values_reach_their_fields():
     )
     assert config.tasks == {"code": ("lm",)}
     (found,) = config.coordinator.draft_length.overrides
-    assert (found.latency_class, found.load_from, found.max_draft_tokens) == ("interactive", 8, 2)
+    assert (found.class_, found.load_from, found.max_draft_tokens) == ("interactive", 8, 2)
 
 
 def test_a_rollout_inside_the_target_or_in_the_pool_is_taken():

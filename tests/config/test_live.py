@@ -59,7 +59,7 @@ def test_a_drafter_is_made_anew_by_its_own_keys():
 
 
 def test_a_drafter_inside_the_target_is_made_anew_by_its_options():
-    inside, beside = DrafterPlacement(host="target"), DrafterPlacement(num_cpus=1.0)
+    inside, beside = DrafterPlacement(with_="target"), DrafterPlacement(num_cpus=1.0)
     config = replace(
         CONFIG,
         drafters={

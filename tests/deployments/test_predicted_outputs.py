@@ -20,7 +20,7 @@ SAMPLINGS = [{"temperature": 0}, {"temperature": 0.9, "seed": 4}]
 @pytest.fixture(scope="module")
 def predicting(llama_folder: Path) -> Iterator[Server]:
     config = tiny_config(llama_folder)
-    prediction = DrafterConfig(kind="prediction", placement=DrafterPlacement(host="target"))
+    prediction = DrafterConfig(kind="prediction", placement=DrafterPlacement(with_="target"))
     coordinator = replace(config.coordinator, max_draft_tokens=8)
     drafters = {"predicted": prediction}
     with serving(replace(config, drafters=drafters, coordinator=coordinator)) as running:

@@ -63,7 +63,7 @@ INSIDE = pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() i
 @INSIDE
 def test_outside_of_a_target_it_says_where_it_belongs(kind: str):
     placed = DrafterConfig(kind=kind, options=REQUIRED.get(kind, {}))
-    options = check("x", dataclasses.replace(placed, placement=DrafterPlacement(host="target")))
+    options = check("x", dataclasses.replace(placed, placement=DrafterPlacement(with_="target")))
     with config_error(r"drafters\.x\.placement: .* \{with: target\}"):
         drafter_class(kind)(DrafterContext("x", 8, 8), options)
 
@@ -71,7 +71,9 @@ def test_outside_of_a_target_it_says_where_it_belongs(kind: str):
 @INSIDE
 def test_what_reads_the_targets_steps_has_no_process_of_its_own(kind: str):
     options = REQUIRED.get(kind, {})
-    check("x", DrafterConfig(kind=kind, placement=DrafterPlacement(host="target"), options=options))
+    check(
+        "x", DrafterConfig(kind=kind, placement=DrafterPlacement(with_="target"), options=options)
+    )
     for own in ({"placement": DrafterPlacement()}, {"nice": 5}, {"replicas": 2}):
         with config_error(rf"drafters\.x\.\w+: .*kind: {kind}.*remove this"):
             check("x", DrafterConfig(kind=kind, options=options, **own))

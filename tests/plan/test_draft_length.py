@@ -73,7 +73,7 @@ def caps(stage: Played, texts: list[Text]) -> list[int]:
 
 def test_the_first_override_that_fits_lowers_the_cap():
     rules = (
-        DraftLengthOverride(latency_class="interactive", max_draft_tokens=7),
+        DraftLengthOverride(class_="interactive", max_draft_tokens=7),
         DraftLengthOverride(task="code", max_draft_tokens=4),
         DraftLengthOverride(load_from=4, max_draft_tokens=2),
     )
@@ -156,7 +156,7 @@ def test_no_length_is_above_what_the_text_may_have(
 
 
 def test_all_conditions_of_a_rule_must_hold():
-    rule = DraftLengthOverride(load_from=8, latency_class="throughput", task="code")
+    rule = DraftLengthOverride(load_from=8, class_="throughput", task="code")
     assert rule.is_for("throughput", "code", 8)
     assert not rule.is_for("throughput", "code", 7)
     assert not rule.is_for("interactive", "code", 8)

@@ -75,7 +75,7 @@ def drafters(folder: Path, pool: Collection[str] = ()) -> dict[str, DrafterConfi
         "lookup": DrafterConfig(kind="prompt_lookup"),
         "ngram": DrafterConfig(kind="ngram_cache"),
     }
-    places = {name: DrafterPlacement(host="" if name in pool else "target") for name in found}
+    places = {name: DrafterPlacement(with_="" if name in pool else "target") for name in found}
     return {name: replace(each, placement=places[name]) for name, each in found.items()}
 
 

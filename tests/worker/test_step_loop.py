@@ -316,10 +316,10 @@ async def test_no_step_is_above_the_schedule_and_the_text_is_the_same(
 
 async def test_rules_go_by_the_class_the_task_and_the_load():
     rules = (
-        DraftLengthOverride(latency_class="throughput", max_draft_tokens=3),
+        DraftLengthOverride(class_="throughput", max_draft_tokens=3),
         DraftLengthOverride(task="code", max_draft_tokens=2),
         DraftLengthOverride(load_from=3, max_draft_tokens=1),
-        DraftLengthOverride(latency_class="interactive"),
+        DraftLengthOverride(class_="interactive"),
     )
     schedule = DraftLengthConfig(overrides=rules)
     async with steps(residents=[resident(GreedyOracle(100))], draft_length=schedule) as target:

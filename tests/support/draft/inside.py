@@ -47,7 +47,7 @@ def config_of(target: Path, kind: str, head: Path | None = None, **settings: Any
         target=TargetConfig(engine=tiny(target, settings, page_size=4, max_batch_tokens=64)),
         drafters={
             "head": DrafterConfig(
-                kind=kind, options=options, placement=DrafterPlacement(host="target")
+                kind=kind, options=options, placement=DrafterPlacement(with_="target")
             )
         },
     )
