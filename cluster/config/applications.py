@@ -99,13 +99,11 @@ def with_deployments(
         given = options.get("user_config")
         path = f"{place}.deployments[{number}].user_config"
         if name in (INGRESS, COORDINATOR, TARGET):
-            changed(config, given, path)
+            config = changed(config, given, path)
             told[name] = given
         else:
             config = changed_drafter(config, name.removeprefix(_DRAFTER), given, path)
     check_told(told, f"{place}.deployments")
-    for given in told.values():
-        config = changed(config, given)
     num_replicas = overrides.get(INGRESS, {}).get("num_replicas", config.ingress.replicas)
     check_that(
         num_replicas == config.ingress.replicas,
