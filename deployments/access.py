@@ -7,8 +7,7 @@ import secrets
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-from cluster.config.addresses import is_loopback
-from cluster.config.doors import KeysFile, digest_of
+from cluster.config.doors import KeysFile, digest_of, is_loopback
 from cluster.config.file import in_file, read_document
 from cluster.config.parse import NAME, check_known, check_that, parse
 from cluster.config.schema import Config

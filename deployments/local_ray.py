@@ -15,10 +15,11 @@ from typing import Any
 
 import psutil
 import ray
+from cluster.config.addresses import is_everywhere, is_loopback
 from ray import serve
 from ray.exceptions import AuthenticationError
 
-from cluster.config.addresses import is_everywhere, is_loopback
+from cluster.config.doors import is_everywhere, is_loopback
 from cluster.config.live import INGRESS
 from cluster.config.schema import Config
 from cluster.errors import ConfigError, WorkerError

@@ -11,8 +11,8 @@ from argparse import ArgumentTypeError
 from collections import defaultdict
 from typing import Any
 
-from cluster.config.addresses import LOOPBACK
 from cluster.config.applications import drafter_deployment
+from cluster.config.doors import LOOPBACK
 from cluster.config.live import COORDINATOR, INGRESS, TARGET
 from cluster.config.parse import check_that
 from cluster.config.schema import Config, PlacementConfig

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from cluster.config.doors import ROLES
 from cluster.config.parse import check_that
+from cluster.config.pem import ROLES
 from cluster.config.schema import Config, DrafterConfig, EngineConfig
 from cluster.cpp import check as check_native
 from cluster.draft import registry

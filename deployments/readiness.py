@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from cluster.config.addresses import from_here, joined
+
+from cluster.config.doors import from_here, joined
 from cluster.config.schema import Config
 from cluster.draft.registry import refusals
 from cluster.errors import WorkerError

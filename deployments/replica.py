@@ -25,7 +25,7 @@ from ray.serve.schema import ReplicaState
 from ray.util import metrics as ray_metrics
 
 from cluster import logs
-from cluster.config.addresses import LOOPBACK
+from cluster.config.doors import LOOPBACK
 from cluster.config.live import changed
 from cluster.config.schema import Config
 from cluster.errors import ConfigError

@@ -25,7 +25,7 @@ from ray.serve.schema import (
     ServeDeploySchema,
 )
 
-from cluster.config.addresses import from_here, joined
+from cluster.config.doors import from_here, joined
 from cluster.config.file import ServeFile
 from cluster.config.schema import Config
 from cluster.errors import ConfigError, WorkerError

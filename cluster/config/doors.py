@@ -1,14 +1,18 @@
-"""Where servers listen, and how those who connect are told from strangers: between the parts, and
-to clients, with the file of keys that clients have."""
+"""Where servers listen, how hosts and addresses are written, and what clients may have there: the
+sections of the doors to clients, with the file of their keys."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import ipaddress
+import re
+import socket
 from collections.abc import Mapping
-from dataclasses import asdict, field
+from dataclasses import field
 from typing import Annotated, ClassVar, Literal
+from urllib.parse import urlsplit
 
-from cluster.config.addresses import Host, is_loopback
 from cluster.config.parse import (
     Line,
     Name,
@@ -18,19 +22,78 @@ from cluster.config.parse import (
     Range,
     Readable,
     Seconds,
-    check_that,
     matching,
 )
-from cluster.config.pem import Pem, PemFiles, Reloaded
 from cluster.records import frozen
 
-# Each part has one of them.
-ROLES = ("ingress", "coordinator", "target", "drafter")
+LOOPBACK = "127.0.0.1"
+_LOOPBACK_OF = {"0.0.0.0": LOOPBACK, "::": "::1"}
+
+_BRACKETED = re.compile(r"\[(.*:.*)\]")
+# As in RFC 1123, and with the '_' of many a machine's own name.
+_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9])?"
+_NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\.?")
 
 
-def dns_name(role: str) -> str:
-    """Return the name that a part's certificate carries."""
-    return f"{role}.drafthouse"
+def host_of(text: str) -> str:
+    """Return a host as sockets take it: an IPv6 address without its brackets.
+
+    Raises ValueError for what is neither an IP address nor a machine's name."""
+    bracketed = _BRACKETED.fullmatch(text)
+    with contextlib.suppress(ValueError):
+        return str(ipaddress.ip_address(bracketed[1] if bracketed else text))
+    # What ends in a number is an IPv4 address to whoever looks it up.
+    if _NAME.fullmatch(text) and not text.rstrip(".").rpartition(".")[2].isdigit():
+        return text
+    raise ValueError("write an IP address, such as 127.0.0.1 or ::1, or a machine's name")
+
+
+def joined(host: str, port: int) -> str:
+    """host:port, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def url_of(text: str) -> str:
+    """Return an address of HTTP, or ""; raises ValueError for another text."""
+    if not text:
+        return text
+    parts = urlsplit(text)
+    # White space inside is dropped there without a word.
+    if parts.scheme not in ("http", "https") or text.split() != [text]:
+        raise ValueError("write http://HOST:PORT or https://HOST:PORT, and a path where it has one")
+    host_of(parts.hostname or "")
+    if parts.port == 0:
+        raise ValueError("port 0 is nobody's; name the one that is listened at")
+    return text
+
+
+def free_port() -> int:
+    """A port of loopback that nobody uses now; torch's rendezvous binds it a moment later."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+def is_loopback(host: str) -> bool:
+    """True if `host` is reached from this machine only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def is_everywhere(host: str) -> bool:
+    """Whether a server at `host` listens on all interfaces."""
+    return host in _LOOPBACK_OF
+
+
+def from_here(host: str) -> str:
+    """Where this machine reaches a server that listens at `host`."""
+    return _LOOPBACK_OF.get(host, host)
+
+
+Host = Annotated[str, Readable("host", host_of)]
+Url = Annotated[str, Readable("address of HTTP", url_of)]
 
 
 @frozen
@@ -143,57 +206,6 @@ class NetworkConfig:
     interface: Literal["loopback", "node"] = "loopback"
     """loopback = 127.0.0.1, for one machine. node = the node's address as Ray knows it, for
     clusters; what goes over the network is in clear without `data_plane.tls`."""
-
-
-@frozen
-class TlsConfig:
-    """TLS for clients, over HTTP and gRPC: both files, or none."""
-
-    cert_file: str = ""
-    """A PEM file with the certificate and those between it and the authority that clients know.
-    Files that are replaced are read anew, for new connections."""
-    key_file: str = ""
-    """A PEM file with its private key, without a passphrase."""
-
-    def __post_init__(self) -> None:
-        files = asdict(self)
-        reason = f"empty; name {', '.join(files)} together, or none of them"
-        for key, path in files.items():
-            check_that(path or not any(files.values()), key, reason)
-
-    def pem(self) -> Reloaded[Pem] | None:
-        """Return what the files hold; None without TLS.  Raises ConfigError for files that cannot
-        be used."""
-        return PemFiles("tls", "", *asdict(self).values()).held()
-
-
-@frozen
-class PartsTlsConfig(TlsConfig):
-    """TLS between the parts, where each shows its certificate: all three files, or none. In their
-    names `{role}` stands for ingress, coordinator, target or drafter."""
-
-    cert_file: str = ""
-    """A PEM file with the certificate, and those between it and ca_file's. It must carry the DNS
-    name `ROLE.drafthouse`. Files that are replaced are read anew, for new connections."""
-    ca_file: str = ""
-    """A PEM file with the authorities that certificates of the parts come from, and of nobody
-    else."""
-
-    def pem_of(self, role: str) -> Reloaded[Pem] | None:
-        """`pem` of one part."""
-        files = (path.replace("{role}", role) for path in asdict(self).values())
-        return PemFiles("data_plane.tls", dns_name(role), *files).held()
-
-
-@frozen
-class DataPlaneConfig:
-    """How coordinators, targets and drafters know who calls them; see docs/data-plane.md."""
-
-    secret_file: str = ""
-    """A file with a secret of 32 characters or more per line, the same in every process: the first
-    signs calls, all are accepted, and changes are read at once. Empty = a secret that Ray keeps for
-    its cluster; without Ray none, and then the parts listen on loopback only."""
-    tls: PartsTlsConfig = PartsTlsConfig()
 
 
 def digest_of(key: str) -> str:

@@ -1,4 +1,5 @@
-"""Certificates and private keys in PEM files, and values that are made anew when a file changes."""
+"""How those who connect are told from strangers: certificates and private keys in PEM files, and
+the secret of the parts; and values that are made anew when a file changes."""
 
 from __future__ import annotations
 
@@ -7,10 +8,12 @@ import logging
 import os
 import ssl
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import asdict, field
+from functools import partial
 from pathlib import Path
-from typing import Generic, NoReturn, TypeVar
+from typing import ClassVar, Generic, NoReturn, TypeVar
 
+from cluster.config.parse import check_that
 from cluster.errors import ConfigError, reason_of
 from cluster.records import frozen
 
@@ -34,37 +37,57 @@ class Pem:
     context: ssl.SSLContext
 
 
+# Each part has one of them.
+ROLES = ("ingress", "coordinator", "target", "drafter")
+
+
+def dns_name(role: str) -> str:
+    """Return the name that a part's certificate carries."""
+    return f"{role}.drafthouse"
+
+
 @frozen
-class PemFiles:
-    """Files that hold a `Pem`, and may be replaced at any time.
+class TlsConfig:
+    """TLS for clients, over HTTP and gRPC: both files, or none."""
 
-    place: the section of the configuration that names them.  name: the DNS name that the
-    certificate must carry, "" = any.  ca_file: "" where peers need not show a certificate.
-    """
+    # Of the files, the one with whom the certificate comes from.
+    ISSUERS: ClassVar = "cert_file"
 
-    place: str
-    name: str
-    cert_file: str
-    key_file: str
-    ca_file: str = ""
+    cert_file: str = ""
+    """A PEM file with the certificate and those between it and the authority that clients know.
+    Files that are replaced are read anew, for new connections."""
+    key_file: str = ""
+    """A PEM file with its private key, without a passphrase."""
 
-    def held(self) -> Reloaded[Pem] | None:
-        """Return what they hold, now and later; None where none is named.  Raises as `load`."""
-        files = [*filter(None, (self.cert_file, self.key_file, self.ca_file))]
-        return Reloaded(files, self.load) if files else None
+    def __post_init__(self) -> None:
+        files = asdict(self)
+        reason = f"empty; name {', '.join(files)} together, or none of them"
+        for key, path in files.items():
+            check_that(path or not any(files.values()), key, reason)
 
-    def load(self) -> Pem:
-        """Read them; raises ConfigError, with the key at fault and the remedy."""
-        cert = self._read("cert_file", b"-BEGIN CERTIFICATE-")
-        key = self._read("key_file", b" PRIVATE KEY-")
-        ca = self._read("ca_file", b"-BEGIN CERTIFICATE-") if self.ca_file else b""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        try:
-            context.load_cert_chain(self.cert_file, self.key_file, self._no_passphrase)
-        except OSError as error:
-            self._refuse("key_file", f"is not the key of {self.cert_file} ({reason_of(error)})")
-        self._show_to_client(context)
+    def pem(self, place: str = "tls", name: str = "") -> Reloaded[Pem] | None:
+        """Return what the files hold, now and later; None without TLS.
+
+        place: where this section stands.  name: the DNS name that the certificate must carry, "" =
+        any.  Raises as `load`."""
+        files = [*asdict(self).values()]
+        return Reloaded(files, partial(self.load, place, name)) if any(files) else None
+
+    def load(self, place: str, name: str) -> Pem:
+        """Read the files; raises ConfigError, with the key at fault and the remedy."""
+        with ConfigError.below(place):
+            cert = self._read("cert_file", b"-BEGIN CERTIFICATE-")
+            key = self._read("key_file", b" PRIVATE KEY-")
+            # Clients of the other sections need no certificate.
+            has_ca = self.ISSUERS == "ca_file"
+            ca = self._read("ca_file", b"-BEGIN CERTIFICATE-") if has_ca else b""
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.minimum_version = ssl.TLSVersion.TLSv1_2
+            try:
+                context.load_cert_chain(self.cert_file, self.key_file, self._no_passphrase)
+            except OSError as error:
+                self._refuse("key_file", f"is not the key of {self.cert_file} ({reason_of(error)})")
+            self._show_to_client(context, place, name)
         return Pem(cert, key, ca, context)
 
     def _read(self, key: str, mark: bytes) -> bytes:
@@ -81,31 +104,62 @@ class PemFiles:
 
     def _refuse(self, key: str, reason: str) -> NoReturn:
         remedy = "" if ";" in reason else "; name PEM files that fit and can be read"
-        raise ConfigError.at(f"{self.place}.{key}", f"{getattr(self, key)} {reason}{remedy}")
+        raise ConfigError.at(key, f"{getattr(self, key)} {reason}{remedy}")
 
-    def _show_to_client(self, server: ssl.SSLContext) -> None:
+    def _show_to_client(self, server: ssl.SSLContext, place: str, name: str) -> None:
         """Have a client of our own look at the certificate.  Of one whose time is over it only
         warns: clients decide what they take."""
         client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        client.check_hostname = bool(self.name)
+        client.check_hostname = bool(name)
         client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         try:
-            client.load_verify_locations(self.ca_file or self.cert_file)
+            client.load_verify_locations(getattr(self, self.ISSUERS))
         except OSError as error:
-            self._refuse("ca_file", f"holds no certificates ({error})")
+            self._refuse(self.ISSUERS, f"holds no certificates ({error})")
         try:
-            _shake_hands(client, server, self.name)
+            _shake_hands(client, server, name)
         except ssl.SSLCertVerificationError as error:
             if error.verify_code not in (_NOT_YET_VALID, _EXPIRED):
                 self._refuse("cert_file", f"is refused: {error.verify_message}")
             log.warning(
                 "%s.cert_file: %s: %s; peers refuse it, so put a valid one there",
-                self.place,
+                place,
                 self.cert_file,
                 error.verify_message,
             )
         except ssl.SSLError as error:
             self._refuse("cert_file", f"is refused: {error.reason}")
+
+
+@frozen
+class PartsTlsConfig(TlsConfig):
+    """TLS between the parts, where each shows its certificate: all three files, or none. In their
+    names `{role}` stands for ingress, coordinator, target or drafter."""
+
+    ISSUERS: ClassVar = "ca_file"
+
+    cert_file: str = ""
+    """A PEM file with the certificate, and those between it and ca_file's. It must carry the DNS
+    name `ROLE.drafthouse`. Files that are replaced are read anew, for new connections."""
+    ca_file: str = ""
+    """A PEM file with the authorities that certificates of the parts come from, and of nobody
+    else."""
+
+    def pem_of(self, role: str) -> Reloaded[Pem] | None:
+        """`pem` of one part."""
+        files = (path.replace("{role}", role) for path in asdict(self).values())
+        return PartsTlsConfig(*files).pem("data_plane.tls", dns_name(role))
+
+
+@frozen
+class DataPlaneConfig:
+    """How coordinators, targets and drafters know who calls them; see docs/data-plane.md."""
+
+    secret_file: str = ""
+    """A file with a secret of 32 characters or more per line, the same in every process: the first
+    signs calls, all are accepted, and changes are read at once. Empty = a secret that Ray keeps for
+    its cluster; without Ray none, and then the parts listen on loopback only."""
+    tls: PartsTlsConfig = PartsTlsConfig()
 
 
 def _shake_hands(client: ssl.SSLContext, server: ssl.SSLContext, name: str) -> None:

@@ -14,17 +14,15 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Annotated, ClassVar, Literal
 
-from cluster.config.addresses import Url
 from cluster.config.doors import (
     AccessConfig,
     ApiConfig,
     DashboardConfig,
-    DataPlaneConfig,
     GrpcConfig,
     HttpConfig,
     NetworkConfig,
-    TlsConfig,
     UiConfig,
+    Url,
 )
 from cluster.config.parse import (
     Line,
@@ -34,6 +32,7 @@ from cluster.config.parse import (
     PositiveInt,
     Range,
 )
+from cluster.config.pem import DataPlaneConfig, TlsConfig
 from cluster.config.processes import (
     CoordinatorConfig,
     DrafterConfig,

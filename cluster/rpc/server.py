@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import grpc
 
-from cluster.config.addresses import joined
+from cluster.config.doors import joined
 from cluster.errors import ConfigError, DrafthouseError, WorkerError
 from cluster.messages import WorkerDescription
 from cluster.options import port

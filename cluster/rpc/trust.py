@@ -14,9 +14,8 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health, health_pb2
 
-from cluster.config.addresses import is_loopback
-from cluster.config.doors import DataPlaneConfig, dns_name
-from cluster.config.pem import Pem, Reloaded
+from cluster.config.doors import is_loopback
+from cluster.config.pem import DataPlaneConfig, Pem, Reloaded, dns_name
 from cluster.errors import ConfigError
 from cluster.logs import OnceAMinute
 from cluster.records import frozen

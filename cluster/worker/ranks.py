@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import NoReturn, TypeVar
 
 from cluster import logs
-from cluster.config.addresses import LOOPBACK, free_port
+from cluster.config.doors import LOOPBACK, free_port
 from cluster.config.schema import Config
 from cluster.errors import WorkerError
 from cluster.worker.build import follow_target

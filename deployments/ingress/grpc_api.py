@@ -14,7 +14,7 @@ from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection
 
 from cluster.client.generated import generation_pb2 as pb
-from cluster.config.addresses import joined
+from cluster.config.doors import joined
 from cluster.core import SpeculationStats
 from cluster.errors import (
     CapacityError,

@@ -26,8 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from cluster.config.addresses import joined
-from cluster.config.doors import HttpConfig
+from cluster.config.doors import HttpConfig, joined
 from cluster.config.pem import Pem, Reloaded
 from cluster.errors import (
     ConfigError,

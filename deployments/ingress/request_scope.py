@@ -14,8 +14,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cluster import logs
-from cluster.config.addresses import is_loopback
-from cluster.config.doors import HttpConfig
+from cluster.config.doors import HttpConfig, is_loopback
 from cluster.errors import ForbiddenError, RequestError
 from cluster.logs import UNKNOWN
 from cluster.records import record

@@ -1,6 +1,6 @@
 import pytest
 
-from cluster.config.addresses import (
+from cluster.config.doors import (
     from_here,
     host_of,
     is_loopback,

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from cluster.config.doors import TlsConfig
-from cluster.config.pem import PemFiles
+from cluster.config.pem import PartsTlsConfig, Pem, TlsConfig
 from tests.support.errors import config_error
 from tests.support.rpc.certificates import Authority
 
@@ -15,14 +14,17 @@ AUTHORITY = Authority.new()
 NAME = "target.drafthouse"
 
 
-def files(folder: Path, *, ca: bool = True, name: str = NAME) -> PemFiles:
-    named = [str(folder / f"{each}.pem") for each in ("cert", "key", "ca")]
-    return PemFiles("data_plane.tls", name, *named[: 2 + ca])
+def files(folder: Path) -> TlsConfig:
+    return PartsTlsConfig(*(str(folder / f"{each}.pem") for each in ("cert", "key", "ca")))
+
+
+def load(folder: Path) -> Pem:
+    return files(folder).load("data_plane.tls", NAME)
 
 
 def test_sound_files_are_read(tmp_path: Path):
     AUTHORITY.write(tmp_path, NAME)
-    pem = files(tmp_path).load()
+    pem = load(tmp_path)
     assert pem.cert.startswith(b"-----BEGIN CERTIFICATE-----")
     assert b"PRIVATE KEY" in pem.key
     assert "PRIVATE KEY" not in repr(pem)
@@ -58,18 +60,18 @@ def test_what_cannot_be_used_is_refused_by_its_key(
     if held is not None:
         (tmp_path / file).write_bytes(held)
     with config_error(message):
-        files(tmp_path).load()
+        load(tmp_path)
 
 
 def test_a_certificate_of_another_name_is_refused(tmp_path: Path):
     AUTHORITY.write(tmp_path, "drafter.drafthouse")
     with config_error(r"tls\.cert_file: .*target\.drafthouse"):
-        files(tmp_path).load()
+        load(tmp_path)
 
 
 def test_an_expired_certificate_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     AUTHORITY.write(tmp_path, NAME, days=-1)
-    files(tmp_path, ca=False, name="").load()
+    TlsConfig(*(str(tmp_path / f"{each}.pem") for each in ("cert", "key"))).pem()
     assert "cert.pem: certificate has expired" in caplog.text
 
 
@@ -78,8 +80,8 @@ def test_a_change_is_followed_and_half_a_change_is_not(
 ):
     caplog.set_level(logging.WARNING)
     AUTHORITY.write(tmp_path, NAME)
-    now = files(tmp_path)
-    held = now.held()
+    held = files(tmp_path).pem("data_plane.tls", NAME)
+    assert held is not None
     first = held.get()
     assert held.get() is first
     cert, key = AUTHORITY.issue(NAME)

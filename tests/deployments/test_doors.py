@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config.doors import ROLES, DataPlaneConfig, PartsTlsConfig, TlsConfig
+from cluster.config.pem import ROLES, DataPlaneConfig, PartsTlsConfig, TlsConfig
 from cluster.config.schema import Config, NetworkConfig
 from deployments.app import resolved
 from deployments.preflight import inspect

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from cluster.config.doors import TlsConfig
+from cluster.config.pem import TlsConfig
 from cluster.config.schema import Config, GrpcConfig
 from deployments.ingress.grpc_api import GrpcListener
 from deployments.readiness import base_url

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from cluster.config.doors import ROLES, DataPlaneConfig, PartsTlsConfig
+from cluster.config.pem import ROLES, DataPlaneConfig, PartsTlsConfig
 from cluster.core import FinishReason, Request, SamplingParams, TokenEvent, token_array
 from cluster.errors import WorkerError
 from cluster.lead import main as lead_main

@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from cluster.config.doors import PartsTlsConfig
+from cluster.config.pem import PartsTlsConfig
 from cluster.core import Commit, Request, SamplingParams, token_array
 from cluster.messages import CommitFrame, Open, StepFrame, SubmitFrame
 from cluster.rpc import conversations as talk
