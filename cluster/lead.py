@@ -43,7 +43,6 @@ def led_by(
     name: of the drafter that they are, "" = targets.  look_at: is shown each before it is led."""
     connect_any = partial(connect_drafter, name=name) if name else connect_target
     add = partial(coordinator.add_drafter, name) if name else coordinator.add_target
-    remove = partial(coordinator.remove_drafter, name) if name else coordinator.remove_target
 
     async def connect(endpoint: Endpoint) -> tuple[WorkerDescription, Link[Any, Any]]:
         if endpoint.refusal:
@@ -63,7 +62,7 @@ def led_by(
         try:
             await asyncio.wait({left})  # not its outcome: it is cancelled where we leave
         finally:
-            remove(endpoint.id)
+            left.cancel()
 
     return Connections(f"drafter {name}" if name else "target", endpoints, connect, use)
 

@@ -116,13 +116,14 @@ class Worker(Outbox[S]):
         """Read and send until either ends.  leave: is called then, with True after a failure."""
 
         async def run() -> None:
-            has_failed = True
+            has_failed = False
             try:
                 await run_until_first_ends(read(self), self.send_forever())
-                has_failed = False
             except WorkerError as error:
+                has_failed = True
                 log.warning("link broke %s: %s", who, error.message)
             except Exception:
+                has_failed = True
                 log.exception("link failed %s", who)
             finally:
                 leave(has_failed)
