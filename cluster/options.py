@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
+
+from cluster.config.doors import url_of
 
 # What no clock of ours waits longer for.
 DAY_S = 86_400.0
@@ -74,11 +75,10 @@ def listed(read: Callable[[str], T]) -> Callable[[str], list[T]]:
 def url(text: str) -> str:
     """Read the address of a server."""
     try:
-        found = urlsplit(text)
-        is_one = found.scheme in ("http", "https") and found.hostname and found.port != 0
-    except ValueError:  # its port, or a bracket
+        is_one = url_of(text) and _is_visible(text) and not set("?#") & set(text)
+    except ValueError:
         is_one = False
-    if not is_one or found.query or found.fragment or not _is_visible(text):
+    if not is_one:
         raise ArgumentTypeError(f"{text!r} is no address; write http://HOST:PORT")
     return text
 

@@ -189,9 +189,9 @@ def _applications(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for number, each in enumerate(listed):
         place = f"applications[{number}]"
-        found[place] = dict(mapping(each, place))
-        check_keys(found[place], _APPLICATION_KEYS, place)
-        found[place]["args"] = dict(mapping(found[place].get("args"), f"{place}.args"))
+        found[place] = application = dict(mapping(each, place))
+        check_keys(application, _APPLICATION_KEYS, place)
+        application["args"] = dict(mapping(application.get("args"), f"{place}.args"))
     check_that(
         sum(map(is_pool, found.values())) == len(found) - 1,
         "applications",

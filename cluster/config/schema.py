@@ -229,8 +229,8 @@ class Config:
     @property
     def elsewhere(self) -> Mapping[str, str]:
         """The application of each drafter that is part of another one."""
-        found = {name: self.drafters[name].application for name in self.pool}
-        return {name: application for name, application in found.items() if application}
+        drafters = self.drafters.items()
+        return {name: each.application for name, each in drafters if each.application}
 
     @property
     def shadows(self) -> frozenset[str]:
