@@ -23,7 +23,7 @@ from cluster.messages import WorkerDescription
 from cluster.rpc.channel import connect_drafter, connect_target
 from cluster.rpc.connections import Connections, Endpoint, Endpoints
 from cluster.rpc.link import Link
-from cluster.rpc.server import add_options, serve_coordinator
+from cluster.rpc.server import add_options
 from cluster.rpc.trust import NO_TRUST, Trust, trust_of
 from cluster.worker.cli import run_part, serve_until_signal
 from cluster.worker.priority import lower_priority
@@ -105,7 +105,7 @@ async def _lead(config: Config, arguments: Namespace) -> None:
     for each in led:
         each.start()
     try:
-        await serve_until_signal(coordinator, serve_coordinator, "coordinator", config, arguments)
+        await serve_until_signal(coordinator, "coordinator", config, arguments)
     finally:
         for each in led:
             await each.stop()

@@ -16,7 +16,6 @@ from cluster.messages import WorkerDescription
 from cluster.metrics.recorder import COORDINATOR, Recorder
 from cluster.plan.autoscaling import WAITING, Statistics
 from cluster.rpc.connections import Connections
-from cluster.rpc.server import serve_coordinator
 from cluster.worker.priority import lower_priority
 from deployments import learned
 from deployments.endpoints import running_replicas
@@ -56,13 +55,13 @@ class CoordinatorDeployment(WorkerReplica):
         # By name and application, with their handles.
         self._pools: dict[tuple[str, str], tuple[Any, Connections[Any]]] = {}
         await self._find_drafters(config)
-        # Ends before the links: texts go on until their ingresses have gone to another coordinator
-        # with them.
-        await self._listen(serve_coordinator, self._part, cpu_use())
         self._go_on(
             Exporter(recorder, self._part.render_metrics).run_forever(),
             tell_forever(name, self._demands),
         )
+        # Ends before the links: texts go on until their ingresses have gone to another coordinator
+        # with them.
+        await self._listen(self._part, cpu_use())
         if await asyncio.to_thread(has_others):
             await targets.first_link()
 

@@ -14,7 +14,6 @@ from cluster.errors import ConfigError, WorkerError
 from cluster.messages import CommitFrame, ProposalFrame, WorkerDescription
 from cluster.plan.autoscaling import PRICE
 from cluster.rpc.link import Link
-from cluster.rpc.server import serve_drafter
 from cluster.worker.build import load_drafter
 from cluster.worker.draft_worker import DraftWorker
 from cluster.worker.models import check_models, check_successor, parts_of
@@ -57,7 +56,7 @@ class DrafterDeployment(WorkerReplica):
             return
         self._worker.start()
         self._ending.push_async_callback(lambda: asyncio.to_thread(self._worker.stop))
-        await self._listen(serve_drafter, self, self.statistics)
+        await self._listen(self, self.statistics)
 
     async def _first(self, user_config: Any) -> DraftWorker:
         try:

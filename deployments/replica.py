@@ -10,7 +10,7 @@ import os
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -32,7 +32,7 @@ from cluster.errors import ConfigError
 from cluster.metrics.recorder import Recorder
 from cluster.plan.autoscaling import CPU, Statistics
 from cluster.rpc.link import end_tasks
-from cluster.rpc.server import RunningServer
+from cluster.rpc.server import serve_worker
 from cluster.rpc.trust import Trust, trust_of
 from deployments.endpoints import ADDRESS_KEY, WORKER_KEY
 
@@ -172,16 +172,14 @@ class WorkerReplica(Replica):
 
     async def _listen(
         self,
-        serve: Callable[..., Awaitable[RunningServer]],
         worker: Any,
         statistics: Callable[[], Statistics],
     ) -> None:
-        """serve: of `cluster.rpc.server`, for this kind of worker.  statistics: what autoscaling is
-        to know of this replica.
+        """Serve the worker.  statistics: what autoscaling is to know of this replica.
 
         When it ends, the server refuses new streams and lets the open ones end: their last frames
         are on their way, and no more is waited for, because every peer can continue elsewhere."""
-        server = await serve(
+        server = await serve_worker(
             worker,
             listen_address(self._config),
             max_frame_bytes=self._config.coordinator.max_frame_bytes,

@@ -12,7 +12,6 @@ from typing import Any
 from cluster.config.live import changed
 from cluster.config.schema import Config
 from cluster.errors import ConfigError, WorkerError
-from cluster.rpc.server import serve_target
 from cluster.worker.build import load_target
 from cluster.worker.ranks import Ranks
 from deployments import learned
@@ -36,12 +35,9 @@ class TargetDeployment(WorkerReplica):
         keeping = learned.keep(config, worker.describe(), "target", worker)
         worker.start()
         self._ending.push_async_callback(asyncio.to_thread, worker.stop)
-        self._go_on(*keeping)
-        await self._listen(serve_target, worker, worker.statistics)
-        self._go_on(
-            Exporter(worker.recorder).run_forever(),
-            ranks.end_with_them(config.coordinator.target_silence_s),
-        )
+        self._go_on(*keeping, Exporter(worker.recorder).run_forever())
+        await self._listen(worker, worker.statistics)
+        self._go_on(ranks.end_with_them(config.coordinator.target_silence_s))
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Serve calls it after the constructor and when the file's user_config has changed.

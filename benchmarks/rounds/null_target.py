@@ -22,7 +22,7 @@ from cluster.draft import registry
 from cluster.draft.base import DrafterContext
 from cluster.draft.breaker import CircuitBreaker
 from cluster.messages import WorkerDescription
-from cluster.rpc.server import ServerStream, run_until_signal, serve_target
+from cluster.rpc.server import ServerStream, run_until_signal, serve_worker
 from cluster.spec.step_profile import StepProfile
 from cluster.worker.draft_profile import profile_drafting
 from cluster.worker.priority import freeze_gc, shorten_switch_interval
@@ -92,7 +92,7 @@ def build(engine: NullEngine, verifier: Verifier, budget: str, forward_s: float)
 
 
 async def _serve(worker: TargetWorker) -> None:
-    server = await serve_target(worker, "127.0.0.1", 0)
+    server = await serve_worker(worker, "127.0.0.1", 0)
     await run_until_signal(server, "target", lambda: worker.is_healthy)
 
 

@@ -28,7 +28,7 @@ from cluster.messages import (
 )
 from cluster.plan.texts import NO_SOURCES
 from cluster.rpc.link import Link, run_until_first_ends
-from cluster.rpc.server import run_until_signal, serve_target
+from cluster.rpc.server import run_until_signal, serve_worker
 
 MAX_SEQUENCES = 4096
 LOOK_UP = "suffix"
@@ -147,7 +147,7 @@ class PacedTarget:
 
 async def _serve(arguments: argparse.Namespace) -> None:
     target = PacedTarget(1e-3 * arguments.period_ms, is_drafted=arguments.drafted)
-    server = await serve_target(target, "127.0.0.1", 0)
+    server = await serve_worker(target, "127.0.0.1", 0)
     await run_until_signal(server, "target")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
 from google.protobuf.descriptor import ServiceDescriptor
@@ -199,3 +199,6 @@ COORDINATOR = Service(
     EVENT,
     lambda refusals: EventFrame(tuple(error_event(each.request_id, each) for each in refusals)),
 )
+SERVICES: Mapping[str, Service[Any, Any]] = {
+    each.role: each for each in (TARGET, DRAFTER, COORDINATOR)
+}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import json
 import logging
 import signal
@@ -23,7 +22,7 @@ from cluster.errors import ConfigError, DrafthouseError, WorkerError
 from cluster.messages import WorkerDescription
 from cluster.options import port
 from cluster.rpc.codec import DESCRIPTION
-from cluster.rpc.conversations import COORDINATOR, DRAFTER, TARGET, Answer, Ask, Service
+from cluster.rpc.conversations import COORDINATOR, SERVICES, Answer, Ask, Service
 from cluster.rpc.frames import MAX_FRAME_BYTES
 from cluster.rpc.generated import coordinator_pb2
 from cluster.rpc.link import Link, end_tasks
@@ -64,21 +63,23 @@ class RunningServer:
 
 
 async def serve_worker(
-    service: Service[Ask, Answer],
     worker: Serves[Answer, Ask],
     host: str = "127.0.0.1",
     port: int = 0,
     *,
+    service: Service[Ask, Answer] | None = None,
     max_frame_bytes: int = MAX_FRAME_BYTES,
     trust: Trust = NO_TRUST,
 ) -> RunningServer:
-    """Serve a worker; port 0 = a free port.
+    """Serve a worker; port 0 = a free port.  service: None = that of the role that it describes.
 
     Raises ConfigError if the port is taken, or open to strangers and without any `trust`."""
+    description = worker.describe()
+    service = service or SERVICES[description.role]
     methods = _methods(worker, service, max_frame_bytes)
     trust.check_at(host)
     server = grpc.aio.server(
-        interceptors=[_guard(service, worker.describe(), trust)],
+        interceptors=[_guard(service, description, trust)],
         options=server_options(max_frame_bytes),
         maximum_concurrent_rpcs=MAX_CALLS,
     )
@@ -94,11 +95,6 @@ async def serve_worker(
     await server.start()
     log.info("serving service=%s host=%s port=%d", service.name, host, bound)
     return RunningServer(server, host, bound)
-
-
-serve_target = functools.partial(serve_worker, TARGET)
-serve_drafter = functools.partial(serve_worker, DRAFTER)
-serve_coordinator = functools.partial(serve_worker, COORDINATOR)
 
 
 def _reports(coordinator: Any) -> dict[str, Any]:

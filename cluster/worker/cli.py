@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,18 +24,13 @@ from cluster.draft import registry
 from cluster.errors import ConfigError, DrafthouseError, NotFoundError, WorkerError
 from cluster.rpc.link import run_until_first_ends
 from cluster.rpc.server import (
-    RunningServer,
     add_options,
     run_until_signal,
-    serve_drafter,
-    serve_target,
+    serve_worker,
 )
 from cluster.rpc.trust import trust_of
 from cluster.worker.build import load_drafter, load_target
 from cluster.worker.ranks import Ranks, end
-
-# Of `cluster.rpc.server`, for one kind of part.
-Serve = Callable[..., Awaitable[RunningServer]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -74,7 +69,7 @@ async def _target(config: Config, arguments: Namespace) -> None:
         worker = await ranks.load(partial(load_target, config))
     except WorkerError as error:
         end(error)
-    serving = _serve(worker, serve_target, "target", config, arguments)
+    serving = _serve(worker, "target", config, arguments)
     watching = ranks.end_with_them(config.coordinator.target_silence_s)
     try:
         await run_until_first_ends(serving, watching)
@@ -86,36 +81,24 @@ async def _draft(config: Config, arguments: Namespace) -> None:
     name = arguments.name
     config.check_in_pool(name)
     worker = await asyncio.to_thread(load_drafter, config, name)
-    await _serve(worker, serve_drafter, f"drafter {name}", config, arguments)
+    await _serve(worker, f"drafter {name}", config, arguments)
 
 
-async def _serve(
-    worker: Any,
-    serve: Serve,
-    title: str,
-    config: Config,
-    arguments: Namespace,
-) -> None:
+async def _serve(worker: Any, title: str, config: Config, arguments: Namespace) -> None:
     """Start a worker, serve it until a signal comes, and stop it."""
     worker.start()
     try:
-        await serve_until_signal(worker, serve, title, config, arguments)
+        await serve_until_signal(worker, title, config, arguments)
     finally:
         await asyncio.to_thread(worker.stop)
 
 
-async def serve_until_signal(
-    part: Any,
-    serve: Serve,
-    title: str,
-    config: Config,
-    arguments: Namespace,
-) -> None:
+async def serve_until_signal(part: Any, title: str, config: Config, arguments: Namespace) -> None:
     """Serve a part that was started, where its options say, until a signal comes.
 
     title: in the line that says where.  Raises as `run_until_signal` where the part says that it is
     not healthy any more."""
-    server = await serve(
+    server = await serve_worker(
         part,
         arguments.host,
         arguments.port,

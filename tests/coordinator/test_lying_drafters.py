@@ -88,7 +88,9 @@ def stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
             stage.add_drafter(liar)
             return stage
         lying = replace(DRAFTER, answers=LYING)
-        served = await leaving.enter_async_context(stopping(await serve_worker(lying, liar)))
+        served = await leaving.enter_async_context(
+            stopping(await serve_worker(liar, service=lying))
+        )
         stage.coordinator.add_drafter("a", "r0", *await connect_drafter(served.address))
         return stage
 

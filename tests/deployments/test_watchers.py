@@ -14,7 +14,7 @@ from cluster.config.schema import Config, HttpConfig
 from cluster.errors import WorkerError
 from cluster.messages import WorkerDescription
 from cluster.rpc.connections import Endpoint
-from cluster.rpc.server import serve_coordinator
+from cluster.rpc.server import serve_worker
 from deployments.ingress.event_stream import MAX_WATCHERS
 from deployments.ingress.http import create_app
 from deployments.ingress.ticket import CoordinatorPeer
@@ -57,8 +57,8 @@ async def test_the_events_of_all_coordinators_come_in_one_stream(monkeypatch: py
         seen = viewer(create_app(ingress))
         await seen.wait_for(b"watching")
         async with (
-            stopping(await serve_coordinator(first.coordinator)) as one,
-            stopping(await serve_coordinator(second.coordinator)) as other,
+            stopping(await serve_worker(first.coordinator)) as one,
+            stopping(await serve_worker(second.coordinator)) as other,
         ):
             servers = [one, other]
             ids = [stage.coordinator.describe().worker_id for stage in (first, second)]

@@ -9,8 +9,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from cluster.errors import ConfigError, ProtocolError, WorkerError
 from cluster.messages import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION
+from cluster.rpc import conversations as talk
 from cluster.rpc.channel import connect_drafter, connect_target
-from cluster.rpc.server import serve_drafter, serve_target
+from cluster.rpc.server import serve_worker
 from tests.support.rpc.servers import KINDS, Kind
 from tests.support.rpc.toys import TARGET, EchoDrafter, EchoTarget, stopping
 
@@ -18,7 +19,7 @@ from tests.support.rpc.toys import TARGET, EchoDrafter, EchoTarget, stopping
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 async def test_an_expected_worker_is_connected(host: str):
     newer = replace(TARGET, protocol_version=99, oldest_protocol_version=PROTOCOL_VERSION)
-    async with stopping(await serve_target(EchoTarget(newer), host)) as server:
+    async with stopping(await serve_worker(EchoTarget(newer), host)) as server:
         told = {"worker_id": TARGET.worker_id, "tokenizer_hash": TARGET.tokenizer_hash}
         _, link = await connect_target(server.address, **told)
         await link.close()
@@ -43,7 +44,7 @@ async def test_a_mismatch_is_refused_with_both_values(
     changed: dict[str, Any], expected: dict[str, str], theirs: str, ours: str
 ):
     worker = EchoTarget(replace(TARGET, **changed))
-    async with stopping(await serve_target(worker)) as server:
+    async with stopping(await serve_worker(worker, service=talk.TARGET)) as server:
         with pytest.raises(ProtocolError) as raised:
             await connect_target(server.address, **expected)
         assert theirs in raised.value.message
@@ -52,7 +53,7 @@ async def test_a_mismatch_is_refused_with_both_values(
 
 
 async def test_a_drafter_for_any_vocabulary_is_not_compared_and_is_no_target():
-    async with stopping(await serve_drafter(EchoDrafter())) as server:
+    async with stopping(await serve_worker(EchoDrafter())) as server:
         description, link = await connect_drafter(server.address, tokenizer_hash="b" * 8)
         assert description.tokenizer_hash == ""
         await link.close()
@@ -61,16 +62,16 @@ async def test_a_drafter_for_any_vocabulary_is_not_compared_and_is_no_target():
 
 
 async def test_an_unreachable_address_is_a_worker_error():
-    server = await serve_target(EchoTarget())
+    server = await serve_worker(EchoTarget())
     await server.stop(0.0)
     with pytest.raises(WorkerError, match=server.address):
         await connect_target(server.address)
 
 
 async def test_a_taken_port_is_a_configuration_error():
-    async with stopping(await serve_target(EchoTarget())) as server:
+    async with stopping(await serve_worker(EchoTarget())) as server:
         with pytest.raises(ConfigError, match=str(server.port)):
-            await serve_target(EchoTarget(), port=server.port)
+            await serve_worker(EchoTarget(), port=server.port)
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)

@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cluster.errors import DrafthouseError, ProtocolError, WorkerError
 from cluster.rpc.options import MAX_CALLS
-from cluster.rpc.server import serve_target
+from cluster.rpc.server import serve_worker
 from cluster.rpc.trust import Trust
 from tests.support.choices import by_day
 from tests.support.errors import config_error
@@ -79,13 +79,13 @@ async def test_a_token_that_was_seen_on_the_wire_opens_nothing_again(kind: Kind)
 
 async def test_nobody_but_this_machine_reaches_a_server_without_a_secret():
     with config_error(r"data_plane.secret_file: others reach 0\.0\.0\.0"):
-        await serve_target(EchoTarget(), "0.0.0.0")
+        await serve_worker(EchoTarget(), "0.0.0.0")
 
 
 async def test_a_server_without_its_key_does_not_start():
     key_of_other = f"key:drafter other:{'0' * 64}"
     with config_error("holds no key of target"):
-        await serve_target(EchoTarget(), trust=trusting(key_of_other))
+        await serve_worker(EchoTarget(), trust=trusting(key_of_other))
 
 
 @kinds

@@ -15,7 +15,7 @@ from cluster.errors import CapacityError, TooLargeError, WorkerError
 from cluster.messages import StepFrame, TextName
 from cluster.rpc.channel import connect_coordinator, connect_target
 from cluster.rpc.generated import target_pb2
-from cluster.rpc.server import serve_coordinator, serve_target
+from cluster.rpc.server import serve_worker
 from tests.support.rpc.frames_strategy import text
 from tests.support.rpc.toys import (
     EchoCoordinator,
@@ -36,7 +36,7 @@ def frame(*names: str, length: int = 3) -> StepFrame:
 @asynccontextmanager
 async def linked(worker: EchoTarget, **options: int) -> AsyncIterator[Any]:
     """A client's link to a server of that worker."""
-    async with stopping(await serve_target(worker, **options)) as server:
+    async with stopping(await serve_worker(worker, **options)) as server:
         _, link = await connect_target(server.address, **options)
         yield link
         await link.close()
@@ -47,7 +47,7 @@ async def streaming(worker: EchoTarget, *codec: Callable[..., Any]) -> AsyncIter
     """The same stream by gRPC's own means."""
     method = "/drafthouse.internal.v1.TargetService/Steps"
     async with (
-        stopping(await serve_target(worker)) as server,
+        stopping(await serve_worker(worker)) as server,
         grpc.aio.insecure_channel(server.address) as channel,
     ):
         yield channel.stream_stream(method, *codec)()
@@ -55,7 +55,7 @@ async def streaming(worker: EchoTarget, *codec: Callable[..., Any]) -> AsyncIter
 
 async def test_a_watcher_reads_events_until_it_leaves_and_no_other_call_waits():
     toy = EchoCoordinator()
-    async with stopping(await serve_coordinator(toy)) as server:
+    async with stopping(await serve_worker(toy)) as server:
         _, link = await connect_coordinator(server.address)
         async with asyncio.timeout(PATIENCE_S):
             async with contextlib.aclosing(link.watch()) as events:
@@ -96,7 +96,7 @@ async def test_a_client_that_vanishes_ends_the_workers_iteration():
 
 
 async def test_a_server_that_stops_breaks_the_clients_link():
-    server = await serve_target(EchoTarget())
+    server = await serve_worker(EchoTarget())
     _, link = await connect_target(server.address)
     await server.stop(0.0)
     with pytest.raises(WorkerError, match=server.address):
@@ -119,7 +119,7 @@ async def test_a_worker_that_closes_ends_the_clients_iteration_cleanly():
     "error", [CapacityError("led by another coordinator"), RuntimeError("a bug")]
 )
 async def test_a_worker_that_raises_breaks_that_stream_only(error: Exception):
-    async with stopping(await serve_target(FailingTarget(error))) as server:
+    async with stopping(await serve_worker(FailingTarget(error))) as server:
         _, broken = await connect_target(server.address)
         _, healthy = await connect_target(server.address)
         await broken.send(frame("a"))
@@ -196,7 +196,7 @@ async def test_bytes_that_are_not_a_frame_end_the_senders_stream():
 
 async def test_no_task_outlives_its_link_or_server():
     before = asyncio.all_tasks()
-    server = await serve_target(EchoTarget())
+    server = await serve_worker(EchoTarget())
     for number in range(3):
         _, link = await connect_target(server.address)
         await link.send(frame(f"r{number}"))

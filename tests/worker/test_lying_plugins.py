@@ -12,7 +12,7 @@ import pytest
 from cluster.core import Commit, DraftTask, Observation, Proposal, TokenTree
 from cluster.errors import ProtocolError
 from cluster.rpc.channel import connect_drafter
-from cluster.rpc.server import serve_drafter
+from cluster.rpc.server import serve_worker
 from tests.support.choices import by_day
 from tests.support.coordinator.house import SEEDED, at_work
 from tests.support.coordinator.toys import ToyTarget
@@ -140,7 +140,7 @@ async def test_a_plug_in_that_answers_anything_changes_no_text(name: str, over_t
     ):
         worker = running.worker
         if over_the_wire:
-            server = await stack.enter_async_context(stopping(await serve_drafter(worker)))
+            server = await stack.enter_async_context(stopping(await serve_worker(worker)))
             _, link = await connect_drafter(server.address)
         else:
             link = running.connect().link

@@ -16,7 +16,7 @@ from cluster.core import Commit, Request, SamplingParams, token_array
 from cluster.messages import CommitFrame, Open, StepFrame, SubmitFrame
 from cluster.rpc import conversations as talk
 from cluster.rpc.channel import connect_coordinator, connect_drafter, connect_target
-from cluster.rpc.server import RunningServer, serve_coordinator, serve_drafter, serve_target
+from cluster.rpc.server import serve_worker
 from cluster.rpc.tokens import Metadata
 from cluster.rpc.trust import NO_TRUST, Trust
 from tests.support.rpc.toys import EchoCoordinator, EchoDrafter, EchoTarget, stopping
@@ -30,7 +30,6 @@ class Kind:
     """A server around a toy, and how it is called.  ask: a request that is answered."""
 
     service: talk.Service[Any, Any]
-    serve: Callable[..., Awaitable[RunningServer]]
     connect: Callable[..., Awaitable[tuple[Any, Any]]]
     toy: Callable[[], Any]
     ask: Callable[[int], Any]
@@ -38,7 +37,7 @@ class Kind:
 
     @asynccontextmanager
     async def running(self, trust: Trust = NO_TRUST, **options: Any) -> AsyncIterator[Server]:
-        async with stopping(await self.serve(self.toy(), trust=trust, **options)) as server:
+        async with stopping(await serve_worker(self.toy(), trust=trust, **options)) as server:
             yield Server(self, server.address)
 
 
@@ -101,11 +100,9 @@ def _submit(number: int) -> SubmitFrame:
 
 
 KINDS = {
-    "target": Kind(talk.TARGET, serve_target, connect_target, EchoTarget, _step),
-    "drafter": Kind(talk.DRAFTER, serve_drafter, connect_drafter, EchoDrafter, _commit, "counts"),
-    "coordinator": Kind(
-        talk.COORDINATOR, serve_coordinator, connect_coordinator, EchoCoordinator, _submit
-    ),
+    "target": Kind(talk.TARGET, connect_target, EchoTarget, _step),
+    "drafter": Kind(talk.DRAFTER, connect_drafter, EchoDrafter, _commit, "counts"),
+    "coordinator": Kind(talk.COORDINATOR, connect_coordinator, EchoCoordinator, _submit),
 }
 
 
