@@ -134,8 +134,8 @@ class LLM:
         """Answer one conversation, or several, in OpenAI's format; the rest as in `generate`."""
         if self.tokenizer is None:
             raise RequestError("the model's folder has no tokenizer", param="messages")
-        found = cast(Sequence[Any], messages)
-        several = [found] if found and isinstance(found[0], Mapping) else found
+        is_one = messages and isinstance(messages[0], Mapping)
+        several: Sequence[Any] = [messages] if is_one else messages
         prompts = [self.tokenizer.apply_chat_template(each).tolist() for each in several]
         return self.generate(prompts, params, **options)
 
@@ -164,7 +164,10 @@ class LLM:
     ) -> list[list[Completion]]:
         asked = _as_prompts(prompts)
         if params is None or isinstance(params, SamplingParams):
-            params = _apart(params or self.default_params, len(asked))
+            one = params or self.default_params
+            # Each prompt has a noise stream of its own.
+            streams = range(one.stream, one.stream + len(asked))
+            params = [dataclasses.replace(one, stream=stream) for stream in streams]
         if len(params) != len(asked):
             raise RequestError(
                 f"{len(params)} sampling parameters for {len(asked)} prompts; give one or one each",
@@ -328,11 +331,6 @@ async def _served(worker: Any, link: Link[Any, Any]) -> None:
 
 async def _called(function: Callable[[], T]) -> T:
     return function()
-
-
-def _apart(params: SamplingParams, count: int) -> list[SamplingParams]:
-    """`params` for each of `count` prompts, with a noise stream of its own."""
-    return [dataclasses.replace(params, stream=params.stream + index) for index in range(count)]
 
 
 def _as_prompts(prompts: Prompts) -> list[Prompt]:

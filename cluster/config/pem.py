@@ -50,7 +50,7 @@ def dns_name(role: str) -> str:
 class TlsConfig:
     """TLS for clients, over HTTP and gRPC: both files, or none."""
 
-    # Of the files, the one with whom the certificate comes from.
+    # The key of the file that says whom the certificate comes from.
     ISSUERS: ClassVar = "cert_file"
 
     cert_file: str = ""
@@ -78,9 +78,9 @@ class TlsConfig:
         with ConfigError.below(place):
             cert = self._read("cert_file", b"-BEGIN CERTIFICATE-")
             key = self._read("key_file", b" PRIVATE KEY-")
-            # Clients of the other sections need no certificate.
-            has_ca = self.ISSUERS == "ca_file"
-            ca = self._read("ca_file", b"-BEGIN CERTIFICATE-") if has_ca else b""
+            # Those who call a door to clients need no certificate.
+            is_mutual = self.ISSUERS == "ca_file"
+            ca = self._read("ca_file", b"-BEGIN CERTIFICATE-") if is_mutual else b""
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.minimum_version = ssl.TLSVersion.TLSv1_2
             try:
@@ -180,7 +180,8 @@ def _shake_hands(client: ssl.SSLContext, server: ssl.SSLContext, name: str) -> N
 
 T = TypeVar("T")
 
-Stamp = tuple[tuple[int, int, int] | None, ...]
+# When a file was written, its size, and which file it is; None = there is none.
+Stamp = tuple[int, int, int] | None
 
 
 class Reloaded(Generic[T]):
@@ -216,11 +217,11 @@ class Reloaded(Generic[T]):
         self._stamp = stamp
         return self.value
 
-    def _stamps(self) -> Stamp:
+    def _stamps(self) -> tuple[Stamp, ...]:
         return tuple(map(_stamp, self._paths))
 
 
-def _stamp(path: str) -> tuple[int, int, int] | None:
+def _stamp(path: str) -> Stamp:
     try:
         # Follows links: a volume of Kubernetes changes by a link to another folder.
         found = os.stat(path)
