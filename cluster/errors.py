@@ -65,12 +65,6 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"did you mean {near[0]}?" if near else ""
 
 
-def nearest(name: str, known: Iterable[str], title: str) -> str:
-    """`did_you_mean`, else all known names after `title`."""
-    names = list(known)
-    return did_you_mean(name, names) or f"{title}: {', '.join(names) or 'none'}"
-
-
 def reason_of(error: Exception) -> str:
     """Return what the system or a library says, without the name of the file, which is said
     already."""

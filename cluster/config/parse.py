@@ -23,7 +23,7 @@ from typing import (
     get_origin,
 )
 
-from cluster.errors import ConfigError, joined, nearest
+from cluster.errors import ConfigError, did_you_mean, joined
 from cluster.records import frozen
 
 T = TypeVar("T")
@@ -182,9 +182,11 @@ def check_that(holds: object, path: str, reason: str) -> None:
 
 
 def check_known(name: str, known: Collection[str], path: str, reason: str, title: str) -> None:
-    """Raise ConfigError for a name that is not known, with the nearest one that is."""
+    """Raise ConfigError for a name that is not known, with the nearest one that is, or after
+    `title` with all."""
     if name not in known:
-        raise ConfigError.at(path, f"{reason} ({nearest(name, known, title)})")
+        hint = did_you_mean(name, known) or f"{title}: {', '.join(known) or 'none'}"
+        raise ConfigError.at(path, f"{reason} ({hint})")
 
 
 def is_text(kind: Any, keys: Sequence[str]) -> bool:

@@ -7,9 +7,16 @@ from collections.abc import Sequence
 from dataclasses import field
 from typing import Annotated, Literal
 
-from cluster.config.parse import Folder, NonNegativeInt, OpenShare, PositiveInt, Range, Share
+from cluster.config.parse import (
+    Folder,
+    NonNegativeInt,
+    OpenShare,
+    PositiveInt,
+    Range,
+    Share,
+    check_that,
+)
 from cluster.config.schema import EngineConfig
-from cluster.errors import ConfigError
 from cluster.models.made_for import MadeFor
 from cluster.records import frozen
 
@@ -60,18 +67,21 @@ class LMOptions:
 
     def __post_init__(self) -> None:
         check_children(self.num_children, self.num_candidates)
-        if not 1 <= len(self.drawn_children) <= self.num_candidates:
-            raise ConfigError.at("drawn_children", "empty; give the children of the root at least")
+        check_that(
+            1 <= len(self.drawn_children) <= self.num_candidates,
+            "drawn_children",
+            "empty; give the children of the root at least",
+        )
 
 
 def check_children(num_children: int, num_candidates: int) -> None:
     """Raise ConfigError for more children than candidates."""
-    if num_children > num_candidates:
-        raise ConfigError.at(
-            "num_children",
-            f"{num_children} exceeds num_candidates, {num_candidates}; children are the best "
-            "candidates",
-        )
+    check_that(
+        num_children <= num_candidates,
+        "num_children",
+        f"{num_children} exceeds num_candidates, {num_candidates}; children are the best "
+        "candidates",
+    )
 
 
 # The kinds whose `model`, where it is not empty, is the folder of a draft head.
@@ -88,8 +98,7 @@ class HeadOptions:
     """The most probable tokens of a position that are ranked with the target's noise."""
 
     def __post_init__(self) -> None:
-        if not self.model:
-            raise ConfigError.at("model", "missing; name the draft head's folder")
+        check_that(self.model, "model", "missing; name the draft head's folder")
         check_children(getattr(self, "num_children", 0), self.num_candidates)
 
 
@@ -172,15 +181,19 @@ class EarlyExitOptions(OwnLayersOptions):
     hub, owner/name@revision; "" = none."""
 
     def __post_init__(self) -> None:
-        if not self.exit_layer and not self.model:
-            reason = "0 layers cannot draft; name how many of the target's first layers do"
-            raise ConfigError.at("exit_layer", reason)
+        check_that(
+            self.exit_layer or self.model,
+            "exit_layer",
+            "0 layers cannot draft; name how many of the target's first layers do",
+        )
 
     def layers(self, num_layers: int) -> Sequence[int]:
         """Those that draft, of a target of so many; raises ConfigError where it has too few."""
-        if self.exit_layer >= num_layers:
-            reason = f"{self.exit_layer} is not below the {num_layers} layers of the target"
-            raise ConfigError.at("exit_layer", reason)
+        check_that(
+            self.exit_layer < num_layers,
+            "exit_layer",
+            f"{self.exit_layer} is not below the {num_layers} layers of the target",
+        )
         return range(self.exit_layer)
 
 
@@ -198,22 +211,27 @@ class LayerSkipOptions(OwnLayersOptions):
     """Of what the target has left, for its own KV cache."""
 
     def __post_init__(self) -> None:
-        if not self.skip_layers:
-            raise ConfigError.at(
-                "skip_layers",
-                "none is skipped, which drafts at the target's own cost; find some by `drafthouse "
-                "train layer-skip`",
-            )
-        if len(set(self.skip_layers)) < len(self.skip_layers):
-            raise ConfigError.at("skip_layers", f"{list(self.skip_layers)} names a layer twice")
+        check_that(
+            self.skip_layers,
+            "skip_layers",
+            "none is skipped, which drafts at the target's own cost; find some by `drafthouse "
+            "train layer-skip`",
+        )
+        check_that(
+            len(set(self.skip_layers)) == len(self.skip_layers),
+            "skip_layers",
+            f"{list(self.skip_layers)} names a layer twice",
+        )
 
     def layers(self, num_layers: int) -> Sequence[int]:
         """Those that draft, of a target of so many; raises ConfigError for layers it has not."""
         foreign = [each for each in self.skip_layers if not 0 <= each < num_layers]
-        if foreign or len(self.skip_layers) == num_layers:
-            what = f"{foreign[0]} is none" if foreign else "they are all"
-            reason = f"{what} of the target's {num_layers} layers, 0 to {num_layers - 1}"
-            raise ConfigError.at("skip_layers", reason)
+        what = f"{foreign[0]} is none" if foreign else "they are all"
+        check_that(
+            not foreign and len(self.skip_layers) < num_layers,
+            "skip_layers",
+            f"{what} of the target's {num_layers} layers, 0 to {num_layers - 1}",
+        )
         return [each for each in range(num_layers) if each not in self.skip_layers]
 
 
@@ -237,16 +255,17 @@ class CascadeOptions:
     """Nodes of a stage's tree that the next one judges."""
 
     def __post_init__(self) -> None:
-        if len(self.stages) < 2 or len(set(self.stages)) < len(self.stages):
-            raise ConfigError.at(
-                "stages", f"{list(self.stages)}: name two drafters or more, each of them once"
-            )
-        if len(self.thresholds) not in (0, len(self.stages) - 1):
-            raise ConfigError.at(
-                "thresholds",
-                f"{len(self.thresholds)} are given; give one for each of the "
-                f"{len(self.stages) - 1} stages before the last one, or none",
-            )
+        check_that(
+            2 <= len(self.stages) == len(set(self.stages)),
+            "stages",
+            f"{list(self.stages)}: name two drafters or more, each of them once",
+        )
+        check_that(
+            len(self.thresholds) in (0, len(self.stages) - 1),
+            "thresholds",
+            f"{len(self.thresholds)} are given; give one for each of the "
+            f"{len(self.stages) - 1} stages before the last one, or none",
+        )
 
     @property
     def hands_over_below(self) -> tuple[float, ...]:
@@ -281,5 +300,8 @@ class RecorderOptions:
     is deleted."""
 
     def __post_init__(self) -> None:
-        if self.tenants != "none" and not self.folder:
-            raise ConfigError.at("folder", "missing; name the folder where answers are written")
+        check_that(
+            self.tenants == "none" or self.folder,
+            "folder",
+            "missing; name the folder where answers are written",
+        )

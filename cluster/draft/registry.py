@@ -20,7 +20,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, cast
 
-from cluster.config.parse import check_known, parse
+from cluster.config.parse import check_known, check_that, parse
 from cluster.config.processes import CASCADE, RECORDER
 from cluster.config.schema import DrafterConfig
 from cluster.cpp import NEEDED
@@ -107,8 +107,7 @@ def check(name: str, config: DrafterConfig) -> Any:
     if ":" in config.kind:
         options = _external_options(config.kind, path)
     else:
-        if not config.kind:
-            raise ConfigError.at(path, f"missing; known kinds: {', '.join(KINDS)}")
+        check_that(config.kind, path, f"missing; known kinds: {', '.join(KINDS)}")
         if config.kind in REMOVED:
             raise ConfigError.at(path, f"this kind is gone; {REMOVED[config.kind]}")
         check_known(config.kind, KINDS, path, f"unknown kind {config.kind!r}", "known kinds")

@@ -15,12 +15,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
-from cluster.config.parse import NonNegativeInt, PositiveInt, Share
+from cluster.config.parse import NonNegativeInt, PositiveInt, Share, check_that
 from cluster.core import Commit, FloatArray, Observation, TokenArray, TokenTree
 from cluster.draft.base import DrafterContext
 from cluster.draft.committed_text import DraftedRequest, WholeTreeDrafter, by_key
 from cluster.draft.native import lookups as native
-from cluster.errors import ConfigError
 from cluster.records import frozen
 
 # The common part of count-based drafters: observe, propose, release.
@@ -131,10 +130,11 @@ class SuffixOptions:
     """Less likely nodes are left out."""
 
     def __post_init__(self) -> None:
-        if self.min_ngram > self.max_ngram:
-            raise ConfigError.at(
-                "min_ngram", f"{self.min_ngram} exceeds max_ngram, {self.max_ngram}"
-            )
+        check_that(
+            self.min_ngram <= self.max_ngram,
+            "min_ngram",
+            f"{self.min_ngram} exceeds max_ngram, {self.max_ngram}",
+        )
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from cluster.config.parse import (
     PositiveInt,
     Range,
     check_known,
+    check_that,
     parse,
 )
 from cluster.config.schema import Config
@@ -161,23 +162,23 @@ def read(path: Path) -> Scene:
     with in_file(path):
         document = read_document(path, _EXAMPLE)
         for key in ("config", "recording"):
-            if not document.get(key):
-                raise ConfigError.at(key, f"missing; name a file, as {_EXAMPLE} does")
+            check_that(document.get(key), key, f"missing; name a file, as {_EXAMPLE} does")
         settings = parse(Settings, document)
-        if not settings.ratios:
-            raise ConfigError.at("ratios", "empty; name at least one number of drafters per target")
+        check_that(
+            settings.ratios, "ratios", "empty; name at least one number of drafters per target"
+        )
         config = config_file.load(path.parent / settings.config, settings.set).config
         texts = _texts(path.parent / settings.recording, settings.law)
         _check_load(settings, config)
         known = texts[0].trees
         drafters = config.on_their_own
         unrecorded = tuple(name for name in drafters if name not in known)
-        if unrecorded == drafters:
-            raise ConfigError.at(
-                "recording",
-                f"it has the drafters {', '.join(known)}, and {settings.config} "
-                f"{', '.join(drafters) or 'none'}; record it with that configuration",
-            )
+        check_that(
+            unrecorded != drafters,
+            "recording",
+            f"it has the drafters {', '.join(known)}, and {settings.config} "
+            f"{', '.join(drafters) or 'none'}; record it with that configuration",
+        )
         for name in settings.target.models:
             reason = f"{name!r} is no drafter of {settings.config}"
             check_known(name, drafters, "target.models", reason, "drafters")
@@ -197,23 +198,22 @@ def _texts(path: Path, law: str) -> list[RecordedText]:
     texts = [
         text for text in found if text.is_sampled == (law == "sampled") and len(text.token_ids) > 1
     ]
-    if not texts:
-        raise ConfigError.at("law", f"{path} has no {law} text; name the other law")
+    check_that(texts, "law", f"{path} has no {law} text; name the other law")
     return texts
 
 
 def _check_load(settings: Settings, config: Config) -> None:
     load, limits = settings.load, config.coordinator
-    if bool(load.streams) == bool(load.requests_per_s):
-        raise ConfigError.at(
-            "load",
-            f"streams is {load.streams} and requests_per_s {load.requests_per_s:g}; set "
-            "one of them above 0",
-        )
+    check_that(
+        bool(load.streams) != bool(load.requests_per_s),
+        "load",
+        f"streams is {load.streams} and requests_per_s {load.requests_per_s:g}; set "
+        "one of them above 0",
+    )
     places = limits.max_running_sequences + limits.max_queued_requests
-    if load.streams > places:
-        raise ConfigError.at(
-            "load.streams",
-            f"{load.streams}, and {settings.config} lets {places} requests in; raise "
-            "coordinator.max_running_sequences there, or with `set`",
-        )
+    check_that(
+        load.streams <= places,
+        "load.streams",
+        f"{load.streams}, and {settings.config} lets {places} requests in; raise "
+        "coordinator.max_running_sequences there, or with `set`",
+    )

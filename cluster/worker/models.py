@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from cluster.config.parse import parse
+from cluster.config.parse import check_that, parse
 from cluster.config.schema import Config, DrafterConfig, EngineConfig
 from cluster.draft.options import HEAD_KINDS
 from cluster.errors import ConfigError
@@ -78,11 +78,11 @@ def check_successor(former: WorkerDescription, later: WorkerDescription) -> None
     hashes = former.tokenizer_hash, later.tokenizer_hash
     # Models with the same tokenizer may be padded to other sizes.
     told = hashes if all(hashes) else (former.vocab_size, later.vocab_size)
-    if all(told) and told[0] != told[1]:
-        raise ConfigError.at(
-            f"drafters.{former.name}.options",
-            f"the model has another vocabulary ({later.vocab_size} tokens, tokenizer "
-            f"{later.tokenizer_hash[:12] or 'unknown'}) than the one that drafts "
-            f"({former.vocab_size}, {former.tokenizer_hash[:12] or 'unknown'}); use one with the "
-            "target's tokenizer",
-        )
+    check_that(
+        not all(told) or told[0] == told[1],
+        f"drafters.{former.name}.options",
+        f"the model has another vocabulary ({later.vocab_size} tokens, tokenizer "
+        f"{later.tokenizer_hash[:12] or 'unknown'}) than the one that drafts "
+        f"({former.vocab_size}, {former.tokenizer_hash[:12] or 'unknown'}); use one with the "
+        "target's tokenizer",
+    )

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from cluster.config.live import changed
+from cluster.config.parse import check_that
 from cluster.config.schema import Config
 from cluster.draft.host import layers_of
 from cluster.draft.options import OWN_LAYERS
@@ -225,12 +226,17 @@ class TargetWorker:
     def _loaded(self, wanted: Config, name: str) -> ResidentDrafter:
         """Load a drafter; raises ConfigError, which names the key, for one that cannot draft."""
         path, parts = f"drafters.{name}.options", parts_of(wanted, name)
-        if name not in self._parts.residents.names:
-            reason = "this drafter was refused when the target started; restart the target"
-            raise ConfigError.at(path, reason)
-        if kind := next((each.kind for each in parts.values() if each.kind in OWN_LAYERS), ""):
-            reason = f"{kind} runs the target's own layers, which do not change; restart the target"
-            raise ConfigError.at(path, reason)
+        check_that(
+            name in self._parts.residents.names,
+            path,
+            "this drafter was refused when the target started; restart the target",
+        )
+        kind = next((each.kind for each in parts.values() if each.kind in OWN_LAYERS), "")
+        check_that(
+            not kind,
+            path,
+            f"{kind} runs the target's own layers, which do not change; restart the target",
+        )
         former = next(each.engine for each in self._parts.residents if each.name == name)
         cache = former.cache if isinstance(former, Engine) else None
         # What is free while both are there is not what will be.
@@ -255,10 +261,10 @@ class TargetWorker:
             for config in (wanted, self._config)
         ]
         known = self._parts.residents.wants
-        if known | drafter.wants != known or caches[0] != caches[1]:
-            raise ConfigError.at(
-                f"drafters.{drafter.name}.options",
-                f"it reads {drafter.wants} of the target's steps and keeps {caches[0]} in the "
-                f"target's cache, which was made ready for {known} and {caches[1]}; restart the "
-                "target with it",
-            )
+        check_that(
+            known | drafter.wants == known and caches[0] == caches[1],
+            f"drafters.{drafter.name}.options",
+            f"it reads {drafter.wants} of the target's steps and keeps {caches[0]} in the "
+            f"target's cache, which was made ready for {known} and {caches[1]}; restart the "
+            "target with it",
+        )
