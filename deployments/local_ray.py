@@ -15,7 +15,6 @@ from typing import Any
 
 import psutil
 import ray
-from cluster.config.addresses import is_everywhere, is_loopback
 from ray import serve
 from ray.exceptions import AuthenticationError
 

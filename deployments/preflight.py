@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster.config.doors import ROLES
 from cluster.config.parse import check_that
 from cluster.config.pem import ROLES
 from cluster.config.schema import Config, DrafterConfig, EngineConfig

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cluster.config.addresses import from_here, joined
-
 from cluster.config.doors import from_here, joined
 from cluster.config.schema import Config
 from cluster.draft.registry import refusals

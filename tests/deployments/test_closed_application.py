@@ -14,7 +14,6 @@ import httpx
 import pytest
 
 from cluster.client import Client, Endpoint, GenerateRequest, InvalidRequestError, SamplingOptions
-from cluster.config.doors import ROLES
 from cluster.config.pem import ROLES
 from deployments.serve_command import state_of
 from tests.deployments.conftest import (
