@@ -8,7 +8,7 @@ to it, as to its own handles, so a new replica is known without polling.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
 from ray.serve._private.long_poll import LongPollClient, LongPollNamespace
@@ -33,7 +33,7 @@ def running_replicas(handle: Any) -> Endpoints:
             _get_global_client()._controller,
             {
                 (LongPollNamespace.DEPLOYMENT_TARGETS, deployment): lambda found: sets.put_nowait(
-                    frozenset(map(_endpoint, found.running_replicas))
+                    frozenset(_endpoints(found.running_replicas))
                 )
             },
             asyncio.get_running_loop(),
@@ -48,7 +48,10 @@ def running_replicas(handle: Any) -> Endpoints:
     return watch
 
 
-def _endpoint(replica: Any) -> Endpoint:
-    told = replica.replica_metadata
-    address, refusal = told.get(ADDRESS_KEY, ""), told.get(REFUSAL_KEY, "")
-    return Endpoint(replica.replica_id.unique_id, address, told.get(WORKER_KEY, ""), refusal)
+def _endpoints(replicas: Iterable[Any]) -> Iterator[Endpoint]:
+    for replica in replicas:
+        told = replica.replica_metadata
+        address, refusal = told.get(ADDRESS_KEY, ""), told.get(REFUSAL_KEY, "")
+        if address or refusal:  # a replica that has told nothing can be neither reached nor named
+            worker_id = told.get(WORKER_KEY, "")
+            yield Endpoint(replica.replica_id.unique_id, address, worker_id, refusal)

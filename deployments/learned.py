@@ -71,8 +71,9 @@ def keep(
     whose: str,
     part: Any,
 ) -> list[Coroutine[Any, Any, None]]:
-    """Begin with what `part` had learned before this start; returns what keeps what it learns, to
-    be run as a task: none where that is not wanted."""
+    """Begin with what `part` had learned before this start.
+
+    Returns what keeps what it learns, to be run as tasks: nothing where that is not wanted."""
     settings = config.coordinator
     if not settings.keep_learned or settings.budget != "adaptive":
         return []

@@ -1,7 +1,7 @@
 """Links: open bidirectional streams of messages, over gRPC or in process, and their two ends.
 
-A link over a gRPC stream is a link in process to who uses it, so the coordinator and the workers
-do not depend on the transport, and tests can drop, delay and reorder frames.
+Who uses a link does not see whether it is a gRPC stream or in process, so the coordinator and the
+workers do not depend on the transport, and tests can drop, delay and reorder frames.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class Fleet:
         self._changed: dict[int, None] = {}  # targets whose next event has to be noted
 
     def run(self) -> FleetOutcome:
-        """Run for the settings' virtual seconds, of which the first fill the fleet."""
+        """Run for the settings' virtual seconds; the first quarter fills the fleet, uncounted."""
         load, seconds = self._settings.load, self._settings.seconds
         from_s = seconds / 4.0
         for _ in range(load.streams):

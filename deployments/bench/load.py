@@ -218,6 +218,7 @@ async def ask(side: Side, index: int, due_s: float | None = None) -> TimedAnswer
         answer.error = error.message
     if not answer.times:
         if answer.finish_reason:  # its end stands for its pieces where no token came before it
+            answer.usage = {"completion_tokens": 0, **answer.usage}
             answer.times.append(clock())
         else:
             answer.error = answer.error or "the answer is empty"

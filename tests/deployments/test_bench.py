@@ -108,6 +108,11 @@ def test_a_request_that_fails_counts_as_failed_and_in_no_time(tmp_path: Path):
         benched(ScriptedServer(refusing=(FAST,)), *words)
 
 
+def test_an_answer_that_ends_before_any_token_has_none(tmp_path: Path):
+    report = benched(ScriptedServer(), "--prompts", written(tmp_path, "20 5 0 0"))
+    expected(report, completed=1, failed=0, total_output_tokens=0)
+
+
 def test_every_request_has_what_the_options_say():
     server = ScriptedServer(is_ours=True)
     words = ("--max-tokens", "7", "--temperature", "0.5", "--seed", "3", "--ignore-eos")

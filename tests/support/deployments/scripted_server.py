@@ -1,8 +1,9 @@
 """An OpenAI-compatible server whose prompts say when each piece of their answer comes.
 
 A prompt is "FIRST_MS GAP_MS PIECES TOKENS": its first piece comes after FIRST_MS, each other one
-GAP_MS after the one before, and each counts as TOKENS tokens.  In a test it is a transport in
-virtual time; `python -m tests.support.deployments.scripted_server PORT` listens for real clients.
+GAP_MS after the one before, and each counts as TOKENS tokens; for 0 the server counts nothing.  In
+a test it is a transport in virtual time; real clients have
+`python -m tests.support.deployments.scripted_server PORT`.
 """
 
 import asyncio
@@ -73,8 +74,12 @@ async def pieces(body: Json) -> AsyncIterator[bytes]:
         said = {"delta": {"content": " a"}} if is_chat else {"text": " a"}
         reason = "length" if index == count - 1 else None
         yield _event({"choices": [{"index": 0, **said, "finish_reason": reason}]})
-    usage = {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": int(count * tokens)}
-    yield _event({"choices": [], "usage": usage})
+    if not count:
+        await asyncio.sleep(first_ms / 1e3)
+        yield _event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+    if tokens:
+        usage = {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": int(count * tokens)}
+        yield _event({"choices": [], "usage": usage})
     yield b"data: [DONE]\n\n"
 
 
