@@ -21,32 +21,32 @@ LAYOUT = {
 }
 BOUNDS = {
     "benchmarks": 44_970,  # steps that run ahead on a card
-    "cluster": 7_920,  # compiled ahead for processors; functions in C++ alone; errors as events
+    "cluster": 7_820,  # compiled ahead for processors; functions in C++ alone; errors as events
     "cluster/client": 2_490,  # calls that the client's own close ends
-    "cluster/config": 8_580,  # aliases under --set; drafters that stay with their target
+    "cluster/config": 8_500,  # aliases under --set; drafters that stay with their target
     "cluster/coordinator": 16_720,
-    "cluster/draft": 41_050,  # EAGLE-3 in graphs; MTP over latents; the host of drafters inside
+    "cluster/draft": 40_960,  # EAGLE-3 in graphs; MTP over latents; the host of drafters inside
     "cluster/engine": 58_890,  # fused layers; delta rule, latents; steps ahead; draws and searches
     "cluster/grammar": 3_750,  # the hook of a text, and the thread that compiles
     "cluster/metrics": 2_340,
     "cluster/models": 8_410,  # blocks of every format as groups; a GGUF file is read once
     "cluster/plan": 10_790,  # a way back for drafts that lost all trust; laws of verified nodes
     "cluster/requests": 520,
-    "cluster/rpc": 9_280,
-    "cluster/simulate": 5_510,
+    "cluster/rpc": 9_300,
+    "cluster/simulate": 5_470,
     "cluster/spec": 16_150,  # what asking is worth; masses alike everywhere; trees as bits
     "cluster/text": 7_810,  # where a text ends, for the ingress and `LLM` alike
     "cluster/train": 12_870,  # Muon where products of bfloat16 are emulated; noise by prompt
-    "cluster/worker": 17_410,  # ranks, by hand and under Ray alike; plain numbers of residents
-    "deployments": 24_950,  # parts get the environment of their command; updates that fail
-    "deployments/bench": 2_800,
+    "cluster/worker": 17_370,  # ranks, by hand and under Ray alike; plain numbers of residents
+    "deployments": 24_450,  # parts get the environment of their command; updates that fail
+    "deployments/bench": 2_820,
     "deployments/evaluate": 1_770,
-    "deployments/ingress": 37_570,
+    "deployments/ingress": 37_120,
     "deployments/page": 310,
     "docs": 3_720,  # what generates was in the product
     "k8s": 1_720,
     "models": 3_210,  # the recipe of the demonstration, which was in cluster/train
-    "tests": 368_890,  # loops that C++ replaced; proofs of a GPU without one; states and latents
+    "tests": 368_730,  # loops that C++ replaced; proofs of a GPU without one; states and latents
 }
 
 
