@@ -300,7 +300,7 @@ class SpeculationStats:
     num_accepted_draft_tokens: int = 0
     acceptance_histogram: tuple[int, ...] = ()  # [k] = speculative steps that accepted k drafts
     accepted_by_drafter: Mapping[str, int] = field(default_factory=dict)  # credited to one each
-    idle_because: str = ""  # a name of `cluster.coordinator.idle`; "" = there was such a step
+    idle_because: str = ""  # an `IdleReason`; "" = there was such a step
     verified_by_drafter: Mapping[str, int] = field(default_factory=dict)  # counts for all drafters
     shared_by_drafter: Mapping[str, int] = field(default_factory=dict)  # credited to another one
     decode_time_s: float = 0.0  # from the first of these steps to the last

@@ -19,9 +19,9 @@ from typing import Any, TextIO
 
 import httpx
 
-from cluster.coordinator.idle import MEANINGS
 from cluster.errors import ConfigError, DrafthouseError
 from cluster.logs import say
+from cluster.requests.idle import MEANINGS
 from cluster.spec.interval import Interval
 from deployments.coloured import coloured, legend
 from deployments.openai_client import AnswerPiece, OpenAIServer, RefusedError, StreamedAnswer

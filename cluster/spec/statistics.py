@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 
 from cluster.core import SpeculationStats
 from cluster.requests.fields import StepCount
-
-# A reason of `cluster.coordinator.idle`.
-TOO_SHORT = "too_short"
+from cluster.requests.idle import IdleReason
 
 
 @dataclass(slots=True)
@@ -63,6 +61,6 @@ class TextStatistics:
             accepted_by_drafter=dict(self._accepted),
             shared_by_drafter=dict(self._shared),
             verified_by_drafter=dict(self._verified),
-            idle_because="" if num_spec_steps else idle_because or TOO_SHORT,
+            idle_because="" if num_spec_steps else idle_because or IdleReason.TOO_SHORT,
             decode_time_s=self._decode_time_s,
         )

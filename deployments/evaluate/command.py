@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from cluster.config.schema import Config
-from cluster.coordinator.idle import IdleReason
 from cluster.core import SamplingParams, SpeculationOptions
 from cluster.errors import ConfigError
 from cluster.logs import say
 from cluster.records import frozen
+from cluster.requests.idle import IdleReason
 from cluster.spec.acceptance import law_name
 from cluster.spec.interval import Interval
 from deployments.evaluate.prompts import EvaluatedPrompt, read_prompts

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from cluster.config.schema import Config
-from cluster.coordinator.idle import MEANINGS, IdleReason
 from cluster.coordinator.sessions import idle_reason
 from cluster.core import SpeculationOptions
 from cluster.requests.fields import PlainWhy
+from cluster.requests.idle import MEANINGS, IdleReason
 from tests.support.coordinator.house import session
 
 BOTH = set("ab")

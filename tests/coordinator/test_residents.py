@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from cluster.config.schema import Config, DrafterConfig
-from cluster.coordinator.idle import IdleReason
 from cluster.core import Commit, Observation
+from cluster.requests.idle import IdleReason
 from tests.support.coordinator.house import GREEDY, at_work, house
 from tests.support.coordinator.toy_law import toy_law
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain

@@ -11,9 +11,9 @@ import pytest
 from openapi_spec_validator import validate
 
 from cluster.config.schema import ApiConfig
-from cluster.coordinator.idle import IdleReason
 from cluster.core import SpeculationStats
 from cluster.errors import RequestError
+from cluster.requests.idle import IdleReason
 from deployments.ingress.api.contract import Body
 from deployments.ingress.api.messages import AnthropicMessages, Counted, error_body
 from deployments.ingress.api.pages import ENDPOINTS, body_schema, openapi

@@ -11,8 +11,8 @@ from itertools import count
 import httpx
 import pytest
 
-from cluster.coordinator.idle import MEANINGS, IdleReason
 from cluster.errors import WorkerError
+from cluster.requests.idle import MEANINGS, IdleReason
 from deployments.chat_command import compare
 from deployments.cli import parser_for
 from tests.conftest import Run

@@ -13,9 +13,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 
-from cluster.coordinator.idle import MEANINGS
 from cluster.errors import ERRORS, ForbiddenError, UnauthenticatedError
 from cluster.records import frozen, record
+from cluster.requests.idle import MEANINGS
 from deployments.ingress.api.contract import Body
 from deployments.ingress.api.messages import AnthropicMessages, Counted
 from deployments.ingress.api.response_request import Response as ResponseBody

@@ -14,10 +14,10 @@ from typing import Any
 
 import yaml
 
-from cluster.coordinator.idle import MEANINGS
 from cluster.core import TokenLogprob
 from cluster.errors import DrafthouseError
 from cluster.records import record
+from cluster.requests.idle import MEANINGS
 from cluster.text.tokenizer import Tokenizer
 from cluster.text.tool_calls.base import NOTHING
 from deployments.ingress.choice import Delta, PromptLogprobs

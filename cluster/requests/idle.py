@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 
 from cluster.requests.fields import PlainWhy
-from cluster.spec import statistics
 
 
 class IdleReason(enum.StrEnum):
@@ -18,7 +17,7 @@ class IdleReason(enum.StrEnum):
     NOT_WORTH_IT = "not_worth_it"
     SCHEDULE = "schedule"
     SWITCHBACK = "switchback"
-    TOO_SHORT = statistics.TOO_SHORT
+    TOO_SHORT = "too_short"
 
 
 # As clients are told them.
