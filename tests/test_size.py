@@ -24,17 +24,17 @@ BOUNDS = {
     "cluster": 7_820,  # compiled ahead for processors; functions in C++ alone; errors as events
     "cluster/client": 2_490,  # calls that the client's own close ends
     "cluster/config": 8_500,  # aliases under --set; drafters that stay with their target
-    "cluster/coordinator": 16_720,
+    "cluster/coordinator": 16_500,
     "cluster/draft": 40_960,  # EAGLE-3 in graphs; MTP over latents; the host of drafters inside
     "cluster/engine": 58_890,  # fused layers; delta rule, latents; steps ahead; draws and searches
     "cluster/grammar": 3_750,  # the hook of a text, and the thread that compiles
     "cluster/metrics": 2_340,
     "cluster/models": 8_410,  # blocks of every format as groups; a GGUF file is read once
     "cluster/plan": 10_790,  # a way back for drafts that lost all trust; laws of verified nodes
-    "cluster/requests": 520,
+    "cluster/requests": 690,  # why a request had no drafts
     "cluster/rpc": 9_300,
     "cluster/simulate": 5_470,
-    "cluster/spec": 16_150,  # what asking is worth; masses alike everywhere; trees as bits
+    "cluster/spec": 16_160,  # what asking is worth; masses alike everywhere; trees as bits
     "cluster/text": 7_810,  # where a text ends, for the ingress and `LLM` alike
     "cluster/train": 12_870,  # Muon where products of bfloat16 are emulated; noise by prompt
     "cluster/worker": 17_370,  # ranks, by hand and under Ray alike; plain numbers of residents
@@ -46,7 +46,7 @@ BOUNDS = {
     "docs": 3_720,  # what generates was in the product
     "k8s": 1_720,
     "models": 3_210,  # the recipe of the demonstration, which was in cluster/train
-    "tests": 368_730,  # loops that C++ replaced; proofs of a GPU without one; states and latents
+    "tests": 368_780,  # loops that C++ replaced; proofs of a GPU without one; states and latents
 }
 
 

@@ -14,7 +14,7 @@ from cluster.draft.registry import has_laws
 from cluster.errors import ContextLengthError, NotFoundError, RequestError, TooLargeError
 from cluster.messages import WorkerDescription
 from cluster.requests.fields import REMOVED_LAWS, Law
-from cluster.spec.params import check_params, clash_of_law
+from cluster.spec.params import check_params, check_tokens, clash_of_law
 from cluster.spec.tree_check import num_ids
 
 
@@ -38,18 +38,11 @@ def check_request(request: Request, served: WorkerDescription, config: Config) -
             "shorten the prompt or raise coordinator.max_frame_bytes",
             param="prompt",
         )
-    for name, token_ids in (("prompt", request.prompt_ids), ("output_ids", request.output_ids)):
-        if len(token_ids) == 0:
-            continue
-        low, high, size = int(token_ids.min()), int(token_ids.max()), served.vocab_size
-        if low < 0 or (size and high >= size):
-            worst = low if low < 0 else high
-            raise RequestError(
-                f"token id {worst} is outside the vocabulary of {size or 'the model'} tokens",
-                param=name,
-            )
     # While no target has told its vocabulary, ids are checked against none; the target will.
-    check_params(request.params, num_ids(served.vocab_size))
+    vocab_size = num_ids(served.vocab_size)
+    check_tokens("prompt", request.prompt_ids, vocab_size)
+    check_tokens("output_ids", request.output_ids, vocab_size)
+    check_params(request.params, vocab_size)
     if request.params.max_tokens < 1:
         raise RequestError(
             f"max_tokens is {request.params.max_tokens}; it must be at least 1", param="max_tokens"

@@ -13,6 +13,7 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping
+from functools import partial
 from typing import Any
 
 from cluster.config.schema import Config
@@ -82,22 +83,23 @@ class Coordinator:
         listen(Answered, "scores", self._pool.hear)
         listen(Ended, "statistics", self._auditor.hear)
         listen(Stepped, "metrics", self._watches.hear)
-        self._watch: asyncio.Task[None] | None = None
+        self._is_watching = False
+        self._tasks: set[asyncio.Task[None]] = set()
         self._link_numbers = itertools.count(1)
         self._looked_at = clock()  # for targets that say nothing
         trees.is_available()  # compiles now what would be waited for when the first drafter comes
 
     async def start(self) -> None:
         """Start the watch over timeouts; idempotent."""
-        if self._watch is None:
-            self._watch = asyncio.create_task(self._watch_forever())
+        if not self._is_watching:
+            self._is_watching = True
+            self._kept(asyncio.create_task(self._watch_forever()))
 
     async def stop(self) -> None:
         """Cancel every request and leave every worker."""
         self._table.cancel_all()
-        watch, self._watch = self._watch, None
-        tasks = [each.leading for each in (*self._present.seats.values(), *self._pool)]
-        await end_tasks(*tasks, *([watch] if watch else []))
+        self._is_watching = False
+        await end_tasks(*self._tasks)
 
     async def export_learned(self) -> dict[str, Any]:
         """Return what was learned of the pool's drafters, as one record of plain values."""
@@ -148,22 +150,15 @@ class Coordinator:
             self.refuse_drafter(name, reason)
         for each in (description, *(replica.description for replica in self._pool)):
             note_foreign(each, description, self.recorder)
-        max_frame_tokens, page_len = (
-            config.coordinator.max_frame_tokens,
-            config.target.engine.page_size,
-        )
-        seat = TargetSeat(target_id, description, link, max_frame_tokens, page_len)
-        seats[target_id] = seat
+        most, page_len = config.coordinator.max_frame_tokens, config.target.engine.page_size
+        seat = seats[target_id] = TargetSeat(target_id, description, link, most, page_len)
         self._pool.seen.update(description.residents)
         self._targets.update()
         log.info("target joined id=%s model=%s", target_id, description.model_hash[:12])
         self._table.admit()
         self._pool.warn_of_shared()
-        return seat.lead(
-            f"target id={target_id}",
-            self._targets.read_all,
-            lambda failed: self._targets.lose(seat),
-        )
+        who, targets = f"target id={target_id}", self._targets
+        return self._kept(seat.lead(who, targets.read_all, lambda failed: targets.lose(seat)))
 
     def remove_target(self, target_id: str) -> None:
         """Stop using a target; its sessions move.  An unknown id is no error."""
@@ -190,11 +185,15 @@ class Coordinator:
         log.info("drafter joined name=%s id=%s", name, replica_id)
         note_foreign(description, target, self.recorder)
         self._pool.warn_of_shared()
-        return replica.lead(
-            f"drafter name={name} id={replica_id}",
-            self._read_proposals,
-            lambda failed: self._pool.leave(replica, failed=failed),
-        )
+        who, leave = f"drafter name={name} id={replica_id}", partial(self._pool.leave, replica)
+        return self._kept(replica.lead(who, self._read_proposals, leave))
+
+    def _kept(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
+        """Let `stop` end the task, if it runs: that of a link does until it is closed, which is
+        later than its worker is left."""
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     def refuse_drafter(self, name: str, reason: str) -> None:
         """Report that a drafter takes no part, and why, until a replica of it joins."""
@@ -223,12 +222,12 @@ class Coordinator:
         """
         events: asyncio.Queue[TokenEvent] = asyncio.Queue()
         self._table.open(request.id, request, events.put_nowait)
-        is_over = False
         try:
-            while not is_over:
+            while True:
                 event = await events.get()
-                is_over = event.finish_reason is not None
                 yield event
+                if event.finish_reason is not None:
+                    return
         finally:
             self.cancel(request.id)
 

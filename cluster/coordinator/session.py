@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from cluster.core import EMPTY_TOKENS, FinishReason, Request, TokenEvent
-from cluster.errors import DrafthouseError
-from cluster.messages import Open, TextName, TextVerdict, error_event
+from cluster.core import Request, TokenEvent
+from cluster.messages import Open, TextName, TextVerdict
 from cluster.plan.roster import lot_of
-from cluster.plan.texts import NO_SOURCES, Text
+from cluster.plan.texts import Text
 from cluster.requests.fields import PlainWhy, Redraw, StepCount
 from cluster.spec.acceptance import group_of
 from cluster.spec.statistics import TextStatistics
@@ -149,37 +148,32 @@ class Session:
         self.plain_steps[verdict.why] += 1
         return step
 
-    def event(
-        self,
-        verdict: TextVerdict | None,
-        finish_reason: FinishReason | None,
-        step: StepCount | None = None,
-    ) -> TokenEvent:
-        """The tokens of a verdict, or just the end, as the client's event.  step: of `count`."""
-        speculation, is_over = self.request.speculation, finish_reason is not None
-        said = verdict or TextVerdict(self.id, 0, len(self.tokens), EMPTY_TOKENS, NO_SOURCES)
-        return TokenEvent(
+    def event(self, verdict: TextVerdict, step: StepCount | None) -> TokenEvent:
+        """The tokens of a verdict as the client's event.  step: of `count`."""
+        event = TokenEvent(
             self.request.id,
-            said.context_len - self.prompt_len,
-            said.token_ids,
-            said.logprobs,
-            finish_reason,
-            self.statistics.snapshot(self.idle_because) if is_over else None,
-            draft_sources=step.sources if step and speculation.return_draft_sources else (),
-            queue_time_s=self.queue_time_s if is_over else 0.0,
-            prefill_time_s=self.prefill_time_s if is_over else 0.0,
+            verdict.context_len - self.prompt_len,
+            verdict.token_ids,
+            verdict.logprobs,
+            verdict.finish_reason,
+            draft_sources=(
+                step.sources if step and self.request.speculation.return_draft_sources else ()
+            ),
             num_cached=self.num_cached,
-            beams=said.beams,
-            draft_steps=() if said.step is None else (said.step,),
+            beams=verdict.beams,
+            draft_steps=() if verdict.step is None else (verdict.step,),
             steps=(step,) if step and self.request.counts_steps else (),
         )
+        return event if event.finish_reason is None else self.last(event)
 
-    def failed(self, error: DrafthouseError) -> TokenEvent:
-        """The last event, where it ends with `error`."""
+    def last(self, event: TokenEvent) -> TokenEvent:
+        """Return the last event with what it tells of the whole text."""
         return replace(
-            error_event(self.request.id, error, self.num_output_tokens),
+            event,
             stats=self.statistics.snapshot(self.idle_because),
             queue_time_s=self.queue_time_s,
+            prefill_time_s=self.prefill_time_s,
+            num_cached=self.num_cached,
         )
 
     def _sources(self, verdict: TextVerdict) -> tuple[tuple[str, ...], ...]:

@@ -15,11 +15,10 @@ from cluster.coordinator.admission import (
     with_law,
 )
 from cluster.coordinator.drafters import DrafterPool
-from cluster.coordinator.idle import OF_STEPS, IdleReason
 from cluster.coordinator.present import Ended, Present
 from cluster.coordinator.session import MAX_LOST_IN_A_ROW, Deliver, Session
 from cluster.coordinator.targets import TargetSeat
-from cluster.core import FinishReason, Request
+from cluster.core import EMPTY_TOKENS, FinishReason, Request, TokenEvent
 from cluster.errors import (
     CapacityError,
     DrafthouseError,
@@ -27,8 +26,9 @@ from cluster.errors import (
     UnavailableError,
     WorkerError,
 )
-from cluster.messages import Load
+from cluster.messages import Load, error_event
 from cluster.plan.texts import MAX_DRAFTERS
+from cluster.requests.idle import OF_STEPS, IdleReason
 from cluster.spec import evidence
 
 log = logging.getLogger(__name__)
@@ -135,7 +135,9 @@ class SessionTable:
 
     def _cancel(self, session: Session, reason: FinishReason) -> None:
         self.finish(session, reason)
-        session.deliver(session.event(None, reason))
+        position = session.num_output_tokens
+        end = TokenEvent(session.request.id, position, EMPTY_TOKENS, finish_reason=reason)
+        session.deliver(session.last(end))
 
     def finish(self, session: Session, reason: FinishReason) -> None:
         """Free what is held for `session` here, at its target and at its drafters."""
@@ -157,7 +159,8 @@ class SessionTable:
     def fail(self, session: Session, error: DrafthouseError) -> None:
         """End `session` with an error event."""
         self.finish(session, FinishReason.ERROR)
-        session.deliver(session.failed(error))
+        position = session.num_output_tokens
+        session.deliver(session.last(error_event(session.request.id, error, position)))
 
     def relocate(self, seat: TargetSeat, session: Session, error: DrafthouseError) -> None:
         """Its target could not serve it: try another one, or the same again, a few times."""
@@ -173,7 +176,8 @@ class SessionTable:
 
     def put_back(self, seat: TargetSeat, session: Session) -> None:
         """Its target has no place for it: it waits for one, elsewhere if possible."""
-        session.shunned_target = seat.id
+        if not session.is_audit:  # which avoids the target of its text
+            session.shunned_target = seat.id
         self._leave(session)
         self._wait(session)
 
@@ -194,9 +198,9 @@ class SessionTable:
         del self._present.seats[seat.id]
         self._unserved_since = self._present.clock()
         lost = list(seat.sessions.values())
+        seat.sessions.clear()  # what it has said and nobody has read yet counts no more
         self._present.recorder.add(metrics.FAILOVERS, len(lost))
         for session in lost:
-            seat.ended(session)  # what it has said and nobody has read yet counts no more
             # A request that brings down every target it meets must not go round for ever.
             self._retry(seat, session, WorkerError("every target that took the request was lost"))
         self.admit()

@@ -125,7 +125,7 @@ class TargetLinks:
         if reason is not None:
             seat.ended(session)
             self._table.finish(session, reason)
-        session.deliver(session.event(verdict, reason, step))
+        session.deliver(session.event(verdict, step))
         if reason is None:
             self._pool.commit(session)
 

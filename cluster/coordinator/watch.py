@@ -152,14 +152,14 @@ class Watch:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._steps: deque[tuple[str, float, StepReport]] = deque(maxlen=_MAX_STEPS)
+        self._steps: deque[tuple[float, Stepped]] = deque(maxlen=_MAX_STEPS)
         self._drafts: dict[tuple[str, str], tuple[int, int, float]] = {}
         self._num_steps = 0
 
-    def stepped(self, target_id: str, report: StepReport) -> None:
+    def stepped(self, step: Stepped) -> None:
         """A target has made a step."""
         self._num_steps += 1
-        self._steps.append((target_id, self._clock(), report))
+        self._steps.append((self._clock(), step))
 
     def drafted(self, replica: DrafterReplica, frame: ProposalFrame) -> None:
         """A replica of the pool has sent trees."""
@@ -176,8 +176,8 @@ class Watch:
         if not self._num_steps and not self._drafts:
             return None
         now, steps = self._clock(), dict[str, list[StepEvent]]()
-        for target_id, at, report in self._steps:
-            steps.setdefault(target_id, []).append(_step(now - at, report))
+        for at, step in self._steps:
+            steps.setdefault(step.target_id, []).append(_step(now - at, step.report))
         skipped = self._num_steps - len(self._steps)
         drafts = [
             # JSON has no other numbers, and a drafter says whatever it likes.
@@ -215,7 +215,7 @@ class Watches(list[Watch]):
     def hear(self, steps: Sequence[Stepped]) -> None:
         for each in steps:
             for watch in self:
-                watch.stepped(each.target_id, each.report)
+                watch.stepped(each)
 
     async def events(self) -> AsyncGenerator[tuple[str, str], None]:
         """Yield the events of one watcher, until it leaves: name and JSON."""

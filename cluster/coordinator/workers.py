@@ -111,9 +111,10 @@ class Worker(Outbox[S]):
         self,
         who: str,
         read: Callable[[Self], Coroutine[Any, Any, None]],
-        leave: Callable[[bool], None],
+        leave: Callable[..., None],
     ) -> asyncio.Task[None]:
-        """Read and send until either ends.  leave: is called then, with True after a failure."""
+        """Read and send until either ends.  leave: is called then, with what says whether it
+        failed."""
 
         async def run() -> None:
             has_failed = False
@@ -126,7 +127,7 @@ class Worker(Outbox[S]):
                 has_failed = True
                 log.exception("link failed %s", who)
             finally:
-                leave(has_failed)
+                leave(failed=has_failed)
                 await self.link.close()
 
         self.leading = asyncio.create_task(run())

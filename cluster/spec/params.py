@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cluster.core import SamplingParams
+from cluster.core import SamplingParams, TokenArray
 from cluster.errors import RequestError
 from cluster.requests.fields import LAWS, MAX_BEAMS
 
@@ -57,7 +57,7 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
         _check_range(name, getattr(params, name), low, high)
     if params.logprobs is not None:
         _check_range("logprobs", params.logprobs, 0, vocab_size)
-    _check_tokens("logit_bias", [token for token, _ in params.logit_bias], vocab_size)
+    check_tokens("logit_bias", [token for token, _ in params.logit_bias], vocab_size)
     for _, value in params.logit_bias:
         _check_range("logit_bias", value, -math.inf, math.inf)
     _check_prediction(params.prediction, vocab_size)
@@ -109,7 +109,7 @@ def _check_forced(params: SamplingParams, vocab_size: int) -> None:
     token_ids = params.forced_ids
     if not token_ids:
         return
-    _check_tokens("forced_ids", token_ids, vocab_size)
+    check_tokens("forced_ids", token_ids, vocab_size)
     if params.max_tokens != len(token_ids):
         raise RequestError(
             f"max_tokens is {params.max_tokens} and forced_ids are {len(token_ids)} tokens; they "
@@ -130,14 +130,16 @@ def _check_prediction(token_ids: Sequence[int], vocab_size: int) -> None:
             "send the part that the output begins with",
             param="prediction",
         )
-    _check_tokens("prediction", token_ids, vocab_size)
+    check_tokens("prediction", token_ids, vocab_size)
 
 
-def _check_tokens(name: str, token_ids: Sequence[int], vocab_size: int) -> None:
-    wrong = next((token for token in token_ids if not 0 <= token < vocab_size), None)
-    if wrong is not None:
+def check_tokens(name: str, token_ids: Sequence[int] | TokenArray, vocab_size: int) -> None:
+    """Raise RequestError for a field with a token that is outside the vocabulary."""
+    known = np.asarray(token_ids)
+    wrong = known[(known < 0) | (known >= vocab_size)]
+    if len(wrong):
         raise RequestError(
-            f"{name} names token {wrong}; the vocabulary is 0..{vocab_size - 1}", param=name
+            f"{name} names token {wrong[0]}; the vocabulary is 0..{vocab_size - 1}", param=name
         )
 
 

@@ -52,8 +52,8 @@ CLASHES = {
     [
         (request([]), RequestError, "no tokens"),
         (request([1] * 64), RequestError, "64 tokens.*64.*max_context_len"),
-        (request([1, 32]), RequestError, "token id 32 is outside the vocabulary of 32"),
-        (request([1, -1]), RequestError, "token id -1"),
+        (request([1, 32]), RequestError, "prompt names token 32; the vocabulary is 0..31"),
+        (request([1, -1]), RequestError, "prompt names token -1"),
         (request(params=replace(GREEDY, max_tokens=0)), RequestError, "max_tokens is 0"),
         (request(params=replace(GREEDY, prediction=(3, 41))), RequestError, "token 41"),
         (

@@ -53,6 +53,14 @@ async def test_cancelling_frees_target_and_drafters_within_one_round(*, stops: b
         assert stage.status()["num_running"] == 0
 
 
+async def test_stopping_waits_for_the_link_of_a_target_that_was_just_left():
+    async with at_work(ToyTarget()) as stage:
+        leading = stage.seat.leading
+        stage.coordinator.remove_target(stage.seat.id)
+        await stage.coordinator.stop()
+        assert leading.done()
+
+
 async def test_leaving_the_stream_early_cancels_the_request():
     target = ToyTarget()
     async with at_work(target) as stage:

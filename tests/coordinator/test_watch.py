@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from cluster.coordinator.coordinator import Coordinator
+from cluster.coordinator.present import Stepped
 from cluster.coordinator.watch import EVENTS, Drafts, Rounds, StepEvent, Watch, encoded
 from cluster.core import Commit, TokenTree
 from cluster.messages import ProposalFrame, StepReport
@@ -92,7 +93,8 @@ def test_an_event_is_bounded_and_keeps_the_newest_steps():
     watch = Watch(lambda: float(next(clock)))
 
     for number in range(5000):
-        watch.stepped(f"target-{number % 7}", StepReport(12345.678901, num_sequences=number))
+        report = StepReport(12345.678901, num_sequences=number)
+        watch.stepped(Stepped(f"target-{number % 7}", report))
         replica = SimpleNamespace(name="a-drafter-with-a-long-name", id=f"replica-{number}")
         watch.drafted(replica, ProposalFrame(draft_time_s=math.nan))  # type: ignore[arg-type]
     rounds = watch.take("c")
@@ -113,7 +115,8 @@ def test_a_step_has_accepted_what_it_brought_beyond_a_token_a_text():
     step = StepReport(0.0025, draft_time_s=0.001, num_sequences=2, num_nodes=8, num_rows=11)
     replica = SimpleNamespace(name="a", id="r0")
     for num_emitted in (5, 2, 99):
-        watch.stepped("t", replace(step, num_emitted_tokens=num_emitted, why=PlainWhy.GUARD))
+        report = replace(step, num_emitted_tokens=num_emitted, why=PlainWhy.GUARD)
+        watch.stepped(Stepped("t", report))
         proposals = (SimpleNamespace(tree="two"), SimpleNamespace(tree="trees"))
         watch.drafted(replica, ProposalFrame(proposals, draft_time_s=0.25))  # type: ignore[arg-type]
     clock.now += 0.5004
