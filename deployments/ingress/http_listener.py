@@ -66,7 +66,6 @@ class BoundedProtocol(HttpToolsProtocol):
         self._bounds = bounds
         self._waiting = waiting
         self._timer: asyncio.TimerHandle | None = None
-        self._refusal: DrafthouseError | None = None
         self._is_in_head = False
         self._num_bytes = 0  # of path and headers
         # Bytes that came since the parser last told of any: it collects a header until that ends.
@@ -115,8 +114,12 @@ class BoundedProtocol(HttpToolsProtocol):
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
                 head, self._without_offer = self._without_offer, b""
                 data = head + data[offer.args[0] :]
-            except httptools.HttpParserError:
-                self.send_400_response("")
+            except httptools.HttpParserError as error:
+                # What a method below has raised is the context of the parser's own error.
+                refusal = error.__context__
+                if not isinstance(refusal, HeadTooLargeError):
+                    refusal = RequestError("the request is not valid HTTP/1.1; correct it")
+                self._end(refusal)
                 break
         if self._num_untold > self._bounds.max_header_bytes and not self.transport.is_closing():
             self._end(HeadTooLargeError("a header does not end; send a shorter one"))
@@ -177,27 +180,20 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self._is_answering:  # no other request has come meanwhile
             self._waiting[self] = None
 
-    def send_400_response(self, msg: str) -> None:
-        """Called by uvicorn for whatever the parser or a method above refuses."""
-        self._end(self._refusal or RequestError("the request is not valid HTTP/1.1; correct it"))
-
     def _add(self, num_bytes: int) -> None:
         self._num_untold = 0
         self._num_bytes += num_bytes
-        bounds, reason = self._bounds, ""
+        bounds = self._bounds
         if self._num_bytes > bounds.max_header_bytes:
-            reason = (
+            raise HeadTooLargeError(
                 f"path and headers have more than {bounds.max_header_bytes} bytes; send less, or "
                 "raise http.max_header_bytes"
             )
-        elif len(self.headers) > bounds.max_headers:
-            reason = (
+        if len(self.headers) > bounds.max_headers:
+            raise HeadTooLargeError(
                 f"there are more than {bounds.max_headers} headers; send fewer, or raise "
                 "http.max_headers"
             )
-        if reason:
-            self._refusal = HeadTooLargeError(reason)
-            raise self._refusal
 
     def _start_clock(self) -> None:
         self._timer = self.loop.call_later(self._bounds.head_timeout_s, self._on_late)
