@@ -260,7 +260,7 @@ class Sampling(Named):
         if self.use_beam_search:  # in which drafts have no place
             return SpeculationOptions(False, latency_class=latency_class)
         return SpeculationOptions(
-            enabled=asked.enabled,
+            enabled=asked.enabled and asked.max_draft_tokens != 0,
             max_draft_tokens=asked.max_draft_tokens,
             drafters=None if asked.drafters is None else tuple(dict.fromkeys(asked.drafters)),
             latency_class=latency_class,

@@ -231,8 +231,8 @@ class GenerationSpec:
         """Why nobody drafts from its prediction; empty where somebody does, or it has none."""
         if not self.prediction or self.prediction_drafters:
             return {}
-        is_enabled = self.speculation.enabled and self.speculation.max_draft_tokens != 0
-        return {"prediction_idle_because": "no_prediction_drafter" if is_enabled else "disabled"}
+        why = "no_prediction_drafter" if self.speculation.enabled else "disabled"
+        return {"prediction_idle_because": why}
 
 
 @frozen
@@ -301,7 +301,7 @@ class Limits:
 
     def predictors_of(self, task: str, speculation: SpeculationOptions) -> tuple[str, ...]:
         """The drafters that draft from the prediction of a request."""
-        if not speculation.enabled or speculation.max_draft_tokens == 0:
+        if not speculation.enabled:
             return ()
         names, known = speculation.drafters, self.config.drafters
         if names is None:
