@@ -243,7 +243,8 @@ class Pages:
     async def detokenize(self, request: Request) -> Response:
         """vLLM's /detokenize: the text of tokens, special ones included."""
         asked = await read_object(request, self._ingress.limits(), Detokenize.read)
-        return JSONResponse({"prompt": await self._ingress.detokenize(asked.tokens)})
+        text = await self._ingress.detokenize(asked.tokens)
+        return JSONResponse({"prompt": text}, headers=warning_header(asked.ignored))
 
 
 def openapi(limits: Limits) -> JsonObject:
