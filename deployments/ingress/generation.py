@@ -161,6 +161,8 @@ class Generation:
                     task=spec.task,
                     speculation=spec.speculation,
                     output_ids=spec.resumed.get(index, Resumed()).token_ids,
+                    # The score before it was: it need not queue again.
+                    was_admitted=spec.prompt_logprobs is not None,
                     tenant=spec.tenant,
                     adapter=spec.adapter,
                     timeout_s=left_s,
@@ -237,9 +239,6 @@ class Generation:
             if self.spec.prompt_logprobs is not None:
                 while not all(prompt.take() for prompt in self.prompts):
                     await self._wait()
-                for choice in self.choices:
-                    # The score before it was admitted: it need not queue again.
-                    choice.request = replace(choice.request, was_admitted=True)
                 self._submit()
             while True:
                 pieces = self._take()

@@ -29,7 +29,7 @@ class Answer(Writer):
     def __post_init__(self) -> None:
         request, self._tokenizer = self._request, self._generation.tokenizer
         self._spec = spec = request.spec
-        self._choices = range(len(spec.prompts) * spec.num_choices)
+        self._choices = range(len(self._generation.choices))
         self._is_chat = isinstance(request, Chat)
         self._tells_usage = request.stream_options.include_usage
         self._usage_is_continuous = (
@@ -46,9 +46,9 @@ class Answer(Writer):
             for index in self._choices
             if self._shows_logprobs and not self._is_chat
         ]
-        # Choices whose text the prompt begins, until it is written.
+        # Of choices whose text the prompt begins, until it is written.
         echoes = isinstance(request, CompletionBody) and request.echo
-        self._unechoed = set(self._choices if echoes else ())
+        self._echoes = {index: self._echo(index) for index in self._choices if echoes}
         # Nothing is asked for of tokens whose text has not come yet.
         self._is_brief = not (
             self._shows_logprobs
@@ -104,7 +104,7 @@ class Answer(Writer):
         """What a choice has said in `parts`: all of it, or what is new."""
         speculation, last = self._spec.speculation, parts[-1]
         token_ids = [token for part in parts for token in part.token_ids.tolist()]
-        echo, logprobs = self._echo(index), None
+        echo, logprobs = self._echoes.pop(index, None), None
         if self._shows_logprobs:
             found = [one for part in parts for one in part.logprobs]
             logprobs = self._written_logprobs(index, token_ids, found, echo)
@@ -153,11 +153,8 @@ class Answer(Writer):
             )
         ]
 
-    def _echo(self, choice: int) -> str | None:
-        """The text of its prompt, if it is wanted and not written yet."""
-        if choice not in self._unechoed:
-            return None
-        self._unechoed.remove(choice)
+    def _echo(self, choice: int) -> str:
+        """The text of its prompt."""
         prompt = self._generation.prompt_of(choice)
         text = prompt.asked.text
         if text is not None and not prompt.is_cut:
@@ -192,16 +189,16 @@ class Answer(Writer):
     def opening(self) -> bytes:
         """Chunks before the first token: the roles of a chat, the echo of a prompt."""
         # An echo with log-probabilities comes with the first text: they are known then.
-        if not self._is_chat and (not self._unechoed or self._shows_logprobs):
+        if not self._is_chat and (not self._echoes or self._shows_logprobs):
             return b""
         parts = []
         for index in self._choices:
+            seed = self._generation.prompt_of(index).seed
             said: JsonObject = {"delta": {"role": "assistant", "content": "", "refusal": None}}
             if not self._is_chat:
-                said = {"text": self._echo(index)}
-            said |= {"logprobs": None, "finish_reason": None}
-            seed = self._generation.prompt_of(index).seed
-            parts.append(self._event([{"index": index, **said, "seed": seed}]))
+                said = {"text": self._echoes.pop(index)}
+            said |= {"logprobs": None, "finish_reason": None, "seed": seed}
+            parts.append(self._event([{"index": index, **said}]))
         return b"".join(parts)
 
     def chunks(self, deltas: Sequence[Delta]) -> bytes:

@@ -14,7 +14,6 @@ from cluster.grammar.json_schema import lenient
 from cluster.records import frozen
 from cluster.requests.fields import GrammarSpec
 from cluster.text.chat import RESERVED_ARGUMENTS
-from cluster.text.dialect import Dialect
 from cluster.text.tool_calls.base import NAME
 from deployments.ingress.api.contract import REQUIRED, Body, Read, instead, supported
 from deployments.ingress.spec import ChatUse, Held, Limits, Message, PlacedMessages, Prompt
@@ -235,7 +234,7 @@ class ToolUse(Body):
         choice.check([function.name for function in functions])
         if choice.kind == "none":
             functions = []
-        use = self._use(choice, functions, self._limits.dialect, form)
+        use = self._use(choice, functions, form)
         said = self.said()
         if not said:  # what may come back of an answer may be no part of a prompt
             raise RequestError.at(self.conversation, "nothing for the model; send a message")
@@ -255,13 +254,9 @@ class ToolUse(Body):
         return prompt, use
 
     def _use(
-        self,
-        choice: CallChoice,
-        functions: Sequence[Function],
-        dialect: Dialect,
-        form: Held | None,
+        self, choice: CallChoice, functions: Sequence[Function], form: Held | None
     ) -> ChatUse:
-        shows = self.shows_reasoning()
+        shows, dialect = self.shows_reasoning(), self._limits.dialect
         if not functions:
             return ChatUse(shows_reasoning=shows)
         if dialect.calls is None or "tools" not in dialect.template:
@@ -270,51 +265,38 @@ class ToolUse(Body):
                 "the model's chat template shows no known format of tool calls; remove them, or "
                 "set answers.tool_parser for a template that writes tools",
             )
-        is_single = choice.is_single or choice.kind == "named"
+        is_forced, is_single = choice.kind != "auto", choice.is_single or choice.kind == "named"
         is_parallel = self.parallel_tool_calls and not is_single
+        # Messages in channels are calls or text, and no form holds the calls.
+        if is_forced or dialect.is_harmony or (form and form[0].kind != "json_schema"):
+            form = None
+        held = None
+        if is_forced or form or any(function.strict for function in functions):
+            if dialect.is_harmony:
+                name, what = ("tool_choice", choice.kind) if is_forced else ("tools", "strict")
+                raise RequestError.at(
+                    name,
+                    f"{what} is not served for models that answer in channels; send tool_choice "
+                    "auto and tools that are not strict",
+                )
+            # A choice that is forced must be right; what a model chooses itself is held to the
+            # tools that are strict.
+            source = dialect.calls.grammar(
+                [
+                    (one.name, one.arguments(is_held=is_forced))
+                    for one in functions
+                    if choice.kind != "named" or choice.name == one.name
+                ],
+                is_required=is_forced,
+                is_parallel=is_parallel,
+                form=form and json.loads(form[0].source),
+            )
+            held = GrammarSpec("structural_tag", source), form[1] if form else "tools"
         return ChatUse(
-            held=_held_calls(choice, functions, dialect, form, is_parallel=is_parallel),
+            held=held,
             reads_calls=True,
-            is_forced=choice.kind != "auto",
+            is_forced=is_forced,
             is_parallel=is_parallel,
             shows_reasoning=shows,
             custom=frozenset(one.name for one in functions if isinstance(one, _OfText)),
         )
-
-
-def _held_calls(
-    choice: CallChoice,
-    functions: Sequence[Function],
-    dialect: Dialect,
-    form: Held | None,
-    *,
-    is_parallel: bool,
-) -> Held | None:
-    """What calls of these tools, or a text of that form in their place, are held to."""
-    is_required = choice.kind != "auto"
-    # Messages in channels are calls or text, and no form holds the calls.
-    if is_required or dialect.is_harmony or (form and form[0].kind != "json_schema"):
-        form = None
-    if not is_required and form is None and not any(function.strict for function in functions):
-        return None
-    if dialect.is_harmony:
-        name, what = ("tool_choice", choice.kind) if is_required else ("tools", "strict")
-        raise RequestError.at(
-            name,
-            f"{what} is not served for models that answer in channels; send tool_choice auto "
-            "and tools that are not strict",
-        )
-    assert dialect.calls is not None
-    # A choice that is forced must be right; what a model chooses itself is held to the tools
-    # that are strict.
-    source = dialect.calls.grammar(
-        [
-            (one.name, one.arguments(is_held=is_required))
-            for one in functions
-            if choice.kind != "named" or choice.name == one.name
-        ],
-        is_required=is_required,
-        is_parallel=is_parallel,
-        form=form and json.loads(form[0].source),
-    )
-    return GrammarSpec("structural_tag", source), form[1] if form else "tools"

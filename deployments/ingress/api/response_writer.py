@@ -38,15 +38,15 @@ class ResponseWriter(ItemWriter):
 
     def whole(self, deltas: Sequence[Delta]) -> bytes:
         self.chunks(deltas)
-        self._close()
-        return json.dumps(self._ended()).encode()
+        _, body = self._ended()
+        return json.dumps(body).encode()
 
     def opening(self) -> bytes:
         body = self._body("in_progress")
         return self._event("created", response=body) + self._event("in_progress", response=body)
 
     def closing(self) -> bytes:
-        events, body = self._close(), self._ended()
+        events, body = self._ended()
         return events + self._event(body["status"], response=body)
 
     def failing(self, error: DrafthouseError) -> bytes:
@@ -66,8 +66,7 @@ class ResponseWriter(ItemWriter):
         if what == "grown":
             return self._grown(item, text)
         if what == "begun":
-            events = self._outlined("added", item)
-            return events if item.is_call else events + self._parted("added", item)
+            return self._outlined("added", item) + self._parted("added", item)
         # Whatever is followed by something has been completed.
         return self._done(item, "completed")
 
@@ -81,32 +80,19 @@ class ResponseWriter(ItemWriter):
     def _done(self, item: OutputItem, status: str) -> bytes:
         item.status = status
         said = {_TYPES[item.kind][3]: item.text, **({"name": item.name} if item.is_call else {})}
-        events = self._growing("done", item, item.logprobs, **said)
-        if not item.is_call:
-            events += self._parted("done", item)
-        return events + self._outlined("done", item)
+        done = self._growing("done", item, item.logprobs, **said)
+        return done + self._parted("done", item) + self._outlined("done", item)
 
-    def _close(self) -> bytes:
-        """The end of the last item."""
-        events, last = self._filled(), self._items[-1]
-        if last.is_call:  # it may be complete though the answer is cut off behind it
-            return events + self._done(last, "completed" if last.is_complete else "incomplete")
-        if self._logprobs:  # of tokens without text
+    def _ended(self) -> tuple[bytes, JsonObject]:
+        """The end of the last item, and the whole answer, which is kept from now on."""
+        events, last, generation = self._filled(), self._items[-1], self._generation
+        is_full = self._last.finish_reason is FinishReason.LENGTH
+        is_cut = is_full or self._last.is_cut
+        if self._logprobs and not last.is_call:  # of tokens without text
             events += self._grown(last, "")
-        return events + self._done(last, self._status)
-
-    @property
-    def _status(self) -> str:
-        is_cut = self._last.is_cut or self._last.finish_reason is FinishReason.LENGTH
-        return "incomplete" if is_cut else "completed"
-
-    def _ended(self) -> JsonObject:
-        """The whole answer, which is kept from now on."""
-        status, generation = self._status, self._generation
-        details = None
-        if status == "incomplete":
-            is_full = self._last.finish_reason is FinishReason.LENGTH
-            details = {"reason": "max_output_tokens" if is_full else "stop"}
+        # A call may be complete though the answer is cut off behind it.
+        is_open = not last.is_complete if last.is_call else is_cut
+        events += self._done(last, "incomplete" if is_open else "completed")
         prompt, output = generation.num_prompt_tokens, generation.num_output_tokens
         usage = {
             "input_tokens": prompt,
@@ -119,14 +105,16 @@ class ResponseWriter(ItemWriter):
             "total_tokens": prompt + output,
         }
         body = self._body(
-            status,
+            "incomplete" if is_cut else "completed",
             output=list(map(_written, self._items)),
-            incomplete_details=details,
+            incomplete_details=(
+                {"reason": "max_output_tokens" if is_full else "stop"} if is_cut else None
+            ),
             usage=usage,
             metrics=metrics(generation),
         )
         self._request.keep(body, _message(self._items))
-        return body
+        return events, body
 
     def _body(self, status: str, **more: Any) -> JsonObject:
         return {
@@ -151,6 +139,8 @@ class ResponseWriter(ItemWriter):
         return self._event(f"output_item.{end}", output_index=item.index, item=_written(item))
 
     def _parted(self, end: str, item: OutputItem) -> bytes:
+        if item.is_call:  # it has no parts
+            return b""
         return self._event(f"content_part.{end}", **_place(item), part=_part(item))
 
     def _growing(

@@ -66,16 +66,11 @@ def grow(items: list[OutputItem], delta: Delta) -> News:
     if part.name is not None or not items or items[-1].kind != part.kind:  # it begins
         if items:
             yield "ended", items[-1], ""
-        yield "begun", begin(items, part.kind, part.name or ""), ""
+        items.append(OutputItem(part.kind, len(items), part.name or ""))
+        yield "begun", items[-1], ""
     items[-1].text += part.text
     items[-1].is_complete = part.is_end
     yield "grown", items[-1], part.text
-
-
-def begin(items: list[OutputItem], kind: str, name: str = "") -> OutputItem:
-    """The next item."""
-    items.append(OutputItem(kind, len(items), name))
-    return items[-1]
 
 
 @dataclass
@@ -113,7 +108,7 @@ class ItemWriter(Writer):
     """Writes an answer that is told item by item."""
 
     _items: list[OutputItem] = field(default_factory=list)
-    _last: Delta = field(default_factory=lambda: Delta(0))
+    _last: Delta = field(init=False)
 
     def chunks(self, deltas: Sequence[Delta]) -> bytes:
         events = []
@@ -131,7 +126,10 @@ class ItemWriter(Writer):
 
     def _filled(self) -> bytes:
         """The events for an answer without a word, which is an empty text."""
-        return b"" if self._items else self._told("begun", begin(self._items, "text"), "")
+        if self._items:
+            return b""
+        self._items.append(OutputItem("text", 0))
+        return self._told("begun", self._items[0], "")
 
 
 def event(kind: str, **fields: Any) -> bytes:
