@@ -21,7 +21,6 @@ from cluster.core import (
     TokenEvent,
     TokenLogprob,
 )
-from cluster.errors import DrafthouseError
 from cluster.records import record
 from cluster.requests.fields import DraftStep
 from cluster.text.completion import GrowingText, TextStream, beam_event
@@ -177,14 +176,7 @@ class Choice(GrowingText):
             # Only its prompt was asked about: it ends without a token.
             self.finish_reason = FinishReason.LENGTH
             return [Delta(self.index, finish_reason=self.finish_reason)]
-        try:
-            events = self.ticket.take()
-        except DrafthouseError:
-            # Only the statistics may still arrive; how it ends does not matter.
-            if self.ticket.is_complete:
-                return []
-            raise
-        deltas = [delta for event in events for delta in self.feed(event)]
+        deltas = [delta for event in self.ticket.take() for delta in self.feed(event)]
         if self.done and not self.ticket.is_complete:
             # Without this the coordinator would continue after a stop string; its last event has
             # the statistics.

@@ -139,7 +139,7 @@ class Coordinators:
         try:
             await self.wait_connected()
             if not ticket.finished:  # closed meanwhile
-                log.warning("resuming request id=%s at token %d", request.id, ticket.output_len)
+                log.warning("resuming request id=%s at token %d", request.id, len(ticket.output))
                 self._place(ticket)
         except DrafthouseError as error:
             ticket.fail(error)
@@ -175,11 +175,6 @@ class Coordinators:
             for event in frame.events:
                 self._deliver(peer, event)
 
-    def _has_other(self, ticket: Ticket, peer: CoordinatorPeer) -> bool:
-        """True if a coordinator is left that has not refused the request for want of room."""
-        ticket.refused_by.add(peer.id)
-        return not self._peers.keys() <= ticket.refused_by
-
     def _update_adapters(self) -> None:
         """Serve the adapters that every coordinator has: any of them may get the next request.
 
@@ -194,7 +189,10 @@ class Coordinators:
         ticket = peer.tickets.get(event.request_id)
         if ticket is None:  # it was closed; late events are normal
             return
-        missing = event.position - ticket.output_len
+        is_full = event.error_code == CapacityError.code
+        if is_full:
+            ticket.refused_by.add(peer.id)
+        missing = event.position - len(ticket.output)
         if missing > 0 or (missing and len(event.token_ids)):
             log.error("tokens of id=%s do not follow: resuming the request", event.request_id)
             peer.tell(cancelled=event.request_id)
@@ -202,7 +200,7 @@ class Coordinators:
         elif event.finish_reason is FinishReason.CANCELLED and not ticket.is_complete:
             # We did not cancel it: that coordinator is shutting down, and another one continues.
             self._resume_later(ticket)
-        elif event.error_code == CapacityError.code and self._has_other(ticket, peer):
+        elif is_full and not self._peers.keys() <= ticket.refused_by:  # another may have room
             self._place(ticket)
         else:
             ticket.push(event)

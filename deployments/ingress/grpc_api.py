@@ -185,12 +185,7 @@ class GrpcApi:
 
 
 def _response(model: str, generation: Generation, deltas: Sequence[Delta]) -> pb.GenerateResponse:
-    response = pb.GenerateResponse(
-        id=generation.id,
-        model=model,
-        seed=generation.prompts[0].seed,
-        choices=map(DELTA.encode, deltas),
-    )
+    end: dict[str, Any] = {}
     if generation.is_over:
         stats, scored = generation.stats, generation.prompts[0].logprobs()
         told = STATS.encode(stats)
@@ -202,11 +197,14 @@ def _response(model: str, generation: Generation, deltas: Sequence[Delta]) -> pb
             **generation.spec.prediction_counts(stats),
         )
         of_prompt = LOGPROBS.encode(tuple(one for one in scored if one is not None))
-        last = pb.GenerateResponse(
-            usage=usage, speculative_decoding=told, prompt_logprobs=of_prompt
-        )
-        response.MergeFrom(last)
-    return response
+        end = {"usage": usage, "speculative_decoding": told, "prompt_logprobs": of_prompt}
+    return pb.GenerateResponse(
+        id=generation.id,
+        model=model,
+        seed=generation.prompts[0].seed,
+        choices=map(DELTA.encode, deltas),
+        **end,
+    )
 
 
 # All replicas on a node share the port, and the kernel distributes connections over them.

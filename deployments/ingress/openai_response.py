@@ -242,16 +242,15 @@ def whole_message(parts: Sequence[Delta]) -> JsonObject:
     items: list[OutputItem] = []
     for part in parts:
         list(grow(items, part))
-    said = {
-        kind: "".join(item.text for item in items if item.kind == kind)
-        for kind in ("text", "reasoning")
-    }
-    message: JsonObject = {"role": "assistant", "content": said["text"], "refusal": None}
-    if said["reasoning"]:
-        message["reasoning_content"] = said["reasoning"]
+    text, reasoning = (
+        "".join(item.text for item in items if item.kind == kind) for kind in ("text", "reasoning")
+    )
+    message: JsonObject = {"role": "assistant", "content": text, "refusal": None}
+    if reasoning:
+        message["reasoning_content"] = reasoning
     calls = [item.call() for item in items if item.is_call]
     if calls:
-        message |= {"tool_calls": calls, "content": said["text"] or None}
+        message |= {"tool_calls": calls, "content": text or None}
     return message
 
 
@@ -325,12 +324,11 @@ class TextOffsets:
         place = 0
         for token in token_ids:
             offsets.append(min(place, len(echo)))
-            if token not in special_ids:
-                place += len(shown.feed((token,)))
-                continue
+            is_special = token in special_ids
+            text = self._tokenizer.token_text(token) if is_special else shown.feed((token,))
             # A special token of the tokenizer's own making is not in the text that was sent.
-            text = self._tokenizer.token_text(token)
-            place += len(text) if echo.startswith(text, place) else 0
+            if not is_special or echo.startswith(text, place):
+                place += len(text)
         self._text_len = len(echo)
         return offsets
 

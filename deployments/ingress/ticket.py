@@ -66,8 +66,9 @@ class Ticket:
     """One running request.  `take` returns its new events; `close` must be called.
 
     arrived: set whenever an event arrives; several tickets may share it.  request: as it was last
-    sent; its id changes with every failover, so that old events are recognised.  peer: that has
-    it, None = none has.  is_complete: its text is, though its last event may still come.
+    sent; its id changes with every failover, so that old events are recognised.  output: its
+    tokens so far.  peer: that has it, None = none has.  is_complete: its text is, though its last
+    event may still come.
     """
 
     def __init__(self, request: Request, arrived: asyncio.Event) -> None:
@@ -78,17 +79,12 @@ class Ticket:
         self.finished = False
         self.is_complete = False
         self._first_id = request.id
-        self._output = array("i", request.output_ids.tolist())
+        self.output = array("i", request.output_ids.tolist())
         self._arrived: list[TokenEvent] = []
         self._error: DrafthouseError | None = None
         self._is_answered = False
         self.trace = StepTrace()
         self._signal = arrived
-
-    @property
-    def output_len(self) -> int:
-        """Tokens that it has so far."""
-        return len(self._output)
 
     def is_admitted(self) -> bool:
         """True if a coordinator has taken the request; raises the error if it refused it."""
@@ -101,7 +97,7 @@ class Ticket:
         self._is_answered = True
         if event.draft_steps:
             event = replace(event, draft_steps=self.trace.take(event.draft_steps))
-        self._output.extend(event.token_ids.tolist())
+        self.output.extend(event.token_ids.tolist())
         if event.error_code:
             error = error_from_code(event.error_code, event.error_message)
             if isinstance(error, CapacityError):
@@ -152,11 +148,12 @@ class Ticket:
     def take(self) -> list[TokenEvent]:
         """All events since the last call, possibly none.
 
-        After the last events, raises the error that ended the request.  Those of a beam search
-        stay, for every choice to take its text from; an error comes before them.
+        After the last events, raises the error that ended the request, unless its text is complete:
+        then only its statistics were to come.  Those of a beam search stay, for every choice to
+        take its text from; an error comes before them.
         """
         events, is_search = self._arrived, self.request.params.beams is not None
-        if self._error is not None:
+        if self._error is not None and not self.is_complete:
             if is_search or not events:
                 raise self._error
             self._signal.set()  # of the next call, which raises it
@@ -170,7 +167,7 @@ class Ticket:
         self.request = replace(
             self.request,
             id=f"{self._first_id}~{self.failovers}",
-            output_ids=token_array(self._output),
+            output_ids=token_array(self.output),
             was_admitted=self._is_answered or self.request.was_admitted,
         )
         return self.request
