@@ -26,7 +26,7 @@ from cluster.requests.fields import DraftStep
 from cluster.text.completion import GrowingText, TextStream, beam_event
 from cluster.text.dialect import Dialect
 from cluster.text.tokenizer import Tokenizer
-from cluster.text.tool_calls.base import NOTHING, AnswerReader, Part
+from cluster.text.tool_calls.base import NOTHING, Part
 from cluster.text.tool_calls.json_call import TextArgument
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.spec import ChatUse, GenerationSpec, Prompt, Resumed
@@ -41,7 +41,7 @@ class PreparedPrompt:
 
     asked: as the client sent it.  seed: of its samples, given or drawn.  is_cut: whether it has
     lost tokens to truncate_prompt_tokens.  ticket: of what scores it; None = nobody asks, or it has
-    one token, of which nothing can be said.
+    one token, of which nothing can be said.  scored: what has come of it, from the second token on.
     """
 
     asked: Prompt
@@ -49,7 +49,7 @@ class PreparedPrompt:
     token_ids: TokenArray = field(default_factory=lambda: EMPTY_TOKENS)
     is_cut: bool = False
     ticket: Ticket | None = None
-    _scored: list[TokenLogprob] = field(default_factory=list)
+    scored: list[TokenLogprob] = field(default_factory=list)
 
     def score(
         self, sample: Request, num_top: int, coordinators: Coordinators, arrived: asyncio.Event
@@ -78,13 +78,13 @@ class PreparedPrompt:
             return True
         while events := self.ticket.take():  # once more, for an error that came with them
             for event in events:
-                self._scored += event.logprobs
+                self.scored += event.logprobs
         return self.ticket.finished
 
     def logprobs(self, num_top: int | None = None) -> PromptLogprobs:
         """Of each token, where they were asked for and all have come; None of the first, before
         which there is nothing.  num_top: of each so many alternatives at most, None = all."""
-        return [None, *(replace(one, top=one.top[:num_top]) for one in self._scored)]
+        return [None, *(replace(one, top=one.top[:num_top]) for one in self.scored)]
 
 
 @record
@@ -134,12 +134,16 @@ class Choice(GrowingText):
         tokenizer: Tokenizer,
         dialect: Dialect,
     ) -> None:
-        """request: what is submitted."""
+        """request: what is submitted.  dialect: in which a conversation is answered."""
+        self._use = spec.chat or ChatUse()
+        if spec.chat is None:  # the text is the answer
+            dialect = Dialect()
+        shows_specials = dialect.shows_specials(with_calls=self._use.reads_calls)
         self.text = TextStream(
             tokenizer,
             spec.stop,
             include_stop=spec.include_stop,
-            skip_special_tokens=spec.skip_special_tokens and skips_specials(spec.chat, dialect),
+            skip_special_tokens=spec.skip_special_tokens and not shows_specials,
             min_tokens=spec.params.min_tokens,
             prompt_ids=request.prompt_ids,
         )
@@ -147,10 +151,7 @@ class Choice(GrowingText):
         self.index = index
         self.rank = index % spec.num_choices  # among its prompt's samples
         self.request = request
-        self._use = spec.chat or ChatUse()
-        self._reader: AnswerReader | None = None  # the text is the answer
-        if spec.chat is not None:
-            self._reader = dialect.reader(request.prompt_ids, with_calls=self._use.reads_calls)
+        self._reader = dialect.reader(request.prompt_ids, with_calls=self._use.reads_calls)
         self._argument: TextArgument | None = None  # of the call that is being read
         self._has_calls = self._is_cut = False
         if len(request.output_ids):
@@ -265,8 +266,3 @@ def combined(stats: Sequence[SpeculationStats]) -> SpeculationStats:
         idle_because=reasons[0] if reasons and not sums["num_spec_steps"] else "",
         decode_time_s=max((one.decode_time_s for one in stats), default=0.0),
     )
-
-
-def skips_specials(use: ChatUse | None, dialect: Dialect) -> bool:
-    """Whether special tokens are left out of the text that is read."""
-    return use is None or not dialect.shows_specials(with_calls=use.reads_calls)

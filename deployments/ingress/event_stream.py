@@ -54,7 +54,8 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def noted(message: Message) -> None:
-            self._is_quiet = self._is_quiet and not message.get("body")
+            if message.get("body"):
+                self._is_quiet = False
             await send(message)
 
         beating = asyncio.ensure_future(self._beat(send))

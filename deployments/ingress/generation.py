@@ -141,37 +141,35 @@ class Generation:
         # What ends the text: the request's tokens, and the model's own unless it says no.
         own = () if spec.ignore_eos else self.tokenizer.eos_token_ids
         stop_token_ids = tuple(sorted({*own, *spec.params.stop_token_ids}))
-        for number, prompt in enumerate(self.prompts):
-            params = replace(
-                spec.params,
-                seed=prompt.seed,
-                max_tokens=spec.max_tokens(len(prompt.token_ids), limit),
-                stop_token_ids=stop_token_ids,
-                prediction=prediction,
-                grammar=self.dialect.held_to(spec.params.grammar, prompt.token_ids),
+        for index in range(len(self.prompts) * spec.num_choices):
+            prompt, sample = self.prompt_of(index), index % spec.num_choices
+            request = Request(
+                id=f"{self._wire_id}-{index}",
+                prompt_ids=prompt.token_ids,
+                params=replace(
+                    spec.params,
+                    seed=prompt.seed,
+                    # Choices that share a seed use different streams.
+                    stream=sample if spec.seed is None else index,
+                    max_tokens=spec.max_tokens(len(prompt.token_ids), limit),
+                    stop_token_ids=stop_token_ids,
+                    prediction=prediction,
+                    grammar=self.dialect.held_to(spec.params.grammar, prompt.token_ids),
+                ),
+                task=spec.task,
+                speculation=spec.speculation,
+                output_ids=spec.resumed.get(index, Resumed()).token_ids,
+                # The score before it was: it need not queue again.
+                was_admitted=spec.prompt_logprobs is not None,
+                tenant=spec.tenant,
+                adapter=spec.adapter,
+                timeout_s=left_s,
+                segment=spec.segment,
+                counts_steps=bool(spec.stop),
             )
-            for sample in range(spec.num_choices):
-                index = number * spec.num_choices + sample
-                # Choices that share a seed use different streams.
-                stream = sample if spec.seed is None else index
-                request = Request(
-                    id=f"{self._wire_id}-{index}",
-                    prompt_ids=prompt.token_ids,
-                    params=replace(params, stream=stream),
-                    task=spec.task,
-                    speculation=spec.speculation,
-                    output_ids=spec.resumed.get(index, Resumed()).token_ids,
-                    # The score before it was: it need not queue again.
-                    was_admitted=spec.prompt_logprobs is not None,
-                    tenant=spec.tenant,
-                    adapter=spec.adapter,
-                    timeout_s=left_s,
-                    segment=spec.segment,
-                    counts_steps=bool(spec.stop),
-                )
-                if spec.prompt_logprobs is not None and sample == 0:
-                    prompt.score(request, spec.prompt_logprobs, self.coordinators, self._news)
-                self.choices.append(Choice(index, request, spec, self.tokenizer, self.dialect))
+            if spec.prompt_logprobs is not None and sample == 0:
+                prompt.score(request, spec.prompt_logprobs, self.coordinators, self._news)
+            self.choices.append(Choice(index, request, spec, self.tokenizer, self.dialect))
         if spec.prompt_logprobs is None:
             self._submit()
 

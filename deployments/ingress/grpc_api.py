@@ -187,7 +187,7 @@ class GrpcApi:
 def _response(model: str, generation: Generation, deltas: Sequence[Delta]) -> pb.GenerateResponse:
     end: dict[str, Any] = {}
     if generation.is_over:
-        stats, scored = generation.stats, generation.prompts[0].logprobs()
+        stats, prompt = generation.stats, generation.prompts[0]
         told = STATS.encode(stats)
         told.MergeFrom(pb.SpeculativeDecoding(**generation.spec.prediction_idle()))
         usage = pb.Usage(
@@ -196,7 +196,7 @@ def _response(model: str, generation: Generation, deltas: Sequence[Delta]) -> pb
             cached_tokens=generation.num_cached_tokens,
             **generation.spec.prediction_counts(stats),
         )
-        of_prompt = LOGPROBS.encode(tuple(one for one in scored if one is not None))
+        of_prompt = LOGPROBS.encode(tuple(prompt.scored))
         end = {"usage": usage, "speculative_decoding": told, "prompt_logprobs": of_prompt}
     return pb.GenerateResponse(
         id=generation.id,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from heapq import nlargest
 from typing import Any
 
 from cluster.core import FinishReason, TokenArray, TokenLogprob
@@ -94,11 +95,8 @@ class Answer(Writer):
             values = [one.logprob for part in collected[sample] for one in part.logprobs]
             return sum(values) / max(len(values), 1)
 
-        found: list[int] = []
-        for first in self._choices[::count]:
-            samples = range(first, first + count)
-            found += sorted(samples, key=likelihood, reverse=True)[:kept]
-        return found
+        prompts = (self._choices[first : first + count] for first in self._choices[::count])
+        return [one for samples in prompts for one in nlargest(kept, samples, key=likelihood)]
 
     def _choice(self, index: int, parts: Sequence[Delta], *, is_whole: bool) -> JsonObject:
         """What a choice has said in `parts`: all of it, or what is new."""

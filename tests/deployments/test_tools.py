@@ -9,7 +9,7 @@ import pytest
 from cluster.grammar.json_schema import lenient
 from cluster.requests.fields import GrammarSpec
 from cluster.text.dialect import FORMATS, Dialect, ReasoningMarkers
-from deployments.ingress.choice import Delta, skips_specials
+from deployments.ingress.choice import Delta
 from deployments.ingress.openai_request import Chat
 from deployments.ingress.openai_response import finish_reason, whole_message
 from deployments.ingress.spec import ChatUse
@@ -194,9 +194,8 @@ def test_the_grammar_begins_after_the_reasoning():
 
 
 def test_special_tokens_are_shown_where_markers_are_such():
-    use = ChatUse(reads_calls=True)
-    assert skips_specials(use, DIALECT)
-    assert skips_specials(None, DIALECT)
+    assert not DIALECT.shows_specials(with_calls=True)
     special = replace(DIALECT, special_texts=frozenset({"<tool_call>"}))
-    assert not skips_specials(use, special)
-    assert skips_specials(ChatUse(), special)
+    assert special.shows_specials(with_calls=True)
+    assert not special.shows_specials(with_calls=False)
+    assert not Dialect().shows_specials(with_calls=True)

@@ -58,7 +58,7 @@ class ResponseWriter(ItemWriter):
 
     def _take(self, delta: Delta) -> None:
         super()._take(delta)
-        if self._request.num_logprobs() is not None:
+        if delta.logprobs:
             writer = LogprobWriter(self._generation.tokenizer)
             self._logprobs += writer.chat(delta.token_ids.tolist(), delta.logprobs)["content"]
 
