@@ -1,10 +1,12 @@
-"""The effect of speculation on one text, as far as the text goes."""
+"""The effect of speculation on one text, as far as the text goes; and on several together."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from itertools import zip_longest
+from typing import Any
 
 from cluster.core import SpeculationStats
 from cluster.requests.fields import StepCount
@@ -64,3 +66,23 @@ class TextStatistics:
             idle_because="" if num_spec_steps else idle_because or IdleReason.TOO_SHORT,
             decode_time_s=self._decode_time_s,
         )
+
+
+def combined(stats: Sequence[SpeculationStats]) -> SpeculationStats:
+    """The sum of several requests' statistics."""
+    sums: dict[str, Any] = {}
+    for name in (each.name for each in fields(SpeculationStats)):
+        values = [getattr(one, name) for one in stats]
+        if name.startswith("num_"):
+            sums[name] = sum(values)
+        elif name.endswith("_by_drafter"):
+            sums[name] = dict(sum(map(Counter, values), Counter()))
+    reasons = [one.idle_because for one in stats if one.idle_because]
+    return SpeculationStats(
+        **sums,
+        acceptance_histogram=tuple(
+            map(sum, zip_longest(*(one.acceptance_histogram for one in stats), fillvalue=0))
+        ),
+        idle_because=reasons[0] if reasons and not sums["num_spec_steps"] else "",
+        decode_time_s=max((one.decode_time_s for one in stats), default=0.0),
+    )

@@ -4,11 +4,8 @@ it, whose tokens become text, reasoning and tool calls."""
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
-from itertools import zip_longest
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from cluster.core import (
     EMPTY_TOKENS,
@@ -16,7 +13,6 @@ from cluster.core import (
     Request,
     SamplingParams,
     SpeculationOptions,
-    SpeculationStats,
     TokenArray,
     TokenEvent,
     TokenLogprob,
@@ -246,23 +242,3 @@ class Choice(GrowingText):
             return part
         text = self._argument.push(part.text, is_end=part.is_end)
         return replace(part, kind="custom", text=text)
-
-
-def combined(stats: Sequence[SpeculationStats]) -> SpeculationStats:
-    """The sum of several requests' statistics."""
-    sums: dict[str, Any] = {}
-    for name in (each.name for each in fields(SpeculationStats)):
-        values = [getattr(one, name) for one in stats]
-        if name.startswith("num_"):
-            sums[name] = sum(values)
-        elif name.endswith("_by_drafter"):
-            sums[name] = dict(sum(map(Counter, values), Counter()))
-    reasons = [one.idle_because for one in stats if one.idle_because]
-    return SpeculationStats(
-        **sums,
-        acceptance_histogram=tuple(
-            map(sum, zip_longest(*(one.acceptance_histogram for one in stats), fillvalue=0))
-        ),
-        idle_because=reasons[0] if reasons and not sums["num_spec_steps"] else "",
-        decode_time_s=max((one.decode_time_s for one in stats), default=0.0),
-    )

@@ -15,9 +15,10 @@ from cluster.errors import DeadlineError, DrafthouseError
 from cluster.metrics.recorder import Tokens, ToldRequest
 from cluster.requests.fields import draw_seed
 from cluster.rpc.link import run_until_first_ends
+from cluster.spec.statistics import combined
 from cluster.text.dialect import Dialect
 from cluster.text.tokenizer import Tokenizer
-from deployments.ingress.choice import Choice, Delta, PreparedPrompt, combined
+from deployments.ingress.choice import Choice, Delta, PreparedPrompt
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.keys import Use
 from deployments.ingress.prompts import encode_all, prediction_ids

@@ -14,11 +14,11 @@ from cluster.config.schema import ApiConfig
 from cluster.core import SpeculationStats
 from cluster.errors import RequestError
 from cluster.requests.idle import IdleReason
+from cluster.spec.statistics import combined
 from deployments.ingress.api.contract import Body
 from deployments.ingress.api.messages import AnthropicMessages, Counted, error_body
 from deployments.ingress.api.pages import ENDPOINTS, body_schema, openapi
 from deployments.ingress.api.response_request import Response
-from deployments.ingress.choice import combined
 from deployments.ingress.openai_request import Chat, CompletionBody, Detokenize, Tokenize
 from deployments.ingress.sampling import Sampling
 from deployments.ingress.tools import ToolUse
