@@ -11,6 +11,7 @@ from typing import Any
 from cluster.core import FinishReason, TokenArray, TokenLogprob
 from cluster.errors import DrafthouseError
 from cluster.requests.fields import DraftStep
+from cluster.text.completion import TextOffsets
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.api.writer import LogprobWriter, OutputItem, Writer, grow, metrics, usage
 from deployments.ingress.body import error_body
@@ -295,45 +296,3 @@ def written(step: DraftStep, tokenizer: Tokenizer) -> dict[str, Any]:
 def _named(token_ids: TokenArray, tokenizer: Tokenizer) -> list[tuple[int, str]]:
     """Each token with its text, in which bytes that are no character by themselves are U+FFFD."""
     return [(token, tokenizer.token_text(token)) for token in token_ids.tolist()]
-
-
-# Tokens' places in a completion's text.
-
-
-class TextOffsets:
-    """Of one choice, in characters of its text, which an echoed prompt begins.
-
-    A token with only a part of a character stands where the character does; one without text, as
-    a special token that is left out, where the next text does.
-    """
-
-    def __init__(
-        self, tokenizer: Tokenizer, prompt_ids: TokenArray, *, skip_special_tokens: bool
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._output = tokenizer.detokenizer(prompt_ids, skip_special_tokens=skip_special_tokens)
-        self._text_len = 0
-
-    def of_prompt(self, token_ids: Iterable[int], echo: str) -> list[int]:
-        """Of an echoed prompt's tokens; `of_output` goes on behind the echo."""
-        special_ids = self._tokenizer.special_ids
-        shown = self._tokenizer.detokenizer()
-        offsets: list[int] = []
-        place = 0
-        for token in token_ids:
-            offsets.append(min(place, len(echo)))
-            is_special = token in special_ids
-            text = self._tokenizer.token_text(token) if is_special else shown.feed((token,))
-            # A special token of the tokenizer's own making is not in the text that was sent.
-            if not is_special or echo.startswith(text, place):
-                place += len(text)
-        self._text_len = len(echo)
-        return offsets
-
-    def of_output(self, token_ids: Sequence[int]) -> list[int]:
-        """Of the next tokens of the output."""
-        offsets: list[int] = []
-        for token in token_ids:
-            offsets.append(self._text_len)
-            self._text_len += len(self._output.feed((token,)))
-        return offsets

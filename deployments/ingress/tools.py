@@ -253,9 +253,7 @@ class ToolUse(Body):
         )
         return prompt, use
 
-    def _use(
-        self, choice: CallChoice, functions: Sequence[Function], form: Held | None
-    ) -> ChatUse:
+    def _use(self, choice: CallChoice, functions: Sequence[Function], form: Held | None) -> ChatUse:
         shows, dialect = self.shows_reasoning(), self._limits.dialect
         if not functions:
             return ChatUse(shows_reasoning=shows)

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.core import EMPTY_TOKENS, TokenLogprob
+from cluster.text.completion import TextOffsets
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.api.writer import LogprobWriter
-from deployments.ingress.openai_response import TextOffsets
 from tests.support.deployments.server import Server
 from tests.support.text.tokenizers_for_tests import (
     byte_fallback_folder,
