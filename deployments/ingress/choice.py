@@ -3,7 +3,6 @@ it, whose tokens become text, reasoning and tool calls."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -24,7 +23,6 @@ from cluster.text.dialect import Dialect
 from cluster.text.tokenizer import Tokenizer
 from cluster.text.tool_calls.base import NOTHING, Part
 from cluster.text.tool_calls.json_call import TextArgument
-from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.spec import ChatUse, GenerationSpec, Prompt, Resumed
 from deployments.ingress.ticket import Ticket
 
@@ -47,26 +45,22 @@ class PreparedPrompt:
     ticket: Ticket | None = None
     scored: list[TokenLogprob] = field(default_factory=list)
 
-    def score(
-        self, sample: Request, num_top: int, coordinators: Coordinators, arrived: asyncio.Event
-    ) -> None:
-        """Ask for its log-probabilities.
+    def scoring(self, sample: Request, num_top: int) -> Request:
+        """The request for its log-probabilities.
 
-        sample: a request for the text that follows.  num_top: alternatives."""
+        sample: one for the text that follows.  num_top: alternatives."""
         given = tuple(self.token_ids[1:].tolist())
-        if given:
-            request = Request(
-                id=f"{sample.id}-prompt",
-                prompt_ids=self.token_ids[:1],
-                params=SamplingParams(
-                    temperature=0.0, max_tokens=len(given), forced_ids=given, logprobs=num_top
-                ),
-                task=sample.task,
-                speculation=SpeculationOptions(enabled=False),
-                tenant=sample.tenant,
-                adapter=sample.adapter,
-            )
-            self.ticket = coordinators.submit(request, arrived)
+        return Request(
+            id=f"{sample.id}-prompt",
+            prompt_ids=self.token_ids[:1],
+            params=SamplingParams(
+                temperature=0.0, max_tokens=len(given), forced_ids=given, logprobs=num_top
+            ),
+            task=sample.task,
+            speculation=SpeculationOptions(enabled=False),
+            tenant=sample.tenant,
+            adapter=sample.adapter,
+        )
 
     def take(self) -> bool:
         """Read what has come; True once it is complete.  Raises the error that ended it."""

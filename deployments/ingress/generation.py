@@ -168,8 +168,10 @@ class Generation:
                 segment=spec.segment,
                 counts_steps=bool(spec.stop),
             )
-            if spec.prompt_logprobs is not None and sample == 0:
-                prompt.score(request, spec.prompt_logprobs, self.coordinators, self._news)
+            # Nothing can be said of a prompt's first token.
+            if spec.prompt_logprobs is not None and sample == 0 and len(prompt.token_ids) > 1:
+                scoring = prompt.scoring(request, spec.prompt_logprobs)
+                prompt.ticket = self.coordinators.submit(scoring, self._news)
             self.choices.append(Choice(index, request, spec, self.tokenizer, self.dialect))
         if spec.prompt_logprobs is None:
             self._submit()
