@@ -148,11 +148,10 @@ class Choice(GrowingText):
             # The text was delivered before the stream broke; only the position is needed.
             self._read(self.text.push(request.output_ids).text, is_last=False)
         self.num_resumed = self.text.num_tokens  # which another request has counted
-        self.ticket: Ticket | None = None  # it is over, or not submitted yet
+        self.ticket: Ticket | None = None  # it is over, not submitted yet, or never is
         self.queue_time_s = self.prefill_time_s = 0.0
         # Its text may have been whole before the stream broke.
         self._is_over = spec.resumed.get(index, Resumed()).is_finished or self.text.is_finished
-        self._is_prompt_only = spec.is_prompt_only
 
     @property
     def done(self) -> bool:
@@ -162,7 +161,7 @@ class Choice(GrowingText):
     def take(self) -> list[Delta]:
         """The deltas since the last call; raises the error of one that fails."""
         if self.ticket is None:
-            if self.done or not self._is_prompt_only:
+            if self.done:
                 return []
             # Only its prompt was asked about: it ends without a token.
             self.finish_reason = FinishReason.LENGTH
