@@ -5,7 +5,7 @@ They restart apart from each other: an edit of the drafters' never touches a tar
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any
@@ -92,22 +92,36 @@ def with_deployments(
     config: Config, application: Mapping[str, Any], place: str
 ) -> tuple[Config, Overrides]:
     """Return `config`, of an application's arguments, with the user_configs of its deployments, and
-    all that the file says of these."""
-    overrides = _deployments(application, place, deployments_of(config, application))
+    all that the file says of these, in its order."""
+    path = f"{place}.deployments"
+    listed = application.get("deployments") or []
+    check_that(isinstance(listed, list), path, "a list of deployments is expected")
+    known = deployments_of(config, application)
+    overrides: Overrides = {}
     told: dict[str, Any] = {}
-    for number, (name, options) in enumerate(overrides.items()):
+    for number, each in enumerate(listed):
+        where = f"{path}[{number}]"
+        with ConfigError.below(where):
+            options = dict(mapping(each))
+            check_keys(options, _DEPLOYMENT_KEYS)
+            name = str(options.pop("name", ""))
+            check_known(name, known, "name", f"{name!r} is no deployment", "deployments")
+            check_that(name not in overrides, "name", f"{name!r} stands twice; name it once")
+            if not application.get("autoscaling_policy"):
+                _check_scaled(name, options.get("autoscaling_config"))
+        overrides[name] = options
         given = options.get("user_config")
-        path = f"{place}.deployments[{number}].user_config"
         if name in (INGRESS, COORDINATOR, TARGET):
-            config = changed(config, given, path)
+            config = changed(config, given, f"{where}.user_config")
             told[name] = given
         else:
-            config = changed_drafter(config, name.removeprefix(_DRAFTER), given, path)
-    check_told(told, f"{place}.deployments")
+            drafter = name.removeprefix(_DRAFTER)
+            config = changed_drafter(config, drafter, given, f"{where}.user_config")
+    check_told(told, path)
     num_replicas = overrides.get(INGRESS, {}).get("num_replicas", config.ingress.replicas)
     check_that(
         num_replicas == config.ingress.replicas,
-        f"{place}.deployments",
+        path,
         f"{num_replicas} replicas of {INGRESS} share what keys may have by their number, and "
         f"ingress.replicas is {config.ingress.replicas}; set both, the latter in its user_config",
     )
@@ -179,38 +193,20 @@ def _joined(config: Config, pool: Config) -> Config:
     return result
 
 
-def _deployments(application: Mapping[str, Any], place: str, known: Collection[str]) -> Overrides:
-    """Return what the file says of single deployments, in its order."""
-    path = f"{place}.deployments"
-    listed = application.get("deployments") or []
-    check_that(isinstance(listed, list), path, "a list of deployments is expected")
-    found: Overrides = {}
-    for number, each in enumerate(listed):
-        where = f"{path}[{number}]"
-        options = dict(mapping(each, where))
-        check_keys(options, _DEPLOYMENT_KEYS, where)
-        name = str(options.pop("name", ""))
-        check_known(name, known, f"{where}.name", f"{name!r} is no deployment", "deployments")
-        check_that(name not in found, f"{where}.name", f"{name!r} stands twice; name it once")
-        if not application.get("autoscaling_policy"):
-            _check_scaled(name, options.get("autoscaling_config"), f"{where}.autoscaling_config")
-        found[name] = options
-    return found
-
-
-def _check_scaled(name: str, autoscaling: Any, where: str) -> None:
+def _check_scaled(name: str, autoscaling: Any) -> None:
     """Raise ConfigError for autoscaling that would not see the load, or that nobody counts with."""
     if autoscaling is None:
         return
-    check_that(
-        name != INGRESS,
-        where,
-        "its replicas share what keys may have by their number; set num_replicas instead",
-    )
-    policy = mapping(mapping(autoscaling, where).get("policy"), f"{where}.policy")
-    check_that(
-        policy.get("policy_function"),
-        f"{where}.policy.policy_function",
-        "Ray Serve's own policy counts the calls that pass through Serve, and texts do not; "
-        f"set it to {POLICY}",
-    )
+    with ConfigError.below("autoscaling_config"):
+        check_that(
+            name != INGRESS,
+            "",
+            "its replicas share what keys may have by their number; set num_replicas instead",
+        )
+        policy = mapping(mapping(autoscaling).get("policy"), "policy")
+        check_that(
+            policy.get("policy_function"),
+            "policy.policy_function",
+            "Ray Serve's own policy counts the calls that pass through Serve, and texts do not; "
+            f"set it to {POLICY}",
+        )
