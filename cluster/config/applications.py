@@ -12,7 +12,7 @@ from typing import Any
 
 from cluster.config.live import COORDINATOR, INGRESS, TARGET, changed, changed_drafter, check_told
 from cluster.config.parse import check_keys, check_known, check_that, mapping, parse
-from cluster.config.references import check, check_stages
+from cluster.config.references import check, check_drafters
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
 
@@ -59,7 +59,7 @@ def parse_pool(arguments: Mapping[str, Any]) -> Config:
     check_keys(arguments, ("drafters", *(key.partition(".")[0] for key in SHARED)))
     check_keys(mapping(arguments.get("coordinator")), ("max_frame_bytes",), "coordinator")
     config = parse(Config, arguments)
-    check_stages(config)
+    check_drafters(config)
     check_that(
         config.on_their_own, "drafters", "there is none; name one, or remove the application"
     )

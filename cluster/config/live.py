@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.config.parse import check_keys, check_known, check_that, mapping, overlaid
-from cluster.config.references import check, check_stages, check_tasks
+from cluster.config.references import check, check_drafters
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
 
@@ -125,8 +125,7 @@ def changed_drafter(
         for key in mapping(user_config):
             check_known(key, OF_A_DRAFTER, key, _FIXED, "keys that can")
     result = replace(config, drafters={**config.drafters, name: drafter})
-    check_stages(result)
-    check_tasks(result)
+    check_drafters(result)
     return result
 
 

@@ -29,7 +29,7 @@ def check(config: Config) -> None:
         config.drafters[name].check_resident(f"drafters.{name}")
     for name in config.elsewhere:
         _check_elsewhere(name, config.drafters[name])
-    check_stages(config)
+    check_drafters(config)
     classes = config.coordinator.latency_classes
     for place, rule in enumerate(config.coordinator.draft_length.overrides):
         for key, name, known in (
@@ -50,7 +50,6 @@ def check(config: Config) -> None:
         f"{len(segments)} names; name at most {_MAX_SEGMENTS}, none of them `other`",
     )
     _check_rollouts(config)
-    check_tasks(config)
     taken: dict[int, str] = {}
     for name, (_, port) in config.listeners.items():
         path = f"{name}.port"
@@ -81,31 +80,9 @@ def _check_target(config: Config) -> None:
         )
 
 
-def check_tasks(config: Config) -> None:
-    """Raise ConfigError for a task class that names a drafter twice, one that there is not, or one
-    that drafts in another's place."""
-    drafters, cascades = config.drafters, config.stage_of
-    for task, names in config.tasks.items():
-        path = f"tasks.{task}"
-        for name in names:
-            check_that(names.count(name) == 1, path, f"{name!r} stands twice; name it once")
-            _check_drafter(name, config, path)
-            check_that(
-                name not in cascades,
-                path,
-                f"{name!r} is a stage of {cascades.get(name)!r}; name that one",
-            )
-            rollout = drafters[name].rollout
-            check_that(
-                rollout is None,
-                path,
-                f"{name!r} takes the place of {rollout and rollout.replaces!r} by itself; name "
-                "that one alone",
-            )
-
-
-def check_stages(config: Config) -> None:
-    """Raise ConfigError for a cascade whose stages cannot be its own."""
+def check_drafters(config: Config) -> None:
+    """Raise ConfigError for a cascade whose stages cannot be its own, or for a task class that
+    names a drafter twice, one that there is not, or one that drafts in another's place."""
     drafters, cascades = config.drafters, config.stage_of
     for name, drafter in drafters.items():
         path = f"drafters.{name}.options.stages"
@@ -116,36 +93,48 @@ def check_stages(config: Config) -> None:
             check_that(kind != RECORDER, path, f"{stage!r} is a recorder, which drafts nothing")
             check_that(owner == name, path, f"{stage!r} is a stage of {owner!r} already")
             drafters[stage].check_resident(f"drafters.{stage}")
+    for task, names in config.tasks.items():
+        path = f"tasks.{task}"
+        for name in names:
+            check_that(names.count(name) == 1, path, f"{name!r} stands twice; name it once")
+            _check_drafter(name, config, path)
+            _check_no_stage(name, config, path, "name that one")
+            rollout = drafters[name].rollout
+            check_that(
+                rollout is None,
+                path,
+                f"{name!r} takes the place of {rollout and rollout.replaces!r} by itself; name "
+                "that one alone",
+            )
 
 
 def _check_drafter(name: str, config: Config, path: str) -> None:
     check_known(name, config.drafters, path, f"no drafter is named {name!r}", "drafters")
 
 
+def _check_no_stage(name: str, config: Config, path: str, remedy: str) -> None:
+    """Raise ConfigError for a drafter that is a stage of a cascade, which is what to name."""
+    owner = config.stage_of.get(name)
+    check_that(owner is None, path, f"{name!r} is a stage of {owner!r}; {remedy}")
+
+
 def _check_rollouts(config: Config) -> None:
     """Raise ConfigError for a rollout that makes no sense."""
-    drafters, residents, cascades = config.drafters, config.residents, config.stage_of
+    drafters, residents = config.drafters, config.residents
     replaced = dict[str, str]()
     for name, rollout in config.rollouts.items():
         path, former = f"drafters.{name}.rollout.replaces", rollout.replaces
-        for holds, reason in (
-            (former, "empty; name the drafter whose place it is to take"),
-            (former != name, "a drafter cannot replace itself; name the one that serves now"),
-            (
-                former not in cascades,
-                f"{former!r} is a stage of {cascades.get(former)!r}; replace that one",
-            ),
-        ):
-            check_that(holds, path, reason)
-        others = [each for each in drafters if each not in (name, *cascades)]
+        check_that(former, path, "empty; name the drafter whose place it is to take")
+        check_that(
+            former != name, path, "a drafter cannot replace itself; name the one that serves now"
+        )
+        _check_no_stage(former, config, path, "replace that one")
+        others = [each for each in config.on_their_own if each != name]
         check_known(former, others, path, f"no drafter of its own is named {former!r}", "drafters")
+        _check_no_stage(name, config, path, "roll that one out")
         drafter, other = drafters[name], drafters[former]
         inside = name if name in residents else former
         for holds, reason in (
-            (
-                name not in cascades,
-                f"{name!r} is a stage of {cascades.get(name)!r}; roll that one out",
-            ),
             (
                 RECORDER not in (drafter.kind, other.kind),
                 "a recorder drafts nothing; it neither takes nor leaves a drafter's place",
