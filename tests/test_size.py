@@ -23,8 +23,8 @@ BOUNDS = {
     "benchmarks": 44_970,  # steps that run ahead on a card
     "cluster": 7_820,  # compiled ahead for processors; functions in C++ alone; errors as events
     "cluster/client": 2_490,  # calls that the client's own close ends
-    "cluster/config": 8_500,  # aliases under --set; drafters that stay with their target
-    "cluster/coordinator": 16_500,
+    "cluster/config": 8_460,  # aliases under --set; drafters that stay with their target
+    "cluster/coordinator": 16_490,
     "cluster/draft": 40_960,  # EAGLE-3 in graphs; MTP over latents; the host of drafters inside
     "cluster/engine": 58_890,  # fused layers; delta rule, latents; steps ahead; draws and searches
     "cluster/grammar": 3_750,  # the hook of a text, and the thread that compiles
@@ -34,19 +34,19 @@ BOUNDS = {
     "cluster/requests": 690,  # why a request had no drafts
     "cluster/rpc": 9_300,
     "cluster/simulate": 5_470,
-    "cluster/spec": 16_160,  # what asking is worth; masses alike everywhere; trees as bits
-    "cluster/text": 7_810,  # where a text ends, for the ingress and `LLM` alike
+    "cluster/spec": 16_300,  # what asking is worth; masses alike; trees as bits; statistics in sum
+    "cluster/text": 8_000,  # where a text ends, for the ingress and `LLM` alike; places of tokens
     "cluster/train": 12_870,  # Muon where products of bfloat16 are emulated; noise by prompt
     "cluster/worker": 17_370,  # ranks, by hand and under Ray alike; plain numbers of residents
     "deployments": 24_450,  # parts get the environment of their command; updates that fail
     "deployments/bench": 2_820,
     "deployments/evaluate": 1_770,
-    "deployments/ingress": 37_120,
+    "deployments/ingress": 36_510,
     "deployments/page": 310,
     "docs": 3_720,  # what generates was in the product
     "k8s": 1_720,
     "models": 3_210,  # the recipe of the demonstration, which was in cluster/train
-    "tests": 368_780,  # loops that C++ replaced; proofs of a GPU without one; states and latents
+    "tests": 368_800,  # loops that C++ replaced; proofs of a GPU without one; states and latents
 }
 
 

@@ -46,7 +46,7 @@ from cluster.messages import (
     VerdictFrame,
     WorkerDescription,
 )
-from cluster.metrics.recorder import COORDINATOR, TARGET, Recorder, readable, side_by_side
+from cluster.metrics.recorder import COORDINATOR, Recorder, readable, side_by_side
 from cluster.plan.autoscaling import WAITING, WORTH, Statistics
 from cluster.plan.fence import Fence
 from cluster.rpc.link import Link, end_tasks
@@ -280,7 +280,7 @@ class Coordinator:
         pages = [self.recorder.render()]
         for seat in self._present.seats.values():
             with self._rendering:
-                pages.append(readable(seat.page, TARGET))
+                pages.append(readable(seat.page))
         return side_by_side(pages)
 
     def status(self) -> dict[str, Any]:

@@ -326,7 +326,7 @@ class DrafterPool(list[DrafterReplica]):
             keeps_nothing = have_len == 0 and own.base_len == 0
             if keeps_nothing or own.num_shortages > MAX_LOST_IN_A_ROW:
                 # It is full, or at its end; sending the text again and again would not help.
-                self._decline(own, own.replica.breaker.reset_s)
+                self._decline(own, replica.breaker.reset_s)
                 return
             own.sent_len = own.known_len = have_len
             replica.mark(own)

@@ -165,19 +165,18 @@ class SessionTable:
     def relocate(self, seat: TargetSeat, session: Session, error: DrafthouseError) -> None:
         """Its target could not serve it: try another one, or the same again, a few times."""
         log.warning("target refused a request, try %d: %s", session.num_retries + 1, error.message)
-        self._retry(seat, session, error)
+        session.shunned_target = seat.id
+        self._retry(session, error)
 
-    def _retry(self, seat: TargetSeat, session: Session, error: DrafthouseError) -> None:
+    def _retry(self, session: Session, error: DrafthouseError) -> None:
         session.num_retries += 1
         if session.num_retries > _MAX_RETRIES_IN_A_ROW:
             self.fail(session, error)
         else:
-            self.put_back(seat, session)
+            self.put_back(session)
 
-    def put_back(self, seat: TargetSeat, session: Session) -> None:
-        """Its target has no place for it: it waits for one, elsewhere if possible."""
-        if not session.is_audit:  # which avoids the target of its text
-            session.shunned_target = seat.id
+    def put_back(self, session: Session) -> None:
+        """It has no place any more, and waits for one."""
         self._leave(session)
         self._wait(session)
 
@@ -194,15 +193,16 @@ class SessionTable:
         seat.open(session)
 
     def lose_seat(self, seat: TargetSeat) -> None:
-        """The target is gone; its sessions are prefilled again wherever there is room."""
+        """The target is gone; its sessions are prefilled again wherever there is room: there too,
+        should only its link have broken."""
         del self._present.seats[seat.id]
         self._unserved_since = self._present.clock()
         lost = list(seat.sessions.values())
-        seat.sessions.clear()  # what it has said and nobody has read yet counts no more
         self._present.recorder.add(metrics.FAILOVERS, len(lost))
         for session in lost:
+            seat.forget(session)  # what it has said and nobody has read yet counts no more
             # A request that brings down every target it meets must not go round for ever.
-            self._retry(seat, session, WorkerError("every target that took the request was lost"))
+            self._retry(session, WorkerError("every target that took the request was lost"))
         self.admit()
 
     def admit(self) -> None:
@@ -262,10 +262,10 @@ class SessionTable:
         return -(-limit * own // everybody)
 
     def _place(self, session: Session, seat: TargetSeat) -> None:
-        session.limit(self._present.served.max_context_len)
+        limit = self._present.served.max_context_len
+        session.limit(limit)
         if session.remaining <= 0:
             # It was admitted while no target had told its context limit yet.
-            limit = self._present.served.max_context_len
             message = f"the prompt has {len(session.tokens)} tokens, the context limit is {limit}"
             self.fail(session, RequestError(f"{message}; shorten the prompt", param="prompt"))
             return

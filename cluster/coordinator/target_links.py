@@ -135,8 +135,8 @@ class TargetLinks:
         if isinstance(error, RequestError):
             self._table.fail(session, error)
         elif isinstance(error, CapacityError):
-            seat.is_full = True
-            self._table.put_back(seat, session)
+            seat.is_full, session.shunned_target = True, seat.id
+            self._table.put_back(session)
         else:
             self._table.relocate(seat, session, error)
 

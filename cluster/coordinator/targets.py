@@ -159,10 +159,14 @@ class TargetSeat(Worker[StepFrame]):
 
     def ended(self, session: Session) -> None:
         """The target has ended `session` by itself."""
+        self.forget(session)
+        self._remember(session)
+
+    def forget(self, session: Session) -> None:
+        """Neither tell nor hear anything more of `session`."""
         self.sessions.pop(session.id, None)
         self._unsent.pop(session.id, None)
         self._trees.pop(session.id, None)
-        self._remember(session)
 
     def num_held(self, session: Session) -> int:
         """Return how many tokens at the beginning of the text the target should hold."""

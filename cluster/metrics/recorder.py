@@ -129,11 +129,11 @@ def side_by_side(texts: Iterable[bytes]) -> bytes:
     return "\n".join([*itertools.chain(*families.values()), ""]).encode()
 
 
-def readable(page: bytes, only: Sequence[Metric]) -> bytes:
-    """Return a page that another process wrote; raises ValueError where it has other metrics than
-    these, or cannot be read."""
+def readable(page: bytes) -> bytes:
+    """Return a page that a target wrote; raises ValueError where it has other metrics than a
+    target's, or cannot be read."""
     families = {family.name for family in text_string_to_metric_families(page.decode())}
-    if unknown := families - {metric.name for metric in only}:
+    if unknown := families - {metric.name for metric in TARGET}:
         raise ValueError(f"a page with metrics that are not its own: {sorted(unknown)[:3]}")
     return page
 

@@ -213,6 +213,7 @@ async def test_a_lost_target_holds_no_text_and_nothing_that_it_said_before_count
         late = TextVerdict(text.id, text.generation, 3, token_array([3]), NO_SOURCES)
         stage.coordinator.remove_target(seat.id)
         assert not seat.sessions
+        assert not text.shunned_target
         stage.coordinator._targets._take(seat, VerdictFrame(verdicts=(late,)))
         assert len(text.tokens) == 3
         assert not events
