@@ -262,7 +262,7 @@ class DrafterPool(list[DrafterReplica]):
             look_at(texts, self._num_merges)
             if offers is None:
                 return
-            found = best_of(texts, offers, [POOL_NODES] * len(texts))
+            found = best_of(offers, [POOL_NODES] * len(texts))
             for session, best in zip(sessions, found, strict=True):
                 if len(best.tree) == 0:
                     continue

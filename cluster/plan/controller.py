@@ -231,7 +231,7 @@ def _plan_fixed(
     drafted = Ask(max(caps)) if moment.residents else NO_DRAFTS
     if offers is None:
         return Plan.plain(texts, PlainWhy.NO_DRAFTS, drafted)
-    return Plan(best_of(texts, offers, caps), drafted)
+    return Plan(best_of(offers, caps), drafted)
 
 
 # For each kind that follows a text, its bounds where the configuration names none; None = what the

@@ -276,10 +276,10 @@ def _note(rows: Sequence[tuple[Text, str, Held]], found: MergedTrees) -> None:
         held.calibrated = found.calibrated[nodes]
 
 
-def in_flight_of(texts: Sequence[Text], offers: Offers, nodes: Indices) -> list[InFlight]:
-    """Return an item for each text, with its nodes among the chosen ones."""
+def in_flight_of(offers: Offers, nodes: Indices) -> list[InFlight]:
+    """Return an item for each text of the offers, with its nodes among the chosen ones."""
     if len(nodes) == 0:
-        return [PLAIN] * len(texts)
+        return [PLAIN] * (len(offers.forest.starts) - 1)
     if len(nodes) < offers.forest.num_nodes:
         is_chosen = np.zeros(offers.forest.num_nodes, dtype=np.bool_)
         is_chosen[nodes] = True
@@ -293,9 +293,9 @@ def in_flight_of(texts: Sequence[Text], offers: Offers, nodes: Indices) -> list[
     ]
 
 
-def best_of(texts: Sequence[Text], offers: Offers, most: Sequence[int]) -> list[InFlight]:
-    """Return an item for each text, with its best nodes, at most so many of each."""
+def best_of(offers: Offers, most: Sequence[int]) -> list[InFlight]:
+    """Return an item for each text of the offers, with its best nodes, at most so many of each."""
     forest = offers.forest
     nodes, ranks = ranked(offers.survival, forest.owners, forest.starts)
     chosen = nodes[ranks < np.array(most, dtype=np.int64)[forest.owners]]
-    return in_flight_of(texts, offers, chosen)
+    return in_flight_of(offers, chosen)

@@ -101,7 +101,7 @@ class StepChoice:
         why, num_nodes = self._choose(gains, draft_s)
         nodes = nodes[:num_nodes]
         load.promised = float(offers.survival[nodes].sum()), self.arm
-        return Plan(in_flight_of(self.texts, offers, nodes), ask, why, teams)
+        return Plan(in_flight_of(offers, nodes), ask, why, teams)
 
     # Nodes to verify
 

@@ -86,14 +86,14 @@ def test_what_is_chosen_goes_into_flight_with_its_bits():
     offers = gather([one, other, third], AcceptanceModel())
     order = paths(offers.forest.split()[0])
     chosen = np.array([order.index((1,)), order.index((1, 2)), 3])
-    first, second, last = in_flight_of([one, other, third], offers, chosen)
+    first, second, last = in_flight_of(offers, chosen)
     assert second is PLAIN
     assert dict(zip(paths(first.tree), first.sources.tolist(), strict=True)) == {
         (1,): A,
         (1, 2): B,
     }
     assert (last.tree.token_ids.tolist(), last.sources.tolist()) == ([4], [RESIDENT])
-    assert in_flight_of([one, other], offers, chosen[:0]) == [PLAIN, PLAIN]
+    assert in_flight_of(offers, chosen[:0]) == [PLAIN, PLAIN, PLAIN]
 
 
 def test_nodes_of_the_pool_and_of_look_ups_are_told_apart_and_weighed_by_trust():
