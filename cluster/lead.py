@@ -2,10 +2,10 @@
 
     python -m cluster.lead CONFIG --target HOST:PORT --drafter NAME=HOST:PORT
 
-Prints one line with its address once it is ready, and shuts down cleanly on SIGTERM.  This module
-is separate from the coordinator because it uses gRPC, which the coordinator does not import.  Here
-it comes to its links, under Ray as well.
+Prints one line with its address once it is ready, and shuts down cleanly on SIGTERM.
 """
+
+# The coordinator does not import gRPC; its links are opened here, those under Ray as well.
 
 from __future__ import annotations
 

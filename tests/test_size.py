@@ -30,7 +30,7 @@ BOUNDS = {
     "cluster/grammar": 3_750,  # the hook of a text, and the thread that compiles
     "cluster/metrics": 2_340,
     "cluster/models": 8_410,  # blocks of every format as groups; a GGUF file is read once
-    "cluster/plan": 10_790,  # a way back for drafts that lost all trust; laws of verified nodes
+    "cluster/plan": 10_780,  # a way back for drafts that lost all trust; laws of verified nodes
     "cluster/requests": 690,  # why a request had no drafts
     "cluster/rpc": 9_300,
     "cluster/simulate": 5_470,
@@ -46,7 +46,7 @@ BOUNDS = {
     "docs": 3_720,  # what generates was in the product
     "k8s": 1_720,
     "models": 3_210,  # the recipe of the demonstration, which was in cluster/train
-    "tests": 368_800,  # loops that C++ replaced; proofs of a GPU without one; states and latents
+    "tests": 369_210,  # loops that C++ replaced; proofs of a GPU without one; states and latents
 }
 
 

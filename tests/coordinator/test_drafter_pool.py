@@ -98,6 +98,29 @@ async def test_a_request_that_a_drafter_cannot_serve_is_not_its_fault_nor_sent_a
         assert len(drafter.commits) == 5 * count
 
 
+async def test_a_drafter_owes_no_answer_to_who_only_frees_its_texts():
+    drafter = ToyDrafter("a", oracle_chain())
+    async with at_work(drafter) as stage:
+        await stage.ask()
+        drafter.gate.clear()
+        await stage.settle()
+        assert (drafter.frames[-1].commits, len(drafter.frames[-1].released)) == ((), 1)
+        (replica,) = stage.coordinator._pool
+        assert replica.unanswered_since is None
+
+
+async def test_a_tree_for_a_text_that_is_over_is_no_success():
+    drafter = ToyDrafter("a", oracle_chain())
+    async with at_work(drafter, breaker_failures=2) as stage:
+        await stage.ask()
+        (replica,) = stage.coordinator._pool
+        replica.breaker.record_failure("stalled", 0.0)
+        late = drafter.answer(replace(drafter.frames[0], released=()))
+        assert late.proposals
+        stage.coordinator._pool.receive(replica, late)
+        assert replica.breaker.record_failure("stalled", 0.0), "two failures in a row"
+
+
 async def test_a_full_drafter_refuses_what_is_new_and_keeps_what_it_has():
     target = ToyTarget()
     drafter = RefusingDrafter("a", oracle_in_a_crowd(3), code=CapacityError.code)

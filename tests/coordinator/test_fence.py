@@ -41,7 +41,7 @@ async def test_a_part_that_only_learns_may_fail_in_every_round(
         raise ZeroDivisionError(part)
 
     monkeypatch.setattr(part, fail)
-    async with house(["a", "inside"], budget="adaptive") as stage:
+    async with house(["a", "inside"], budget="adaptive", may_fault=True) as stage:
         inside = resident(GreedyOracle(name="inside"), "inside")
         target = stage.add_target(ToyTarget(residents=[inside]))
         drafter = stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(1)))

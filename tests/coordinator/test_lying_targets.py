@@ -154,7 +154,7 @@ async def test_what_a_target_says_of_itself_changes_no_text():
         return replace(frame, serial=lie.serial or frame.serial)
 
     toy.says = said
-    async with at_work(toy, ToyDrafter("a", oracle_in_a_crowd(1))) as stage:
+    async with at_work(toy, ToyDrafter("a", oracle_in_a_crowd(1)), may_fault=True) as stage:
         for name in ("r", "s"):
             await stage.ask(params=replace(SEEDED, max_tokens=150), id=name)
         assert num_frames > 4 * len(FRAMES)

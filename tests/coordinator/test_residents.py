@@ -68,6 +68,7 @@ async def test_an_answer_says_that_its_residents_are_left_alone():
         await stage.ask()
         await stage.pass_time(1.0)
         assert stage.status()["left_alone"] == ["a"]
+        assert stage.status()["faults"] == {"a": {"refused": 1}}
         events = await stage.ask(id="next")
     assert events[-1].stats.idle_because == IdleReason.DRAFTERS_DOWN
 

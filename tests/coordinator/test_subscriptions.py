@@ -6,6 +6,9 @@ import pytest
 
 from cluster.config.schema import CoordinatorConfig
 from cluster.coordinator.replica import Subscription
+from cluster.core import token_array
+from cluster.messages import TextVerdict
+from cluster.plan.texts import NO_SOURCES
 from tests.support.coordinator.house import session
 
 ADAPTIVE, FIXED = CoordinatorConfig(), CoordinatorConfig(budget="fixed")
@@ -16,6 +19,14 @@ def subscription(model_hash: str = "", **fields: int) -> Subscription:
     own.text.max_draft_tokens = 8
     replica = SimpleNamespace(name="a", description=SimpleNamespace(model_hash=model_hash))
     return Subscription(own, replica, **fields)
+
+
+def test_steps_are_counted_since_a_draft_of_each_was_last_verified():
+    own = session()
+    own.text.names = ("a", "b")
+    own.subscriptions = {name: SimpleNamespace(num_unused=3) for name in own.text.names}
+    own.count(TextVerdict(own.id, 0, 3, token_array([5]), NO_SOURCES, verified=(2, 0)), 1.0)
+    assert [each.num_unused for each in own.subscriptions.values()] == [0, 4]
 
 
 @pytest.mark.parametrize(

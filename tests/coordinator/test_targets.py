@@ -97,6 +97,10 @@ async def test_the_newest_tree_of_a_text_that_runs_is_sent():
     (frame,) = await target.told()
     assert frame.trees == (newer,)
     target.seat.tell(older)
+    target.seat.open(running)  # it begins anew, and nothing is behind it
+    (frame,) = await target.told()
+    assert (len(frame.opens), frame.trees) == (1, ())
+    target.seat.tell(older)
     target.seat.ended(running)
     assert await target.told() == []
 

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -101,6 +102,9 @@ def test_what_models_read_first_is_no_drafting_and_counts_where_they_are_tried()
         played.controller.learn(Round([played.text], [1], 0, STEP_S, time_s, [turn]))
     assert target.drafting["lm"].times.num_recorded == 1
     assert target.drafting["lm"].read_s == pytest.approx(0.060)
+    new = Played()  # where nobody knows yet how long it drafts
+    new.controller.learn(Round([new.text], [1], 0, STEP_S, 0.052, [replace(turn, time_s=0.052)]))
+    assert new.controller.target.drafting["lm"].read_s == pytest.approx(0.052)
 
 
 def reading_tries(*, read_s: float) -> int:

@@ -117,6 +117,7 @@ def test_what_was_measured_is_kept_as_plain_values():
     record(times, 4, 32, 0.050, 20)
     after.restore(json.loads(json.dumps(times.export())))
     assert after.estimate(4, 16) == pytest.approx(times.estimate(4, 16), rel=0.02)
+    assert 0 < after.num_recorded <= times.num_recorded
     unknown = RoundTimes(draft_parts)
     unknown.restore(json.loads(json.dumps(RoundTimes(draft_parts).export())))
     assert (unknown.at_edges(1), unknown.num_recorded) == (None, 0)

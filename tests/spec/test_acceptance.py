@@ -6,9 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cluster.core import FloatArray, TokenTree, token_array
+from cluster.core import FloatArray, SamplingParams, TokenTree, token_array
+from cluster.requests.fields import Law
 from cluster.spec import acceptance
-from cluster.spec.acceptance import AcceptanceModel, Score
+from cluster.spec.acceptance import AcceptanceModel, Score, group_of
 from cluster.spec.native.trees import Fate, Seen
 from cluster.spec.step_profile import DRAFT_LENGTHS
 from tests.support.spec import in_loops
@@ -23,6 +24,21 @@ CLAIMED = np.array([0.8, 0.6, 0.1, 0.15], np.float32)
 def fate(*followed: int, drafter: str = "lm") -> Fate:
     """A fork in a text, and what has followed it."""
     return Fate(Seen(drafter, GROUP, 0, FORK, CLAIMED), token_array(followed), first_steps())
+
+
+@pytest.mark.parametrize(
+    ("adapter", "law", "temperature", "name"),
+    [
+        ("", "coupled", 0.0, "code"),
+        ("sql", "coupled", 0.7, "code@sql"),
+        ("", "rejection", 0.7, "code/rejection"),
+    ],
+)
+def test_texts_of_one_task_adapter_and_law_are_one_group(
+    adapter: str, law: Law, temperature: float, name: str
+):
+    params = SamplingParams(temperature=temperature, law=law)
+    assert group_of(params, "code", adapter) == (name, temperature > 0.0)
 
 
 def accepted(score: Score, rank: int) -> float:

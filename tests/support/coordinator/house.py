@@ -159,8 +159,10 @@ async def house(
     drafters: Sequence[str] = ("a", "b"),
     rollouts: Mapping[str, RolloutConfig] | None = None,
     kind: str = "prompt_lookup",
+    may_fault: bool = False,
     **settings: Any,
 ) -> AsyncIterator[House]:
+    """may_fault: whether what only learns from rounds may fail."""
     clock = FakeClock()
     settings.setdefault("budget", BUDGET)
     own = DrafterPlacement(num_cpus=1)
@@ -177,6 +179,8 @@ async def house(
     stage = House(coordinator, clock, config.coordinator)
     try:
         yield stage
+        stage.metrics()  # which counts what fails in it
+        assert may_fault or not stage.value("drafthouse_bookkeeping_faults_total")
     finally:
         await coordinator.stop()
         for task in stage.tasks:
