@@ -44,11 +44,10 @@ def wait_until_connected(
 ) -> Mapping[str, Any]:
     """Until the ingress reports a target and every drafter, or serves without the slow ones.
 
-    Returns what it reports.
-    Drafters that are refused are not waited for.  ask: what the ingress tells operators, with a
-    `status` at least.  url: of the HTTP face, which tells them the same.  check: called often; may
-    raise to end the waiting.  say: is told at once what is refused, and every ten seconds what is
-    waited for.  Raises WorkerError when no target is led in time.
+    Returns what it reports.  Drafters that are refused are not waited for.  ask: what the ingress
+    tells operators, with a `status` at least.  url: of the HTTP face, which tells them the same.
+    check: called often; may raise to end the waiting.  say: is told at once what is refused, and
+    every ten seconds what is waited for.  Raises WorkerError when no target is led in time.
     """
     started = reported = time.monotonic()
     told: dict[str, str] = {}
