@@ -37,8 +37,8 @@ class CoordinatorDeployment(WorkerReplica):
     async def __init__(self, config: Config, target: Any, drafters: Sequence[Any]) -> None:  # type: ignore[misc]  # Serve awaits it
         """target, drafters: Serve handles; they only say where the replicas listen, and Serve
         deploys what hangs together."""
-        self._begin(config, "coordinator")
         lower_priority(config.coordinator.nice)  # threads that start later inherit it
+        self._begin(config, "coordinator")
         name = process_id("coordinator")
         recorder = Recorder(name, COORDINATOR, model_name=config.model_name)
         self._part: Coordinator = Coordinator(config, recorder, worker_id=name)

@@ -37,8 +37,8 @@ class IngressDeployment(Replica):
 
     async def __init__(self, config: Config, coordinator: Any) -> None:  # type: ignore[misc]  # awaited
         """coordinator: a Serve handle, used only to find the coordinators' addresses."""
-        self._begin(config, "ingress")
         lower_priority(config.ingress.nice)  # threads that start later inherit it
+        self._begin(config, "ingress")
         tokenizer, defaults = await asyncio.to_thread(_load_text, config)
         self._part: Ingress = Ingress(
             config,
