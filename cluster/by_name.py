@@ -5,20 +5,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from cluster.config import file as config_file
 from cluster.config.file import ServeFile
-from cluster.draft.registry import KINDS
+from cluster.draft.registry import drafters_of
 from cluster.errors import ConfigError
 from cluster.models.names import REPOSITORY
 
 # Named in errors, in the place of a file.
 COMMAND_LINE = "the command line"
-# Drafts that cost nothing until a request has what they are for, a grammar or a prediction.
-_ALWAYS = ("grammar", "prediction")
 # Without any `--draft`: it needs no model, and costs next to nothing where texts repeat nothing.
 _DEFAULT = ("suffix",)
 _OF_FILES = (".yaml", ".yml", ".json")
@@ -57,36 +54,3 @@ def _place_of(file: Path) -> Path:
     """Where the file is: below the working directory, or among those that we ship."""
     shipped = REPOSITORY / file
     return shipped if shipped.is_file() and not file.exists() else file
-
-
-def drafters_of(drafts: Sequence[str], target: str) -> dict[str, dict[str, Any]]:
-    """Return the `drafters` of a configuration.
-
-    drafts: each a kind that needs no model (`suffix`), a draft model, `KIND=MODEL` for one of
-    another kind (`eagle3=FOLDER`), or `module:Class`.  target: its model, part of which `mtp` is.
-    """
-    found: dict[str, dict[str, Any]] = {}
-    for draft in dict.fromkeys((*drafts, *_ALWAYS)):
-        kind, _, model = draft.rpartition("=")
-        if not kind:
-            kind, model = (draft, "") if draft in KINDS or _is_class(draft) else ("lm", draft)
-        options: dict[str, Any] = {}
-        if kind == "lm":
-            options = {"engine": {"model": model, "memory_fraction": 0.1}}
-        elif model or kind == "mtp":
-            options = {"model": model or target}
-        found[_free_name(kind.rpartition(":")[2], found)] = {"kind": kind, "options": options}
-    return found
-
-
-def _is_class(draft: str) -> bool:
-    module, _, name = draft.partition(":")
-    return name.isidentifier() and all(part.isidentifier() for part in module.split("."))
-
-
-def _free_name(name: str, taken: Mapping[str, Any]) -> str:
-    number = 2
-    free = name
-    while free in taken:
-        free, number = f"{name}{number}", number + 1
-    return free

@@ -23,7 +23,6 @@ from cluster.requests.fields import (
     GrammarSpec,
     Law,
     Laws,
-    Redraw,
     StepCount,
 )
 
@@ -252,39 +251,12 @@ class Observation:
 
 
 @frozen
-class DraftTask:
-    """Asks a drafter for one bounded slice of growth of one request's tree."""
-
-    request_id: str
-    generation: int
-    max_nodes: int
-
-
-@frozen
 class TokenLogprob:
     """Log-probabilities (natural log, raw model law) of one emitted token and its alternatives."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()  # (token id, logprob), most probable first
     rank: int = 0  # among all tokens, 1 = most probable; 0 = not known
-
-
-@record
-class Verdict:
-    """The target's answer to one text and the tree that continued it.
-
-    context_len: tokens before the first of token_ids.  path: accepted nodes of the tree, root
-    first.  token_ids: int32[len(path) + 1], the path's tokens and one more of the target's.
-    """
-
-    request_id: str
-    context_len: int
-    path: TokenArray
-    token_ids: TokenArray
-    logprobs: tuple[TokenLogprob, ...] = ()
-    num_cached: int = 0  # tokens that were found in the prefix cache
-    beams: tuple[BeamEnd, ...] = ()  # only of a beam search: token_ids are all its texts
-    redraws: tuple[Redraw, ...] = ()  # only of an audit
 
 
 @frozen

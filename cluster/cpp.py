@@ -50,7 +50,7 @@ _SANITIZED = (
 )
 # Half a minute on an idle core of today; ten times as long on a slow one, or beside other starts.
 _COMPILE_TIMEOUT_S = 900.0
-_VARIABLE = "DRAFTHOUSE_NATIVE"
+VARIABLE = "DRAFTHOUSE_NATIVE"
 _ABOUT_MODES = (
     "0 = no native code, 1 = native code, sanitized = with its memory accesses checked, the others "
     "= native code that multiplies groups of few bits by these instructions"
@@ -78,34 +78,25 @@ class Processor:
     flags: frozenset[str]
 
 
-_AVX2 = frozenset({"abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"})
-_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
-_BF16 = _AVX512 | {"avx512_bf16"}
+AVX2 = frozenset({"abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"})
+AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+_BF16 = AVX512 | {"avx512_bf16"}
 _AMX = _BF16 | {"amx_tile", "amx_bf16"}
-_VNNI = _AVX512 | {"avx512_vnni"}
 _V4 = ("-march=x86-64-v4", "-mprefer-vector-width=512")
 _X86, _ARM = "x86_64", "aarch64"
 # Those that our sources make a difference between, the most able first; each library has all
-# `_PRODUCTS` of its machine besides.
+# `PRODUCTS` of its machine besides.
 PROCESSORS = (
     Processor("amx", _X86, (*_V4, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"), _AMX),
     Processor("avx512bf16", _X86, (*_V4, "-mavx512bf16"), _BF16),
-    Processor("avx512", _X86, _V4, _AVX512),
-    Processor("avx2", _X86, ("-march=x86-64-v3",), _AVX2),
+    Processor("avx512", _X86, _V4, AVX512),
+    Processor("avx2", _X86, ("-march=x86-64-v3",), AVX2),
     Processor("x86-64", _X86, ("-march=x86-64",), frozenset({"sse2"})),
     Processor("armv8", _ARM, ("-march=armv8-a",), frozenset({"asimd"})),
 )
-# What multiplies weights in groups of few bits, and the flags of processors that can; the fastest
-# first, and any processor can by C.
-_PRODUCTS: Mapping[str, frozenset[str]] = {
-    "amx-int8": _VNNI | {"amx_tile", "amx_int8"},
-    "avx512-vnni": _VNNI,
-    "avx-vnni": _AVX2 | {"avx_vnni"},
-    "avx2": _AVX2,
-    "dotprod": frozenset({"asimddp"}),
-    "c": frozenset(),
-}
-_MODES = ("0", "1", "sanitized", *_PRODUCTS)
+# What multiplies weights in groups of few bits (`cluster.engine.cpu.products`), the fastest first.
+PRODUCTS = ("amx-int8", "avx512-vnni", "avx-vnni", "avx2", "dotprod", "c")
+_MODES = ("0", "1", "sanitized", *PRODUCTS)
 
 
 # By name: what a function returns, and then its arguments.
@@ -202,24 +193,12 @@ def check() -> None:
 
 def mode() -> str:
     """Return what DRAFTHOUSE_NATIVE says; raises ConfigError for a value that means nothing."""
-    found = os.environ.get(_VARIABLE) or "1"
+    found = os.environ.get(VARIABLE) or "1"
     if found not in _MODES:
         raise ConfigError.at(
-            _VARIABLE, f"{found!r} is none of: {', '.join(_MODES)} ({_ABOUT_MODES})"
+            VARIABLE, f"{found!r} is none of: {', '.join(_MODES)} ({_ABOUT_MODES})"
         )
     return found
-
-
-def products() -> tuple[str, ...]:
-    """Return what may multiply groups on this processor, the fastest first; one that the mode names
-    alone.  Raises ConfigError for one that this processor has not."""
-    wanted = mode()
-    able = tuple(name for name, flags in _PRODUCTS.items() if flags <= cpu_flags())
-    if wanted not in _PRODUCTS:
-        return able
-    if wanted not in able:
-        raise ConfigError.at(_VARIABLE, f"this processor has no {wanted}; it has {', '.join(able)}")
-    return (wanted,)
 
 
 @cache

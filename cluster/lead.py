@@ -19,13 +19,13 @@ from typing import Any
 from cluster.config.schema import Config
 from cluster.coordinator.coordinator import Coordinator
 from cluster.errors import ConfigError, ProtocolError
-from cluster.messages import WorkerDescription
 from cluster.rpc.channel import connect_drafter, connect_target
 from cluster.rpc.connections import Connections, Endpoint, Endpoints
 from cluster.rpc.link import Link
+from cluster.rpc.messages import WorkerDescription
 from cluster.rpc.server import add_options
 from cluster.rpc.trust import NO_TRUST, Trust, trust_of
-from cluster.worker.cli import run_part, serve_until_signal
+from cluster.worker.cli import check_in_pool, run_part, serve_until_signal
 from cluster.worker.priority import lower_priority
 
 
@@ -99,7 +99,7 @@ async def _lead(config: Config, arguments: Namespace) -> None:
         name, _, address = text.partition("=")
         if not address:
             raise ConfigError(f"--drafter {text!r}: expected NAME=HOST:PORT")
-        config.check_in_pool(name)
+        check_in_pool(config, name)
         led.append(led_by(coordinator, config, known([address]), name, trust))
     await coordinator.start()
     for each in led:

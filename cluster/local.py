@@ -17,7 +17,7 @@ import dataclasses
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar, Unpack, cast
 
@@ -132,11 +132,10 @@ class LLM:
         **options: Unpack[Options],
     ) -> list[Completion]:
         """Answer one conversation, or several, in OpenAI's format; the rest as in `generate`."""
-        if self.tokenizer is None:
-            raise RequestError("the model's folder has no tokenizer", param="messages")
+        read = self._needed("messages").apply_chat_template
         is_one = messages and isinstance(messages[0], Mapping)
         several: Sequence[Any] = [messages] if is_one else messages
-        prompts = [self.tokenizer.apply_chat_template(each).tolist() for each in several]
+        prompts = [read(each).tolist() for each in several]
         return self.generate(prompts, params, **options)
 
     def beam_search(
@@ -174,10 +173,14 @@ class LLM:
                 param="params",
             )
         requests = [
-            dataclasses.replace(
-                self._request(prompt, each, ignore_eos=ignore_eos),
-                speculation=speculation or SpeculationOptions(),
-                task=task,
+            Request(
+                uuid.uuid4().hex[:16],
+                self._needed("prompt").encode(prompt)
+                if isinstance(prompt, str)
+                else token_array(prompt),
+                _drawn(each, () if ignore_eos else self._stop_ids),
+                task,
+                speculation or SpeculationOptions(),
                 tenant=tenant_of(cache_salt),
                 adapter=adapter,
                 counts_steps=bool(stop),
@@ -185,6 +188,16 @@ class LLM:
             for prompt, each in zip(asked, params, strict=True)
         ]
         return self._run(self._complete_all, requests, tuple(stop))
+
+    def _needed(self, param: str) -> Tokenizer:
+        """The tokenizer; raises RequestError where the model has none."""
+        if self.tokenizer is None:
+            raise RequestError(
+                "the model's folder has no tokenizer; give prompts as token ids, and no stop "
+                "strings",
+                param=param,
+            )
+        return self.tokenizer
 
     def reconfigure(self, user_config: Mapping[str, Any]) -> None:
         """Go on with other values of the target's keys that may change while it serves, as its
@@ -282,33 +295,24 @@ class LLM:
         return [answer.completion() for answer in answers]
 
     def _text_stream(self, request: Request, stop: tuple[str, ...]) -> TextStream | None:
-        if self.tokenizer is None:
-            if stop:
-                raise RequestError("stop strings need a tokenizer; there is none", param="stop")
+        if self.tokenizer is None and not stop:
             return None
         return TextStream(
-            self.tokenizer,
+            self._needed("stop"),
             stop,
             min_tokens=request.params.min_tokens,
             prompt_ids=request.prompt_ids,
         )
 
-    def _request(self, prompt: Prompt, params: SamplingParams, *, ignore_eos: bool) -> Request:
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise RequestError(
-                    "the model's folder has no tokenizer; give the prompt as token ids",
-                    param="prompt",
-                )
-            prompt_ids = self.tokenizer.encode(prompt)
-        else:
-            prompt_ids = token_array(prompt)
-        if not ignore_eos:
-            stop_ids = tuple(sorted({*params.stop_token_ids, *self._stop_ids}))
-            params = dataclasses.replace(params, stop_token_ids=stop_ids)
-        if asked_seed(params.seed) is None:
-            params = dataclasses.replace(params, seed=draw_seed())
-        return Request(uuid.uuid4().hex[:16], prompt_ids, params)
+
+def _drawn(params: SamplingParams, stop_ids: Iterable[int]) -> SamplingParams:
+    """`params` with a seed, and with these stop tokens too."""
+    seed = asked_seed(params.seed)
+    return dataclasses.replace(
+        params,
+        seed=draw_seed() if seed is None else seed,
+        stop_token_ids=tuple(sorted({*params.stop_token_ids, *stop_ids})),
+    )
 
 
 def _tokenizer(folder: Path, generation_config: str, chat_template: str) -> Tokenizer | None:

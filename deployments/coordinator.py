@@ -12,10 +12,10 @@ from cluster.config.applications import drafter_deployment
 from cluster.config.schema import Config
 from cluster.coordinator.coordinator import Coordinator
 from cluster.lead import led_by
-from cluster.messages import WorkerDescription
 from cluster.metrics.recorder import COORDINATOR, Recorder
 from cluster.plan.autoscaling import WAITING, Statistics
 from cluster.rpc.connections import Connections
+from cluster.rpc.messages import WorkerDescription
 from cluster.worker.priority import lower_priority
 from deployments import learned
 from deployments.endpoints import running_replicas

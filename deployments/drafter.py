@@ -11,9 +11,9 @@ from typing import Any
 from cluster.config.live import changed_drafter
 from cluster.config.schema import Config
 from cluster.errors import ConfigError, WorkerError
-from cluster.messages import CommitFrame, ProposalFrame, WorkerDescription
 from cluster.plan.autoscaling import PRICE
 from cluster.rpc.link import Link
+from cluster.rpc.messages import CommitFrame, ProposalFrame, WorkerDescription
 from cluster.worker.build import load_drafter
 from cluster.worker.draft_worker import DraftWorker
 from cluster.worker.models import check_models, check_successor, parts_of

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from cluster.config.schema import Config
-from cluster.messages import WorkerDescription
 from cluster.models.cache import cache_folder, write_whole
+from cluster.rpc.messages import WorkerDescription
 
 log = logging.getLogger(__name__)
 

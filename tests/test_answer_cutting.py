@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from cluster.config.schema import CoordinatorConfig
 from cluster.core import FinishReason
 from cluster.text.dialect import FORMATS
+from cluster.text.prompt import ChatUse
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.choice import Delta
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.generation import Generation
 from deployments.ingress.openai_request import Chat
 from deployments.ingress.openai_response import Answer
-from deployments.ingress.spec import ChatUse
 from tests.deployments.test_openai_request import LIMITS, chat
 from tests.support.text.answers import (
     ARGUMENTS,

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.by_name import drafters_of, is_file, read
+from cluster.by_name import is_file, read
 from cluster.config.schema import Config
+from cluster.draft.registry import drafters_of
 from cluster.local import LLM
 from tests.support.errors import config_error
 from tests.support.local_models import GREEDY, ids_of

@@ -13,6 +13,7 @@ import pytest
 
 from cluster import cpp
 from cluster.engine.cpu import causal_lm, kernels
+from cluster.engine.cpu.products import products_here
 from cluster.engine.draw import native
 from cluster.spec.native import trees
 from tests.conftest import REPOSITORY, python
@@ -21,7 +22,7 @@ from tests.support.errors import config_error
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 needs_x86 = pytest.mark.skipif(
-    "avx2" not in cpp.products(), reason="needs an x86-64 processor with AVX2"
+    "avx2" not in products_here(), reason="needs an x86-64 processor with AVX2"
 )
 
 

@@ -8,6 +8,7 @@ import pytest
 from cluster.config.file import parse_arguments
 from cluster.config.schema import Config
 from cluster.errors import ConfigError, NotFoundError
+from cluster.worker.cli import check_in_pool
 from cluster.worker.priority import pin_to_cores
 from deployments.app import build
 from deployments.placement import total_resources
@@ -78,9 +79,9 @@ def test_a_resident_reserves_nothing_and_has_no_deployment():
 
 def test_a_worker_by_hand_is_refused_for_a_drafter_inside_the_target():
     with pytest.raises(NotFoundError, match=r"'a' runs inside the target.*drafters\.a\.placement"):
-        config({}).check_in_pool("a")
+        check_in_pool(config({}), "a")
     with pytest.raises(NotFoundError, match="no drafter is named 'b'; the pool of the file has: a"):
-        config({"nice": 1}).check_in_pool("b")
+        check_in_pool(config({"nice": 1}), "b")
 
 
 def test_a_process_is_pinned_with_all_its_threads():

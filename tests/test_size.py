@@ -20,33 +20,33 @@ LAYOUT = {
     for name in ["COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "ENDMARKER"]
 }
 BOUNDS = {
-    "benchmarks": 44_970,  # steps that run ahead on a card
-    "cluster": 7_820,  # compiled ahead for processors; functions in C++ alone; errors as events
+    "benchmarks": 44_980,  # steps that run ahead on a card
+    "cluster": 6_500,  # compiled ahead for processors; functions in C++ alone; errors as events
     "cluster/client": 2_490,  # calls that the client's own close ends
-    "cluster/config": 8_460,  # aliases under --set; drafters that stay with their target
-    "cluster/coordinator": 16_490,
-    "cluster/draft": 40_960,  # EAGLE-3 in graphs; MTP over latents; the host of drafters inside
-    "cluster/engine": 58_890,  # fused layers; delta rule, latents; steps ahead; draws and searches
+    "cluster/config": 8_350,  # aliases under --set; drafters that stay with their target
+    "cluster/coordinator": 16_500,
+    "cluster/draft": 41_180,  # MTP over latents; the host of drafters inside; what `--draft` names
+    "cluster/engine": 59_080,  # fused layers; delta rule, latents; steps ahead; draws and verdicts
     "cluster/grammar": 3_750,  # the hook of a text, and the thread that compiles
-    "cluster/metrics": 2_340,
+    "cluster/metrics": 2_300,
     "cluster/models": 8_410,  # blocks of every format as groups; a GGUF file is read once
-    "cluster/plan": 10_780,  # a way back for drafts that lost all trust; laws of verified nodes
+    "cluster/plan": 10_820,  # a way back for drafts that lost all trust; laws of verified nodes
     "cluster/requests": 690,  # why a request had no drafts
-    "cluster/rpc": 9_300,
+    "cluster/rpc": 10_200,  # the messages that its codecs read
     "cluster/simulate": 5_470,
     "cluster/spec": 16_300,  # what asking is worth; masses alike; trees as bits; statistics in sum
-    "cluster/text": 8_000,  # where a text ends, for the ingress and `LLM` alike; places of tokens
+    "cluster/text": 8_580,  # where a text ends, places of tokens; prompts, and what an answer shows
     "cluster/train": 12_870,  # Muon where products of bfloat16 are emulated; noise by prompt
-    "cluster/worker": 17_370,  # ranks, by hand and under Ray alike; plain numbers of residents
-    "deployments": 24_450,  # parts get the environment of their command; updates that fail
+    "cluster/worker": 17_460,  # ranks and parts, by hand and under Ray; plain numbers of residents
+    "deployments": 24_460,  # parts get the environment of their command; updates that fail
     "deployments/bench": 2_820,
     "deployments/evaluate": 1_770,
-    "deployments/ingress": 36_510,
+    "deployments/ingress": 36_000,
     "deployments/page": 310,
     "docs": 3_720,  # what generates was in the product
     "k8s": 1_720,
     "models": 3_210,  # the recipe of the demonstration, which was in cluster/train
-    "tests": 369_210,  # loops that C++ replaced; proofs of a GPU without one; states and latents
+    "tests": 369_520,  # loops that C++ replaced; proofs of a GPU without one; states and latents
 }
 
 

@@ -24,9 +24,9 @@ from cluster.config.schema import (
     EngineConfig,
     TargetConfig,
 )
-from cluster.core import EMPTY_TREE, Commit, DraftTask, SamplingParams, TokenTree, token_array
+from cluster.core import EMPTY_TREE, Commit, SamplingParams, TokenTree, token_array
 from cluster.draft import registry
-from cluster.draft.base import DrafterContext
+from cluster.draft.base import DrafterContext, DraftTask
 from cluster.draft.host import Host, layers_of
 from cluster.draft.inside import StepWants
 from cluster.engine.engine import Engine

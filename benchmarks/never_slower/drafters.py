@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from cluster.core import DraftTask, Proposal, TokenTree
-from cluster.draft.base import DrafterContext
+from cluster.core import Proposal, TokenTree
+from cluster.draft.base import DrafterContext, DraftTask
 from cluster.draft.committed_text import CommittedTextDrafter, RequestState
 from cluster.records import frozen
 

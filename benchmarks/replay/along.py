@@ -15,14 +15,13 @@ import numpy as np
 from cluster.core import (
     EMPTY_TOKENS,
     Commit,
-    DraftTask,
     Proposal,
     SamplingParams,
     TokenArray,
     TokenLogprob,
     token_array,
 )
-from cluster.draft.base import Drafter
+from cluster.draft.base import Drafter, DraftTask
 from cluster.draft.inside import WANTS_NOTHING, StepReader, StepRows
 from cluster.errors import ProtocolError
 from cluster.records import frozen, record

@@ -21,7 +21,7 @@ from cluster.config.schema import Config, CoordinatorConfig, DrafterConfig
 from cluster.draft import registry
 from cluster.draft.base import DrafterContext
 from cluster.draft.breaker import CircuitBreaker
-from cluster.messages import WorkerDescription
+from cluster.rpc.messages import WorkerDescription
 from cluster.rpc.server import ServerStream, run_until_signal, serve_worker
 from cluster.spec.step_profile import StepProfile
 from cluster.worker.draft_profile import profile_drafting

@@ -16,7 +16,9 @@ import uvloop
 
 from benchmarks.support.options import add_options, parser_of
 from cluster.core import FinishReason, TokenArray
-from cluster.messages import (
+from cluster.plan.texts import NO_SOURCES
+from cluster.rpc.link import Link, run_until_first_ends
+from cluster.rpc.messages import (
     Load,
     Open,
     StepFrame,
@@ -26,8 +28,6 @@ from cluster.messages import (
     VerdictFrame,
     WorkerDescription,
 )
-from cluster.plan.texts import NO_SOURCES
-from cluster.rpc.link import Link, run_until_first_ends
 from cluster.rpc.server import run_until_signal, serve_worker
 
 MAX_SEQUENCES = 4096

@@ -24,10 +24,10 @@ from cluster.core import (
     TokenEvent,
     token_array,
 )
-from cluster.messages import EventFrame, SubmitFrame
 from cluster.records import frozen
 from cluster.rpc.channel import CoordinatorLink, connect_coordinator
 from cluster.rpc.link import Link
+from cluster.rpc.messages import EventFrame, SubmitFrame
 
 _JOIN_S = 30.0
 

@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import ipaddress
 import re
-import socket
 from collections.abc import Mapping
 from dataclasses import field
 from typing import Annotated, ClassVar, Literal
@@ -65,13 +64,6 @@ def url_of(text: str) -> str:
     if parts.port == 0:
         raise ValueError("port 0 is nobody's; name the one that is listened at")
     return text
-
-
-def free_port() -> int:
-    """A port of loopback that nobody uses now; torch's rendezvous binds it a moment later."""
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])
 
 
 def is_loopback(host: str) -> bool:

@@ -46,7 +46,7 @@ class Range:
 
     def __str__(self) -> str:
         if math.isinf(self.high):
-            return f"at least {self.low:g}"
+            return f"{'above' if self.is_open else 'at least'} {self.low:g}"
         excluded = ", both excluded" if self.is_open else ""
         return f"between {self.low:g} and {self.high:.10g}{excluded}"
 

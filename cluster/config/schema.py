@@ -42,17 +42,14 @@ from cluster.config.processes import (
     TargetConfig,
 )
 from cluster.config.speculation import RolloutConfig
-from cluster.errors import NotFoundError
 from cluster.logs import LogFormat
 from cluster.records import frozen
 
 # Of other modules, which have them from here.
 __all__ = [
-    "AccessConfig",
     "ApiConfig",
     "CoordinatorConfig",
     "DashboardConfig",
-    "DataPlaneConfig",
     "DrafterConfig",
     "DrafterPlacement",
     "EngineConfig",
@@ -61,7 +58,6 @@ __all__ = [
     "NetworkConfig",
     "PlacementConfig",
     "TargetConfig",
-    "TlsConfig",
 ]
 
 
@@ -266,14 +262,3 @@ class Config:
         if task in self.tasks:
             return self.tasks[task]
         return self.tasks.get("default", self.on_their_own)
-
-    def check_in_pool(self, name: str) -> None:
-        """Raise NotFoundError unless a drafter of that name runs in a process of its own."""
-        if name in self.residents:
-            raise NotFoundError(
-                f"drafter {name!r} runs inside the target; to run it in a process of its own, give "
-                f"it one: drafters.{name}.placement={{num_cpus: 1}}"
-            )
-        if name not in self.drafters:
-            known = ", ".join(self.pool) or "none"
-            raise NotFoundError(f"no drafter is named {name!r}; the pool of the file has: {known}")

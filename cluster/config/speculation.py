@@ -37,14 +37,6 @@ class DraftLengthOverride:
     max_draft_tokens: NonNegativeInt = 0
     """Draft tokens that one step may then verify per sequence."""
 
-    def is_for(self, latency_class: str, task: str, num_sequences: int) -> bool:
-        """True for such a text in a step of so many."""
-        return (
-            num_sequences >= self.load_from
-            and self.class_ in ("", latency_class)
-            and self.task in ("", task)
-        )
-
 
 @frozen
 class DraftLengthConfig:

@@ -12,8 +12,8 @@ from cluster.coordinator.targets import TargetSeat
 from cluster.core import Request
 from cluster.draft.registry import has_laws
 from cluster.errors import ContextLengthError, NotFoundError, RequestError, TooLargeError
-from cluster.messages import WorkerDescription
 from cluster.requests.fields import REMOVED_LAWS, Law
+from cluster.rpc.messages import WorkerDescription
 from cluster.spec.params import check_params, check_tokens, clash_of_law
 from cluster.spec.tree_check import num_ids
 

@@ -37,7 +37,11 @@ from cluster.coordinator.workers import (
 )
 from cluster.core import Clock, Request, TokenEvent
 from cluster.errors import ProtocolError
-from cluster.messages import (
+from cluster.metrics.recorder import COORDINATOR, Recorder, readable, side_by_side
+from cluster.plan.autoscaling import WAITING, WORTH, Statistics
+from cluster.plan.fence import Fence
+from cluster.rpc.link import Link, end_tasks
+from cluster.rpc.messages import (
     HEARTBEAT_S,
     EventFrame,
     Load,
@@ -46,10 +50,6 @@ from cluster.messages import (
     VerdictFrame,
     WorkerDescription,
 )
-from cluster.metrics.recorder import COORDINATOR, Recorder, readable, side_by_side
-from cluster.plan.autoscaling import WAITING, WORTH, Statistics
-from cluster.plan.fence import Fence
-from cluster.rpc.link import Link, end_tasks
 from cluster.spec.native import trees
 
 log = logging.getLogger(__name__)
@@ -83,22 +83,18 @@ class Coordinator:
         listen(Answered, "scores", self._pool.hear)
         listen(Ended, "statistics", self._auditor.hear)
         listen(Stepped, "metrics", self._watches.hear)
-        self._is_watching = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._link_numbers = itertools.count(1)
         self._looked_at = clock()  # for targets that say nothing
         trees.is_available()  # compiles now what would be waited for when the first drafter comes
 
     async def start(self) -> None:
-        """Start the watch over timeouts; idempotent."""
-        if not self._is_watching:
-            self._is_watching = True
-            self._kept(asyncio.create_task(self._watch_forever()))
+        """Start the watch over timeouts."""
+        self._kept(asyncio.create_task(self._watch_forever()))
 
     async def stop(self) -> None:
         """Cancel every request and leave every worker."""
         self._table.cancel_all()
-        self._is_watching = False
         await end_tasks(*self._tasks)
 
     async def export_learned(self) -> dict[str, Any]:

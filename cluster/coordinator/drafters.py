@@ -19,10 +19,10 @@ from cluster.coordinator.session import MAX_LOST_IN_A_ROW, Session
 from cluster.core import Observation, Proposal
 from cluster.draft.breaker import CircuitBreaker
 from cluster.logs import OnceAMinute
-from cluster.messages import PoolTree, ProposalFrame, Refusal, WorkerDescription
 from cluster.plan.fence import Fence
 from cluster.plan.in_flight import best_of, gather, look_at
 from cluster.plan.roster import DraftScores, Roster
+from cluster.rpc.messages import PoolTree, ProposalFrame, Refusal, WorkerDescription
 from cluster.spec.tree_check import problem_in_text, problems_of_proposals
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from cluster.coordinator.present import Present
 from cluster.coordinator.sessions import SessionTable
 from cluster.core import EMPTY_TOKENS, FinishReason, Request, TokenEvent
 from cluster.errors import CapacityError, DrafthouseError, WorkerError
-from cluster.messages import HEARTBEAT_S, EventFrame, SubmitFrame, error_event
 from cluster.rpc.link import Link, Outbox, run_until_first_ends
+from cluster.rpc.messages import HEARTBEAT_S, EventFrame, SubmitFrame, error_event
 
 log = logging.getLogger(__name__)
 

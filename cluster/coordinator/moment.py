@@ -11,9 +11,9 @@ from cluster import metrics
 from cluster.coordinator.drafters import LEFT_ALONE, DrafterPool
 from cluster.coordinator.present import Answered, Asked, Ended, Present, Stepped
 from cluster.core import Request
-from cluster.messages import Load, TextVerdict
 from cluster.metrics import Metric, vllm_metrics
 from cluster.requests.fields import PlainWhy
+from cluster.rpc.messages import Load, TextVerdict
 from cluster.spec import evidence
 from cluster.spec.acceptance import AcceptanceModel, Group
 

@@ -14,10 +14,10 @@ from cluster.config.schema import Config
 from cluster.coordinator.session import Session
 from cluster.coordinator.targets import TargetSeat
 from cluster.core import Clock, FinishReason
-from cluster.messages import AdapterList, StepReport, TextVerdict, WorkerDescription
 from cluster.metrics.recorder import Recorder
 from cluster.plan.fence import Fence
 from cluster.records import record
+from cluster.rpc.messages import AdapterList, StepReport, TextVerdict, WorkerDescription
 from cluster.spec.acceptance import Group
 
 E = TypeVar("E")

@@ -12,9 +12,9 @@ from cluster.coordinator.workers import Worker
 from cluster.core import Clock, Commit, Observation, Proposal
 from cluster.draft.base import told_params
 from cluster.draft.breaker import CircuitBreaker
-from cluster.messages import CommitFrame, ProposalFrame, Refusal, WorkerDescription
 from cluster.plan.texts import MAX_LAG
 from cluster.rpc.link import Link
+from cluster.rpc.messages import CommitFrame, ProposalFrame, Refusal, WorkerDescription
 
 DrafterLink = Link[CommitFrame, ProposalFrame]
 

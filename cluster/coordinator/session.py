@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from cluster.core import Request, TokenEvent
-from cluster.messages import Open, TextName, TextVerdict
 from cluster.plan.roster import lot_of
 from cluster.plan.texts import Text
 from cluster.requests.fields import PlainWhy, Redraw, StepCount
+from cluster.rpc.messages import Open, TextName, TextVerdict
 from cluster.spec.acceptance import group_of
 from cluster.spec.statistics import TextStatistics
 from cluster.spec.token_log import TokenLog

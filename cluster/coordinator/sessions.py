@@ -26,9 +26,9 @@ from cluster.errors import (
     UnavailableError,
     WorkerError,
 )
-from cluster.messages import Load, error_event
 from cluster.plan.texts import MAX_DRAFTERS
 from cluster.requests.idle import OF_STEPS, IdleReason
+from cluster.rpc.messages import Load, error_event
 from cluster.spec import evidence
 
 log = logging.getLogger(__name__)

@@ -19,15 +19,15 @@ from cluster.coordinator.sessions import SessionTable
 from cluster.coordinator.targets import TargetSeat
 from cluster.coordinator.workers import TARGET_CONFIG, served_by_all
 from cluster.errors import CapacityError, ProtocolError, RequestError, error_from_code
-from cluster.messages import (
+from cluster.plan.fence import Fence
+from cluster.requests.fields import StepCount
+from cluster.rpc.messages import (
     Heartbeat,
     Refusal,
     StepReport,
     TextVerdict,
     VerdictFrame,
 )
-from cluster.plan.fence import Fence
-from cluster.requests.fields import StepCount
 from cluster.spec.tree_check import num_ids
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,8 @@ from typing import Any
 from cluster.config.schema import CoordinatorConfig
 from cluster.coordinator.session import Session
 from cluster.coordinator.workers import Worker
-from cluster.messages import (
+from cluster.rpc.link import Link
+from cluster.rpc.messages import (
     MAX_UNACKNOWLEDGED,
     AdapterList,
     Heartbeat,
@@ -32,7 +33,6 @@ from cluster.messages import (
     VerdictFrame,
     WorkerDescription,
 )
-from cluster.rpc.link import Link
 
 # What a target says of its control loop in status reports.
 _OF_LOOP = ("scores", "loads", "rollouts")

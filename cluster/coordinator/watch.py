@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from cluster.coordinator.present import Stepped
 from cluster.coordinator.replica import DrafterReplica
 from cluster.core import Clock
-from cluster.messages import ProposalFrame, StepReport
 from cluster.records import frozen
+from cluster.rpc.messages import ProposalFrame, StepReport
 
 _ROUNDS_EVERY_S = 0.1
 _TICKS_OF_STATE, _TICKS_OF_SCORES = 10, 50

@@ -13,10 +13,10 @@ from typing import Any, Self, TypeVar
 from cluster import metrics
 from cluster.cpp import NEEDED
 from cluster.errors import ProtocolError, WorkerError
-from cluster.messages import AdapterList, WorkerDescription
 from cluster.metrics.recorder import Recorder
 from cluster.models.made_for import MadeFor, checkpoint_of
 from cluster.rpc.link import Link, Outbox, run_until_first_ends
+from cluster.rpc.messages import AdapterList, WorkerDescription
 from cluster.spec.native import trees
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from cluster.core import Commit, Observation, Proposal, TokenTree
 from cluster.draft.inside import StepReader, StepWants
 from cluster.errors import CapacityError, DrafthouseError, ProtocolError
-from cluster.messages import Refusal
+from cluster.rpc.messages import Refusal
 
 # Counts travel in 32 bits.
 MAX_COUNT = (1 << 32) - 1

@@ -9,10 +9,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any, Protocol, runtime_checkable
 
-from cluster.core import Commit, DraftTask, Observation, Proposal, SamplingParams
+from cluster.core import Commit, Observation, Proposal, SamplingParams
 from cluster.grammar.text import ConstrainedText
 from cluster.records import frozen
 from cluster.requests.fields import GrammarSpec, derived_key
+
+
+@frozen
+class DraftTask:
+    """Asks a drafter for one bounded slice of growth of one request's tree."""
+
+    request_id: str
+    generation: int
+    max_nodes: int
 
 
 @frozen

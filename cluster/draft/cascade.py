@@ -17,15 +17,15 @@ from dataclasses import dataclass, replace
 from functools import reduce
 
 from cluster.config.processes import CoordinatorConfig
-from cluster.core import Clock, Commit, DraftTask, Observation, Proposal
-from cluster.draft.base import Drafter, DrafterContext, Grafting
+from cluster.core import Clock, Commit, Observation, Proposal
+from cluster.draft.base import Drafter, DrafterContext, DraftTask, Grafting
 from cluster.draft.breaker import CircuitBreaker
 from cluster.draft.committed_text import CommittedTextDrafter, RequestState
 from cluster.draft.inside import StepRows
 from cluster.draft.options import CascadeOptions
 from cluster.draft.runner import Runner
-from cluster.messages import Refusal
 from cluster.models.made_for import MadeFor, made_for_of
+from cluster.rpc.messages import Refusal
 
 
 @dataclass(slots=True, eq=False)

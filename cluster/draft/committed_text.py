@@ -13,7 +13,6 @@ from typing import Generic, Self, TypeVar
 
 from cluster.core import (
     Commit,
-    DraftTask,
     FloatArray,
     Observation,
     Proposal,
@@ -21,7 +20,7 @@ from cluster.core import (
     TokenArray,
     TokenTree,
 )
-from cluster.draft.base import DrafterContext
+from cluster.draft.base import DrafterContext, DraftTask
 from cluster.spec.token_log import TokenLog, common_prefix_len
 
 

@@ -17,8 +17,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from cluster.core import DraftTask, Proposal
-from cluster.draft.base import DrafterContext
+from cluster.core import Proposal
+from cluster.draft.base import DrafterContext, DraftTask
 from cluster.draft.candidates import Ranking
 from cluster.draft.head_cache import SpanAttention
 from cluster.draft.head_drafter import HeadDrafter, HeadRequest

@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 import numpy as np
 import torch
 
-from cluster.core import DraftTask, Proposal, TokenArray
-from cluster.draft.base import DrafterContext
+from cluster.core import Proposal, TokenArray
+from cluster.draft.base import DrafterContext, DraftTask
 from cluster.draft.candidates import conditionals
 from cluster.draft.head_cache import Span, TextCache, TextContext, TextRows, block_rows
 from cluster.draft.heads.block import BlockHead

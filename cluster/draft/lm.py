@@ -13,8 +13,8 @@ from dataclasses import replace
 
 import torch
 
-from cluster.core import EMPTY_TREE, Commit, DraftTask, Observation, Proposal, TokenArray
-from cluster.draft.base import DrafterContext
+from cluster.core import EMPTY_TREE, Commit, Observation, Proposal, TokenArray
+from cluster.draft.base import DrafterContext, DraftTask
 from cluster.draft.draft_model import DraftModel, load_draft_model
 from cluster.draft.live_tree import KEPT_SHARE, LiveTree, Node
 from cluster.draft.lm_request import LMRequest

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from cluster.core import DraftTask, Proposal
-from cluster.draft.base import DrafterContext
+from cluster.core import Proposal
+from cluster.draft.base import DrafterContext, DraftTask
 from cluster.draft.draft_model import DraftModel
 from cluster.draft.heads.load import head_target, load_draft_head
 from cluster.draft.inside import host_of

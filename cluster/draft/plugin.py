@@ -15,7 +15,6 @@ from typing import Any
 
 from cluster.core import (
     Commit,
-    DraftTask,
     FloatArray,
     Observation,
     Proposal,
@@ -24,7 +23,7 @@ from cluster.core import (
     TokenTree,
     token_array,
 )
-from cluster.draft.base import Drafter, DrafterContext, Interruptible
+from cluster.draft.base import Drafter, DrafterContext, DraftTask, Interruptible
 from cluster.draft.committed_text import (
     DraftedRequest,
     RequestState,

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster.core import Commit, DraftTask, Observation, Proposal, TokenArray
-from cluster.draft.base import DrafterContext
+from cluster.core import Commit, Observation, Proposal, TokenArray
+from cluster.draft.base import DrafterContext, DraftTask
 from cluster.draft.inside import WANTS_NOTHING, StepRows, StepWants, host_of
 from cluster.draft.options import RecorderOptions
 from cluster.draft.recorded import (

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -92,6 +93,8 @@ KINDS: Mapping[str, Kind] = {
     RECORDER: Kind("recorder:Recorder", "options:Recorder", is_inside=True),
 }
 _EXTERNAL = Kind("")  # what is believed of somebody else's
+# Those that cost nothing until a request has what they are for, a grammar or a prediction.
+_ALWAYS = ("grammar", "prediction")
 # What replaces kinds that are gone.
 REMOVED: Mapping[str, str] = {
     "openai": "serve a small model as kind: lm, or use the look-ups of kind: suffix"
@@ -115,6 +118,34 @@ def check(name: str, config: DrafterConfig) -> Any:
         if KINDS[config.kind].is_inside:
             config.check_resident(f"drafters.{name}", f"kind: {config.kind}")
     return parse(options, config.options, f"drafters.{name}.options")
+
+
+def drafters_of(drafts: Sequence[str], target: str) -> dict[str, dict[str, Any]]:
+    """Return the `drafters` of a configuration.
+
+    drafts: each a kind that needs no model (`suffix`), a draft model, `KIND=MODEL` for one of
+    another kind (`eagle3=FOLDER`), or `module:Class`.  target: its model, part of which `mtp` is.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for draft in dict.fromkeys((*drafts, *_ALWAYS)):
+        kind, _, model = draft.rpartition("=")
+        if not kind:
+            kind, model = (draft, "") if draft in KINDS or _is_class(draft) else ("lm", draft)
+        options: dict[str, Any] = {}
+        if kind == "lm":
+            options = {"engine": {"model": model, "memory_fraction": 0.1}}
+        elif model or kind == "mtp":
+            options = {"model": model or target}
+        name = kind.rpartition(":")[2]
+        others = (f"{name}{number}" for number in itertools.count(2))
+        free = next(each for each in itertools.chain([name], others) if each not in found)
+        found[free] = {"kind": kind, "options": options}
+    return found
+
+
+def _is_class(draft: str) -> bool:
+    module, _, name = draft.partition(":")
+    return name.isidentifier() and all(part.isidentifier() for part in module.split("."))
 
 
 def has_laws(kind: str) -> bool:

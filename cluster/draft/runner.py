@@ -14,17 +14,17 @@ from operator import index
 from typing import Any, TypeVar
 
 from cluster import metrics
-from cluster.core import Clock, Commit, DraftTask, Observation, Proposal, SamplingParams
+from cluster.core import Clock, Commit, Observation, Proposal, SamplingParams
 from cluster.draft import answers as checks
 from cluster.draft.answers import MAX_COUNT, checked_observation, narrowed, reader_of, told_of
-from cluster.draft.base import Drafter, Interruptible
+from cluster.draft.base import Drafter, DraftTask, Interruptible
 from cluster.draft.breaker import CircuitBreaker
 from cluster.draft.committed_text import RequestState, commit_of
 from cluster.draft.inside import WANTS_NOTHING, StepReader, StepRows
 from cluster.errors import DrafthouseError, ProtocolError, WorkerError
 from cluster.logs import OnceAMinute
-from cluster.messages import Refusal
 from cluster.metrics.recorder import Recorder
+from cluster.rpc.messages import Refusal
 from cluster.spec.token_log import TokenLog
 from cluster.spec.tree_check import ANY_VOCABULARY, problem_in_text, problems_of_proposals
 

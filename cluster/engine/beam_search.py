@@ -24,10 +24,9 @@ from cluster.core import (
     TokenArray,
     TokenLogprob,
     TokenTree,
-    Verdict,
     token_array,
 )
-from cluster.engine.work import EngineLimits, Output, Steps, Work
+from cluster.engine.work import EngineLimits, Output, Steps, Verdict, Work
 from cluster.errors import RequestError
 from cluster.requests.fields import BeamEnd
 from cluster.spec.beam_search import Beam, BeamSearch, Hypothesis

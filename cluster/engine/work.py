@@ -9,12 +9,13 @@ import numpy as np
 import torch
 
 from cluster.config.schema import EngineConfig
-from cluster.core import EMPTY_TREE, TokenArray, TokenTree
+from cluster.core import EMPTY_TREE, TokenArray, TokenLogprob, TokenTree
 from cluster.engine.cpu import kernels
 from cluster.engine.memory.kv_cache import Reach
 from cluster.engine.taps import Taps
 from cluster.errors import ContextLengthError, RequestError
 from cluster.records import frozen, record
+from cluster.requests.fields import BeamEnd, Redraw
 from cluster.spec.logprobs import TopTokens, top_tokens
 
 
@@ -99,6 +100,24 @@ class Output:
     error: RequestError | None = None
     top: TopTokens | None = None
     num_cached: int = 0
+
+
+@record
+class Verdict:
+    """The target's answer to one text and the tree that continued it.
+
+    context_len: tokens before the first of token_ids.  path: accepted nodes of the tree, root
+    first.  token_ids: int32[len(path) + 1], the path's tokens and one more of the target's.
+    """
+
+    request_id: str
+    context_len: int
+    path: TokenArray
+    token_ids: TokenArray
+    logprobs: tuple[TokenLogprob, ...] = ()
+    num_cached: int = 0  # tokens that were found in the prefix cache
+    beams: tuple[BeamEnd, ...] = ()  # only of a beam search: token_ids are all its texts
+    redraws: tuple[Redraw, ...] = ()  # only of an audit
 
 
 @record

@@ -6,14 +6,8 @@ A request is what a client sends; it asks for one text or several (n, best_of, p
 
 from __future__ import annotations
 
-from cluster.metrics.metric import (
-    ITL_SECONDS,
-    TTFT_SECONDS,
-    counter,
-    gauge,
-    histogram,
-)
 from cluster.metrics.metric import Metric as Metric
+from cluster.metrics.metric import counter, gauge, histogram
 
 REQUESTS = counter(
     "drafthouse_requests",
@@ -74,17 +68,51 @@ TOKEN_RATE = gauge(
     "These tokens, per second, in the last ten full seconds. kind: prompt or output.",
     ("kind",),
 )
+# All bounds that vLLM has, since `vllm_metrics` tells the same series under its names; and finer
+# ones below them, because small models write a token within a millisecond.
+_LONG_SECONDS = (0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 TTFT = histogram(
     "drafthouse_time_to_first_token_seconds",
     "Time from a text's arrival to its first token.",
     ("task",),
-    TTFT_SECONDS,
+    (
+        0.001,
+        0.005,
+        0.01,
+        0.02,
+        0.04,
+        0.06,
+        0.08,
+        0.1,
+        0.25,
+        *_LONG_SECONDS,
+        160.0,
+        640.0,
+        2560.0,
+    ),
 )
 ITL = histogram(
     "drafthouse_inter_token_latency_seconds",
     "Time between two pieces of a stream, divided by the tokens of the later one.",
     ("task",),
-    ITL_SECONDS,
+    (
+        0.0005,
+        0.001,
+        0.002,
+        0.003,
+        0.005,
+        0.0075,
+        0.01,
+        0.025,
+        0.05,
+        0.075,
+        0.1,
+        0.15,
+        0.2,
+        0.3,
+        0.4,
+        *_LONG_SECONDS,
+    ),
 )
 # Few bounds: there are as many histograms as segments.
 _SEGMENT_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -303,4 +331,4 @@ MISSING_PROCESSES = gauge(
     ("role",),
 )
 
-ALL: tuple[Metric, ...] = tuple(value for value in globals().values() if isinstance(value, Metric))
+ALL = tuple(value for value in globals().values() if isinstance(value, Metric))

@@ -103,9 +103,8 @@ class Recorder(Collector):
         """
         recorded = {family.name: family for family in self.registry.collect()}
         for family in (*recorded.values(), *vllm_metrics.imitate(recorded)):
-            own = self._own_labels
-            if family.name.startswith(vllm_metrics.PREFIX):
-                own = self._vllm_labels
+            is_vllms = family.name.startswith(vllm_metrics.PREFIX)
+            own = self._vllm_labels if is_vllms else self._own_labels
             family.samples = [
                 each._replace(labels=each.labels | own)
                 for each in family.samples

@@ -112,9 +112,7 @@ STEP_TOKENS = histogram(
     buckets=(1.0, *(float(2**exponent) for exponent in range(3, 15))),
 )
 
-RECORDED: tuple[Metric, ...] = tuple(
-    value for value in globals().values() if isinstance(value, Metric)
-)
+RECORDED = tuple(value for value in globals().values() if isinstance(value, Metric))
 
 
 @frozen

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from cluster.config.schema import CoordinatorConfig
-from cluster.config.speculation import DraftLengthConfig
+from cluster.config.speculation import DraftLengthConfig, DraftLengthOverride
 from cluster.plan.ensemble import Ensemble
 from cluster.plan.in_flight import (
     Moment,
@@ -255,9 +255,18 @@ def _cap(text: Text, settings: DraftLengthConfig, num_sequences: int) -> int:
         cap = min(cap, text.draft_len)
     task = text.group[0].partition("@")[0]  # without its adapter
     for rule in settings.overrides:
-        if rule.is_for(text.latency_class, task, num_sequences):
+        if applies(rule, text.latency_class, task, num_sequences):
             return min(cap, rule.max_draft_tokens)
     return cap
+
+
+def applies(rule: DraftLengthOverride, latency_class: str, task: str, num_sequences: int) -> bool:
+    """True if a rule is for such a text in a step of so many."""
+    return (
+        num_sequences >= rule.load_from
+        and rule.class_ in ("", latency_class)
+        and rule.task in ("", task)
+    )
 
 
 def _follow(text: Text, settings: DraftLengthConfig, num_tokens: int) -> None:

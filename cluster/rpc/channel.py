@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 import grpc
 
 from cluster.errors import DrafthouseError, ProtocolError, WorkerError
-from cluster.messages import PROTOCOL_VERSION, EventFrame, SubmitFrame, WorkerDescription
 from cluster.rpc.codec import DESCRIPTION
 from cluster.rpc.conversations import COORDINATOR, DRAFTER, TARGET, Service
 from cluster.rpc.frames import MAX_FRAME_BYTES
+from cluster.rpc.messages import PROTOCOL_VERSION, EventFrame, SubmitFrame, WorkerDescription
 from cluster.rpc.options import channel_options
 from cluster.rpc.status import CODE_KEY, error_from_status
 from cluster.rpc.stream import StreamLink

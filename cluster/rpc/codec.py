@@ -14,9 +14,9 @@ import numpy as np
 from cluster.client.generated import common_pb2 as pb
 from cluster.core import FinishReason, SamplingParams, TokenLogprob, TokenTree
 from cluster.errors import ProtocolError
-from cluster.messages import WorkerDescription
 from cluster.requests.fields import BeamEnd, BeamSpec, DraftStep, EarlyStopping, Law
 from cluster.rpc.codec_records import ByHand, Codec, enum_codec, record_codec
+from cluster.rpc.messages import WorkerDescription
 from cluster.spec.tree_check import ANY_VOCABULARY, check_tree
 
 

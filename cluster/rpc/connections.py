@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Generic, TypeVar
 
 from cluster.errors import DrafthouseError, ProtocolError
-from cluster.messages import WorkerDescription
 from cluster.records import frozen
 from cluster.rpc.link import Link, end_tasks
+from cluster.rpc.messages import WorkerDescription
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,13 @@ from cluster.core import (
     TokenTree,
 )
 from cluster.errors import ProtocolError
-from cluster.messages import (
+from cluster.records import frozen
+from cluster.requests.fields import NO_LAWS, PlainWhy
+from cluster.rpc.codec import PARTS
+from cluster.rpc.codec_records import TOKENS, ByHand, enum_codec, record_codec
+from cluster.rpc.frames import FrameCodec, refusing
+from cluster.rpc.generated import coordinator_pb2, draft_pb2, target_pb2
+from cluster.rpc.messages import (
     CommitFrame,
     EventFrame,
     Open,
@@ -30,12 +36,6 @@ from cluster.messages import (
     VerdictFrame,
     error_event,
 )
-from cluster.records import frozen
-from cluster.requests.fields import NO_LAWS, PlainWhy
-from cluster.rpc.codec import PARTS
-from cluster.rpc.codec_records import TOKENS, ByHand, enum_codec, record_codec
-from cluster.rpc.frames import FrameCodec, refusing
-from cluster.rpc.generated import coordinator_pb2, draft_pb2, target_pb2
 
 # The frames between ingress and coordinator.
 

@@ -15,8 +15,8 @@ from typing import Any, Generic, TypeVar, get_origin, get_type_hints
 from google.protobuf.message import DecodeError, Message
 
 from cluster.errors import ProtocolError, TooLargeError
-from cluster.messages import Refusal
 from cluster.rpc.codec_records import Codec, record_codec
+from cluster.rpc.messages import Refusal
 
 F = TypeVar("F")
 V = TypeVar("V")

@@ -41,18 +41,16 @@ class Mailbox(Generic[S]):
         self.is_closed = False
         self._arrived = asyncio.Event()
         self._has_space = asyncio.Event()
-        self._has_space.set()
 
     async def put(self, message: S) -> None:
         """Add a message, waiting for space; raises the failure, or WorkerError when closed."""
         while not self.is_closed and len(self._messages) >= self._window:
+            self._has_space.clear()
             await self._has_space.wait()
         if self.is_closed:
             raise self._error or WorkerError("the link is closed; open a new one")
         self._messages.append(message)
         self._arrived.set()
-        if len(self._messages) >= self._window:
-            self._has_space.clear()
 
     async def get(self) -> S:
         """The oldest message; raises StopAsyncIteration at the end, or the failure."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+# As gRPC takes them.
+Options = list[tuple[str, int]]
+
 # A peer that vanished silently (power, network) is detected after at most their sum.
 _KEEPALIVE_TIME_MS = 5_000
 _KEEPALIVE_TIMEOUT_MS = 5_000
@@ -23,7 +26,7 @@ _NO_COMPRESSION = 0b1
 _FRAME_SLACK_BYTES = 64 * 1024
 
 
-def channel_options(max_frame_bytes: int) -> list[tuple[str, int]]:
+def channel_options(max_frame_bytes: int) -> Options:
     """Options of a client channel that may receive frames of max_frame_bytes."""
     return [
         *_common(max_frame_bytes),
@@ -35,7 +38,7 @@ def channel_options(max_frame_bytes: int) -> list[tuple[str, int]]:
     ]
 
 
-def public_server_options(max_message_bytes: int, max_calls: int) -> list[tuple[str, int]]:
+def public_server_options(max_message_bytes: int, max_calls: int) -> Options:
     """Options of the public service's own server; it reads no longer message.
 
     max_calls: at a time; a client may make them all over one connection."""
@@ -53,7 +56,7 @@ def public_server_options(max_message_bytes: int, max_calls: int) -> list[tuple[
     ]
 
 
-def server_options(max_frame_bytes: int) -> list[tuple[str, int]]:
+def server_options(max_frame_bytes: int) -> Options:
     """Options of a server that may receive frames of max_frame_bytes."""
     return [
         *_server(MAX_CALLS),
@@ -73,7 +76,7 @@ _BOUNDS = [
 ]
 
 
-def _server(max_calls: int) -> list[tuple[str, int]]:
+def _server(max_calls: int) -> Options:
     return [
         *_BOUNDS,
         ("grpc.max_concurrent_streams", max_calls),
@@ -83,7 +86,7 @@ def _server(max_calls: int) -> list[tuple[str, int]]:
     ]
 
 
-def _common(max_frame_bytes: int) -> list[tuple[str, int]]:
+def _common(max_frame_bytes: int) -> Options:
     return [
         ("grpc.max_receive_message_length", max_frame_bytes + _FRAME_SLACK_BYTES),
         ("grpc.max_send_message_length", max_frame_bytes + _FRAME_SLACK_BYTES),

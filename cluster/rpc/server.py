@@ -19,13 +19,13 @@ import grpc
 
 from cluster.config.doors import joined
 from cluster.errors import ConfigError, DrafthouseError, WorkerError
-from cluster.messages import WorkerDescription
 from cluster.options import port
 from cluster.rpc.codec import DESCRIPTION
 from cluster.rpc.conversations import COORDINATOR, SERVICES, Answer, Ask, Service
 from cluster.rpc.frames import MAX_FRAME_BYTES
 from cluster.rpc.generated import coordinator_pb2
 from cluster.rpc.link import Link, end_tasks
+from cluster.rpc.messages import WorkerDescription
 from cluster.rpc.options import MAX_CALLS, server_options
 from cluster.rpc.status import abort
 from cluster.rpc.stream import StreamLink

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
 from cluster.errors import DrafthouseError, WorkerError
-from cluster.messages import Refusal
 from cluster.rpc.frames import FrameCodec
 from cluster.rpc.link import Link, Mailbox, end_tasks
+from cluster.rpc.messages import Refusal
 
 log = logging.getLogger(__name__)
 

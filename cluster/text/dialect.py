@@ -9,8 +9,10 @@ from functools import partial
 from cluster.core import TokenArray
 from cluster.records import frozen
 from cluster.requests.fields import GrammarSpec
+from cluster.text.answer import AnswerReader, all_text
+from cluster.text.prompt import ChatUse
 from cluster.text.tokenizer import Tokenizer
-from cluster.text.tool_calls.base import AnswerReader, CallFormat, Part, Reads, UnreadText
+from cluster.text.tool_calls.base import CallFormat, Part, Reads, UnreadText
 from cluster.text.tool_calls.deepseek import CALLS_BEGIN, DEEPSEEK
 from cluster.text.tool_calls.harmony import HARMONY
 from cluster.text.tool_calls.hermes import HERMES
@@ -133,21 +135,21 @@ class Dialect:
         start = () if begun or self.is_harmony else self.markers.start_ids
         return replace(grammar, reasoning_start=start, reasoning_end=self.markers.end_ids)
 
-    def reader(self, prompt_ids: Prompt, *, with_calls: bool) -> AnswerReader | None:
-        """Reads one answer to this prompt; None where the answer is all of its text."""
+    def reader(self, prompt_ids: Prompt, use: ChatUse) -> AnswerReader:
+        """Reads one answer to this prompt."""
         if self.is_harmony:
-            return AnswerReader(HARMONY.read)
-        calls = self.calls.read if with_calls and self.calls is not None else None
+            return AnswerReader(HARMONY.read, use)
+        calls = self.calls.read if use.reads_calls and self.calls is not None else all_text
         markers = self.markers
         begun = False if markers is None else markers.begins_inside(prompt_ids)
         if markers is None or begun is False:
-            return None if calls is None else AnswerReader(calls)
+            return AnswerReader(calls, use)
 
         def read(source: UnreadText) -> Reads[None]:
             yield from markers.read(source, begins_inside=begun)
-            yield from source.until((), Part) if calls is None else calls(source)
+            yield from calls(source)
 
-        return AnswerReader(read)
+        return AnswerReader(read, use)
 
 
 def dialect_of(tokenizer: Tokenizer, tool_parser: str, reasoning_parser: str) -> Dialect:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from cluster.config.schema import Config
 from cluster.draft import registry
 from cluster.draft.base import DrafterContext
-from cluster.messages import WorkerDescription
 from cluster.models.engine_state import EngineState
 from cluster.models.fingerprint import version_of
 from cluster.models.made_for import made_for_of
+from cluster.rpc.messages import WorkerDescription
 from cluster.worker.draft_worker import DraftWorker
 from cluster.worker.models import model_folders, parts_of
 from cluster.worker.priority import freeze_gc, importing, pin_to_cores, shorten_switch_interval

@@ -79,9 +79,21 @@ async def _target(config: Config, arguments: Namespace) -> None:
 
 async def _draft(config: Config, arguments: Namespace) -> None:
     name = arguments.name
-    config.check_in_pool(name)
+    check_in_pool(config, name)
     worker = await asyncio.to_thread(load_drafter, config, name)
     await _serve(worker, f"drafter {name}", config, arguments)
+
+
+def check_in_pool(config: Config, name: str) -> None:
+    """Raise NotFoundError unless a drafter of that name runs in a process of its own."""
+    if name in config.residents:
+        raise NotFoundError(
+            f"drafter {name!r} runs inside the target; to run it in a process of its own, give it "
+            f"one: drafters.{name}.placement={{num_cpus: 1}}"
+        )
+    if name not in config.drafters:
+        known = ", ".join(config.pool) or "none"
+        raise NotFoundError(f"no drafter is named {name!r}; the pool of the file has: {known}")
 
 
 async def _serve(worker: Any, title: str, config: Config, arguments: Namespace) -> None:

@@ -23,9 +23,9 @@ from cluster.draft.base import Drafter
 from cluster.draft.breaker import CircuitBreaker
 from cluster.draft.runner import Runner
 from cluster.errors import WorkerError
-from cluster.messages import CommitFrame, ProposalFrame, Refusal, WorkerDescription
 from cluster.plan import autoscaling
 from cluster.rpc.link import Link, run_until_first_ends
+from cluster.rpc.messages import CommitFrame, ProposalFrame, Refusal, WorkerDescription
 from cluster.worker.mailbox import LinkEnd, ThreadMail
 from cluster.worker.priority import lower_priority
 

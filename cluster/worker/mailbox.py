@@ -18,7 +18,10 @@ from queue import SimpleQueue
 from typing import Any, ClassVar, TypeVar
 
 from cluster.errors import CapacityError
-from cluster.messages import (
+from cluster.models.engine_state import EngineState
+from cluster.plan.texts import Text
+from cluster.rpc.link import Link, Outbox
+from cluster.rpc.messages import (
     MAX_UNACKNOWLEDGED,
     AdapterList,
     Load,
@@ -26,9 +29,6 @@ from cluster.messages import (
     StepReport,
     VerdictFrame,
 )
-from cluster.models.engine_state import EngineState
-from cluster.plan.texts import Text
-from cluster.rpc.link import Link, Outbox
 
 T = TypeVar("T")
 S = TypeVar("S")

@@ -12,9 +12,9 @@ from cluster.config.parse import check_that, parse
 from cluster.config.schema import Config, DrafterConfig, EngineConfig
 from cluster.draft.options import HEAD_KINDS
 from cluster.errors import ConfigError
-from cluster.messages import WorkerDescription
 from cluster.models.resolve import resolve, resolve_head
 from cluster.models.weights import check_finite, stored_bytes
+from cluster.rpc.messages import WorkerDescription
 
 
 def parts_of(config: Config, name: str) -> dict[str, DrafterConfig]:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import NoReturn, TypeVar
 
 from cluster import logs
-from cluster.config.doors import LOOPBACK, free_port
+from cluster.config.doors import LOOPBACK
 from cluster.config.schema import Config
 from cluster.errors import WorkerError
 from cluster.worker.build import follow_target
@@ -34,6 +34,13 @@ _BEAT, _BEAT_S, _LOOK_S = b"\0", 0.25, 0.5
 _GRACE_S, _KILL_S = 8.0, 1.0
 
 
+def _free_port() -> int:
+    """A port of loopback that nobody uses now; torch's rendezvous binds it a moment later."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
 class Ranks:
     """Ranks 1 and up of this process's target; none where it has no tensor parallelism.
 
@@ -44,7 +51,7 @@ class Ranks:
         # All on one machine, they talk over loopback: none of them asks who calls.
         for library in ("GLOO", "NCCL"):
             os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
-        self._leader = f"{LOOPBACK}:{free_port()}"
+        self._leader = f"{LOOPBACK}:{_free_port()}"
         self._followers = [
             _Follower(config, rank, self._leader, log_level)
             for rank in range(1, config.target.engine.tensor_parallel)

@@ -22,12 +22,12 @@ from cluster.draft.base import Drafter, told_params
 from cluster.draft.breaker import CircuitBreaker, has_stalled
 from cluster.draft.inside import WANTS_NOTHING, StepRows, StepWants
 from cluster.draft.runner import Runner
-from cluster.messages import Refusal, StepReport
 from cluster.metrics.recorder import Recorder
 from cluster.models.fingerprint import NO_MODEL, ModelVersion
 from cluster.models.made_for import made_for_of
 from cluster.plan.texts import MAX_LAG, Resident
 from cluster.records import record
+from cluster.rpc.messages import Refusal, StepReport
 from cluster.spec import evidence
 from cluster.spec.step_profile import MAX_COMMIT, DraftTime
 from cluster.worker.texts import TargetText

@@ -15,10 +15,10 @@ from typing import Any
 
 from cluster import metrics
 from cluster.core import Clock
-from cluster.messages import StepReport, TextVerdict, VerdictFrame
 from cluster.plan.fence import Fence
 from cluster.plan.in_flight import PLAIN, Moment, Plan, Round, laws_of_verified
 from cluster.requests.fields import NO_LAWS, PlainWhy
+from cluster.rpc.messages import StepReport, TextVerdict, VerdictFrame
 from cluster.spec.budget import NO_DRAFTS, Ask
 from cluster.worker.mailbox import TargetStream
 from cluster.worker.residents import NOTHING_DRAFTED, Drafted, ResidentDrafter

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
-from cluster.core import EMPTY_TOKENS, EMPTY_TREE, TokenArray, TokenLogprob, TokenTree, Verdict
+from cluster.core import EMPTY_TOKENS, EMPTY_TREE, TokenArray, TokenLogprob, TokenTree
 from cluster.draft.base import params_beside_rows
 from cluster.draft.inside import WANTS_NOTHING, StepRows, StepWants
 from cluster.engine.beam_search import BeamRun
 from cluster.engine.draw.sampled_text import NO_LOGITS, SampledText
 from cluster.engine.taps import Taps
-from cluster.engine.work import Output
+from cluster.engine.work import Output, Verdict
 from cluster.grammar.text import GrammarHook
 from cluster.spec.logprobs import token_logprobs
 from cluster.spec.transfer import sent

@@ -20,7 +20,12 @@ from cluster.draft.options import OWN_LAYERS
 from cluster.engine.engine import Engine
 from cluster.engine.loading.peft_folder import read_adapters
 from cluster.errors import ConfigError, WorkerError
-from cluster.messages import (
+from cluster.models.fingerprint import NO_MODEL
+from cluster.plan import autoscaling
+from cluster.plan.controller import Controller
+from cluster.plan.roster import DraftScores, Roster
+from cluster.rpc.link import Link, run_until_first_ends
+from cluster.rpc.messages import (
     HEARTBEAT_S,
     AdapterList,
     Heartbeat,
@@ -28,11 +33,6 @@ from cluster.messages import (
     VerdictFrame,
     WorkerDescription,
 )
-from cluster.models.fingerprint import NO_MODEL
-from cluster.plan import autoscaling
-from cluster.plan.controller import Controller
-from cluster.plan.roster import DraftScores, Roster
-from cluster.rpc.link import Link, run_until_first_ends
 from cluster.worker.mailbox import TargetStream
 from cluster.worker.models import check_models, parts_of
 from cluster.worker.priority import freeze_gc

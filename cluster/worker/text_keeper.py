@@ -12,7 +12,11 @@ from dataclasses import replace
 import torch
 
 from cluster.errors import CapacityError, DrafthouseError, ProtocolError, RequestError, WorkerError
-from cluster.messages import (
+from cluster.metrics.recorder import TARGET, Recorder
+from cluster.plan.controller import Controller
+from cluster.plan.fence import Fence
+from cluster.plan.texts import POOL
+from cluster.rpc.messages import (
     Open,
     PoolTree,
     Refusal,
@@ -20,10 +24,6 @@ from cluster.messages import (
     VerdictFrame,
     WorkerDescription,
 )
-from cluster.metrics.recorder import TARGET, Recorder
-from cluster.plan.controller import Controller
-from cluster.plan.fence import Fence
-from cluster.plan.texts import POOL
 from cluster.spec.native import trees as native
 from cluster.spec.params import check_params
 from cluster.spec.tree_check import are_sound

@@ -14,15 +14,15 @@ from cluster.core import (
     SamplingParams,
     TokenArray,
     TokenTree,
-    Verdict,
     token_array,
 )
 from cluster.draft.committed_text import RequestState
-from cluster.messages import Open, StepReport, TextName, TextVerdict
+from cluster.engine.work import Verdict
 from cluster.plan.in_flight import PLAIN, InFlight
 from cluster.plan.roster import lot_of
 from cluster.plan.texts import MAX_DRAFTERS, SourceBits, Text
 from cluster.requests.fields import NO_LAWS, PROFILE_TENANT, DraftStep, Laws, PlainWhy
+from cluster.rpc.messages import Open, StepReport, TextName, TextVerdict
 from cluster.spec.acceptance import group_of
 from cluster.spec.token_log import TokenLog
 from cluster.worker.mailbox import TargetStream

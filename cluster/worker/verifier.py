@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from cluster.core import EMPTY_TREE, Clock, SamplingParams, TokenArray, TokenTree, Verdict
+from cluster.core import EMPTY_TREE, Clock, SamplingParams, TokenArray, TokenTree
 from cluster.draft.inside import WANTS_NOTHING, StepRows, StepWants
 from cluster.engine.beam_search import BeamRun
 from cluster.engine.cpu import kernels
 from cluster.engine.draw.batch import BatchDraws, no_law, walk_by_ratio
-from cluster.engine.work import Drawn, Output, Work
+from cluster.engine.work import Drawn, Output, Verdict, Work
 from cluster.errors import DrafthouseError, RequestError, WorkerError
 from cluster.grammar.text import GrammarHook
-from cluster.messages import StepReport
 from cluster.records import record
+from cluster.rpc.messages import StepReport
 from cluster.spec.draw import FusedDraw
 from cluster.spec.tree import walk_draws
 from cluster.worker.step_rows import (

@@ -20,10 +20,10 @@ from cluster.records import record
 from cluster.requests.fields import DraftStep
 from cluster.text.completion import GrowingText, TextStream, beam_event
 from cluster.text.dialect import Dialect
+from cluster.text.prompt import ChatUse, Prompt
 from cluster.text.tokenizer import Tokenizer
 from cluster.text.tool_calls.base import NOTHING, Part
-from cluster.text.tool_calls.json_call import TextArgument
-from deployments.ingress.spec import ChatUse, GenerationSpec, Prompt, Resumed
+from deployments.ingress.spec import GenerationSpec, Resumed
 from deployments.ingress.ticket import Ticket
 
 PromptLogprobs = Sequence[TokenLogprob | None]
@@ -125,10 +125,10 @@ class Choice(GrowingText):
         dialect: Dialect,
     ) -> None:
         """request: what is submitted.  dialect: in which a conversation is answered."""
-        self._use = spec.chat or ChatUse()
-        if spec.chat is None:  # the text is the answer
-            dialect = Dialect()
-        shows_specials = dialect.shows_specials(with_calls=self._use.reads_calls)
+        use = spec.prompts[0].use
+        if use is None:  # the text is the answer
+            use, dialect = ChatUse(), Dialect()
+        shows_specials = dialect.shows_specials(with_calls=use.reads_calls)
         self.text = TextStream(
             tokenizer,
             spec.stop,
@@ -141,12 +141,10 @@ class Choice(GrowingText):
         self.index = index
         self.rank = index % spec.num_choices  # among its prompt's samples
         self.request = request
-        self._reader = dialect.reader(request.prompt_ids, with_calls=self._use.reads_calls)
-        self._argument: TextArgument | None = None  # of the call that is being read
-        self._has_calls = self._is_cut = False
+        self._reader = dialect.reader(request.prompt_ids, use)
         if len(request.output_ids):
             # The text was delivered before the stream broke; only the position is needed.
-            self._read(self.text.push(request.output_ids).text, is_last=False)
+            self._reader.push(self.text.push(request.output_ids).text)
         self.num_resumed = self.text.num_tokens  # which another request has counted
         self.ticket: Ticket | None = None  # it is over, not submitted yet, or never is
         self.queue_time_s = self.prefill_time_s = 0.0
@@ -183,7 +181,9 @@ class Choice(GrowingText):
         if delta is None or not (delta.text or delta.num_tokens or reason):
             return []
         kept = delta.num_tokens
-        parts = self._read(delta.text, is_last=reason is not None)
+        parts = self._reader.push(delta.text)
+        if reason is not None:
+            parts += self._reader.finish()
         *first, last = parts or [NOTHING]
         end = Delta(
             self.index,
@@ -196,42 +196,7 @@ class Choice(GrowingText):
             cumulative_logprob=event.beams[0].logprob if event.beams else None,
             draft_steps=event.draft_steps,
             draft_steps_dropped=self.ticket.trace.num_dropped if self.ticket else 0,
-            has_calls=self._has_calls,
-            is_cut=self._is_cut,
+            has_calls=self._reader.has_calls,
+            is_cut=self._reader.is_cut,
         )
         return [*(Delta(self.index, part) for part in first), end]
-
-    def _read(self, text: str, *, is_last: bool) -> list[Part]:
-        """What new text brings, in its order; is_last: it is the end of the answer."""
-        if self._reader is None:
-            return [Part(text)] if text else []
-        parts = self._shown(self._reader.push(text))
-        if is_last:
-            rest = self._shown(self._reader.finish())
-            if self._use.is_forced:
-                # Text at the end is then the beginning of a call.
-                calls = [part for part in rest if part.kind != "text"]
-                self._is_cut |= len(calls) < len(rest) or not self._has_calls
-                rest = calls
-            parts += rest
-        return parts
-
-    def _shown(self, parts: list[Part]) -> list[Part]:
-        shown: list[Part] = []
-        for part in parts:
-            if not part.is_call:
-                if self._use.shows_reasoning or part.kind == "text":
-                    shown.append(part)
-            elif self._use.reads_calls and (self._use.is_parallel or part.index == 0):
-                self._has_calls, self._is_cut = True, not part.is_end
-                shown.append(self._as_text(part))
-        return shown
-
-    def _as_text(self, part: Part) -> Part:
-        """A piece of a call, with the text of its arguments where it is of a custom tool."""
-        if part.name is not None:
-            self._argument = TextArgument() if part.name in self._use.custom else None
-        if self._argument is None:
-            return part
-        text = self._argument.push(part.text, is_end=part.is_end)
-        return replace(part, kind="custom", text=text)

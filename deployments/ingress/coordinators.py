@@ -12,12 +12,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import TypeVar
 
 from cluster.config.schema import CoordinatorConfig
+from cluster.coordinator.workers import served_by_all
 from cluster.core import FinishReason, Request, TokenEvent
 from cluster.errors import CapacityError, DrafthouseError, TooLargeError, UnavailableError
-from cluster.messages import WorkerDescription
 from cluster.rpc.channel import CoordinatorLink
 from cluster.rpc.connections import Endpoint
 from cluster.rpc.link import run_until_first_ends
+from cluster.rpc.messages import WorkerDescription
 from deployments.ingress.ticket import CoordinatorPeer, Ticket
 
 log = logging.getLogger(__name__)
@@ -110,8 +111,6 @@ class Coordinators:
 
     async def wait_connected(self) -> None:
         """Wait for a coordinator to connect; raises UnavailableError if none does in time."""
-        if self._peers:
-            return
         limit_s = self._settings.target_timeout_s
         try:
             async with asyncio.timeout(limit_s):
@@ -180,10 +179,9 @@ class Coordinators:
 
         A coordinator that has said nothing yet is left out.  If that is all, nothing changes.
         """
-        told = [peer.adapters.served for peer in self._peers.values() if peer.adapters is not None]
+        told = [peer.adapters for peer in self._peers.values() if peer.adapters is not None]
         if told:
-            shared = [each for each in told[0] if all(each in other for other in told)]
-            self.adapters = {each.partition("@")[0]: each for each in shared}
+            self.adapters = {each.partition("@")[0]: each for each in served_by_all(told).served}
 
     def _deliver(self, peer: CoordinatorPeer, event: TokenEvent) -> None:
         ticket = peer.tickets.get(event.request_id)

@@ -17,10 +17,11 @@ from cluster.requests.fields import REMOVED_LAWS
 from cluster.rpc.codec import EARLY_STOPPING, LAW
 from cluster.rpc.codec_records import TOKENS
 from cluster.text.json_text import parse_json
+from cluster.text.prompt import Held, Prompt
 from deployments.ingress.api.contract import REQUIRED, Body, supported
 from deployments.ingress.nested import KINDS, Speculation, StructuredOutputs
 from deployments.ingress.openai_request import OF_MESSAGES, Scored, Turns
-from deployments.ingress.spec import GenerationSpec, Held, Limits, Prompt, Resumed
+from deployments.ingress.spec import GenerationSpec, Limits, Resumed
 from deployments.ingress.wording import Names, shown
 
 _MAX_NAME_LEN = 128
@@ -100,7 +101,7 @@ def to_spec(message: pb.GenerateRequest, limits: Limits) -> GenerationSpec:
     call._expected = message.prediction
     if sampling.HasField("grammar"):
         call._grammar = _grammar(sampling.grammar.kind, sampling.grammar.source, limits)
-    spec = call.generation((prompt,), num_samples=width)
+    spec = call.generation((prompt,), width)
     return dataclasses.replace(spec, resumed=resumed)
 
 
@@ -188,7 +189,7 @@ def prompt_of(message: Any, limits: Limits) -> Prompt:
     RequestError for none."""
     kind = message.WhichOneof("prompt")
     place = "chat.messages" if kind == "chat" else kind
-    names = Names({"messages": place, "prompt": place})
+    names = {"messages": place, "prompt": place}
     if kind == "text":
         if not message.text:
             raise RequestError.at("text", "empty; send at least one character")

@@ -14,12 +14,13 @@ from cluster import metrics
 from cluster.config.schema import Config
 from cluster.core import SamplingParams, TokenArray
 from cluster.errors import DrafthouseError, UnavailableError
-from cluster.messages import WorkerDescription
 from cluster.metrics.recorder import INGRESS, Recorder, Told, ToldRequest
 from cluster.rpc.channel import CoordinatorLink, connect_coordinator
 from cluster.rpc.connections import Connections, Endpoint, Endpoints
+from cluster.rpc.messages import WorkerDescription
 from cluster.rpc.trust import NO_TRUST, Trust
 from cluster.text.dialect import dialect_of
+from cluster.text.prompt import Prompt
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.coordinators import Coordinators, answers_of
 from deployments.ingress.event_stream import Watchers
@@ -27,8 +28,9 @@ from deployments.ingress.generation import Generation
 from deployments.ingress.keys import ANYBODY, Caller, KeyRing, Quotas
 from deployments.ingress.metrics_page import AskOthers, metrics_page, nobody, stats_of
 from deployments.ingress.prompts import GrammarCheck, encode_all
-from deployments.ingress.spec import GenerationSpec, Limits, Prompt, ResponseStore
+from deployments.ingress.spec import GenerationSpec, Limits, ResponseStore
 from deployments.ingress.tracing import follow, provider_of, write_line
+from deployments.ingress.wording import Names
 
 log = logging.getLogger(__name__)
 
@@ -212,7 +214,7 @@ class Ingress:
 
     async def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> TokenArray:
         """The tokens of a prompt; raises RequestError for one that no context can hold."""
-        with prompt.names.told():
+        with Names(prompt.names).told():
             (token_ids,) = await encode_all(
                 [prompt],
                 self.tokenizer,

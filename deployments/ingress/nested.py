@@ -13,8 +13,9 @@ from cluster.errors import ForbiddenError, RequestError, joined
 from cluster.grammar.json_schema import lenient
 from cluster.requests.fields import REMOVED_LAWS, GrammarSpec
 from cluster.text.json_text import parse_json
+from cluster.text.prompt import Held
 from deployments.ingress.api.contract import REQUIRED, Body, Read, supported, up_to
-from deployments.ingress.spec import Held, Limits
+from deployments.ingress.spec import Limits
 from deployments.ingress.wording import TEXT, JsonObject, json_kind, shown
 
 _MAX_CHOICES, _MAX_CHOICE_LEN = 4096, 65536

@@ -16,6 +16,7 @@ from pydantic import Field, PrivateAttr, WithJsonSchema
 from cluster.core import TokenArray
 from cluster.errors import RequestError
 from cluster.text.chat import text_of, tool_calls_of
+from cluster.text.prompt import Held, Message, PlacedMessages, Prompt
 from deployments.ingress.api.contract import REQUIRED, Body, Read, instead, supported
 from deployments.ingress.sampling import (
     OF_MODEL,
@@ -25,15 +26,7 @@ from deployments.ingress.sampling import (
     ModelName,
     Sampling,
 )
-from deployments.ingress.spec import (
-    ChatUse,
-    GenerationSpec,
-    Held,
-    Limits,
-    Message,
-    PlacedMessages,
-    Prompt,
-)
+from deployments.ingress.spec import GenerationSpec, Limits
 from deployments.ingress.tools import TEXT_ARGUMENT, ToolUse
 from deployments.ingress.wording import TEXT_OR_OBJECTS, JsonObject, Schema, json_kind
 
@@ -146,8 +139,7 @@ class AnsweredConversation(ToolUse, Sampling):
     """A conversation that is answered."""
 
     def asked(self) -> GenerationSpec:
-        prompt, use = self.prompt_of(self.form())
-        return self.generation((prompt,), use=use)
+        return self.generation((self.prompt_of(self.form()),))
 
 
 class Conversation(ToolUse):
@@ -317,10 +309,8 @@ class Tokenize(_MayName, Conversation):
         if (self.prompt is None) == (not self.messages):
             raise RequestError.at("prompt", "send either prompt or messages")
 
-    def prompt_of(self, form: Held | None = None) -> tuple[Prompt, ChatUse]:
-        if self.prompt is None:
-            return super().prompt_of(form)
-        return Prompt(text=self.prompt), ChatUse()
+    def prompt_of(self, form: Held | None = None) -> Prompt:
+        return super().prompt_of(form) if self.prompt is None else Prompt(text=self.prompt)
 
 
 class Detokenize(_MayName):

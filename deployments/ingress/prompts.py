@@ -23,8 +23,9 @@ from cluster.errors import CapacityError, ContextLengthError, RequestError, Unav
 from cluster.grammar import compiler
 from cluster.requests.fields import GrammarSpec
 from cluster.spec.params import MAX_PREDICTION_TOKENS
+from cluster.text.prompt import Prompt
 from cluster.text.tokenizer import Tokenizer
-from deployments.ingress.spec import GenerationSpec, Prompt
+from deployments.ingress.spec import GenerationSpec
 
 # Encoding this much text takes about two milliseconds; more is encoded in another thread.
 _INLINE_CHARACTERS = 8192
@@ -41,9 +42,8 @@ async def prediction_ids(
     if not text or not spec.prediction_drafters:
         return ()
     _check_prediction(len(text), "characters", int(MAX_PREDICTION_TOKENS * max_chars_per_token))
-    prompts = [Prompt(text=text)]
     (found,) = await encode_all(
-        prompts, tokenizer, 0, max_chars_per_token, add_special_tokens=False
+        [Prompt(text=text)], tokenizer, 0, max_chars_per_token, add_special_tokens=False
     )
     _check_prediction(len(found), "tokens", MAX_PREDICTION_TOKENS)
     return tuple(found.tolist())
@@ -72,7 +72,7 @@ async def encode_all(
     max_context_len: tokens, 0 = unknown.  Raises ContextLengthError, before it encodes anything,
     for text that is too long for the context.
     """
-    counts = list(map(_num_characters, prompts))
+    counts = [prompt.num_characters for prompt in prompts]
     for count in counts:
         least = math.ceil(count / max_chars_per_token)
         if max_context_len and least > max_context_len:
@@ -83,17 +83,10 @@ async def encode_all(
                 "ingress.max_chars_per_token; reduce the length of the prompt",
             )
 
-    def encode(prompt: Prompt) -> TokenArray:
-        if prompt.token_ids is not None:
-            return prompt.token_ids
-        if prompt.messages is not None:
-            return tokenizer.apply_chat_template(
-                prompt.messages,
-                tools=prompt.tools,
-                add_generation_prompt=prompt.add_generation_prompt,
-                template_arguments=prompt.arguments,
-            )
-        return tokenizer.encode(prompt.text or "", add_special_tokens=add_special_tokens)
+    def encode() -> list[TokenArray]:
+        return [
+            prompt.encode(tokenizer, add_special_tokens=add_special_tokens) for prompt in prompts
+        ]
 
     work = sum(counts)
     for message in (message for prompt in prompts for message in prompt.messages or ()):
@@ -101,16 +94,8 @@ async def encode_all(
         work += _MESSAGE_CHARACTERS + len(message.get("reasoning_content", ""))
     # Nobody knows what a template makes of a client's arguments.
     if work <= _INLINE_CHARACTERS and not any(prompt.arguments for prompt in prompts):
-        return list(map(encode, prompts))
-    return await asyncio.to_thread(lambda: list(map(encode, prompts)))
-
-
-def _num_characters(prompt: Prompt) -> int:
-    messages = prompt.messages or ()
-    texts = [prompt.text or "", *(message["content"] for message in messages)]
-    calls = (message.get("tool_calls") for message in messages)
-    others = filter(None, (prompt.tools, prompt.arguments, *calls))
-    return sum(map(len, texts)) + sum(map(len, map(json.dumps, others)))
+        return encode()
+    return await asyncio.to_thread(encode)
 
 
 # A process of its own is asked whether a request's grammar compiles.

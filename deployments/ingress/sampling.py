@@ -13,9 +13,10 @@ from cluster.core import SpeculationOptions
 from cluster.errors import RequestError
 from cluster.requests.fields import DEFAULT_TENANT, BeamSpec, Law, asked_seed, tenant_of
 from cluster.spec.params import MAX_LENGTH_PENALTY
+from cluster.text.prompt import ChatUse, Held, Prompt
 from deployments.ingress.api.contract import Body, Read, or_text, supported, up_to
 from deployments.ingress.nested import ResponseFormat, Speculation, StructuredOutputs
-from deployments.ingress.spec import ChatUse, GenerationSpec, Held, Limits, Prompt
+from deployments.ingress.spec import GenerationSpec, Limits
 from deployments.ingress.wording import JsonObject, Names, shown
 
 MAX_NAME_LEN = 256
@@ -270,15 +271,11 @@ class Sampling(Named):
         )
 
     def generation(
-        self,
-        prompts: tuple[Prompt, ...],
-        *,
-        num_samples: int | None = None,
-        use: ChatUse | None = None,
+        self, prompts: tuple[Prompt, ...], num_samples: int | None = None
     ) -> GenerationSpec:
         """The generation that is asked for.
 
-        num_samples: per prompt, if more than n; of a search, its width.  use: of a chat.
+        num_samples: per prompt, if more than n; of a search, its width.
         """
         limits, num_samples, logprobs = self._limits, num_samples or self.n, self.num_logprobs()
         # Samples are ranked by their tokens' log-probabilities; beams are ranked already.
@@ -292,7 +289,7 @@ class Sampling(Named):
                 f"limit is {limits.max_sequences} (ingress.max_sequences_per_request); send fewer",
             )
         defaults, (_, most) = limits.defaults, self.length()
-        grammar, grammar_field = self._held(use) or (None, "")
+        grammar, grammar_field = self._held(prompts[0].use) or (None, "")
         task = limits.task_class(self.metadata.get("task") or limits.caller.key.default_task)
         given, beams = {name: getattr(self, name) for name in (*_PENALTIES, *_GREEDY)}, None
         speculation = self._speculation()
@@ -332,9 +329,8 @@ class Sampling(Named):
             prediction=self._expected,
             prediction_drafters=limits.predictors_of(task, speculation) if self._expected else (),
             tenant=self.tenant(),
-            chat=use,
             adapter=limits.adapters.get(self.model, ""),
             prompt_logprobs=self.prompt_logprobs,
             is_prompt_only=most == 0,
-            names=Names(own | prompts[0].names.own | {"grammar": grammar_field}),
+            names=Names({**own, **prompts[0].names, "grammar": grammar_field}),
         )

@@ -21,13 +21,10 @@ from cluster.core import (
 )
 from cluster.errors import ContextLengthError, NotFoundError, RequestError
 from cluster.records import frozen, record
-from cluster.requests.fields import GrammarSpec
 from cluster.text.dialect import Dialect
+from cluster.text.prompt import Message, Prompt
 from deployments.ingress.keys import ANYBODY, Caller
 from deployments.ingress.wording import JsonObject, Names, shown
-
-Message = Mapping[str, Any]  # as chat templates read them; content is a text, "" for none
-PlacedMessages = list[tuple[str, Message]]  # each with its place in the body
 
 
 @record
@@ -82,45 +79,6 @@ class ResponseStore:
 
 
 @record
-class Prompt:
-    """Exactly one of: a text to tokenise, token ids, or the messages of a conversation.
-
-    tools: for the template of a conversation.  arguments: what else it is given.
-    names: what the body that has it calls it, for errors that come later.
-    """
-
-    text: str | None = None
-    token_ids: TokenArray | None = None
-    messages: tuple[Message, ...] | None = None
-    tools: tuple[JsonObject, ...] = ()
-    add_generation_prompt: bool = True
-    arguments: JsonObject = field(default_factory=dict)
-    names: Names = field(default_factory=Names)
-
-
-# The grammar that holds an answer, and the field that it comes from.
-Held = tuple[GrammarSpec, str]
-
-
-@frozen
-class ChatUse:
-    """held: what the calls are held to, None = they are not; it comes from the form that the text
-    has, where it allows one in place of calls.
-
-    reads_calls: whether calls are looked for in the answer.  is_forced: whether it must be calls.
-    is_parallel: whether it may have several.  shows_reasoning: whether it is sent.
-    custom: names of tools whose calls are one text each.
-    """
-
-    held: Held | None = None
-    reads_calls: bool = False
-    is_forced: bool = False
-    is_parallel: bool = True
-    shows_reasoning: bool = True
-    custom: frozenset[str] = frozenset()
-
-
-@record
 class Resumed:
     """The part of one choice that a broken stream had already delivered."""
 
@@ -137,7 +95,6 @@ class GenerationSpec:
     seed: of all choices, which use the stream of their index; None = the ingress draws one seed
     per prompt, whose samples use streams 0, 1, ...
     num_choices: samples per prompt.  adapter: as `Request.adapter`.
-    chat: how the answers to a conversation are read; None = as plain text.
     prompt_logprobs: alternatives per token of the prompts, None = no log-probabilities of them.
     is_prompt_only: nothing is generated.
     prediction: what the client expects the output to be; prediction_drafters: those of its drafters
@@ -162,7 +119,6 @@ class GenerationSpec:
     segment: str
     speculation: SpeculationOptions
     tenant: bytes
-    chat: ChatUse | None
     adapter: str
     prompt_logprobs: int | None
     is_prompt_only: bool

@@ -18,9 +18,9 @@ import numpy as np
 
 from cluster.core import Request, TokenEvent, token_array
 from cluster.errors import CapacityError, DrafthouseError, error_from_code
-from cluster.messages import AdapterList, Load, SubmitFrame, WorkerDescription
 from cluster.requests.fields import DraftStep
 from cluster.rpc.channel import CoordinatorLink
+from cluster.rpc.messages import AdapterList, Load, SubmitFrame, WorkerDescription
 
 # Of one choice that asks for its draft trees.  A step without nodes counts as one.
 MAX_NODES = 4096

@@ -14,10 +14,11 @@ from cluster.grammar.json_schema import lenient
 from cluster.records import frozen
 from cluster.requests.fields import GrammarSpec
 from cluster.text.chat import RESERVED_ARGUMENTS
+from cluster.text.prompt import ChatUse, Held, Message, PlacedMessages, Prompt
 from cluster.text.tool_calls.base import NAME
 from deployments.ingress.api.contract import REQUIRED, Body, Read, instead, supported
-from deployments.ingress.spec import ChatUse, Held, Limits, Message, PlacedMessages, Prompt
-from deployments.ingress.wording import TEXT, JsonObject, Names, shown
+from deployments.ingress.spec import Limits
+from deployments.ingress.wording import TEXT, JsonObject, shown
 
 MAX_TOOLS = 128
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -225,8 +226,8 @@ class ToolUse(Body):
         on with that."""
         return True, False
 
-    def prompt_of(self, form: Held | None = None) -> tuple[Prompt, ChatUse]:
-        """The prompt, and how the answer is read.  form: what a text of the answer is held to.
+    def prompt_of(self, form: Held | None = None) -> Prompt:
+        """The prompt, with how the answer is read.  form: what a text of that is held to.
 
         Raises RequestError for tools that cannot be served, naming the field."""
         choice = self.choice()
@@ -244,14 +245,14 @@ class ToolUse(Body):
             self._arguments["continue_final_message"] = True
         own = dict.fromkeys(("messages", "prompt"), self.conversation)
         own |= {f"messages[{number}]": place for number, place in enumerate(places)}
-        prompt = Prompt(
+        return Prompt(
             messages=messages,
             tools=tuple(function.told() for function in functions),
             add_generation_prompt=adds_header,
             arguments=self._arguments,
-            names=Names(own),
+            use=use,
+            names=own,
         )
-        return prompt, use
 
     def _use(self, choice: CallChoice, functions: Sequence[Function], form: Held | None) -> ChatUse:
         shows, dialect = self.shows_reasoning(), self._limits.dialect

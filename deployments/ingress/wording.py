@@ -34,7 +34,7 @@ class Names:
     it raises is raised again with the field of the body; its other words are never touched.
     """
 
-    own: dict[str, str] = field(default_factory=dict)
+    own: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, path: str) -> str:
         """`path` as the body has it."""

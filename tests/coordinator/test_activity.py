@@ -10,9 +10,9 @@ from cluster.config.schema import Config
 from cluster.coordinator.moment import Series
 from cluster.coordinator.present import Answered, Present
 from cluster.core import SamplingParams, token_array
-from cluster.messages import Load, TextVerdict
 from cluster.metrics.recorder import Recorder
 from cluster.requests.fields import PlainWhy
+from cluster.rpc.messages import Load, TextVerdict
 from tests.support.coordinator.house import at_work, session
 from tests.support.coordinator.toys import ToyDrafter, oracle_chain
 

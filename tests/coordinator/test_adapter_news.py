@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from cluster.config.schema import CoordinatorConfig
 from cluster.coordinator.workers import TARGET_CONFIG, served_by_all
-from cluster.messages import AdapterList, WorkerDescription
+from cluster.rpc.messages import AdapterList, WorkerDescription
 from tests.support.coordinator.house import house, request
 from tests.support.coordinator.toys import ToyTarget
 from tests.support.deployments.stage import Stage, stage

@@ -23,8 +23,8 @@ from cluster.errors import (
     TooLargeError,
     UnavailableError,
 )
-from cluster.messages import Open
 from cluster.requests.fields import BeamSpec
+from cluster.rpc.messages import Open
 from cluster.spec.token_log import prefix_hash
 from tests.support.coordinator.house import (
     GREEDY,

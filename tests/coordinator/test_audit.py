@@ -12,8 +12,8 @@ from cluster import metrics
 from cluster.config.speculation import AuditConfig
 from cluster.core import SamplingParams, token_array
 from cluster.errors import RequestError
-from cluster.messages import TextVerdict, VerdictFrame
 from cluster.metrics import vllm_metrics
+from cluster.rpc.messages import TextVerdict, VerdictFrame
 from tests.support.choices import by_day
 from tests.support.coordinator.house import (
     GREEDY,

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from cluster.core import FinishReason, TokenLogprob, Verdict, token_array
+from cluster.core import FinishReason, TokenLogprob, token_array
+from cluster.engine.work import Verdict
 from cluster.errors import DrafthouseError
 from cluster.requests.fields import BeamEnd, BeamSpec
 from cluster.text.completion import beam_event

@@ -8,7 +8,7 @@ import pytest
 
 from cluster.core import Observation, SpeculationOptions, TokenTree
 from cluster.errors import CapacityError, ProtocolError, RequestError, WorkerError
-from cluster.messages import CommitFrame, ProposalFrame, Refusal
+from cluster.rpc.messages import CommitFrame, ProposalFrame, Refusal
 from tests.support.coordinator.house import GREEDY, House, at_work, house
 from tests.support.coordinator.toys import (
     ToyDrafter,

@@ -10,8 +10,8 @@ from cluster.coordinator.ingress import _MAX_UNREAD, IngressLink
 from cluster.coordinator.session import Deliver
 from cluster.core import EMPTY_TOKENS, FinishReason, Request, TokenEvent
 from cluster.errors import CapacityError, RequestError
-from cluster.messages import Load, SubmitFrame
 from cluster.rpc.link import Link, memory_pair
+from cluster.rpc.messages import Load, SubmitFrame
 from tests.support.coordinator.house import GREEDY, House, at_work, house, request, text_of
 from tests.support.coordinator.toys import ToyTarget, plain_text
 

@@ -8,7 +8,7 @@ import pytest
 
 from cluster.coordinator.session import MAX_LOST_IN_A_ROW
 from cluster.errors import WorkerError
-from cluster.messages import StepFrame, VerdictFrame
+from cluster.rpc.messages import StepFrame, VerdictFrame
 from tests.support.coordinator.house import GREEDY, SEEDED, at_work, house
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_in_a_crowd
 

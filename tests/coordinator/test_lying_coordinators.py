@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from cluster.messages import StepFrame
 from cluster.rpc.link import Link, memory_pair
+from cluster.rpc.messages import StepFrame
 from tests.support.choices import by_day
 from tests.support.coordinator.house import GREEDY, SEEDED, House, house
 from tests.support.coordinator.lying_frames import lying_frames

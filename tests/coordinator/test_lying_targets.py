@@ -11,7 +11,8 @@ import pytest
 from cluster.coordinator.target_links import problem_of
 from cluster.core import TokenLogprob, token_array
 from cluster.errors import ProtocolError
-from cluster.messages import (
+from cluster.requests.fields import PlainWhy
+from cluster.rpc.messages import (
     Heartbeat,
     Load,
     Refusal,
@@ -20,7 +21,6 @@ from cluster.messages import (
     TextVerdict,
     VerdictFrame,
 )
-from cluster.requests.fields import PlainWhy
 from tests.support.coordinator.house import GREEDY, SEEDED, at_work, house, session
 from tests.support.coordinator.toys import (
     VOCAB_SIZE,

@@ -7,8 +7,8 @@ from cluster.coordinator.admission import choose_seat
 from cluster.coordinator.session import Session
 from cluster.coordinator.targets import TargetSeat
 from cluster.core import SamplingParams
-from cluster.messages import Load, WorkerDescription
 from cluster.rpc.link import memory_pair
+from cluster.rpc.messages import Load, WorkerDescription
 from tests.support.coordinator.house import session
 
 PAGE = 4

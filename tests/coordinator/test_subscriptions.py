@@ -7,8 +7,8 @@ import pytest
 from cluster.config.schema import CoordinatorConfig
 from cluster.coordinator.replica import Subscription
 from cluster.core import token_array
-from cluster.messages import TextVerdict
 from cluster.plan.texts import NO_SOURCES
+from cluster.rpc.messages import TextVerdict
 from tests.support.coordinator.house import session
 
 ADAPTIVE, FIXED = CoordinatorConfig(), CoordinatorConfig(budget="fixed")

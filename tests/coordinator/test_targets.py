@@ -10,7 +10,10 @@ from cluster.coordinator.target_links import problem_of
 from cluster.coordinator.targets import TargetSeat
 from cluster.core import FinishReason, SamplingParams, TokenTree, token_array
 from cluster.errors import CapacityError
-from cluster.messages import (
+from cluster.plan.texts import NO_SOURCES
+from cluster.requests.fields import Redraw
+from cluster.rpc.link import memory_pair
+from cluster.rpc.messages import (
     Load,
     PoolTree,
     Refusal,
@@ -20,9 +23,6 @@ from cluster.messages import (
     VerdictFrame,
     WorkerDescription,
 )
-from cluster.plan.texts import NO_SOURCES
-from cluster.requests.fields import Redraw
-from cluster.rpc.link import memory_pair
 from tests.support.coordinator.house import at_work, request, session
 from tests.support.coordinator.toys import ToyTarget
 

@@ -11,8 +11,8 @@ import pytest
 
 from cluster.core import SamplingParams
 from cluster.errors import CapacityError
-from cluster.messages import ProposalFrame
 from cluster.rpc.link import Link
+from cluster.rpc.messages import ProposalFrame
 from tests.support.coordinator.house import GREEDY, SEEDED, House, at_work, house, text_of
 from tests.support.coordinator.toys import (
     ToyDrafter,

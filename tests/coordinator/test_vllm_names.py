@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.messages import AdapterList, Load, ProposalFrame, StepReport, VerdictFrame
 from cluster.models.engine_state import EngineState
+from cluster.rpc.messages import AdapterList, Load, ProposalFrame, StepReport, VerdictFrame
 from tests.support.coordinator.house import GREEDY, at_work, house, request, text_of
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain
 

@@ -15,8 +15,8 @@ from cluster.coordinator.coordinator import Coordinator
 from cluster.coordinator.present import Stepped
 from cluster.coordinator.watch import EVENTS, Drafts, Rounds, StepEvent, Watch, encoded
 from cluster.core import Commit, TokenTree
-from cluster.messages import ProposalFrame, StepReport
 from cluster.requests.fields import PlainWhy
+from cluster.rpc.messages import ProposalFrame, StepReport
 from tests.support.clock import FakeClock
 from tests.support.coordinator.house import at_work, text_of
 from tests.support.coordinator.toys import ToyDrafter, oracle_chain

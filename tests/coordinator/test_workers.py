@@ -9,8 +9,8 @@ import pytest
 
 from cluster.coordinator.workers import check_drafter, check_target
 from cluster.errors import ProtocolError
-from cluster.messages import WorkerDescription
 from cluster.rpc.link import memory_pair
+from cluster.rpc.messages import WorkerDescription
 from tests.support.coordinator.house import at_work
 from tests.support.coordinator.toys import ToyTarget, target_description
 

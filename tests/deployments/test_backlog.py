@@ -16,8 +16,8 @@ from cluster.core import (
     token_array,
 )
 from cluster.errors import WorkerError
+from cluster.text.prompt import Prompt
 from deployments.ingress.choice import PreparedPrompt
-from deployments.ingress.spec import Prompt
 from deployments.ingress.ticket import MAX_PIECES, Ticket
 
 NUM_STEPS = 5000

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from cluster.messages import WorkerDescription
 from cluster.rpc.connections import Connections, Endpoint
+from cluster.rpc.messages import WorkerDescription
 
 ONE, OTHER = Endpoint("one", "127.0.0.1:1"), Endpoint("other", "127.0.0.1:2")
 

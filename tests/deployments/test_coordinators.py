@@ -18,9 +18,9 @@ from cluster.errors import (
     TooLargeError,
     UnavailableError,
 )
-from cluster.messages import EventFrame, Load, SubmitFrame, WorkerDescription
 from cluster.rpc.connections import Endpoint
 from cluster.rpc.link import Link, memory_pair
+from cluster.rpc.messages import EventFrame, Load, SubmitFrame, WorkerDescription
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.ticket import Ticket
 from tests.support.coordinator.house import House, collect, house, request

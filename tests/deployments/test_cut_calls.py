@@ -15,12 +15,13 @@ from openai.types.responses import (
 )
 
 from cluster.core import FinishReason, TokenLogprob
+from cluster.text.prompt import ChatUse
 from cluster.text.tool_calls.json_call import TextArgument
 from deployments.ingress.api.response_request import Response
 from deployments.ingress.choice import Delta
 from deployments.ingress.openai_request import Chat
 from deployments.ingress.openai_response import delta_fields, finish_reason, whole_message
-from deployments.ingress.spec import ChatUse, GenerationSpec, Limits, ResponseStore
+from deployments.ingress.spec import GenerationSpec, Limits, ResponseStore
 from tests.deployments.test_openai_request import LIMITS, chat
 from tests.deployments.test_wrong_fields import LENIENT
 from tests.support.text.answers import (
@@ -223,7 +224,7 @@ def test_a_model_knows_it_as_a_function_of_one_text(spec: GenerationSpec):
     schema = function["parameters"]
     assert schema["required"] == ["input"]
     assert GRAMMAR["definition"] in schema["properties"]["input"]["description"]
-    assert spec.chat.custom == {"patch"}
+    assert spec.prompts[0].use.custom == {"patch"}
     assert spec.params.grammar is None
 
 

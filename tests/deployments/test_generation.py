@@ -14,10 +14,11 @@ import pytest
 from cluster.config.schema import Config, IngressConfig
 from cluster.core import SamplingParams, token_array
 from cluster.errors import CapacityError, DeadlineError, DrafthouseError, RequestError
+from cluster.text.prompt import Prompt
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.generation import Generation
 from deployments.ingress.prompts import encode_all
-from deployments.ingress.spec import GenerationSpec, Prompt, Resumed
+from deployments.ingress.spec import GenerationSpec, Resumed
 from deployments.ingress.tracing import write_line
 from tests.deployments.test_openai_request import PLAIN
 from tests.support.coordinator.toys import ToyDrafter, oracle_chain, plain_text

@@ -26,6 +26,7 @@ from deployments.ingress.choice import Delta
 from deployments.ingress.grpc_api import DELTA, STATS
 from deployments.ingress.grpc_request import prompt_of, request_name, to_spec
 from deployments.ingress.openai_request import CompletionBody
+from deployments.ingress.wording import Names
 from tests.deployments.test_openai_request import LIMITS, PLAIN, completion, refused
 from tests.support.rpc.frames_strategy import same
 
@@ -196,11 +197,13 @@ def test_what_a_call_turns_out_to_lack_later_has_its_messages_name():
         "sampling.max_tokens",
     ]
     tokens = GenerateRequest(tokens=TokenIds(token_ids=[1]))
-    assert prompt_of(tokens, LIMITS).names.of("prompt") == "tokens"
+    assert prompt_of(tokens, LIMITS).names["prompt"] == "tokens"
     turns = [ChatMessage(role=role, content="x") for role in ("user", "function")]
     chats = [GenerateRequest(chat=ChatMessages(messages=each)) for each in (turns, turns[:1])]
     assert refused(prompt_of, chats[0], LIMITS).param == "chat.messages[1].role"
-    assert prompt_of(chats[1], LIMITS).names.of("messages[0].role") == "chat.messages[0].role"
+    assert (
+        Names(prompt_of(chats[1], LIMITS).names).of("messages[0].role") == "chat.messages[0].role"
+    )
 
 
 def test_a_choice_travels_with_its_tokens_and_says_nothing_of_what_it_lacks():

@@ -10,8 +10,8 @@ import pytest
 
 from cluster.config.schema import Config, DrafterConfig
 from cluster.coordinator.coordinator import Coordinator
-from cluster.messages import WorkerDescription
 from cluster.rpc.link import end_tasks
+from cluster.rpc.messages import WorkerDescription
 from deployments.learned import keep, learned_file, write, write_forever
 
 TARGET = WorkerDescription("t", "target", "toy", model_hash="abc", devices=("cpu",))

@@ -9,10 +9,10 @@ import pytest
 from cluster.grammar.json_schema import lenient
 from cluster.requests.fields import GrammarSpec
 from cluster.text.dialect import FORMATS, Dialect, ReasoningMarkers
+from cluster.text.prompt import ChatUse
 from deployments.ingress.choice import Delta
 from deployments.ingress.openai_request import Chat
 from deployments.ingress.openai_response import finish_reason, whole_message
-from deployments.ingress.spec import ChatUse
 from tests.deployments.test_openai_request import LIMITS, chat
 from tests.support.errors import request_error
 from tests.support.grammar.specs import eos, ids_of, open_text
@@ -51,14 +51,14 @@ def test_tools_reach_the_template_and_leave_the_text_free():
         request = asked(tools=TOOLS, **fields)
         assert list(request.spec.prompts[0].tools) == TOOLS
         assert grammar_of(request) is None
-        assert request.spec.chat.reads_calls
+        assert request.spec.prompts[0].use.reads_calls
 
 
 @pytest.mark.parametrize("fields", [{"tools": TOOLS, "tool_choice": "none"}, {"tools": []}, {}])
 def test_without_a_choice_there_are_no_calls(fields: dict[str, Any]):
     request = asked(**fields)
     assert request.spec.prompts[0].tools == ()
-    assert not request.spec.chat.reads_calls
+    assert not request.spec.prompts[0].use.reads_calls
 
 
 def test_a_forced_call_is_held_to_its_schema():

@@ -12,8 +12,8 @@ import pytest
 
 from cluster.config.schema import Config, HttpConfig
 from cluster.errors import WorkerError
-from cluster.messages import WorkerDescription
 from cluster.rpc.connections import Endpoint
+from cluster.rpc.messages import WorkerDescription
 from cluster.rpc.server import serve_worker
 from deployments.ingress.event_stream import MAX_WATCHERS
 from deployments.ingress.http import create_app

@@ -15,9 +15,9 @@ from cluster.config.schema import (
     EngineConfig,
     TargetConfig,
 )
-from cluster.core import Commit, DraftTask, Observation, Proposal, TokenTree
+from cluster.core import Commit, Observation, Proposal, TokenTree
 from cluster.draft import registry
-from cluster.draft.base import DrafterContext
+from cluster.draft.base import DrafterContext, DraftTask
 from cluster.draft.cascade import CascadeDrafter
 from cluster.draft.options import CascadeOptions
 from cluster.draft.plugin import Draft, RequestState, TextDrafter

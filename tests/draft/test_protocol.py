@@ -11,8 +11,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from cluster.core import Commit, DraftTask, Proposal, SamplingParams, token_array
-from cluster.draft.base import Drafter, DrafterContext
+from cluster.core import Commit, Proposal, SamplingParams, token_array
+from cluster.draft.base import Drafter, DrafterContext, DraftTask
 from cluster.draft.suffix import SuffixDrafter, SuffixOptions
 from cluster.engine.engine import Engine
 from cluster.spec.token_log import prefix_hash

@@ -11,10 +11,10 @@ from cluster import metrics
 from cluster.config.schema import Config, DrafterConfig, TargetConfig
 from cluster.coordinator.workers import note_foreign
 from cluster.local import LLM
-from cluster.messages import WorkerDescription
 from cluster.metrics.recorder import Recorder
 from cluster.models.fingerprint import model_hash
 from cluster.models.made_for import MadeFor, folder_made_for, read_made_for, write_made_for
+from cluster.rpc.messages import WorkerDescription
 from tests.support.draft.heads import random_eagle3
 from tests.support.engine.driver import Factory
 from tests.support.local_models import engine

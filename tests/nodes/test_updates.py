@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from benchmarks.support.record import rows
-from cluster import messages
+from cluster.rpc import messages
 from tests.deployments.conftest import wait_until
 from tests.nodes.conftest import CONFIG, MODEL, Cluster, wait_until_whole
 from tests.nodes.faults import ROLES

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cluster.config.speculation import DraftLengthConfig, DraftLengthOverride
-from cluster.plan.controller import next_len
+from cluster.plan.controller import applies, next_len
 from cluster.plan.in_flight import Moment, Round
 from cluster.plan.texts import Text
 from tests.support.plan.played import LM, STEP_S, Played, text_of
@@ -157,8 +157,8 @@ def test_no_length_is_above_what_the_text_may_have(
 
 def test_all_conditions_of_a_rule_must_hold():
     rule = DraftLengthOverride(load_from=8, class_="throughput", task="code")
-    assert rule.is_for("throughput", "code", 8)
-    assert not rule.is_for("throughput", "code", 7)
-    assert not rule.is_for("interactive", "code", 8)
-    assert not rule.is_for("throughput", "default", 8)
-    assert DraftLengthOverride().is_for("", "default", 1)
+    assert applies(rule, "throughput", "code", 8)
+    assert not applies(rule, "throughput", "code", 7)
+    assert not applies(rule, "interactive", "code", 8)
+    assert not applies(rule, "throughput", "default", 8)
+    assert applies(DraftLengthOverride(), "", "default", 1)

@@ -20,7 +20,13 @@ from cluster.core import (
     token_array,
 )
 from cluster.errors import ProtocolError
-from cluster.messages import (
+from cluster.plan.texts import NO_SOURCES
+from cluster.requests.fields import BeamEnd
+from cluster.rpc.codec import LOGPROBS, PARAMS
+from cluster.rpc.conversations import COMMIT, COORDINATOR, EVENT, STEPS, SUBMIT, VERDICT
+from cluster.rpc.frames import FrameCodec, split
+from cluster.rpc.generated import coordinator_pb2, draft_pb2, target_pb2
+from cluster.rpc.messages import (
     EventFrame,
     Heartbeat,
     PoolTree,
@@ -32,12 +38,6 @@ from cluster.messages import (
     TextVerdict,
     VerdictFrame,
 )
-from cluster.plan.texts import NO_SOURCES
-from cluster.requests.fields import BeamEnd
-from cluster.rpc.codec import LOGPROBS, PARAMS
-from cluster.rpc.conversations import COMMIT, COORDINATOR, EVENT, STEPS, SUBMIT, VERDICT
-from cluster.rpc.frames import FrameCodec, split
-from cluster.rpc.generated import coordinator_pb2, draft_pb2, target_pb2
 from tests.support.choices import by_day
 from tests.support.rpc.frames_strategy import FRAMES, same, text
 

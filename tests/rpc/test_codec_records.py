@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from cluster.client.generated import common_pb2
 from cluster.core import TokenArray, TokenEvent
 from cluster.errors import ProtocolError
-from cluster.messages import Open, WorkerDescription
 from cluster.requests.fields import DraftStep
 from cluster.rpc.codec import PARTS
 from cluster.rpc.codec_records import ByHand, record_codec
 from cluster.rpc.generated import coordinator_pb2, target_pb2
+from cluster.rpc.messages import Open, WorkerDescription
 from tests.support.rpc.frames_strategy import of_type, same
 
 

@@ -8,9 +8,9 @@ import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from cluster.errors import ConfigError, ProtocolError, WorkerError
-from cluster.messages import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION
 from cluster.rpc import conversations as talk
 from cluster.rpc.channel import connect_drafter, connect_target
+from cluster.rpc.messages import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION
 from cluster.rpc.server import serve_worker
 from tests.support.rpc.servers import KINDS, Kind
 from tests.support.rpc.toys import TARGET, EchoDrafter, EchoTarget, stopping

@@ -12,9 +12,9 @@ import pytest
 
 from cluster.client.generated import common_pb2
 from cluster.errors import CapacityError, TooLargeError, WorkerError
-from cluster.messages import StepFrame, TextName
 from cluster.rpc.channel import connect_coordinator, connect_target
 from cluster.rpc.generated import target_pb2
+from cluster.rpc.messages import StepFrame, TextName
 from cluster.rpc.server import serve_worker
 from tests.support.rpc.frames_strategy import text
 from tests.support.rpc.toys import (

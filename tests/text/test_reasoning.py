@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import pytest
 
 from cluster.text.dialect import FORMATS, Dialect, ReasoningMarkers, reasoning_style
-from cluster.text.tool_calls.base import CallFormat
+from cluster.text.prompt import ChatUse
+from cluster.text.tool_calls.base import CallFormat, Part
 
 MARKERS = ReasoningMarkers("<think>", "</think>", (7,), (8, 9), frozenset({4}))
 # Prompts that say nothing of the reasoning, and that begin it.
@@ -34,15 +35,21 @@ def test_it_is_split_off(
     size: int,
     calls: CallFormat | None,
 ):
-    reader = Dialect(calls, MARKERS).reader(prompt, with_calls=True)
+    reader = Dialect(calls, MARKERS).reader(prompt, ChatUse(reads_calls=True))
     parts = [part for at in range(0, len(text), size) for part in reader.push(text[at : at + size])]
     parts += reader.finish()
     assert "".join(part.text for part in parts if part.kind == "text") == answer
     assert "".join(part.text for part in parts if part.kind == "reasoning") == reasoning
 
 
-def test_nothing_is_read_behind_a_prompt_that_ends_the_reasoning():
-    assert Dialect(markers=MARKERS).reader([7, 8, 9], with_calls=False) is None
+def test_behind_a_prompt_that_ends_the_reasoning_all_is_the_answer_at_once():
+    reader = Dialect(markers=MARKERS).reader([7, 8, 9], ChatUse())
+    assert [reader.push(text) for text in (" ", "", "<think>")] == [
+        [Part(" ")],
+        [],
+        [Part("<think>")],
+    ]
+    assert reader.finish() == []
 
 
 def test_the_prompt_says_where_a_text_begins():

@@ -9,8 +9,10 @@ import pytest
 
 from cluster.grammar.lark import structural_tag_to_lark
 from cluster.requests.fields import GrammarSpec
+from cluster.text.answer import AnswerReader
 from cluster.text.dialect import FORMATS, format_of
-from cluster.text.tool_calls.base import AnswerReader, Part
+from cluster.text.prompt import ChatUse
+from cluster.text.tool_calls.base import Part
 from tests.support.grammar.specs import compiler
 from tests.support.text.answers import deepseek, parts_of
 
@@ -177,7 +179,7 @@ def test_arguments_are_passed_on_as_they_were_written(name: str, text: str, size
 @pytest.mark.parametrize("name", ["hermes", "llama3", "harmony"])
 def test_arguments_come_while_they_are_written(name: str):
     text = next(text for each, text, _, calls in CASES if each == name and calls)
-    parser = AnswerReader(FORMATS[name].read)
+    parser = AnswerReader(FORMATS[name].read, ChatUse(reads_calls=True))
     parts = [part for character in text for part in parser.push(character)]
     written = [part for part in parts if part.is_call and part.text]
     assert len(written) > len(WRITTEN) / 2

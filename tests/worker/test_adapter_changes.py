@@ -9,7 +9,7 @@ from cluster.config.schema import Config, EngineConfig, TargetConfig
 from cluster.core import SamplingParams
 from cluster.engine.engine import Engine
 from cluster.errors import ConfigError, NotFoundError
-from cluster.messages import AdapterList, WorkerDescription
+from cluster.rpc.messages import AdapterList, WorkerDescription
 from cluster.worker.models import check_successor
 from cluster.worker.target import TargetWorker
 from cluster.worker.verifier import Verifier

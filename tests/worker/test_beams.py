@@ -5,10 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cluster.core import FinishReason, SamplingParams, Verdict
+from cluster.core import FinishReason, SamplingParams
 from cluster.engine.engine import Engine
-from cluster.messages import TextVerdict
+from cluster.engine.work import Verdict
 from cluster.requests.fields import BeamSpec
+from cluster.rpc.messages import TextVerdict
 from cluster.worker.verifier import Verifier
 from tests.support.engine.beam_search import beam_search
 from tests.support.engine.driver import load_engine, prompt

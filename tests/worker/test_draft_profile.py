@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import pytest
 
 from cluster import metrics
-from cluster.core import Commit, DraftTask, Observation, Proposal, SamplingParams, token_array
-from cluster.draft.base import Drafter
+from cluster.core import Commit, Observation, Proposal, SamplingParams, token_array
+from cluster.draft.base import Drafter, DraftTask
 from cluster.metrics.recorder import Recorder
 from cluster.spec.budget import Ask
 from cluster.spec.step_profile import DraftTime

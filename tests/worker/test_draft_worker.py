@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.core import Commit, DraftTask, Observation, Proposal
+from cluster.core import Commit, Observation, Proposal
+from cluster.draft.base import DraftTask
 from cluster.engine.engine import Engine
 from cluster.spec.token_log import prefix_hash
 from tests.draft.conftest import noisy_engine  # noqa: F401 - a fixture

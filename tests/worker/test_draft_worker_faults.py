@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from cluster.core import Commit, DraftTask, Observation, Proposal
-from cluster.draft.base import DrafterContext
+from cluster.core import Commit, Observation, Proposal
+from cluster.draft.base import DrafterContext, DraftTask
 from cluster.draft.breaker import CircuitBreaker
 from cluster.draft.inside import StepRows, StepWants
 from cluster.draft.runner import Runner
 from cluster.draft.suffix import SuffixDrafter, SuffixOptions
 from cluster.errors import CapacityError, ProtocolError, RequestError, WorkerError
-from cluster.messages import Refusal
+from cluster.rpc.messages import Refusal
 from cluster.spec.token_log import TokenLog, prefix_hash
 from deployments.readiness import is_wanted
 from tests.draft.conftest import noisy_engine  # noqa: F401 - a fixture

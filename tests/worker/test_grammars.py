@@ -19,8 +19,8 @@ from cluster.draft.base import DrafterContext
 from cluster.draft.grammar import GrammarDrafter, GrammarOptions
 from cluster.errors import CapacityError, RequestError
 from cluster.grammar.compiler import GrammarCompiler
-from cluster.messages import Open, StepFrame, TextName
 from cluster.requests.fields import GrammarSpec
+from cluster.rpc.messages import Open, StepFrame, TextName
 from cluster.spec.penalties import clear_bits
 from cluster.worker.verifier import Verifier
 from tests.support.choices import by_day

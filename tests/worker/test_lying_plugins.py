@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cluster.core import Commit, DraftTask, Observation, Proposal, TokenTree
+from cluster.core import Commit, Observation, Proposal, TokenTree
+from cluster.draft.base import DraftTask
 from cluster.errors import ProtocolError
 from cluster.rpc.channel import connect_drafter
 from cluster.rpc.server import serve_worker

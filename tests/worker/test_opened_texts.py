@@ -7,7 +7,7 @@ import pytest
 
 from cluster.core import FinishReason, SamplingParams, TokenTree, token_array
 from cluster.errors import CapacityError, ProtocolError
-from cluster.messages import PoolTree, TextName
+from cluster.rpc.messages import PoolTree, TextName
 from cluster.worker.texts import TargetText
 from tests.support.worker.residents import GreedyOracle, resident
 from tests.support.worker.steps import desk_of, steps, written

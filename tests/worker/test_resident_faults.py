@@ -11,15 +11,15 @@ from cluster.core import (
     EMPTY_FLOATS,
     EMPTY_TREE,
     Commit,
-    DraftTask,
     Observation,
     Proposal,
     SamplingParams,
     TokenTree,
 )
+from cluster.draft.base import DraftTask
 from cluster.engine.work import Output
 from cluster.errors import RequestError, WorkerError
-from cluster.messages import StepReport
+from cluster.rpc.messages import StepReport
 from cluster.worker.residents import Residents
 from tests.support.clock import FakeClock
 from tests.support.worker.residents import RESET_S, GreedyOracle, drafted, resident, resident_text

@@ -12,18 +12,11 @@ import pytest
 
 from cluster import metrics
 from cluster.config.schema import Config, EngineConfig
-from cluster.core import (
-    EMPTY_FLOATS,
-    EMPTY_TREE,
-    DraftTask,
-    Proposal,
-    SamplingParams,
-    token_array,
-)
-from cluster.draft.base import Drafter, DrafterContext
+from cluster.core import EMPTY_FLOATS, EMPTY_TREE, Proposal, SamplingParams, token_array
+from cluster.draft.base import Drafter, DrafterContext, DraftTask
 from cluster.draft.suffix import NgramCacheOptions, SuffixDrafter, SuffixOptions
-from cluster.messages import StepReport
 from cluster.models.fingerprint import NO_MODEL, ModelVersion
+from cluster.rpc.messages import StepReport
 from cluster.worker.priority import freeze_gc
 from cluster.worker.residents import Residents
 from cluster.worker.target import TargetWorker

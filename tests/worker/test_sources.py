@@ -9,10 +9,11 @@ import pytest
 from cluster import metrics
 from cluster.config.schema import Config, DrafterConfig
 from cluster.config.speculation import RolloutConfig
-from cluster.core import DraftTask, Proposal, SamplingParams, TokenTree
-from cluster.messages import TextVerdict
+from cluster.core import Proposal, SamplingParams, TokenTree
+from cluster.draft.base import DraftTask
 from cluster.plan.roster import Roster
 from cluster.requests.fields import PlainWhy
+from cluster.rpc.messages import TextVerdict
 from cluster.spec.trials import Phase
 from tests.support.worker.residents import GreedyOracle, resident
 from tests.support.worker.steps import Desk, Steps, desk_of, steps

@@ -15,7 +15,7 @@ from cluster.engine.loading.model import LoadedModel
 from cluster.engine.paths import StepInputs, StepOutputs
 from cluster.engine.work import Output, Work
 from cluster.errors import RequestError, WorkerError
-from cluster.messages import TextName
+from cluster.rpc.messages import TextName
 from tests.support.engine.driver import load_engine
 from tests.support.engine.integrity import check_integrity
 from tests.support.worker.residents import GreedyOracle, resident

@@ -10,10 +10,10 @@ import pytest
 from cluster.config.speculation import DraftLengthConfig, DraftLengthOverride
 from cluster.core import FinishReason, SamplingParams, TokenArray, TokenTree
 from cluster.engine.draw.batch import BatchDraws
-from cluster.messages import Heartbeat, StepReport, TextName
 from cluster.plan.controller import Controller
 from cluster.plan.roster import DraftScores
 from cluster.requests.fields import PlainWhy
+from cluster.rpc.messages import Heartbeat, StepReport, TextName
 from cluster.spec.step_profile import DraftTime
 from cluster.worker.residents import Drafted
 from cluster.worker.step_loop import Step

@@ -9,10 +9,11 @@ from dataclasses import replace
 import pytest
 
 from cluster import metrics
-from cluster.core import DraftTask, Proposal
+from cluster.core import Proposal
+from cluster.draft.base import DraftTask
 from cluster.engine.work import Output
 from cluster.errors import WorkerError
-from cluster.messages import AdapterList, Heartbeat, Load, StepFrame, TextName
+from cluster.rpc.messages import AdapterList, Heartbeat, Load, StepFrame, TextName
 from tests.support.worker.residents import GreedyOracle
 from tests.support.worker.stage import Stage, stage, worker_of
 from tests.support.worker.texts import GREEDY, opened, plain

@@ -10,8 +10,8 @@ import pytest
 
 from cluster.core import Observation
 from cluster.errors import CapacityError, WorkerError
-from cluster.messages import AdapterList, CommitFrame, StepFrame
 from cluster.rpc.link import memory_pair
+from cluster.rpc.messages import AdapterList, CommitFrame, StepFrame
 from cluster.worker.draft_worker import DrafterLoad, DraftLease
 from cluster.worker.mailbox import MAX_BACKLOG, TargetStream, ThreadMail
 from tests.support.worker.draft_peer import PATIENCE_S, CountingDrafter, House, house, opening

@@ -9,7 +9,7 @@ import pytest
 from cluster.core import SamplingParams, TokenTree
 from cluster.engine.engine import Engine
 from cluster.errors import WorkerError
-from cluster.messages import StepReport
+from cluster.rpc.messages import StepReport
 from cluster.worker.verifier import Verifier
 from tests.support.choices import by_day
 from tests.support.engine.driver import load_engine, prompt

@@ -18,9 +18,9 @@ from cluster.config.pem import ROLES, DataPlaneConfig, PartsTlsConfig
 from cluster.core import FinishReason, Request, SamplingParams, TokenEvent, token_array
 from cluster.errors import WorkerError
 from cluster.lead import main as lead_main
-from cluster.messages import EventFrame, SubmitFrame
 from cluster.rpc.channel import connect_coordinator
 from cluster.rpc.link import Link
+from cluster.rpc.messages import EventFrame, SubmitFrame
 from cluster.rpc.trust import trust_of
 from cluster.worker.cli import main as worker_main
 from tests.conftest import python, serve_file

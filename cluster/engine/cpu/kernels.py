@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from cluster import cpp
+from cluster.engine.cpu.products import products_here
 from cluster.engine.device import zeros_in_huge_pages
 from cluster.engine.draw.native import DrawKernels
 from cluster.engine.types import LayerSpec
@@ -81,7 +82,7 @@ class Kernels(DrawKernels):
     lanes: floats in a vector; attention wants heads of a multiple of it.  max_sharing: query heads
     per key head at most.  block: outputs that a packed weight's blocks hold.  multiplies_bf16:
     whether BF16_PRODUCTS has instructions here; without any it gives nearly the same numbers,
-    slowly.  products: the instructions that multiply groups, a name in `cpp.products`.  library:
+    slowly.  products: the instructions that multiply groups, a name in `cpp.PRODUCTS`.  library:
     what takes structures is called by those who fill them.  build, sources: see
     `cpp.Native`.
     """
@@ -95,9 +96,9 @@ class Kernels(DrawKernels):
         self.max_sharing: int = library.attention_limit(1)
         self.multiplies_bf16 = bool(library.multiplies_bf16())
         # With C behind them, unless one is named.
-        self.products = next(filter(self.choose_products, cpp.products()), "")
+        self.products = next(filter(self.choose_products, products_here()), "")
         if not self.products:
-            named = ", ".join(cpp.products())
+            named = ", ".join(products_here())
             raise ConfigError.at("DRAFTHOUSE_NATIVE", f"the native code has no {named} here")
 
     def attends(self, num_heads: int, layer: LayerSpec) -> bool:

@@ -154,43 +154,6 @@ def marked_calls(
             yield Part(source.take(text_len))
 
 
-class AnswerReader:
-    """Reads the text of one answer, piece by piece."""
-
-    def __init__(self, read: Callable[[UnreadText], Reads[None]]) -> None:
-        self._source = UnreadText()
-        self._parts = read(self._source)
-        self._space = ""  # white space that a stretch of text has begun with
-        self._is_space = True  # the stretch has nothing else so far
-
-    def push(self, text: str) -> list[Part]:
-        """The parts that new text brings, in its order."""
-        self._source.text += text
-        return list(self._found())
-
-    def finish(self) -> list[Part]:
-        """End the text; returns the parts that were held back."""
-        self._source.is_whole = True
-        parts = list(self._found())
-        if self._space and not self._source.num_calls:
-            parts.append(Part(self._space))
-        return parts
-
-    def _found(self) -> Iterable[Part]:
-        for part in self._parts:
-            if part is None:
-                return
-            if part.is_call:
-                self._space, self._is_space = "", True
-            elif self._is_space and part.kind == "text":
-                self._space += part.text
-                if part.text.isspace():
-                    continue
-                part = Part(self._space)
-                self._space, self._is_space = "", False
-            yield part
-
-
 @frozen
 class CallFormat:
     """How one family of models writes its calls.

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from cluster.core import FinishReason
 from cluster.errors import ContextLengthError, DrafthouseError, RequestError
 from cluster.text.chat import part_text, text_of
+from cluster.text.prompt import Message, PlacedMessages
 from deployments.ingress import sampling
 from deployments.ingress.api.contract import REQUIRED, Body, supported
 from deployments.ingress.api.writer import ItemWriter, OutputItem, event, metrics
@@ -24,7 +25,6 @@ from deployments.ingress.openai_request import (
     call_of,
     checked_call,
 )
-from deployments.ingress.spec import Message, PlacedMessages
 from deployments.ingress.tools import (
     MAX_TOOLS,
     OF_EFFORT,

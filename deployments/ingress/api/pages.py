@@ -218,8 +218,9 @@ class Pages:
         """vLLM's /tokenize: the tokens of a text, or of a conversation."""
         ingress = self._ingress
         asked = await read_object(request, ingress.limits(), Tokenize.read)
-        prompt, _ = asked.prompt_of()
-        token_ids = await ingress.tokenize(prompt, add_special_tokens=asked.add_special_tokens)
+        token_ids = await ingress.tokenize(
+            asked.prompt_of(), add_special_tokens=asked.add_special_tokens
+        )
         strings = None
         if asked.return_token_strs:
             strings = [ingress.tokenizer.backend.id_to_token(token) for token in token_ids.tolist()]
@@ -236,8 +237,7 @@ class Pages:
     async def count_tokens(self, request: Request) -> Response:
         """Anthropic's: how many tokens /v1/messages would read."""
         asked = await read_object(request, self._ingress.limits(), Counted.read)
-        prompt, _ = asked.prompt_of()
-        count = len(await self._ingress.tokenize(prompt))
+        count = len(await self._ingress.tokenize(asked.prompt_of()))
         return JSONResponse({"input_tokens": count}, headers=warning_header(asked.ignored))
 
     async def detokenize(self, request: Request) -> Response:

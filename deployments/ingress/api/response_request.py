@@ -9,6 +9,7 @@ from pydantic import Field
 from cluster.errors import RequestError
 from cluster.text.chat import text_of
 from cluster.text.json_text import json_or_text
+from cluster.text.prompt import Message, PlacedMessages
 from deployments.ingress import sampling
 from deployments.ingress.api.contract import REQUIRED, Body, or_text, supported
 from deployments.ingress.nested import FlatFormat
@@ -22,7 +23,7 @@ from deployments.ingress.openai_request import (
     call_of,
     checked_call,
 )
-from deployments.ingress.spec import Message, PlacedMessages, StoredResponse
+from deployments.ingress.spec import StoredResponse
 from deployments.ingress.tools import (
     MAX_TOOLS,
     OF_EFFORT,

@@ -10,11 +10,11 @@ from typing import Any
 
 from cluster.core import FinishReason
 from cluster.errors import ContextLengthError, DrafthouseError, RequestError
+from cluster.text.prompt import Message
 from deployments.ingress.api.response_request import Response
 from deployments.ingress.api.writer import ItemWriter, LogprobWriter, OutputItem, event, metrics
 from deployments.ingress.choice import Delta
 from deployments.ingress.openai_request import read_calls
-from deployments.ingress.spec import Message
 from deployments.ingress.wording import JsonObject
 
 # Of each kind of item: its type, how its id begins, what grows in it by the names of events, and

@@ -16,6 +16,7 @@ from cluster import cpp
 from cluster.engine.cpu.kernels import Format, Kernels
 from cluster.engine.cpu.narrow import multiply_in_groups
 from cluster.engine.cpu.packed_linear import PackedLinear
+from cluster.engine.cpu.products import products_here
 from tests.support.choices import absent
 from tests.support.compiled import SOURCES, ahead, program
 from tests.support.errors import config_error
@@ -71,7 +72,7 @@ def _as_before(kernels: Kernels) -> Iterator[None]:
     kernels.choose_products(kernels.products)
 
 
-@pytest.mark.parametrize("products", [each for each in cpp.products() if each != "c"])
+@pytest.mark.parametrize("products", [each for each in products_here() if each != "c"])
 def test_products_are_those_of_plain_c_to_the_bit(kernels: Kernels, products: str):
     assert kernels.choose_products(products)
     assert differing(kernels, products) == []
@@ -80,7 +81,7 @@ def test_products_are_those_of_plain_c_to_the_bit(kernels: Kernels, products: st
 @pytest.fixture(scope="module")
 def spelled() -> Kernels:
     """A library in which the instructions that a machine may lack are loops."""
-    if shutil.which("g++") is None or "avx2" not in cpp.products():
+    if shutil.which("g++") is None or "avx2" not in products_here():
         pytest.skip("needs g++ and an x86-64 processor with AVX2")
     header = TESTS / "support" / "engine" / "spelled.h"
     options = ["-std=c++17", "-O1", "-march=native", "-fPIC", "-shared", "-pthread"]
@@ -155,7 +156,7 @@ def test_a_row_that_holds_no_number_gives_none_and_leaves_the_others(kernels: Ke
     rows = torch.randn(4, 64)
     rows[1, 40], rows[2, 3] = float("nan"), float("inf")
     expected = kernels.linear(rows[::3].contiguous(), weight, None, 40, Format.GROUPS)
-    for products in cpp.products():
+    for products in products_here():
         kernels.choose_products(products)
         found = kernels.linear(rows, weight, None, 40, Format.GROUPS)
         assert not found[1:3].isfinite().any()
@@ -163,12 +164,12 @@ def test_a_row_that_holds_no_number_gives_none_and_leaves_the_others(kernels: Ke
 
 
 def test_the_instructions_can_be_named_and_must_be_there(monkeypatch: pytest.MonkeyPatch):
-    assert cpp.products()[-1] == "c"
+    assert products_here()[-1] == "c"
     monkeypatch.setenv("DRAFTHOUSE_NATIVE", "c")
-    assert cpp.products() == ("c",)
-    monkeypatch.setattr(cpp, "cpu_flags", frozenset)
+    assert products_here() == ("c",)
+    monkeypatch.setattr("cluster.engine.cpu.products.cpu_flags", frozenset)
     monkeypatch.setenv("DRAFTHOUSE_NATIVE", "avx2")
     with config_error("this processor has no avx2; it has c"):
-        cpp.products()
+        products_here()
     monkeypatch.delenv("DRAFTHOUSE_NATIVE")
-    assert cpp.products() == ("c",)
+    assert products_here() == ("c",)

@@ -11,7 +11,7 @@ from cluster.core import SamplingParams, TokenArray, TokenMask, TokenTree, token
 from cluster.engine.cpu.kernels import Kernels
 from cluster.engine.draw.batch import BatchDraws
 from cluster.engine.draw.native import RankedDraw
-from cluster.messages import Open
+from cluster.rpc.messages import Open
 from cluster.spec.logprobs import top_tokens
 from cluster.spec.noise import gumbel_row
 from cluster.worker.step_rows import TargetSequence

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from cluster import cpp
 from cluster.engine.cpu.kernels import Format, Kernels
 from cluster.engine.cpu.layers import NativeMLP, NativeRouter
 from cluster.engine.cpu.narrow import are_same_experts
+from cluster.engine.cpu.products import products_here
 from cluster.engine.engine import Engine, Work
 from cluster.engine.state import engine_state
 from cluster.models.experts import Experts, unstacked
@@ -103,7 +103,7 @@ def test_experts_have_the_same_bits_by_whatever_instructions(
 ):
     engine = load(mixture(checkpoint_factory, "qwen2-moe"), weights="int4")
     found = []
-    for products in cpp.products():
+    for products in products_here():
         kernels.choose_products(products)
         found.append(rows(run(engine, Work(products, 0, prompt(21)))))
         engine.release(products)

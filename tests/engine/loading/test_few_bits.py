@@ -12,11 +12,11 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType
 
-from cluster import cpp
 from cluster.config.parse import parse
 from cluster.config.schema import Config, EngineConfig
 from cluster.engine.cpu import kernels as native
 from cluster.engine.cpu.narrow import check_few_bits
+from cluster.engine.cpu.products import products_here
 from cluster.engine.engine import Engine
 from cluster.engine.loading import model
 from cluster.engine.loading.inspection import check_loadable
@@ -69,7 +69,7 @@ def test_a_model_has_the_weights_that_are_asked_for_and_is_named_by_them(
     assert engine.model_hash == model_hash(folder) + suffix
     assert f"weights={weights or 'torch.bfloat16'}" in caplog.text
     products = engine_state(engine).products
-    assert products in (cpp.products() if weights else ("",))
+    assert products in (products_here() if weights else ("",))
     assert "widened" not in caplog.text
 
 
@@ -167,7 +167,7 @@ def test_check_says_which_weights_a_model_will_have(folder: Path, checkpoint_fac
     )
     assert "in int4, in groups of 32 inputs" in told(folder, weights="int4")
     line = told(folder, is_here=True, weights="int4")
-    assert line.endswith(f"; products: {cpp.products()[0]}") or native.load() is None
+    assert line.endswith(f"; products: {products_here()[0]}") or native.load() is None
     for other in ({"dtype": "float32"}, {"attention": "sdpa"}):
         assert "are widened" in told(folder, is_here=True, weights="int4", **other)
     assert "in int4, in groups" in told(checkpoint_factory("mixtral"), weights="int4")

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from benchmarks.support.record import ROOT
 from cluster.config.schema import CoordinatorConfig
-from cluster.messages import WorkerDescription
+from cluster.rpc.messages import WorkerDescription
 from cluster.text.tokenizer import Tokenizer
 from tests.support.coordinator.toy_target import PacedEngine, ToyTarget
 

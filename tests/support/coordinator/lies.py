@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from cluster.client.generated.common_pb2 import TokenTree as TreeMessage
 from cluster.core import Proposal, TokenTree
-from cluster.messages import ProposalFrame
 from cluster.rpc.codec_records import Codec
 from cluster.rpc.frames import FrameCodec
 from cluster.rpc.generated import draft_pb2
+from cluster.rpc.messages import ProposalFrame
 from tests.support.coordinator.toys import VOCAB_SIZE
 
 # Fields of a frame are unsigned, so what a drafter means as -1 arrives as the greatest.

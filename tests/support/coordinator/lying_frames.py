@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from cluster.core import SamplingParams, TokenTree
-from cluster.messages import Heartbeat, Open, PoolTree, StepFrame, TextName
+from cluster.rpc.messages import Heartbeat, Open, PoolTree, StepFrame, TextName
 from cluster.spec.token_log import prefix_hash
 from tests.support.coordinator.toys import VOCAB_SIZE
 from tests.support.rpc import frames_strategy as frames

@@ -17,14 +17,14 @@ from cluster.config.schema import CoordinatorConfig
 from cluster.core import TokenTree
 from cluster.engine.work import Output
 from cluster.errors import DrafthouseError, WorkerError
-from cluster.messages import (
+from cluster.rpc.link import Link, run_until_first_ends
+from cluster.rpc.messages import (
     Heartbeat,
     Open,
     StepFrame,
     VerdictFrame,
     WorkerDescription,
 )
-from cluster.rpc.link import Link, run_until_first_ends
 from cluster.worker.mailbox import TargetStream
 from cluster.worker.residents import ResidentDrafter
 from cluster.worker.texts import TargetText

@@ -12,14 +12,14 @@ import numpy as np
 
 from cluster.core import EMPTY_TREE, Commit, Observation, Proposal, TokenTree
 from cluster.errors import WorkerError
-from cluster.messages import (
+from cluster.rpc.link import Link
+from cluster.rpc.messages import (
     CommitFrame,
     ProposalFrame,
     TextVerdict,
     VerdictFrame,
     WorkerDescription,
 )
-from cluster.rpc.link import Link
 from cluster.spec.token_log import prefix_hash
 from tests.support.coordinator.toy_law import VOCAB_SIZE, plain_draws, plain_text
 from tests.support.coordinator.toy_target import ToyTarget, target_description

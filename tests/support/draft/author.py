@@ -7,15 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cluster.core import (
-    Commit,
-    DraftTask,
-    Proposal,
-    SamplingParams,
-    TokenArray,
-    token_array,
-)
-from cluster.draft.base import Drafter, DrafterContext
+from cluster.core import Commit, Proposal, SamplingParams, TokenArray, token_array
+from cluster.draft.base import Drafter, DrafterContext, DraftTask
 from cluster.draft.draft_model import DraftModel
 from cluster.draft.lm import LMDrafter
 from cluster.draft.options import LMOptions

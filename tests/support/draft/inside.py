@@ -13,16 +13,9 @@ from cluster.config.schema import (
     DrafterPlacement,
     TargetConfig,
 )
-from cluster.core import (
-    EMPTY_TREE,
-    Commit,
-    DraftTask,
-    SamplingParams,
-    TokenTree,
-    token_array,
-)
+from cluster.core import EMPTY_TREE, Commit, SamplingParams, TokenTree, token_array
 from cluster.draft import registry
-from cluster.draft.base import DrafterContext
+from cluster.draft.base import DrafterContext, DraftTask
 from cluster.draft.host import Host
 from cluster.draft.inside import StepRows, StepWants
 from cluster.engine.graphs.capture import Capture

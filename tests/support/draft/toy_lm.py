@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from cluster.core import Commit, DraftTask, Observation, Proposal
-from cluster.draft.base import DrafterContext
+from cluster.core import Commit, Observation, Proposal
+from cluster.draft.base import DrafterContext, DraftTask
 from cluster.draft.tree_drafter import TreeDrafter, TreeRequest
 
 

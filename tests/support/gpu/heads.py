@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from cluster.core import EMPTY_TOKENS, Commit, DraftTask, SamplingParams, token_array
-from cluster.draft.base import DrafterContext
+from cluster.core import EMPTY_TOKENS, Commit, SamplingParams, token_array
+from cluster.draft.base import DrafterContext, DraftTask
 from cluster.draft.eagle3 import Eagle3Drafter
 from cluster.draft.head_drafter import MedusaDrafter
 from cluster.draft.inside import StepRows

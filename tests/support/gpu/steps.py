@@ -37,8 +37,8 @@ from cluster.engine.memory.pool_sizes import num_logit_rows, reserve, run
 from cluster.engine.paths import StepInputs
 from cluster.engine.schedule.batch import Batch
 from cluster.grammar.text import GrammarHook
-from cluster.messages import Open
 from cluster.records import record
+from cluster.rpc.messages import Open
 from cluster.spec.draw import DrawRows, begin_draw
 from cluster.worker.step_rows import TargetSequence, logprobs_of
 from cluster.worker.texts import TargetText

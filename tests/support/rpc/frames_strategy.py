@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
 
-from cluster import core, messages
+from cluster import core
 from cluster.requests.fields import BeamSpec, DraftStep
 from cluster.rpc import conversations as talk
+from cluster.rpc import messages
 from cluster.spec.token_log import prefix_hash
 from cluster.spec.tree import monotone
 from tests.support.spec.trees import token_trees

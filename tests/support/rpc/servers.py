@@ -13,9 +13,9 @@ import grpc
 
 from cluster.config.pem import PartsTlsConfig
 from cluster.core import Commit, Request, SamplingParams, token_array
-from cluster.messages import CommitFrame, Open, StepFrame, SubmitFrame
 from cluster.rpc import conversations as talk
 from cluster.rpc.channel import connect_coordinator, connect_drafter, connect_target
+from cluster.rpc.messages import CommitFrame, Open, StepFrame, SubmitFrame
 from cluster.rpc.server import serve_worker
 from cluster.rpc.tokens import Metadata
 from cluster.rpc.trust import NO_TRUST, Trust

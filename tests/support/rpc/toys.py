@@ -14,7 +14,9 @@ from cluster.core import (
     token_array,
 )
 from cluster.errors import DrafthouseError
-from cluster.messages import (
+from cluster.plan.texts import NO_SOURCES
+from cluster.rpc.link import Link
+from cluster.rpc.messages import (
     EventFrame,
     Open,
     ProposalFrame,
@@ -22,8 +24,6 @@ from cluster.messages import (
     VerdictFrame,
     WorkerDescription,
 )
-from cluster.plan.texts import NO_SOURCES
-from cluster.rpc.link import Link
 from cluster.rpc.server import RunningServer
 
 TARGET = WorkerDescription("w-1", "target", "toy", tokenizer_hash="a" * 8, vocab_size=100)

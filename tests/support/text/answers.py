@@ -11,9 +11,11 @@ import yaml
 from cluster.config.schema import CoordinatorConfig
 from cluster.core import FinishReason, Request, SamplingParams, TokenEvent, token_array
 from cluster.records import frozen
+from cluster.text.answer import AnswerReader
 from cluster.text.dialect import FORMATS, Dialect, ReasoningMarkers
+from cluster.text.prompt import ChatUse, Prompt
 from cluster.text.tokenizer import Tokenizer
-from cluster.text.tool_calls.base import AnswerReader, Part
+from cluster.text.tool_calls.base import Part
 from deployments.ingress.api.messages import AnthropicMessages, MessagesWriter
 from deployments.ingress.api.response_request import Response
 from deployments.ingress.api.response_writer import ResponseWriter
@@ -21,14 +23,14 @@ from deployments.ingress.choice import Choice, Delta
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.generation import Generation
 from deployments.ingress.openai_response import delta_fields, finish_reason, whole_message
-from deployments.ingress.spec import ChatUse, Limits
+from deployments.ingress.spec import Limits
 from tests.deployments.test_openai_request import LIMITS, PLAIN, chat
 from tests.support.text.tokenizers_for_tests import small_tokenizer
 
 
 def parts_of(name: str, *pieces: str) -> list[Part]:
     """What the reader of a format of tool calls finds in a text that comes in these pieces."""
-    reader = AnswerReader(FORMATS[name].read)
+    reader = AnswerReader(FORMATS[name].read, ChatUse(reads_calls=True))
     return [*(part for piece in pieces for part in reader.push(piece)), *reader.finish()]
 
 
@@ -73,7 +75,8 @@ def read_answer(tokenizer: Tokenizer, asked: Asked, events: Sequence[Sequence[in
     """The deltas of an answer whose tokens come in these events."""
     prompt_ids = token_array(asked.prompt_ids)
     request = Request("a", prompt_ids, SamplingParams())
-    spec = replace(PLAIN, stop=asked.stop, skip_special_tokens=False, chat=asked.use)
+    prompts = (Prompt(use=asked.use),)
+    spec = replace(PLAIN, prompts=prompts, stop=asked.stop, skip_special_tokens=False)
     choice = Choice(0, request, spec, tokenizer, asked.dialect)
     deltas: list[Delta] = []
     for place, token_ids in enumerate(events):

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from cluster.core import Commit, DraftTask, Observation, Proposal, TokenTree
-from cluster.draft.base import Drafter, DrafterContext
+from cluster.core import Commit, Observation, Proposal, TokenTree
+from cluster.draft.base import Drafter, DrafterContext, DraftTask
 from cluster.draft.suffix import PromptLookupOptions, SuffixDrafter
-from cluster.messages import CommitFrame, ProposalFrame, WorkerDescription
 from cluster.rpc.link import Link, memory_pair
+from cluster.rpc.messages import CommitFrame, ProposalFrame, WorkerDescription
 from cluster.spec.token_log import prefix_hash
 from cluster.worker.draft_worker import DraftWorker
 from tests.support.draft.author import Author

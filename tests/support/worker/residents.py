@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from cluster.core import Commit, DraftTask, Observation, Proposal, TokenTree, token_array
-from cluster.draft.base import Drafter, DrafterContext
+from cluster.core import Commit, Observation, Proposal, TokenTree, token_array
+from cluster.draft.base import Drafter, DrafterContext, DraftTask
 from cluster.draft.breaker import CircuitBreaker
 from cluster.draft.committed_text import CommittedTextDrafter, RequestState
-from cluster.messages import Open, StepReport
+from cluster.rpc.messages import Open, StepReport
 from cluster.spec.budget import Ask
 from cluster.worker.residents import ResidentDrafter
 from cluster.worker.texts import TargetText

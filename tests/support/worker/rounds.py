@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from cluster.core import EMPTY_TREE, SamplingParams, TokenTree, Verdict, token_array
-from cluster.messages import Open
+from cluster.core import EMPTY_TREE, SamplingParams, TokenTree, token_array
+from cluster.engine.work import Verdict
+from cluster.rpc.messages import Open
 from cluster.worker.texts import TargetText
 from cluster.worker.verifier import Verifier
 from tests.support.spec.trees import random_tree

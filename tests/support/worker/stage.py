@@ -9,8 +9,8 @@ from typing import Any
 
 from cluster.config.schema import Config, CoordinatorConfig
 from cluster.draft.base import Drafter
-from cluster.messages import HEARTBEAT_S, Open, StepFrame, VerdictFrame, WorkerDescription
 from cluster.rpc.link import Link, memory_pair
+from cluster.rpc.messages import HEARTBEAT_S, Open, StepFrame, VerdictFrame, WorkerDescription
 from cluster.worker.residents import Residents
 from cluster.worker.target import TargetWorker
 from cluster.worker.verifier import Prepare, Verifier

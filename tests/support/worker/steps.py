@@ -11,11 +11,18 @@ from typing import Any
 from cluster import metrics
 from cluster.config.schema import CoordinatorConfig
 from cluster.engine.engine import Engine
-from cluster.messages import Open, PoolTree, StepFrame, TextName, VerdictFrame, WorkerDescription
 from cluster.metrics import Metric
 from cluster.metrics.recorder import Recorder
 from cluster.plan.controller import Controller
 from cluster.plan.roster import DraftScores, Roster
+from cluster.rpc.messages import (
+    Open,
+    PoolTree,
+    StepFrame,
+    TextName,
+    VerdictFrame,
+    WorkerDescription,
+)
 from cluster.worker.residents import ResidentDrafter, Residents
 from cluster.worker.step_loop import StepLoop
 from cluster.worker.text_keeper import TextKeeper

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cluster.core import FinishReason, SamplingParams, TokenTree, token_array
-from cluster.messages import Open, PoolTree, Refusal, TextVerdict, VerdictFrame
+from cluster.rpc.messages import Open, PoolTree, Refusal, TextVerdict, VerdictFrame
 from cluster.spec.token_log import prefix_hash
 from cluster.worker.verifier import Verifier
 from tests.support.worker.rounds import decode, until_stop
