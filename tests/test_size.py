@@ -23,7 +23,7 @@ BOUNDS = {
     "benchmarks": 44_980,  # steps that run ahead on a card
     "cluster": 6_500,  # compiled ahead for processors; functions in C++ alone; errors as events
     "cluster/client": 2_490,  # calls that the client's own close ends
-    "cluster/config": 8_350,  # aliases under --set; drafters that stay with their target
+    "cluster/config": 8_320,  # aliases under --set; drafters that stay with their target
     "cluster/coordinator": 16_500,
     "cluster/draft": 41_180,  # MTP over latents; the host of drafters inside; what `--draft` names
     "cluster/engine": 59_080,  # fused layers; delta rule, latents; steps ahead; draws and verdicts

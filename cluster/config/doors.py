@@ -89,7 +89,17 @@ Url = Annotated[str, Readable("address of HTTP", url_of)]
 
 
 @frozen
-class HttpConfig:
+class Listener:
+    """Where a server listens."""
+
+    host: Host = LOOPBACK
+    """The interface to listen on, IPv4 or IPv6; 0.0.0.0 and :: = all."""
+    port: Port | None = None
+    """TCP port."""
+
+
+@frozen
+class HttpConfig(Listener):
     """The OpenAI-compatible endpoint: every ingress replica listens on its own node."""
 
     REMOVED: ClassVar = {
@@ -97,8 +107,6 @@ class HttpConfig:
         "it, and write host: 0.0.0.0 where other machines are to reach it",
     }
 
-    host: Host = "127.0.0.1"
-    """The interface to listen on, IPv4 or IPv6; 0.0.0.0 and :: = all."""
     port: Port = 8000
     """TCP port."""
     host_names: tuple[Host, ...] = ()
@@ -130,12 +138,10 @@ class HttpConfig:
 
 
 @frozen
-class GrpcConfig:
+class GrpcConfig(Listener):
     """The gRPC endpoint: every ingress replica listens on its own node."""
 
     REMOVED: ClassVar = HttpConfig.REMOVED
-    host: Host = "127.0.0.1"
-    """The interface to listen on, IPv4 or IPv6; 0.0.0.0 and :: = all."""
     port: Port = 9000
     """TCP port."""
 
@@ -179,11 +185,9 @@ class UiConfig:
 
 
 @frozen
-class DashboardConfig:
+class DashboardConfig(Listener):
     """Ray's dashboard, where `drafthouse serve` starts Ray itself."""
 
-    host: Host = "127.0.0.1"
-    """The interface to listen on."""
     port: Port = 8265
     """TCP port."""
     enabled: bool = True
@@ -220,11 +224,9 @@ Digest = Annotated[
 
 
 @frozen
-class AdminConfig:
+class AdminConfig(Listener):
     """A port of their own for /metrics and the whole of /health, which asks nobody for a key."""
 
-    host: Host = "127.0.0.1"
-    """The interface to listen on, IPv4 or IPv6; 0.0.0.0 and :: = all."""
     port: Port | None = None
     """TCP port; where http.host is not loopback, the public port then has them for admin keys only.
     null = none."""

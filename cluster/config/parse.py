@@ -143,8 +143,7 @@ def overlaid(base: T, value: Any, path: str = "") -> T:
     Of sections, what `value` does not name stays as it is; every other value stands in place of the
     former."""
     with ConfigError.below(path):
-        section: Any = base
-        former = {key_of(each): getattr(base, each.name) for each in dataclasses.fields(section)}
+        former = {key: getattr(base, name) for key, name in _names(base).items()}
         told = {
             key: overlaid(former[key], item, key)
             if dataclasses.is_dataclass(former.get(key))

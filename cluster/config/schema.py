@@ -183,16 +183,10 @@ class Config:
     @property
     def listeners(self) -> Mapping[str, tuple[str, int]]:
         """Host and port of each of our servers, and of Ray's dashboard, by its section."""
-        admin, dashboard = self.access.admin, self.dashboard
-        found = {
-            "http": (self.http.host, self.http.port),
-            "grpc": (self.grpc.host, self.grpc.port),
-        }
-        if admin.port is not None:
-            found["access.admin"] = admin.host, admin.port
-        if dashboard.enabled:
-            found["dashboard"] = dashboard.host, dashboard.port
-        return found
+        found = {"http": self.http, "grpc": self.grpc, "access.admin": self.access.admin}
+        if self.dashboard.enabled:
+            found["dashboard"] = self.dashboard
+        return {name: (each.host, each.port) for name, each in found.items() if each.port}
 
     @property
     def max_calls(self) -> int:
